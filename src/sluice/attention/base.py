@@ -1,0 +1,87 @@
+"""The contract between plans turned into tensors (`runner`), models, and attention backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    """One step as tensors. Rows are the plan's chunks in order, decodes (one query token) first.
+
+    N = query tokens of the step, B = rows, P = pages of the longest row, S = rows that sample.
+    Tensors live on the model's device; the tuples repeat two of them on the host, so that no backend has to ask the
+    device for a length.
+    """
+
+    input_ids: torch.Tensor
+    """[N] int64"""
+    positions: torch.Tensor
+    """[N] int64, each token's position in its request"""
+    kv_slots: torch.Tensor
+    """[N] int64, `page * page_size + offset`: where each token's key and value are written"""
+    page_table: torch.Tensor
+    """[B, P] int32; entries past a row's length are 0"""
+    q_starts: torch.Tensor
+    """[B + 1] int32, prefix sums of `q_lens`"""
+    kv_lens: torch.Tensor
+    """[B] int32, tokens each row can see after this step (cached + computed + its own)"""
+    logit_rows: torch.Tensor
+    """[S] int64, indices into N of the tokens after which to sample"""
+    q_lens: tuple[int, ...]
+    kv_lens_host: tuple[int, ...]
+    num_decodes: int
+    """The first `num_decodes` rows have exactly one query token."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """Paged keys and values of one layer, each [pages, page_size, kv_heads, head_dim]."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+    def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k and v, each [N, kv_heads, head_dim], at `kv_slots` [N]."""
+        self.k.flatten(0, 1).index_copy_(0, kv_slots, k)
+        self.v.flatten(0, 1).index_copy_(0, kv_slots, v)
+
+
+class AttentionBackend(Protocol):
+    """Attention of a ragged batch over paged KV. Implemented structurally, one file each."""
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv: LayerKV,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        causal: bool = True,
+        window: int | None = None,
+        softcap: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        need_lse: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Attend each row's queries to its pages. The step's own KV is already stored.
+
+        Args:
+            q: [N, heads, head_dim]; `heads` is a multiple of the KV heads (GQA).
+            kv: the layer's pages.
+            batch: lengths and page table.
+            scale: multiplies q.k.
+            causal: query i of a row (position `kv_len - q_len + i`) sees positions up to its own; else all.
+            window: a query sees at most this many latest positions, its own included.
+            softcap: scores become `softcap * tanh(score / softcap)`.
+            k_scale, v_scale: dequantisation factors of quantised KV.
+            need_lse: also return the log-sum-exp.
+
+        Returns:
+            out [N, heads, head_dim] in q's dtype, and lse [N, heads], natural log, float32 (float64 for float64
+            inputs). A query that sees nothing gives zeros and -inf.
+        """
+        ...

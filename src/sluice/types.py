@@ -1,0 +1,209 @@
+"""The vocabulary: what passes between the scheduler, the engine and the runner.
+
+A request is two counters and a step closes the gap between them. A step is one immutable `BatchPlan`, and what comes
+back is one `BatchResult`. Everything here is plain data: no tensor, no clock, no text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
+
+
+class FinishReason(str, Enum):
+    """Why a request ended. STOP and LENGTH carry OpenAI's names."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+MAX_TOP_K = 1 << 30
+SEED_RANGE = (-(1 << 63), (1 << 64) - 1)
+
+
+def _require(ok: bool, name: str, value: object, accepted: str) -> None:
+    if not ok:
+        raise ValueError(f"{name} must be {accepted}, got {value!r}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request wants its tokens. Field names are those of the HTTP API.
+
+    `max_tokens=None` means as many as the context allows. `top_k` 0 or -1 is off. `temperature=0` is greedy.
+    `stop` (strings) is matched against text by whoever detokenizes; the engine only sees `stop_token_ids`.
+
+    Raises:
+        ValueError: a field is out of range; the message names it, its value and what would be accepted.
+    """
+
+    max_tokens: int | None = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        max_tokens, seed = self.max_tokens, self.seed
+        _require(
+            max_tokens is None or (_is_int(max_tokens) and max_tokens >= 1),
+            "max_tokens",
+            max_tokens,
+            "an integer of at least 1",
+        )
+        _require(
+            _is_number(self.temperature) and self.temperature >= 0,
+            "temperature",
+            self.temperature,
+            "a finite number of at least 0",
+        )
+        _require(
+            _is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]"
+        )
+        _require(
+            _is_int(self.top_k) and -1 <= self.top_k <= MAX_TOP_K,
+            "top_k",
+            self.top_k,
+            "an integer of at least 1, or 0 or -1 for off",
+        )
+        _require(
+            _is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]"
+        )
+        _require(
+            seed is None or (_is_int(seed) and SEED_RANGE[0] <= seed <= SEED_RANGE[1]),
+            "seed",
+            seed,
+            "an integer of at most 64 bits",
+        )
+        _require(
+            all(isinstance(text, str) and text for text in self.stop),
+            "stop",
+            self.stop,
+            "a non-empty string or a list of them",
+        )
+        _require(
+            all(_is_int(token) and token >= 0 for token in self.stop_token_ids),
+            "stop_token_ids",
+            self.stop_token_ids,
+            "a list of token ids",
+        )
+        _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "true or false")
+
+    def resolved(self, *, eos_ids: Iterable[int], room: int, seed: int) -> SamplingParams:
+        """What the engine gets: nothing left open, no text.
+
+        `room` is the number of tokens the context still holds and fills an open `max_tokens`; `seed` fills an open
+        seed; the end-of-sequence ids become stop ids unless `ignore_eos`.
+        """
+        stop_ids = set(self.stop_token_ids)
+        if not self.ignore_eos:
+            stop_ids.update(eos_ids)
+        return replace(
+            self,
+            max_tokens=room if self.max_tokens is None else self.max_tokens,
+            seed=seed if self.seed is None else self.seed,
+            stop=(),
+            stop_token_ids=tuple(sorted(stop_ids)),
+        )
+
+
+class Chunk(NamedTuple):
+    """`length` consecutive tokens of one request from position `start`; a decode is a chunk of length 1.
+
+    A NamedTuple and not a dataclass: one is made per request per step, and it is the cheaper of the two immutables.
+    """
+
+    request_id: int
+    slot: int
+    start: int
+    length: int
+    token_ids: tuple[int, ...]
+    """The input ids. One short of `length`: the last input is what this slot sampled last (still on the device)."""
+    new_pages: tuple[int, ...]
+    """Appended to the slot's page-table row before the forward."""
+    samples: bool
+    """The chunk reaches the end of what is known: sample the token at position `start + length` after it."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class NewSlot(NamedTuple):
+    """What a newly filled slot needs. It empties the slot's page-table row; the first chunk brings the pages.
+
+    `sampling` is resolved: `seed` and `max_tokens` are set. Randomness is keyed by
+    (`sampling.seed`, `sample_index`, position of the token being sampled), never by slot, step or request id.
+    """
+
+    slot: int
+    request_id: int
+    sampling: SamplingParams
+    sample_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One step. Decodes come first in `chunks`; result rows follow the order of the chunks that sample."""
+
+    step: int
+    new_slots: tuple[NewSlot, ...]
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+
+class RowError(NamedTuple):
+    """One row failed (NaN logits, say): its request ends, the others go on. `row` indexes `plan.chunks`."""
+
+    row: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What a step gave: per *sampling* chunk, in plan order, the sampled tokens (one, unless speculating).
+
+    A row named in `errors` still has its entry in `token_ids` (empty) if it was to sample.
+    """
+
+    step: int
+    token_ids: tuple[tuple[int, ...], ...]
+    errors: tuple[RowError, ...] = ()
+
+
+class Output(NamedTuple):
+    """What one commit tells the owner of a request. The one with a `finish_reason` is the last.
+
+    `index` is the number of output tokens before these, so a reader can drop what it has seen.
+    """
+
+    request_id: int
+    index: int
+    token_ids: tuple[int, ...]
+    num_cached_tokens: int
+    finish_reason: FinishReason | None = None
+    error: str | None = None
