@@ -1,0 +1,67 @@
+# Every target does its own set-up. Nothing outside this folder is changed; nothing but the package index is contacted.
+
+PYTHON ?= python3
+PORT ?=
+MODEL ?=
+ARGS ?=
+WORKERS ?= auto
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.sluice-ready
+UNFINISHED := $(VENV)/.sluice-unfinished
+CONSTRAINTS := requirements/constraints.txt
+SOURCES := src tests scripts
+# -qq hides pip's remarks on the machine's own configuration; its errors stay.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check format mutate lock clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(READY) ## Make .venv with everything that is needed (PYTHON=python3.12 picks the interpreter)
+
+# A set-up that was interrupted leaves UNFINISHED behind and is started afresh; READY is made last.
+$(READY): pyproject.toml $(CONSTRAINTS)
+	@command -v $(PYTHON) > /dev/null || { echo "error: '$(PYTHON)' not found; \
+	install Python 3.11 or newer, or name one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Sluice needs Python 3.11 or \
+	newer, '$(PYTHON)' is $$($(PYTHON) -V 2>&1); name another one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@test ! -e $(UNFINISHED) || rm -rf $(VENV)
+	@mkdir -p $(VENV) && rm -f $(READY) && touch $(UNFINISHED)
+	@echo "Setting up $(VENV): the first time this downloads PyTorch and may take some minutes."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install -c $(CONSTRAINTS) -e '.[test]'
+	@mv $(UNFINISHED) $(READY)
+
+serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more flags")
+	@$(BIN)/sluice serve $(MODEL) $(if $(PORT),--port $(PORT)) $(ARGS)
+
+test: check ## Run make check, then the whole suite on all cores (WORKERS=n)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
+
+check: $(READY) ## Format, lint, strict types of the core, import arrows
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(TEST_ENV) $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layering.py
+
+format: $(READY) ## Rewrite the code in the project's format
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+mutate: $(READY) ## Change the core in small ways and see whether a test notices (ARGS="--only kv/pages.py")
+	$(TEST_ENV) $(BIN)/python scripts/mutate.py $(ARGS)
+
+lock: ## Pin what a fresh set-up without pins brings
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip --disable-pip-version-check --no-input -qq install -e '.[test]'
+	{ grep '^#' $(CONSTRAINTS); build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//'; } > build/lock.txt
+	mv build/lock.txt $(CONSTRAINTS)
+
+clean: ## Remove .venv and every generated file
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
