@@ -13,8 +13,8 @@ class ForwardBatch:
     """One step as tensors. Rows are the plan's chunks in order, decodes (one query token) first.
 
     N = query tokens of the step, B = rows, P = pages of the longest row, S = rows that sample.
-    Tensors live on the model's device; the tuples repeat two of them on the host, so that no backend has to ask the
-    device for a length.
+    Tensors live on the model's device; the tuples repeat two of them on the host, so that no backend has to ask
+    the device for a length.
     """
 
     input_ids: torch.Tensor
@@ -81,7 +81,7 @@ class AttentionBackend(Protocol):
             need_lse: also return the log-sum-exp.
 
         Returns:
-            out [N, heads, head_dim] in q's dtype, and lse [N, heads], natural log, float32 (float64 for float64
-            inputs). A query that sees nothing gives zeros and -inf.
+            out [N, heads, head_dim] in q's dtype, and lse [N, heads], natural log, float32 (float64 for
+            float64 inputs). A query that sees nothing gives zeros and -inf.
         """
         ...

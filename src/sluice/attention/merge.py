@@ -1,0 +1,41 @@
+"""Attention over a whole from attention over its parts.
+
+Softmax attention of one query over disjoint sets of keys is the average of the partial results weighted by
+`exp(lse)`; the log-sum-exp of the whole is the log of the summed weights ("Online normalizer calculation for
+softmax", Milakov and Gimelshein, 2018; used for split KV by FlashAttention and FlashInfer).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def merge_states(
+    out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Merge two partial attention results over disjoint keys.
+
+    Args:
+        out_a, out_b: [..., heads, head_dim], of one dtype.
+        lse_a, lse_b: [..., heads], natural log; -inf says that the part saw no key; its `out` is not read.
+
+    Returns:
+        out [..., heads, head_dim] in the dtype of the inputs, and lse [..., heads] in float32 (float64 for
+        float64 inputs). Two empty parts give zeros and -inf.
+    """
+    compute = torch.float64 if out_a.dtype == torch.float64 else torch.float32
+    lse_a, lse_b = lse_a.to(compute), lse_b.to(compute)
+    top = torch.maximum(lse_a, lse_b)
+    # Both parts empty: -inf - -inf would be NaN, so any finite reference does.
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    weight_a, weight_b = torch.exp(lse_a - top), torch.exp(lse_b - top)
+    total = weight_a + weight_b
+    share_a = _share(out_a.to(compute), weight_a, total)
+    share_b = _share(out_b.to(compute), weight_b, total)
+    return (share_a + share_b).to(out_a.dtype), top + torch.log(total)
+
+
+def _share(out: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """`out * weight / total`, and 0 wherever the weight is 0 whatever `out` holds there."""
+    part = (weight / total).unsqueeze(-1)
+    return torch.where(weight.unsqueeze(-1) > 0, out * part, 0.0)

@@ -1,0 +1,220 @@
+"""Attention in plain torch over gathered pages: right on any device and dtype, the oracle of all backends.
+
+Each row's pages are gathered into one contiguous run of keys. Rows that extend are done one by one, their
+queries in slices; the decode rows are done together, padded to the longest. Either way the scores held at once
+are bounded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sluice.attention.base import ForwardBatch, LayerKV
+
+MAX_SCORES = 1 << 24
+"""Scores (heads x queries x keys) held at once: 64 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """Which keys a query sees, how its scores are made and what scales the result."""
+
+    scale: float
+    causal: bool
+    window: int | None
+    softcap: float | None
+    v_scale: float
+
+    def visible(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
+        """Bool mask of the broadcast shape of the two position tensors."""
+        seen = torch.ones(
+            torch.broadcast_shapes(q_pos.shape, k_pos.shape), dtype=torch.bool, device=q_pos.device
+        )
+        if self.causal:
+            seen &= k_pos <= q_pos
+        if self.window is not None:
+            seen &= k_pos > q_pos - self.window
+        return seen
+
+    def key_range(self, first: int, last: int, kv_len: int) -> tuple[int, int]:
+        """The span of keys that queries at positions `first`..`last` can see between them."""
+        low = 0 if self.window is None else max(0, first - self.window + 1)
+        high = min(kv_len, last + 1) if self.causal else kv_len
+        return low, max(low, high)
+
+
+class ReferenceAttention:
+    """The `AttentionBackend` that everything else is compared with.
+
+    Scores, softmax and sums are float32 (float64 for float64 queries), whatever the pages hold.
+    Without `causal`, a `window` still hides the keys older than `window` positions and nothing newer.
+
+    Args:
+        max_scores: bound on the scores held at once; at least one query against its own keys is always held.
+    """
+
+    def __init__(self, max_scores: int = MAX_SCORES) -> None:
+        if max_scores < 1:
+            raise ValueError(f"max_scores must be at least 1, got {max_scores}")
+        self.max_scores = max_scores
+
+    def attend(
+        self,
+        q: torch.Tensor,
+        kv: LayerKV,
+        batch: ForwardBatch,
+        *,
+        scale: float,
+        causal: bool = True,
+        window: int | None = None,
+        softcap: float | None = None,
+        k_scale: float | None = None,
+        v_scale: float | None = None,
+        need_lse: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `AttentionBackend.attend`.
+
+        Raises:
+            ValueError: `heads` is no multiple of the KV heads, or `window` is below 1.
+        """
+        heads, kv_heads = q.shape[1], kv.k.shape[2]
+        if heads % kv_heads:
+            raise ValueError(f"query heads must be a multiple of the KV heads, got {heads} and {kv_heads}")
+        if window is not None and window < 1:
+            raise ValueError(f"window must be at least 1 position, got {window}")
+        k_factor, v_factor = (1.0 if factor is None else factor for factor in (k_scale, v_scale))
+        rule = _Rule(scale * k_factor, causal, window, softcap, v_factor)
+        compute = torch.float64 if q.dtype == torch.float64 else torch.float32
+        out = q.new_zeros(q.shape)
+        lse = torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
+        self._attend_decodes(q, kv, batch, rule, out, lse)
+        start = batch.num_decodes
+        for row in range(batch.num_decodes, len(batch.q_lens)):
+            end = start + batch.q_lens[row]
+            self._attend_row(q[start:end], kv, batch, row, rule, out[start:end], lse[start:end])
+            start = end
+        return out, lse if need_lse else None
+
+    def _attend_row(
+        self,
+        q: torch.Tensor,
+        kv: LayerKV,
+        batch: ForwardBatch,
+        row: int,
+        rule: _Rule,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """One row, any number of queries; fills `out` [q_len, heads, head_dim] and `lse` [q_len, heads]."""
+        q_len, kv_len = q.shape[0], batch.kv_lens_host[row]
+        if not kv_len:
+            return
+        pages = batch.page_table[row, : _pages(kv_len, kv.k.shape[1])]
+        k = kv.k[pages].flatten(0, 1)[:kv_len].to(lse.dtype)
+        v = kv.v[pages].flatten(0, 1)[:kv_len].to(lse.dtype)
+        first_position = kv_len - q_len
+        step = max(1, self.max_scores // (q.shape[1] * kv_len))
+        for start in range(0, q_len, step):
+            end = min(q_len, start + step)
+            low, high = rule.key_range(first_position + start, first_position + end - 1, kv_len)
+            if low == high:
+                continue
+            q_pos = torch.arange(first_position + start, first_position + end, device=q.device)
+            k_pos = torch.arange(low, high, device=q.device)
+            seen = rule.visible(q_pos[None, :, None], k_pos)
+            part, part_lse = _softmax_attention(
+                q[None, start:end], k[None, low:high], v[None, low:high], seen, rule
+            )
+            out[start:end] = part[0]
+            lse[start:end] = part_lse[0]
+
+    def _attend_decodes(
+        self,
+        q: torch.Tensor,
+        kv: LayerKV,
+        batch: ForwardBatch,
+        rule: _Rule,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+    ) -> None:
+        """The first `num_decodes` rows, whose one query is the token of the same index."""
+        # Gathered keys are the larger part when there are few query heads for each of them.
+        per_key = max(q.shape[1], kv.k.shape[2] * kv.k.shape[3])
+        start = 0
+        while start < batch.num_decodes:
+            end, longest = start, 0
+            while end < batch.num_decodes:
+                padded = max(longest, batch.kv_lens_host[end])
+                if end > start and padded * (end + 1 - start) * per_key > self.max_scores:
+                    break
+                end, longest = end + 1, padded
+            if longest:
+                rows = slice(start, end)
+                out[rows], lse[rows] = _attend_padded(q[rows], kv, batch, rows, longest, rule, lse.dtype)
+            start = end
+
+
+def _attend_padded(
+    q: torch.Tensor,
+    kv: LayerKV,
+    batch: ForwardBatch,
+    rows: slice,
+    longest: int,
+    rule: _Rule,
+    compute: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One query per row, keys padded to `longest`; out [rows, heads, head_dim] and lse [rows, heads]."""
+    pages = batch.page_table[rows, : _pages(longest, kv.k.shape[1])]
+    k = kv.k[pages].flatten(1, 2)[:, :longest].to(compute)
+    v = kv.v[pages].flatten(1, 2)[:, :longest].to(compute)
+    kv_lens = batch.kv_lens[rows, None, None]
+    k_pos = torch.arange(longest, device=q.device)
+    seen = rule.visible(kv_lens - 1, k_pos) & (k_pos < kv_lens)
+    # A page past the row's end may hold anything, and 0 x NaN is NaN.
+    v = v.masked_fill(~seen[:, 0, :, None, None], 0.0)
+    out, lse = _softmax_attention(q[:, None], k, v, seen, rule)
+    return out[:, 0], lse[:, 0]
+
+
+def _softmax_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, rule: _Rule
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one group of rows with equal lengths.
+
+    Args:
+        q: [rows, queries, heads, head_dim].
+        k, v: [rows, keys, kv_heads, head_dim], in the dtype to compute in.
+        seen: bool, [rows, queries, keys].
+
+    Returns:
+        out [rows, queries, heads, head_dim] in q's dtype, lse [rows, queries, heads].
+    """
+    rows, queries, heads, head_dim = q.shape
+    keys, kv_heads = k.shape[1], k.shape[2]
+    group = heads // kv_heads
+    grouped = q.to(k.dtype).view(rows, queries, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+    scores = grouped.reshape(rows, kv_heads, group * queries, head_dim) @ k.permute(0, 2, 3, 1)
+    scores *= rule.scale
+    if rule.softcap is not None:
+        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    scores = scores.view(rows, kv_heads, group, queries, keys)
+    scores.masked_fill_(~seen[:, None, None], -torch.inf)
+    top = scores.amax(-1, keepdim=True)
+    # A query that sees nothing has top = -inf; with any finite reference its weights and their sum are 0.
+    top.masked_fill_(top == -torch.inf, 0.0)
+    weights = scores.sub_(top).exp_()
+    total = weights.sum(-1, keepdim=True)
+    lse = (top + torch.log(total)).squeeze(-1)
+    weights *= rule.v_scale / total.masked_fill(total == 0, 1.0)
+    mixed = weights.view(rows, kv_heads, group * queries, keys) @ v.permute(0, 2, 1, 3)
+    out = mixed.view(rows, kv_heads, group, queries, head_dim).permute(0, 3, 1, 2, 4)
+    return (
+        out.reshape(rows, queries, heads, head_dim).to(q.dtype),
+        lse.permute(0, 3, 1, 2).reshape(rows, queries, heads),
+    )
+
+
+def _pages(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size)
