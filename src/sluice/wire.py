@@ -1,0 +1,93 @@
+"""Values to bytes and back: what the server, the engine and (later) the ranks say to each other.
+
+The only place that knows the serializer. A frame is a MessagePack array `[tag, value]`; the tag chooses the type that
+the value is checked against, so nothing is ever built from a frame that its type does not allow (and no pickle).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sluice.engine.messages import Abort, Message, Shutdown, Submit
+from sluice.limits import Limits
+from sluice.types import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Engine to server, once: the model is loaded. `folder` is where the checkpoint (and its tokenizer) lies."""
+
+    model: str
+    folder: str
+    limits: Limits
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Engine to server, instead of `Ready`: why it cannot start, in one line for the user."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Engine to server: what one step gave."""
+
+    outputs: tuple[Output, ...]
+
+
+Frame = Message | Outputs | Ready | Failed
+
+_TYPES: dict[str, Any] = {
+    "submit": Submit,
+    "abort": Abort,
+    "shutdown": Shutdown,
+    "outputs": tuple[Output, ...],
+    "ready": Ready,
+    "failed": Failed,
+}
+_TAGS = {Submit: "submit", Abort: "abort", Shutdown: "shutdown", Ready: "ready", Failed: "failed"}
+_ENCODER = msgspec.msgpack.Encoder()
+_ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
+_DECODERS = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _TYPES.items()}
+
+
+class WireError(ValueError):
+    """A frame that is none of the known messages."""
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of a message."""
+    if isinstance(frame, Outputs):
+        return encode_outputs(frame.outputs)
+    return _ENCODER.encode((_TAGS[type(frame)], frame))
+
+
+def encode_outputs(outputs: Sequence[Output]) -> bytes:
+    """`encode(Outputs(tuple(outputs)))` without the copy: it is made once per step."""
+    return _ENCODER.encode(("outputs", outputs))
+
+
+def decode(data: bytes) -> Frame:
+    """The message in `data`, equal to the one encoded.
+
+    Raises:
+        WireError: truncated or foreign bytes, an unknown tag, or a value that its type refuses.
+    """
+    try:
+        tag, value = _ENVELOPE.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"not a [tag, value] frame ({len(data)} bytes): {error}") from error
+    decoder = _DECODERS.get(tag)
+    if decoder is None:
+        raise WireError(f"unknown message {tag!r}; known: {', '.join(_DECODERS)}")
+    try:
+        content = decoder.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"bad {tag!r} message: {error}") from error
+    return Outputs(content) if tag == "outputs" else content
