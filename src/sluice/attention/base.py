@@ -13,8 +13,8 @@ class ForwardBatch:
     """One step as tensors. Rows are the plan's chunks in order, decodes (one query token) first.
 
     N = query tokens of the step, B = rows, P = pages of the longest row, S = rows that sample.
-    Tensors live on the model's device; the tuples repeat two of them on the host, so that no backend has to ask
-    the device for a length.
+    Tensors live on the model's device; the tuples repeat two of them on the host, so that no backend has to
+    ask the device for a length.
     """
 
     input_ids: torch.Tensor

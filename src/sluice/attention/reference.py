@@ -1,8 +1,8 @@
 """Attention in plain torch over gathered pages: right on any device and dtype, the oracle of all backends.
 
 Each row's pages are gathered into one contiguous run of keys. Rows that extend are done one by one, their
-queries in slices; the decode rows are done together, padded to the longest. Either way the scores held at once
-are bounded.
+queries in slices; the decode rows are done together, padded to the longest. Either way the scores held at
+once are bounded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ class _Rule:
 
     def visible(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
         """Bool mask of the broadcast shape of the two position tensors."""
-        seen = torch.ones(
-            torch.broadcast_shapes(q_pos.shape, k_pos.shape), dtype=torch.bool, device=q_pos.device
-        )
+        seen = torch.ones_like(k_pos - q_pos, dtype=torch.bool)
         if self.causal:
             seen &= k_pos <= q_pos
         if self.window is not None:
