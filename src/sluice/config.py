@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from sluice.types import SchedulerLimits
+
 CHUNKING_OFF = (-1, 0)
 MAX_PAGE_SIZE = 1024
 
@@ -54,9 +56,7 @@ class ModelConfig:
 class CacheConfig:
     """The KV pool."""
 
-    page_size: int | None = option(
-        None, "tokens per KV page (default: 32 on cpu, 64 on cuda)", positive=True
-    )
+    page_size: int | None = option(None, "tokens per KV page (default: 32 on cpu, 64 on cuda)", positive=True)
     max_total_tokens: int | None = option(
         None, "size of the KV pool in tokens (default: from free memory)", positive=True
     )
@@ -69,7 +69,7 @@ class SchedulerConfig:
 
     schedule: str = option(
         "mixed",
-        "mixed: decodes and prefill chunks share a step, decodes first; prefill-first: prefill steps go before decode steps",
+        "mixed: decodes and prefill chunks share a step, decodes first; prefill-first: prefill goes before decodes",
         choices=("mixed", "prefill-first"),
     )
     chunked_prefill_size: int | None = option(
@@ -91,8 +91,15 @@ class SchedulerConfig:
     )
     depth: int = option(1, "steps in flight at once; 1: synchronous, 2: overlap", positive=True)
     lookahead: int = option(
-        0, "samples of a request that may still be on their way when its next step is planned; at most depth - 1"
+        0,
+        "samples of a request that may still be on their way when its next step is planned; at most depth - 1",
     )
+
+    def limits(self) -> SchedulerLimits:
+        """What the scheduler needs of it, once resolved."""
+        chunk, batch, running = self.chunked_prefill_size, self.max_batch_tokens, self.max_running_requests
+        assert chunk is not None and batch is not None and running is not None, f"not resolved: {self}"
+        return SchedulerLimits(self.schedule, chunk, batch, running, self.lookahead)
 
 
 @dataclass(frozen=True)
@@ -205,28 +212,22 @@ def _page_size(config: EngineConfig, device_type: str) -> int:
             raise ConfigError(f"--page-size must be a power of two of at most {MAX_PAGE_SIZE}, got {size}")
         for name, limit in (("chunked-prefill-size", chunk), ("max-total-tokens", pool)):
             if limit is not None and limit not in CHUNKING_OFF and limit < size:
-                raise ConfigError(
-                    f"--{name} must be at least one page, got {limit} with --page-size {size}"
-                )
+                raise ConfigError(f"--{name} must be at least one page, got {limit} with --page-size {size}")
         return size
     size = 64 if device_type == "cuda" else 32
     room = batch // 2 if batch is not None else None
     for limit in (chunk, room, pool):
-        while limit is not None and limit not in CHUNKING_OFF and 1 < size and limit < size:
+        while limit is not None and limit not in CHUNKING_OFF and size > 1 and limit < size:
             size //= 2
     return size
 
 
-def _resolve_scheduler(
-    config: SchedulerConfig, cache: CacheConfig, device_type: str
-) -> SchedulerConfig:
+def _resolve_scheduler(config: SchedulerConfig, cache: CacheConfig, device_type: str) -> SchedulerConfig:
     """Derive what is open so that any one option set alone is valid and has its effect."""
     page_size = cache.page_size
     assert page_size is not None
     if not 0 <= config.lookahead < config.depth:
-        raise ConfigError(
-            f"--lookahead must be from 0 to depth - 1 = {config.depth - 1}, got {config.lookahead}"
-        )
+        raise ConfigError(f"--lookahead must be from 0 to depth - 1 = {config.depth - 1}, got {config.lookahead}")
     chunk, batch, running = (
         config.chunked_prefill_size,
         config.max_batch_tokens,
@@ -240,9 +241,7 @@ def _resolve_scheduler(
             f" every step: got {batch} with {running or 1} running"
         )
     if batch is not None and config.max_running_requests is None and batch < page_size + 1:
-        raise ConfigError(
-            f"--max-batch-tokens must be at least --page-size + 1 = {page_size + 1}, got {batch}"
-        )
+        raise ConfigError(f"--max-batch-tokens must be at least --page-size + 1 = {page_size + 1}, got {batch}")
     if running is None:
         running = 256 if device_type == "cuda" else 64
         if batch is not None:
@@ -255,9 +254,7 @@ def _resolve_scheduler(
         chunk = 0
     if batch is None:
         batch = (chunk or UNCHUNKED_BATCH_TOKENS) + running
-    return replace(
-        config, chunked_prefill_size=chunk, max_batch_tokens=batch, max_running_requests=running
-    )
+    return replace(config, chunked_prefill_size=chunk, max_batch_tokens=batch, max_running_requests=running)
 
 
 UNCHUNKED_BATCH_TOKENS = 8192

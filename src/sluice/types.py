@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 
-class FinishReason(str, Enum):
+class FinishReason(StrEnum):
     """Why a request ended. STOP and LENGTH carry OpenAI's names."""
 
     STOP = "stop"
@@ -78,18 +78,14 @@ class SamplingParams:
             self.temperature,
             "a finite number of at least 0",
         )
-        _require(
-            _is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]"
-        )
+        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(
             _is_int(self.top_k) and -1 <= self.top_k <= MAX_TOP_K,
             "top_k",
             self.top_k,
             "an integer of at least 1, or 0 or -1 for off",
         )
-        _require(
-            _is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]"
-        )
+        _require(_is_number(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         _require(
             seed is None or (_is_int(seed) and SEED_RANGE[0] <= seed <= SEED_RANGE[1]),
             "seed",
@@ -126,6 +122,21 @@ class SamplingParams:
             stop=(),
             stop_token_ids=tuple(sorted(stop_ids)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """What the scheduler is told: the resolved form of `config.SchedulerConfig`.
+
+    `chunked_prefill_size=0` means prompts are never cut. `max_running_requests < max_batch_tokens`, so decodes alone
+    never fill a step.
+    """
+
+    schedule: str
+    chunked_prefill_size: int
+    max_batch_tokens: int
+    max_running_requests: int
+    lookahead: int = 0
 
 
 class Chunk(NamedTuple):
@@ -198,11 +209,11 @@ class BatchResult:
 class Output(NamedTuple):
     """What one commit tells the owner of a request. The one with a `finish_reason` is the last.
 
-    `index` is the number of output tokens before these, so a reader can drop what it has seen.
+    `start` is the number of output tokens before these, so a reader can drop what it has seen.
     """
 
     request_id: int
-    index: int
+    start: int
     token_ids: tuple[int, ...]
     num_cached_tokens: int
     finish_reason: FinishReason | None = None

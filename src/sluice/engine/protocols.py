@@ -6,7 +6,34 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sluice.engine.messages import Message
-from sluice.types import BatchPlan, BatchResult, Output
+from sluice.types import BatchPlan, BatchResult, FinishReason, Output, SamplingParams
+
+
+class Planner(Protocol):
+    """Decides each step: `scheduler.Scheduler`, or a wrapper around it."""
+
+    @property
+    def has_work(self) -> bool:
+        """Some request has not left."""
+        ...
+
+    def add(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        sample_index: int = 0,
+        extra_key: str = "",
+    ) -> None: ...
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]: ...
+
+    def schedule(self) -> BatchPlan | None: ...
+
+    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]: ...
+
+    def fail(self, plan: BatchPlan, error: str) -> list[Output]: ...
 
 
 class Pending(Protocol):

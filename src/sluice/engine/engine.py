@@ -1,0 +1,106 @@
+"""The loop: receive, plan, launch, commit, send. One loop for every mode.
+
+`depth` is the number of steps in flight. 1 is synchronous: a step is launched, then waited for. 2 is overlap: step
+n + 1 is planned and launched before step n is waited for. p is a pipeline of p stages. What may be planned before a
+result is known is the scheduler's affair (`lookahead`); when it can plan nothing, the oldest step is waited for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from sluice.engine.messages import Abort, Message, Shutdown, Submit
+from sluice.engine.protocols import Link, Pending, Planner, Runner
+from sluice.scheduler.scheduler import DuplicateRequest
+from sluice.types import BatchPlan, FinishReason, Output
+
+
+class Engine:
+    """Joins a scheduler, a runner and a link."""
+
+    def __init__(self, scheduler: Planner, runner: Runner, link: Link, *, depth: int = 1) -> None:
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        self.scheduler = scheduler
+        self.runner = runner
+        self.link = link
+        self.depth = depth
+        self.in_flight: deque[tuple[BatchPlan, Pending]] = deque()
+        self.is_open = True
+
+    def run(self) -> None:
+        """Step until a `Shutdown` arrives."""
+        while self.is_open:
+            self.step()
+
+    def step(self) -> None:
+        """One turn of the loop."""
+        self._receive()
+        plan = self.scheduler.schedule()
+        if plan is not None:
+            self._launch(plan)
+        if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
+            self._commit_oldest()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.in_flight and not self.scheduler.has_work
+
+    def _receive(self) -> None:
+        for message in self.link.receive(block=self.is_idle):
+            self._send(self._handle(message))
+
+    def _handle(self, message: Message) -> list[Output]:
+        match message:
+            case Submit():
+                return self._submit(message)
+            case Abort(request_id, reason):
+                return self.scheduler.abort(request_id, reason)
+            case Shutdown():
+                self.is_open = False
+                return []
+
+    def _submit(self, message: Submit) -> list[Output]:
+        try:
+            self.scheduler.add(
+                message.request_id,
+                message.prompt,
+                message.sampling,
+                sample_index=message.sample_index,
+                extra_key=message.extra_key,
+            )
+        except DuplicateRequest:
+            return []  # the stream of this id belongs to the first to use it
+        except ValueError as error:
+            return [Output(message.request_id, 0, (), 0, FinishReason.ERROR, str(error))]
+        return []
+
+    def _launch(self, plan: BatchPlan) -> None:
+        """Launch a plan. If that fails, what is in flight is committed first: plans end in the order they were made,
+        and none is launched on top of one that never ran."""
+        try:
+            pending = self.runner.launch(plan)
+        except Exception as error:
+            while self.in_flight:
+                self._commit_oldest()
+            self._send(self.scheduler.fail(plan, describe(error)))
+        else:
+            self.in_flight.append((plan, pending))
+
+    def _commit_oldest(self) -> None:
+        plan, pending = self.in_flight.popleft()
+        try:
+            result = pending.wait()
+        except Exception as error:
+            self._send(self.scheduler.fail(plan, describe(error)))
+        else:
+            self._send(self.scheduler.commit(plan, result))
+
+    def _send(self, outputs: list[Output]) -> None:
+        if outputs:
+            self.link.send(outputs)
+
+
+def describe(error: Exception) -> str:
+    """What users are told of a step that failed."""
+    return f"the step failed: {type(error).__name__}: {error}"

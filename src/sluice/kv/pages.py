@@ -1,0 +1,42 @@
+"""PagePool: which pages are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class PagePool:
+    """A fixed number of pages, each free or taken. Who holds a taken page is the caller's business.
+
+    The free list is a stack: the page given back last is taken first, so that a page freed too early is overwritten
+    at once and the mistake shows.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 1:
+            raise ValueError(f"a pool needs at least one page, got {num_pages}")
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._taken = bytearray(num_pages)
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def free_pages(self) -> frozenset[int]:
+        return frozenset(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` pages; there must be as many."""
+        assert 0 <= count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._taken[page] = 1
+        return pages
+
+    def give(self, pages: Iterable[int]) -> None:
+        """Give taken pages back."""
+        for page in pages:
+            assert self._taken[page], f"page {page} is given back twice"
+            self._taken[page] = 0
+            self._free.append(page)

@@ -1,0 +1,1 @@
+X: dict[int, int] = {}

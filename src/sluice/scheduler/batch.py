@@ -1,0 +1,53 @@
+"""BatchBuilder: collects the chunks of one step. A chunk taken is a promise: pages are there, counters have moved."""
+
+from __future__ import annotations
+
+from sluice.kv.manager import KVManager
+from sluice.scheduler.request import Request
+from sluice.types import BatchPlan, Chunk, NewSlot
+
+
+class BatchBuilder:
+    """One step in the making."""
+
+    def __init__(self, kv: KVManager) -> None:
+        self._kv = kv
+        self._new_slots: list[NewSlot] = []
+        self._chunks: list[Chunk] = []
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._chunks)
+
+    def open_slot(self, request: Request) -> None:
+        """The request's slot is new: say what it needs to know."""
+        self._new_slots.append(NewSlot(request.slot, request.id, request.sampling, request.sample_index))
+
+    def promise(self, request: Request, length: int) -> None:
+        """Plan the next `length` tokens of a request. Its first chunk brings the pages of the matched prefix."""
+        lease = request.lease
+        assert lease is not None and length > 0, f"request {request.id}: {length} tokens, lease {lease}"
+        start = request.scheduled
+        end = start + length
+        known = len(request.tokens)
+        row = tuple(lease.pages) if start == request.cached else ()
+        new_pages = self._kv.extend(lease, end) if end > len(lease.pages) * self._kv.page_size else ()
+        samples = end == known + request.pending
+        self._chunks.append(
+            Chunk(
+                request_id=request.id,
+                slot=request.slot,
+                start=start,
+                length=length,
+                token_ids=tuple(request.tokens[start : min(end, known)]),
+                new_pages=row + new_pages,
+                samples=samples,
+            )
+        )
+        self.num_tokens += length
+        request.scheduled = end
+        request.pending += samples
+        request.in_flight += 1
+
+    def freeze(self, step: int) -> BatchPlan:
+        return BatchPlan(step, tuple(self._new_slots), tuple(self._chunks))

@@ -1,0 +1,407 @@
+"""What must hold at every moment, one function a law. Used by the tests, the simulator and for debugging.
+
+The numbers are those of the design. Laws 1-6 are about the state, 7-10 about a plan, 11 and 12 about a whole run,
+15 about the end of one. (13, all modes agree, and 14, it is a function, need several runs; they live in the tests.)
+`Lawful` wraps a scheduler and checks them after every call.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sluice.kv.manager import KVManager
+from sluice.kv.prefix import PrefixTree
+from sluice.scheduler.request import Place, Request
+from sluice.scheduler.scheduler import Scheduler
+from sluice.scheduler.state import SchedulerState
+from sluice.types import BatchPlan, BatchResult, FinishReason, Output, SamplingParams, SchedulerLimits
+
+
+class LawBroken(AssertionError):
+    """A law does not hold; the message says which, and where."""
+
+
+def require(holds: bool, message: str) -> None:
+    if not holds:
+        raise LawBroken(message)
+
+
+def live(state: SchedulerState) -> list[Request]:
+    """The requests that hold pages."""
+    return [*state.partial.values(), *state.decoding.values(), *state.draining.values()]
+
+
+def check_state(state: SchedulerState) -> None:
+    """Laws 1-6."""
+    pages_are_conserved(state)
+    references_are_counted(state)
+    tree_is_reachable(state.kv)
+    for request in state.requests.values():
+        counters_are_ordered(request)
+    for request in live(state):
+        pages_cover_the_promise(state.kv, request)
+    everyone_is_in_one_place(state)
+    slots_are_conserved(state)
+
+
+def pages_are_conserved(state: SchedulerState) -> None:
+    """1. Every page is free, in the tree, or private to one request: exactly one of them."""
+    owners = Counter(state.kv.pool.free_pages())
+    owners.update(node.page for node in state.kv.tree.nodes())
+    for request in live(state):
+        require(request.lease is not None, f"law 1: request {request.id} runs without pages")
+        assert request.lease is not None
+        owners.update(request.lease.private_pages)
+    wrong = {page: owners[page] for page in range(state.kv.num_pages) if owners[page] != 1}
+    require(not wrong and len(owners) == state.kv.num_pages, f"law 1: owners of pages {wrong}, {len(owners)} seen")
+
+
+def references_are_counted(state: SchedulerState) -> None:
+    """2. A tree page's count is the number of live requests whose path holds it; no child's count is larger."""
+    held = Counter(id(node) for request in live(state) if request.lease for node in request.lease.path)
+    evictable = 0
+    for node in state.kv.tree.nodes():
+        require(node.refs == held[id(node)], f"law 2: {node} is held by {held[id(node)]} requests")
+        require(
+            all(child.refs <= node.refs for child in node.children.values()),
+            f"law 2: a child of {node} is held more often than it",
+        )
+        evictable += node.refs == 0
+    require(
+        evictable == state.kv.tree.num_evictable,
+        f"law 2: {evictable} pages are evictable, the tree counts {state.kv.tree.num_evictable}",
+    )
+
+
+def tree_is_reachable(kv: KVManager) -> None:
+    """3. Walking from the roots finds exactly the tree's pages; whoever nobody holds can be evicted, leaves first."""
+    if not isinstance(kv.tree, PrefixTree):
+        return
+    count = 0
+    for node in kv.tree.nodes():
+        count += 1
+        require(node.page >= 0, f"law 3: {node} is in the tree without a page")
+        for key, child in node.children.items():
+            require(child.parent is node and child.key == key, f"law 3: {child} is not linked to {node}")
+        require(
+            node.refs > 0 or bool(node.children) or kv.tree.is_offered(node),
+            f"law 3: {node} is a leaf nobody holds, and eviction does not know it",
+        )
+    require(count == kv.tree.num_pages, f"law 3: {count} pages reachable, the tree counts {kv.tree.num_pages}")
+
+
+def counters_are_ordered(request: Request) -> None:
+    """4. cached <= computed <= scheduled <= known + pending; a request that waits has promised nothing."""
+    known = len(request.tokens) + request.pending
+    if request.place is Place.WAITING:
+        counters = (request.computed, request.scheduled, request.pending, request.in_flight)
+        require(counters == (0, 0, 0, 0), f"law 4: request {request.id} waits with counters {counters}")
+        require(request.lease is None and request.slot == -1, f"law 4: request {request.id} waits with pages")
+    ended = request.finish_reason is not None  # its rows in flight may have run past its end
+    require(
+        0 <= request.cached <= request.computed <= request.scheduled and (ended or request.scheduled <= known),
+        f"law 4: request {request.id}: cached {request.cached}, computed {request.computed},"
+        f" scheduled {request.scheduled}, known and pending {known}",
+    )
+    require(
+        0 <= request.pending <= request.in_flight,
+        f"law 4: request {request.id}: {request.pending} samples pending in {request.in_flight} rows",
+    )
+    require(
+        request.num_outputs <= request.max_tokens,
+        f"law 4: request {request.id}: {request.num_outputs} outputs of at most {request.max_tokens}",
+    )
+    if request.place is Place.DECODING:
+        require(
+            known - request.scheduled <= 1,
+            f"law 4: request {request.id} decodes with {known - request.scheduled} tokens left to compute",
+        )
+
+
+def pages_cover_the_promise(kv: KVManager, request: Request) -> None:
+    """5. A row has the pages its promised tokens need and no more."""
+    assert request.lease is not None
+    held, needed = len(request.lease.pages), kv.pages_for(request.scheduled)
+    require(held == needed, f"law 5: request {request.id} holds {held} pages, {needed} are promised")
+    path, full = request.lease.path, request.computed // kv.page_size
+    require(
+        [node.page for node in path] == request.lease.pages[: len(path)],
+        f"law 5: request {request.id} reads pages {request.lease.pages}, its path is {path}",
+    )
+    require(
+        len(path) <= full,
+        f"law 5: request {request.id} has published {len(path)} pages with {request.computed} tokens computed",
+    )
+
+
+def everyone_is_in_one_place(state: SchedulerState) -> None:
+    """6. A request is waiting, partial, decoding or draining: exactly one, and it says so itself."""
+    places = Counter(request.id for request in state.waiting)
+    for place, members in (
+        (Place.PARTIAL, state.partial),
+        (Place.DECODING, state.decoding),
+        (Place.DRAINING, state.draining),
+    ):
+        places.update(members.keys())
+        for request in members.values():
+            require(request.place is place, f"law 6: request {request.id} is {request.place}, stored in {place}")
+    for request in state.waiting:
+        require(request.place is Place.WAITING, f"law 6: request {request.id} waits but is {request.place}")
+    require(
+        places == Counter(state.requests.keys()),
+        f"law 6: places {dict(places)} for requests {sorted(state.requests)}",
+    )
+    require(
+        all(request.in_flight > 0 for request in state.draining.values()),
+        f"law 6: a request drains with nothing in flight: {sorted(state.draining)}",
+    )
+
+
+def slots_are_conserved(state: SchedulerState) -> None:
+    """1, for slots: every slot is free or held by one live request."""
+    slots = sorted([*state.free_slots, *(request.slot for request in live(state))])
+    require(slots == list(range(state.num_slots)), f"law 1: slots {slots} of {state.num_slots}")
+
+
+def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """Laws 7, 8 (one plan's part) and 9."""
+    budgets_hold(state, limits, plan)
+    chunks_are_well_formed(state, limits, plan)
+    writes_are_private(state, plan)
+
+
+def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool:
+    return chunk_start < state.requests[request_id].prefill_end
+
+
+def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """7. No plan is empty; tokens and prefill tokens are within their budgets; prefill-first mixes nothing."""
+    require(len(plan.chunks) > 0, f"law 7: plan {plan.step} is empty")
+    prefill = [c.length for c in plan.chunks if is_prefill(state, c.start, c.request_id)]
+    alone_unchunked = limits.chunked_prefill_size == 0 and len(prefill) == 1
+    require(
+        plan.num_tokens <= limits.max_batch_tokens or alone_unchunked,
+        f"law 7: plan {plan.step} has {plan.num_tokens} tokens of {limits.max_batch_tokens}",
+    )
+    if limits.chunked_prefill_size:
+        require(
+            sum(prefill) <= limits.chunked_prefill_size,
+            f"law 7: plan {plan.step} prefills {sum(prefill)} tokens of {limits.chunked_prefill_size}",
+        )
+    if limits.schedule == "prefill-first":
+        require(
+            len(prefill) in (0, len(plan.chunks)),
+            f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
+        )
+
+
+def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """8, one plan: a row a request, decodes first, cuts on page boundaries, samples exactly at the end."""
+    ids = [chunk.request_id for chunk in plan.chunks]
+    require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
+    kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in plan.chunks]
+    require(kinds == sorted(kinds), f"law 8: plan {plan.step} has a decode behind a prefill")
+    for chunk in plan.chunks:
+        request = state.requests[chunk.request_id]
+        require(chunk.length > 0, f"law 8: empty chunk {chunk}")
+        require(chunk.slot == request.slot, f"law 8: {chunk} is not in slot {request.slot}")
+        unread = chunk.length - len(chunk.token_ids)
+        require(unread in (0, 1), f"law 8: {chunk} names {len(chunk.token_ids)} of {chunk.length} tokens")
+        require(unread == 0 or request.pending > chunk.samples, f"law 8: {chunk} waits for a sample nobody makes")
+        require(
+            chunk.samples == (chunk.end == len(request.tokens) + request.pending - chunk.samples),
+            f"law 8: {chunk} samples={chunk.samples} with {len(request.tokens)} tokens known",
+        )
+        require(
+            request.pending - chunk.samples <= limits.lookahead,
+            f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {limits.lookahead}",
+        )
+        require(
+            chunk.samples or chunk.end % state.kv.page_size == 0,
+            f"law 8: {chunk} is cut inside a page of {state.kv.page_size}",
+        )
+
+
+def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
+    """9. No two rows write one page slot, and nobody writes a published page."""
+    published = {node.page for node in state.kv.tree.nodes()}
+    written: set[tuple[int, int]] = set()
+    size = state.kv.page_size
+    for chunk in plan.chunks:
+        lease = state.requests[chunk.request_id].lease
+        assert lease is not None
+        for position in range(chunk.start, chunk.end):
+            target = (lease.pages[position // size], position % size)
+            require(target not in written, f"law 9: plan {plan.step} writes {target} twice")
+            require(target[0] not in published, f"law 9: {chunk} writes published page {target[0]}")
+            written.add(target)
+
+
+def quiet_means_empty(state: SchedulerState) -> None:
+    """15. With no requests nothing is held, and after a flush every page is free."""
+    require(not state.requests, f"law 15: requests {sorted(state.requests)} are left")
+    require(
+        len(state.free_slots) == state.num_slots,
+        f"law 15: {len(state.free_slots)} of {state.num_slots} slots free",
+    )
+    state.kv.flush()
+    require(
+        state.kv.pool.num_free == state.kv.num_pages and state.kv.tree.num_pages == 0,
+        f"law 15: {state.kv.pool.num_free} of {state.kv.num_pages} pages free after a flush",
+    )
+
+
+class Lawful:
+    """A scheduler under the eye of the law: the same verbs, and every law checked after each."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.state = scheduler.state
+        self.in_flight: list[tuple[BatchPlan, dict[int, tuple[int, ...]]]] = []
+        """Plans not committed, each with the page-table row of every request in it."""
+        self.ended: dict[int, FinishReason] = {}
+        self._next_start: dict[int, int] = {}
+        self._rows: dict[int, list[int]] = {}
+        self._num_outputs: dict[int, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        sample_index: int = 0,
+        extra_key: str = "",
+    ) -> None:
+        self.scheduler.add(request_id, prompt, sampling, sample_index=sample_index, extra_key=extra_key)
+        self._num_outputs[request_id] = 0
+        check_state(self.state)
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
+        return self._told(self.scheduler.abort(request_id, reason))
+
+    def retract_all(self) -> None:
+        self.scheduler.retract_all()
+        check_state(self.state)
+
+    def schedule(self) -> BatchPlan | None:
+        plan = self.scheduler.schedule()
+        check_state(self.state)
+        if plan is None:
+            require(
+                bool(self.in_flight) or not self.has_work,
+                f"law 12: nothing to plan, nothing in flight, and requests {sorted(self.state.requests)} wait",
+            )
+            return None
+        check_plan(self.state, self.scheduler.limits, plan)
+        self._decodes_go_first(plan)
+        self._chunks_tile(plan)
+        rows = self._rows_follow(plan)
+        self._writes_disturb_nobody(plan, rows)
+        self.in_flight.append((plan, rows))
+        self._nothing_in_flight_is_free()
+        return plan
+
+    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+        require(self.in_flight[0][0] is plan, f"plan {plan.step} is committed out of order")
+        del self.in_flight[0]
+        return self._told(self.scheduler.commit(plan, result))
+
+    def fail(self, plan: BatchPlan, error: str) -> list[Output]:
+        require(self.in_flight[0][0] is plan, f"plan {plan.step} fails out of order")
+        del self.in_flight[0]
+        return self._told(self.scheduler.fail(plan, error))
+
+    def _told(self, outputs: list[Output]) -> list[Output]:
+        """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""
+        for output in outputs:
+            require(output.request_id not in self.ended, f"law 11: {output} after the end of its request")
+            seen = self._num_outputs[output.request_id]
+            require(output.start == seen, f"law 11: {output} comes when {seen} tokens were sent")
+            self._num_outputs[output.request_id] += len(output.token_ids)
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.finish_reason
+        unfinished = {r.id for r in self.state.requests.values() if r.finish_reason is None}
+        require(
+            unfinished == self._num_outputs.keys() - self.ended.keys(),
+            f"law 11: unfinished {unfinished}, without an end {self._num_outputs.keys() - self.ended.keys()}",
+        )
+        check_state(self.state)
+        self._nothing_in_flight_is_free()
+        return outputs
+
+    def _decodes_go_first(self, plan: BatchPlan) -> None:
+        """A mixed plan passes over a running request only for want of a page."""
+        if self.scheduler.limits.schedule != "mixed":
+            return
+        planned = {chunk.request_id for chunk in plan.chunks}
+        size = self.state.kv.page_size
+        for request in self.state.decoding.values():
+            ready = (
+                request.pending <= self.scheduler.limits.lookahead
+                and request.num_outputs + request.pending < request.max_tokens
+            )
+            at_boundary = request.scheduled % size == 0
+            require(
+                request.id in planned or not ready or (at_boundary and self.state.kv.available == 0),
+                f"decode first: plan {plan.step} passes over request {request.id}",
+            )
+
+    def _chunks_tile(self, plan: BatchPlan) -> None:
+        """8, over a run: a request's chunks follow each other without gap or overlap from its cached prefix on."""
+        opened = {new.request_id for new in plan.new_slots}
+        for chunk in plan.chunks:
+            request = self.state.requests[chunk.request_id]
+            expected = request.cached if chunk.request_id in opened else self._next_start.get(chunk.request_id)
+            require(chunk.start == expected, f"law 8: {chunk} should start at {expected}")
+            self._next_start[chunk.request_id] = chunk.end
+            opened.discard(chunk.request_id)
+            if request.place is Place.WAITING:
+                raise LawBroken(f"law 6: {chunk} of a request that waits")
+        require(not opened, f"law 8: slots opened without a chunk: {opened}")
+
+    def _rows_follow(self, plan: BatchPlan) -> dict[int, tuple[int, ...]]:
+        """What the device's page table says of each row, rebuilt from the plans alone, is what the host thinks."""
+        for new in plan.new_slots:
+            self._rows[new.slot] = []
+        rows: dict[int, tuple[int, ...]] = {}
+        for chunk in plan.chunks:
+            row = self._rows[chunk.slot]
+            row.extend(chunk.new_pages)
+            lease = self.state.requests[chunk.request_id].lease
+            require(lease is not None and row == lease.pages, f"law 5: {chunk} leaves row {row}, host has {lease}")
+            rows[chunk.request_id] = tuple(row)
+        return rows
+
+    def _writes_disturb_nobody(self, plan: BatchPlan, rows: dict[int, tuple[int, ...]]) -> None:
+        """9 and 10, over plans in flight: no row writes a page that a row of another request may be using."""
+        size = self.state.kv.page_size
+        for chunk in plan.chunks:
+            written = set(rows[chunk.request_id][chunk.start // size : -(-chunk.end // size)])
+            for earlier, used in self.in_flight:
+                for request_id, pages in used.items():
+                    require(
+                        request_id == chunk.request_id or written.isdisjoint(pages),
+                        f"law 10: {chunk} writes {written} while request {request_id} of plan {earlier.step} runs",
+                    )
+
+    def _nothing_in_flight_is_free(self) -> None:
+        """10. No page or slot of an uncommitted plan is free or belongs to another request."""
+        free = self.state.kv.pool.free_pages()
+        holders = {request.slot: request.id for request in live(self.state)}
+        for plan, rows in self.in_flight:
+            for chunk in plan.chunks:
+                require(
+                    holders.get(chunk.slot) == chunk.request_id,
+                    f"law 10: slot {chunk.slot} of plan {plan.step} in flight is held by {holders.get(chunk.slot)}",
+                )
+            for request_id, pages in rows.items():
+                require(
+                    free.isdisjoint(pages),
+                    f"law 10: pages {free & set(pages)} of request {request_id}, plan {plan.step} in flight, are free",
+                )

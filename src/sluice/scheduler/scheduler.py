@@ -1,0 +1,173 @@
+"""Scheduler: who runs next.
+
+There is no prefill phase and no decode phase. A request is a list of known tokens and two counters, `scheduled`
+(promised to the device) and `computed` (known done); each step gives each request some of the tokens it still lacks,
+in the order of a table of passes (`passes.py`), within the budgets of the step (`prefill.py`). A chunk that reaches
+the end of what is known samples the next token. So a cached prefix is a counter that starts higher, a decode is a
+chunk of length 1, and a retracted request is one whose counters went back to the cache's.
+
+`schedule` makes an immutable plan and moves `scheduled`; `commit` folds the plan's result in and moves `computed`.
+Several plans may be in flight; they are committed in the order they were made. Only `add`, `abort`, `schedule`,
+`commit`, `fail` and `retract_all` change a request. No tensor, no clock, no text.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from sluice.kv.manager import KVManager
+from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.passes import TABLES
+from sluice.scheduler.prefill import PrefillAdder
+from sluice.scheduler.request import Request
+from sluice.scheduler.state import SchedulerState
+from sluice.types import (
+    BatchPlan,
+    BatchResult,
+    Chunk,
+    FinishReason,
+    Output,
+    SamplingParams,
+    SchedulerLimits,
+)
+
+
+class DuplicateRequest(ValueError):
+    """A request id that is in use."""
+
+
+class Scheduler:
+    """Turns requests into plans and results into outputs."""
+
+    def __init__(self, limits: SchedulerLimits, kv: KVManager) -> None:
+        self.limits = limits
+        self.state = SchedulerState(kv, limits.max_running_requests)
+        self._groups = TABLES[limits.schedule]
+        self._next_step = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.state.requests)
+
+    def add(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        sample_index: int = 0,
+        extra_key: str = "",
+    ) -> None:
+        """Queue a request.
+
+        Args:
+            request_id: larger than every id before it; the order of ids is the order of arrival.
+            prompt: at least one token id.
+            sampling: resolved (`SamplingParams.resolved`).
+
+        Raises:
+            DuplicateRequest: the id is in use.
+            ValueError: an empty prompt, or prompt + output that could never fit the KV pool.
+        """
+        if request_id in self.state.requests:
+            raise DuplicateRequest(f"request id {request_id} is in use")
+        tokens = array("i", prompt)
+        request = Request(request_id, len(tokens), tokens, sampling, sample_index, extra_key)
+        kv = self.state.kv
+        if not tokens:
+            raise ValueError("the prompt is empty; it needs at least one token")
+        if kv.pages_for(len(tokens) + request.max_tokens) > kv.num_pages:
+            raise ValueError(
+                f"prompt of {len(tokens)} tokens + max_tokens {request.max_tokens} exceed the KV pool of"
+                f" {kv.num_pages * kv.page_size} tokens"
+            )
+        self.state.add(request)
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
+        """End a request now, wherever it is. Unknown and ended ids give nothing."""
+        request = self.state.requests.get(request_id)
+        if request is None or request.finish_reason is not None:
+            return []
+        return [self._end(request, reason)]
+
+    def schedule(self) -> BatchPlan | None:
+        """Plan the next step, or None if nothing can be planned before a commit or a new request."""
+        for group in self._groups:
+            batch = BatchBuilder(self.state.kv)
+            adder = PrefillAdder(self.state, self.limits, batch)
+            for each_pass in group:
+                each_pass(self.state, self.limits, batch, adder)
+            if len(batch):
+                plan = batch.freeze(self._next_step)
+                self._next_step += 1
+                return plan
+        return None
+
+    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+        """Fold the result of the oldest plan in flight into its requests."""
+        assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
+        outputs: list[Output] = []
+        errors = {error.row: error.message for error in result.errors}
+        samples = iter(result.token_ids)
+        for row, chunk in enumerate(plan.chunks):
+            request = self.state.requests[chunk.request_id]
+            tokens: tuple[int, ...] = ()
+            if chunk.samples:
+                request.pending -= 1
+                tokens = next(samples)
+            if request.finish_reason is None:
+                if row in errors:
+                    outputs.append(self._end(request, FinishReason.ERROR, errors[row]))
+                else:
+                    self._advance(request, chunk, tokens, outputs)
+            self.state.landed(request)
+        assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
+        return outputs
+
+    def fail(self, plan: BatchPlan, error: str) -> list[Output]:
+        """The oldest plan in flight failed as a whole: end its requests; the others go on."""
+        outputs: list[Output] = []
+        for chunk in plan.chunks:
+            request = self.state.requests[chunk.request_id]
+            request.pending -= chunk.samples
+            if request.finish_reason is None:
+                outputs.append(self._end(request, FinishReason.ERROR, error))
+            self.state.landed(request)
+        return outputs
+
+    def retract_all(self) -> None:
+        """Send every running request back to the queue, as after the loss of the device's state."""
+        for request in [*self.state.partial.values(), *self.state.decoding.values()]:
+            self.state.retract(request)
+
+    def _advance(self, request: Request, chunk: Chunk, tokens: tuple[int, ...], outputs: list[Output]) -> None:
+        """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends."""
+        request.computed = chunk.end
+        start = request.num_outputs
+        reason = None
+        for count, token in enumerate(tokens, start=1):
+            request.tokens.append(token)
+            reason = self._finish_reason(request, token)
+            if reason is not None:
+                tokens = tokens[:count]
+                break
+        assert request.lease is not None, f"request {request.id} was computed without pages"
+        self.state.kv.publish(request.lease, request.tokens, request.computed)
+        if tokens:
+            outputs.append(Output(request.id, start, tokens, request.num_cached_tokens, reason))
+        if reason is not None:
+            self.state.end(request, reason)
+
+    @staticmethod
+    def _finish_reason(request: Request, token: int) -> FinishReason | None:
+        if token in request.stop_ids:
+            return FinishReason.STOP
+        if request.num_outputs >= request.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
+        output = Output(request.id, request.num_outputs, (), max(0, request.num_cached_tokens), reason, error)
+        self.state.end(request, reason)
+        return output

@@ -1,0 +1,103 @@
+"""Where every request is, and the few verbs that move one from place to place.
+
+    add -> WAITING -> PARTIAL -> DECODING -> DRAINING -> GONE
+              ^                                 |
+              +---------- retracted ------------+
+
+A request may leave PARTIAL or DECODING at any moment: ended, aborted, failed or retracted. It then drains: it keeps
+its slot and pages until its last in-flight row is committed, because a step on the device may still use them. Nothing
+else in the scheduler has to know about that.
+"""
+
+from __future__ import annotations
+
+from sluice.kv.manager import KVManager
+from sluice.scheduler.queue import WaitingQueue
+from sluice.scheduler.request import Place, Request
+from sluice.types import FinishReason
+
+
+class SchedulerState:
+    """The requests of one engine by place, and the slots and pages they hold."""
+
+    def __init__(self, kv: KVManager, num_slots: int) -> None:
+        self.kv = kv
+        self.num_slots = num_slots
+        self.free_slots = list(range(num_slots - 1, -1, -1))
+        self.requests: dict[int, Request] = {}
+        self.waiting = WaitingQueue()
+        self.partial: dict[int, Request] = {}
+        self.decoding: dict[int, Request] = {}
+        self.draining: dict[int, Request] = {}
+
+    def add(self, request: Request) -> None:
+        self.requests[request.id] = request
+        self.waiting.push(request)
+
+    def oldest_running(self) -> Request | None:
+        """The running request that came first. It is never retracted, so it always finishes."""
+        running = min(self.decoding, default=None), min(self.partial, default=None)
+        oldest = min((id for id in running if id is not None), default=None)
+        return None if oldest is None else self.requests[oldest]
+
+    def start(self, request: Request) -> None:
+        """WAITING to PARTIAL, with a fresh slot; the lease is the caller's to set."""
+        self.waiting.remove(request)
+        request.slot = self.free_slots.pop()
+        request.prefill_end = len(request.tokens)
+        request.place = Place.PARTIAL
+        self.partial[request.id] = request
+
+    def prefilled(self, request: Request) -> None:
+        """PARTIAL to DECODING: everything known is planned."""
+        del self.partial[request.id]
+        request.place = Place.DECODING
+        self.decoding[request.id] = request
+
+    def retract(self, request: Request) -> None:
+        """Take pages and slot back; the request will wait again with the tokens it has."""
+        assert request.place in (Place.PARTIAL, Place.DECODING), f"request {request.id} is {request.place}"
+        request.retractions += 1
+        self._drain(request)
+
+    def end(self, request: Request, reason: FinishReason) -> None:
+        """Decide the end of a request, wherever it is; it is gone once nothing of it is in flight."""
+        assert request.finish_reason is None, f"request {request.id} ended before: {request.finish_reason}"
+        request.finish_reason = reason
+        if request.place is Place.WAITING:
+            self.waiting.remove(request)
+            self._forget(request)
+        elif request.place is not Place.DRAINING:
+            self._drain(request)
+
+    def landed(self, request: Request) -> None:
+        """A row of the request was committed or failed."""
+        request.in_flight -= 1
+        if request.place is Place.DRAINING and request.in_flight == 0:
+            self._drained(request)
+
+    def _drain(self, request: Request) -> None:
+        running = self.partial if request.place is Place.PARTIAL else self.decoding
+        del running[request.id]
+        request.place = Place.DRAINING
+        self.draining[request.id] = request
+        if request.in_flight == 0:
+            self._drained(request)
+
+    def _drained(self, request: Request) -> None:
+        del self.draining[request.id]
+        assert request.lease is not None, f"request {request.id} drains without pages"
+        self.kv.release(request.lease, request.tokens, request.computed)
+        request.lease = None
+        self.free_slots.append(request.slot)
+        request.slot = -1
+        if request.finish_reason is None:
+            request.place = Place.WAITING
+            request.cached = request.computed = request.scheduled = 0
+            self.waiting.push(request)
+        else:
+            self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        request.place = Place.GONE
+        del self.requests[request.id]

@@ -1,0 +1,207 @@
+"""Public fakes: a runner, a link and faults, behind the same interfaces as the real ones. No torch.
+
+`ShadowRunner` is a toy model whose next token is a hash of everything it can see in its KV pages, so that any page
+that is stale, doubly owned, wrongly shared or freed too early changes what comes out. `oracle` says in five lines
+what must come out.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sluice.engine.messages import Message
+from sluice.engine.protocols import Pending, Runner
+from sluice.types import BatchPlan, BatchResult, Chunk, NewSlot, Output, RowError, SamplingParams
+
+
+def shadow_token(tokens: Sequence[int], seed: int, sample_index: int, vocab_size: int) -> int:
+    """The token a shadow model gives after `tokens`."""
+    return zlib.crc32(array("q", tokens).tobytes(), (seed * 31 + sample_index) & 0xFFFFFFFF) % vocab_size
+
+
+def oracle(
+    prompt: Sequence[int], sampling: SamplingParams, *, sample_index: int = 0, vocab_size: int
+) -> tuple[int, ...]:
+    """What a request over the shadow model must give, whatever the schedule. `sampling` is resolved."""
+    assert sampling.max_tokens is not None and sampling.seed is not None, sampling
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + sampling.max_tokens:
+        tokens.append(shadow_token(tokens, sampling.seed, sample_index, vocab_size))
+        if tokens[-1] in sampling.stop_token_ids:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+def resolved(max_tokens: int = 8, *, seed: int = 0, stop_token_ids: Iterable[int] = ()) -> SamplingParams:
+    """Sampling parameters as the engine gets them."""
+    return SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=tuple(stop_token_ids))
+
+
+@dataclass
+class ShadowStep:
+    """A launched step of the shadow runner."""
+
+    runner: ShadowRunner
+    plan: BatchPlan
+    result: BatchResult | None = None
+
+    def wait(self) -> BatchResult:
+        while self.result is None:
+            self.runner.run_next()
+        return self.result
+
+
+class ShadowRunner:
+    """A runner without a model. Page slots hold (position, token) pairs; a sample hashes all it can see.
+
+    Args:
+        page_size: as the scheduler's.
+        vocab_size: tokens are from 0 to vocab_size - 1.
+        late: run each step only when it is waited for (steps still run in launch order), as a slow device would;
+            else at launch.
+    """
+
+    def __init__(self, *, page_size: int, vocab_size: int = 256, late: bool = False) -> None:
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._late = late
+        self._kv: dict[tuple[int, int], tuple[int, int]] = {}
+        self._rows: dict[int, list[int]] = {}
+        self._slots: dict[int, NewSlot] = {}
+        self._last_token: dict[int, int] = {}
+        self._launched: deque[ShadowStep] = deque()
+
+    def launch(self, plan: BatchPlan) -> ShadowStep:
+        step = ShadowStep(self, plan)
+        self._launched.append(step)
+        if not self._late:
+            step.wait()
+        return step
+
+    def run_next(self) -> None:
+        """Run the oldest step that has not run."""
+        step = self._launched.popleft()
+        step.result = self._run(step.plan)
+
+    def _run(self, plan: BatchPlan) -> BatchResult:
+        for new in plan.new_slots:
+            self._slots[new.slot] = new
+            self._rows[new.slot] = []
+        written: set[tuple[int, int]] = set()
+        for chunk in plan.chunks:
+            self._write(chunk, written)
+        sampled = tuple((self._sample(chunk),) for chunk in plan.chunks if chunk.samples)
+        return BatchResult(plan.step, sampled)
+
+    def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
+        self._rows[chunk.slot].extend(chunk.new_pages)
+        tokens = chunk.token_ids
+        if len(tokens) < chunk.length:
+            tokens = (*tokens, self._last_token[chunk.slot])
+        assert len(tokens) == chunk.length, f"{chunk} has {len(tokens)} tokens"
+        for position, token in enumerate(tokens, start=chunk.start):
+            place = self._place(chunk.slot, position)
+            assert place not in written, f"two rows of a step write page slot {place}"
+            written.add(place)
+            self._kv[place] = (position, token)
+
+    def _sample(self, chunk: Chunk) -> int:
+        seen = [self._kv[self._place(chunk.slot, position)] for position in range(chunk.end)]
+        assert [position for position, _ in seen] == list(range(chunk.end)), f"{chunk} sees {seen}"
+        new = self._slots[chunk.slot]
+        assert new.request_id == chunk.request_id, f"{chunk} runs in the slot of request {new.request_id}"
+        assert new.sampling.seed is not None
+        token = shadow_token([token for _, token in seen], new.sampling.seed, new.sample_index, self._vocab_size)
+        self._last_token[chunk.slot] = token
+        return token
+
+    def _place(self, slot: int, position: int) -> tuple[int, int]:
+        return self._rows[slot][position // self._page_size], position % self._page_size
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What goes wrong, by number of the launch (from 0)."""
+
+    launch_raises: frozenset[int] = frozenset()
+    wait_raises: frozenset[int] = frozenset()
+    row_fails: Mapping[int, int] = field(default_factory=dict)
+    """Launch -> row of the plan that fails (counted modulo the number of rows)."""
+
+
+class InjectedFault(RuntimeError):
+    """A fault that a test asked for."""
+
+
+@dataclass
+class FaultyStep:
+    inner: Pending
+    spoil: Callable[[BatchResult], BatchResult]
+
+    def wait(self) -> BatchResult:
+        return self.spoil(self.inner.wait())
+
+
+class FaultyRunner:
+    """A runner that fails on request."""
+
+    def __init__(self, inner: Runner, faults: Faults) -> None:
+        self._inner = inner
+        self._faults = faults
+        self._launches = 0
+
+    def launch(self, plan: BatchPlan) -> Pending:
+        number = self._launches
+        self._launches += 1
+        if number in self._faults.launch_raises:
+            raise InjectedFault(f"launch {number}")
+
+        def spoil(result: BatchResult) -> BatchResult:
+            if number in self._faults.wait_raises:
+                raise InjectedFault(f"wait {number}")
+            if number in self._faults.row_fails:
+                row = self._faults.row_fails[number] % len(plan.chunks)
+                return without_row(plan, result, row)
+            return result
+
+        return FaultyStep(self._inner.launch(plan), spoil)
+
+
+def without_row(plan: BatchPlan, result: BatchResult, row: int) -> BatchResult:
+    """The result with one row failed."""
+    sampling_rows = [index for index, chunk in enumerate(plan.chunks) if chunk.samples]
+    token_ids = tuple(
+        () if index == row else tokens for index, tokens in zip(sampling_rows, result.token_ids, strict=True)
+    )
+    return replace(result, token_ids=token_ids, errors=(RowError(row, f"row {row} failed"),))
+
+
+class ManualLink:
+    """A link worked by hand: put messages in, look at what came out. Never blocks."""
+
+    def __init__(self) -> None:
+        self._inbox: list[Message] = []
+        self.outputs: list[Output] = []
+
+    def put(self, *messages: Message) -> None:
+        self._inbox += messages
+
+    def receive(self, *, block: bool) -> list[Message]:
+        messages, self._inbox = self._inbox, []
+        return messages
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        self.outputs += outputs
+
+    def tokens(self, request_id: int) -> tuple[int, ...]:
+        """All tokens a request was given so far."""
+        return tuple(token for out in self.outputs if out.request_id == request_id for token in out.token_ids)
+
+    def end(self, request_id: int) -> Output:
+        """The last output of an ended request."""
+        (last,) = [o for o in self.outputs if o.request_id == request_id and o.finish_reason is not None]
+        return last
