@@ -23,6 +23,7 @@ help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with everything that is needed (PYTHON=python3.12 picks the interpreter)
+	@echo "$(VENV) is ready."
 
 # A set-up that was interrupted leaves UNFINISHED behind and is started afresh; READY is made last.
 $(READY): pyproject.toml $(CONSTRAINTS)
