@@ -1,1 +1,0 @@
-X: dict[int, int] = {}
