@@ -1,0 +1,139 @@
+"""What the device knows, by slot: KV pages, page-table rows, the token sampled last, sampling parameters.
+
+All of it can be thrown away when nothing is in flight: the scheduler retracts every request, and new plans build it
+again. Plans change it at launch, all or nothing: `check` first, and `apply` cannot fail after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sluice.attention.base import ForwardBatch, LayerKV
+from sluice.runner.inputs import HostBatch
+from sluice.runner.page_table import PageTable
+from sluice.runner.sampling_table import SamplingTable
+from sluice.runner.upload import upload
+from sluice.types import BatchPlan, Chunk
+
+
+class PlanError(ValueError):
+    """A plan that does not fit the device's state. Nothing of it was applied."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceShape:
+    """Sizes of the state."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    num_slots: int
+    num_pages: int
+    page_size: int
+    row_pages: int
+    """Most pages of one request."""
+    dtype: torch.dtype
+    device: torch.device
+
+
+class DeviceState:
+    """The state, allocated once.
+
+    KV is left uninitialised: on a CPU the system then commits memory page by page as it is written, so a large pool
+    costs what is used of it. What was never written may be NaN; attention must not let it through.
+    """
+
+    def __init__(self, shape: DeviceShape) -> None:
+        self.shape = shape
+        self.kv = tuple(LayerKV(_pool(shape), _pool(shape)) for _ in range(shape.num_layers))
+        self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device)
+        self.last_token = torch.zeros(shape.num_slots, dtype=torch.int64, device=shape.device)
+        self.sampling = SamplingTable(shape.num_slots, shape.vocab_size)
+        self._filled = np.zeros(shape.num_slots, dtype=bool)
+
+    def check(self, plan: BatchPlan) -> None:
+        """Refuse what cannot be run, before anything changes.
+
+        Raises:
+            PlanError: naming the step and what is wrong with it.
+        """
+        fresh = {new.slot for new in plan.new_slots}
+        used = {chunk.slot for chunk in plan.chunks}
+        _require(len(plan.chunks) > 0, plan, "it has no chunks")
+        _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
+        _require(len(used) == len(plan.chunks), plan, "it runs a slot twice")
+        for slot in fresh | used:
+            _require(0 <= slot < self.shape.num_slots, plan, f"slot {slot} of {self.shape.num_slots}")
+        for chunk in plan.chunks:
+            self._check_chunk(plan, chunk, chunk.slot in fresh)
+
+    def _check_chunk(self, plan: BatchPlan, chunk: Chunk, is_fresh: bool) -> None:
+        shape = self.shape
+        _require(is_fresh or bool(self._filled[chunk.slot]), plan, f"slot {chunk.slot} was never filled")
+        _require(chunk.length >= 1 and chunk.start >= 0, plan, f"bounds of {chunk}")
+        short_by = chunk.length - len(chunk.token_ids)
+        _require(short_by in (0, 1), plan, f"{len(chunk.token_ids)} token ids for length {chunk.length}")
+        if chunk.token_ids:
+            low, high = min(chunk.token_ids), max(chunk.token_ids)
+            _require(low >= 0 and high < shape.vocab_size, plan, f"token ids {low}..{high} of {shape.vocab_size}")
+        if chunk.new_pages:
+            low, high = min(chunk.new_pages), max(chunk.new_pages)
+            _require(low >= 0 and high < shape.num_pages, plan, f"pages {low}..{high} of {shape.num_pages}")
+        held = 0 if is_fresh else int(self.page_table.lengths[chunk.slot])
+        pages = held + len(chunk.new_pages)
+        _require(pages <= shape.row_pages, plan, f"{pages} pages in a row of {shape.row_pages}")
+        _require(chunk.end <= pages * shape.page_size, plan, f"{pages} pages do not hold {chunk.end} tokens")
+
+    def apply(self, plan: BatchPlan) -> None:
+        """Take over new slots and pages of a checked plan."""
+        for new in plan.new_slots:
+            self.sampling.fill(new)
+            self._filled[new.slot] = True
+        self.page_table.clear([new.slot for new in plan.new_slots])
+        self.page_table.append([(chunk.slot, chunk.new_pages) for chunk in plan.chunks if chunk.new_pages])
+
+    def forward_batch(self, host: HostBatch) -> ForwardBatch:
+        """Bring a step's inputs to the device, the tokens that never left it included."""
+        ids, positions, kv_slots, late_tokens, late_slots, row_slots, logit_rows, q_starts, kv_lens = upload(
+            self.shape.device,
+            host.input_ids,
+            host.positions,
+            host.kv_slots,
+            host.late_tokens,
+            host.late_slots,
+            host.row_slots,
+            host.logit_rows,
+            host.q_starts,
+            host.kv_lens,
+        )
+        return ForwardBatch(
+            input_ids=ids.index_copy(0, late_tokens, self.last_token.index_select(0, late_slots)),
+            positions=positions,
+            kv_slots=kv_slots,
+            page_table=self.page_table.rows(row_slots, kv_lens, host.num_pages, self.shape.page_size),
+            q_starts=q_starts,
+            kv_lens=kv_lens,
+            logit_rows=logit_rows,
+            q_lens=tuple(np.diff(host.q_starts).tolist()),
+            kv_lens_host=tuple(host.kv_lens.tolist()),
+            num_decodes=host.num_decodes,
+        )
+
+    def remember(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Keep what slots [S] sampled. A failed row (below 0) is kept as 0: a later step already in flight may
+        still look it up, and must not read outside the embedding."""
+        self.last_token.index_copy_(0, slots, tokens.clamp(min=0))
+
+
+def _pool(shape: DeviceShape) -> torch.Tensor:
+    size = (shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    return torch.empty(size, dtype=shape.dtype, device=shape.device)
+
+
+def _require(ok: bool, plan: BatchPlan, problem: str) -> None:
+    if not ok:
+        raise PlanError(f"plan of step {plan.step} cannot run: {problem}")

@@ -1,0 +1,102 @@
+"""A plan as arrays: a pure function, on the host, of the plan and the page table's host copy.
+
+plan.chunks   [ decode | decode | prefill chunk ......... | prefill chunk .... ]
+q_starts      0        1        2                         9                    14
+per token     input id, position, KV slot                                          -> N
+per row       page-table row, KV length                                            -> B
+per sample    index of its last token, slot, position of the token to be sampled   -> S
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sluice.types import BatchPlan
+
+Ints = npt.NDArray[np.int64]
+Ints32 = npt.NDArray[np.int32]
+
+UNREAD = 0
+"""Placeholder of an input id that is still on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """What `ForwardBatch` and the sampler need, before the copy to the device. N, B, S as in `ForwardBatch`."""
+
+    input_ids: Ints
+    """[N]; `UNREAD` at `late_tokens`"""
+    positions: Ints
+    """[N]"""
+    kv_slots: Ints
+    """[N]"""
+    late_tokens: Ints
+    """[L] indices into N whose id is what `late_slots` sampled last"""
+    late_slots: Ints
+    """[L]"""
+    row_slots: Ints
+    """[B] slot of each row"""
+    q_starts: Ints32
+    """[B + 1]"""
+    kv_lens: Ints32
+    """[B]"""
+    sample_rows: Ints
+    """[S] indices into B (and `plan.chunks`)"""
+    sample_slots: Ints
+    """[S]"""
+    logit_rows: Ints
+    """[S] indices into N"""
+    sample_positions: Ints
+    """[S] position of the token being sampled"""
+    num_pages: int
+    """Pages of the longest row."""
+    num_decodes: int
+
+
+def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch:
+    """Lay a plan out.
+
+    Args:
+        plan: a checked plan with at least one chunk.
+        page_table: [slots, max_pages] int32, the plan's new pages included.
+        page_size: tokens of a page.
+    """
+    chunks = plan.chunks
+    slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
+    starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
+    lengths = np.array([chunk.length for chunk in chunks], dtype=np.int64)
+    q_starts = np.concatenate(([0], lengths.cumsum()))
+    ends = starts + lengths
+    positions = np.arange(q_starts[-1]) + np.repeat(starts - q_starts[:-1], lengths)
+    pages = page_table[np.repeat(slots, lengths), positions // page_size].astype(np.int64)
+    is_late = np.array([len(chunk.token_ids) < chunk.length for chunk in chunks], dtype=bool)
+    sample_rows = np.flatnonzero([chunk.samples for chunk in chunks])
+    not_single = np.flatnonzero(lengths != 1)
+    return HostBatch(
+        input_ids=_input_ids(plan),
+        positions=positions,
+        kv_slots=pages * page_size + positions % page_size,
+        late_tokens=q_starts[1:][is_late] - 1,
+        late_slots=slots[is_late],
+        row_slots=slots,
+        q_starts=q_starts.astype(np.int32),
+        kv_lens=ends.astype(np.int32),
+        sample_rows=sample_rows,
+        sample_slots=slots[sample_rows],
+        logit_rows=q_starts[1:][sample_rows] - 1,
+        sample_positions=ends[sample_rows],
+        num_pages=-(-int(ends.max()) // page_size),
+        num_decodes=int(not_single[0]) if len(not_single) else len(chunks),
+    )
+
+
+def _input_ids(plan: BatchPlan) -> Ints:
+    ids: list[int] = []
+    for chunk in plan.chunks:
+        ids.extend(chunk.token_ids)
+        if len(chunk.token_ids) < chunk.length:
+            ids.append(UNREAD)
+    return np.array(ids, dtype=np.int64)

@@ -1,0 +1,174 @@
+"""Logits to tokens: greedy, temperature, min-p, top-k, top-p, each row by itself.
+
+A row's *score* is `logit / T + noise` where every filter keeps the token and -inf where one does not; its token is
+the argmax (the Gumbel-max trick: Maddison, Tarlow and Minka, "A* sampling", NeurIPS 2014). A greedy row's score is
+the logit. Ties go to the lowest id, in the filters too, so `top_k=1`, a tiny `top_p` and `temperature=0` agree.
+
+Filters come in vLLM's order, after the temperature: min-p (drop what is less likely than `min_p` times the most
+likely), top-k (keep k), top-p (keep the fewest whose share of what is left reaches `top_p`).
+
+A row is computed from its own logits, parameters and noise alone. Which path it takes depends only on its own
+parameters (`RowKind`), never on its neighbours, so company cannot change a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from sluice.runner.noise import gumbel
+from sluice.types import SamplingParams
+
+SHORT_TOP_K = 1024
+"""Up to here the best are selected, beyond it the vocabulary is sorted. One width for all rows, whatever their k."""
+
+SLICE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}
+"""Logits sampled at once: on a CPU what stays in its cache, on a GPU what bounds scratch memory (about 1 GiB)."""
+
+FAILED = -1
+"""Instead of a token id where a row's logits hold NaN or +inf, or nothing above -inf."""
+
+
+class RowKind(Enum):
+    """What a row needs beyond its logits."""
+
+    GREEDY = "greedy"
+    PLAIN = "plain"
+    """Noise, and at most min-p."""
+    SHORT = "short"
+    """Noise, and ranks among the best `SHORT_TOP_K`."""
+    FULL = "full"
+    """Noise, and ranks among the whole vocabulary."""
+
+
+def row_kind(params: SamplingParams, vocab_size: int) -> RowKind:
+    if params.temperature == 0:
+        return RowKind.GREEDY
+    has_top_k = 0 < params.top_k < vocab_size
+    if not has_top_k and params.top_p >= 1:
+        return RowKind.PLAIN
+    return RowKind.SHORT if has_top_k and params.top_k <= SHORT_TOP_K else RowKind.FULL
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Parameters of R rows, on the logits' device. `top_k` off is anything from the vocabulary size up."""
+
+    temperature: torch.Tensor
+    """[R] float64"""
+    min_p: torch.Tensor
+    """[R] float64"""
+    top_k: torch.Tensor
+    """[R] int64, at least 1"""
+    top_p: torch.Tensor
+    """[R] float64"""
+    streams: torch.Tensor
+    """[R] int64, `noise.stream_key` of each row's seed and sample index"""
+    positions: torch.Tensor
+    """[R] int64, position of the token being sampled"""
+
+    def select(self, rows: torch.Tensor) -> SamplingRows:
+        """The rows at indices [n] int64."""
+        return SamplingRows(
+            self.temperature.index_select(0, rows),
+            self.min_p.index_select(0, rows),
+            self.top_k.index_select(0, rows),
+            self.top_p.index_select(0, rows),
+            self.streams.index_select(0, rows),
+            self.positions.index_select(0, rows),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Rows of one kind, as indices [n] int64 on the logits' device. Groups are made on the host, which knows kinds."""
+
+    kind: RowKind
+    rows: torch.Tensor
+
+
+def sample(logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup]) -> torch.Tensor:
+    """One token for each row. Waits for nothing: no value comes to the host.
+
+    Args:
+        logits: [S, vocab], any float type; computed in float64 if float64, else in float32.
+        params: S rows.
+        groups: together every row once.
+
+    Returns:
+        [S] int64 token ids, `FAILED` where there is none.
+    """
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    per_slice = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
+    for group in groups:
+        for rows in group.rows.split(per_slice):
+            part = logits.index_select(0, rows)
+            best = scores(part, params.select(rows), group.kind).argmax(-1)
+            tokens.index_copy_(0, rows, best.masked_fill_(~_usable(part), FAILED))
+    return tokens
+
+
+def scores(logits: torch.Tensor, params: SamplingRows, kind: RowKind) -> torch.Tensor:
+    """What the sampled token is the argmax of; where two runs differ, their two tokens' scores must nearly tie.
+
+    Args:
+        logits: [R, vocab] of rows of one kind.
+        params: their R rows.
+
+    Returns:
+        [R, vocab], float64 for float64 logits, else float32: the logit for a greedy row, else
+        (logit - the row's largest) / T + noise, -inf where filtered out.
+    """
+    logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    if kind is RowKind.GREEDY:
+        return logits
+    scaled = _scaled(logits, params.temperature)
+    scaled.masked_fill_(scaled < params.min_p.to(scaled.dtype).log_()[:, None], -torch.inf)
+    if kind is not RowKind.PLAIN:
+        width = scaled.shape[1]
+        scaled = _best_ranked(scaled, params, min(width, SHORT_TOP_K) if kind is RowKind.SHORT else width)
+    return scaled.add_(gumbel(params.streams, params.positions, logits.shape[1], logits.dtype))
+
+
+def _usable(logits: torch.Tensor) -> torch.Tensor:
+    """[R] bool: the largest logit is finite. NaN and +inf both win a maximum."""
+    return logits.amax(-1).isfinite()
+
+
+def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities at each row's temperature, up to a constant: the largest is 0.
+
+    Subtracting first keeps the largest finite whatever the temperature; only the others may overflow, to -inf.
+    """
+    limits = torch.finfo(logits.dtype)
+    divisor = temperature.clamp(limits.tiny, limits.max).to(logits.dtype)
+    return (logits - logits.amax(-1, keepdim=True)).div_(divisor[:, None])
+
+
+def _best_ranked(scaled: torch.Tensor, params: SamplingRows, width: int) -> torch.Tensor:
+    """Keep what top-k and then top-p keep; the rest becomes -inf.
+
+    Both keep some number of the best, so both are a number of ranks, and the number of ranks is a threshold plus how
+    many of the values equal to it stay (the lowest ids do).
+
+    Args:
+        scaled: [R, vocab], log-probabilities up to a constant.
+        width: how many of the best can matter.
+    """
+    is_partial = width < scaled.shape[1]
+    best = scaled.topk(width).values if is_partial else scaled.sort(descending=True).values
+    ranks = torch.arange(width, device=scaled.device)
+    kept = params.top_k[:, None] > ranks
+    shares = best.masked_fill(~kept, -torch.inf).softmax(-1)
+    share_before = shares.cumsum(-1).sub_(shares)
+    top_p = params.top_p.to(scaled.dtype)[:, None]
+    kept &= (share_before < top_p) | (top_p >= 1)
+    last = kept.sum(-1, keepdim=True).sub_(1).clamp_(min=0)  # 0 kept: the row is NaN, and fails later
+    threshold = best.gather(-1, last)
+    ties_kept = (kept & (best == threshold)).sum(-1, keepdim=True)
+    ties = scaled == threshold
+    stays = (scaled > threshold) | (ties & (ties.cumsum(-1) <= ties_kept))
+    return scaled.masked_fill_(~stays, -torch.inf)
