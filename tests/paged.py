@@ -41,9 +41,7 @@ def forward_batch(rows: Sequence[Row], page_size: int) -> ForwardBatch:
         input_ids=torch.tensor([token for row in rows for token in row.token_ids]),
         positions=torch.tensor(positions),
         kv_slots=torch.tensor(slots),
-        page_table=torch.tensor(
-            [[*row.pages, *[0] * (widest - len(row.pages))] for row in rows], dtype=torch.int32
-        ),
+        page_table=torch.tensor([[*row.pages, *[0] * (widest - len(row.pages))] for row in rows], dtype=torch.int32),
         q_starts=torch.tensor(starts, dtype=torch.int32),
         kv_lens=torch.tensor(kv_lens, dtype=torch.int32),
         logit_rows=torch.tensor(

@@ -1,0 +1,64 @@
+"""What every model is: a module from a batch and its KV to logits, with rules to read its weights."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import nn
+
+from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.models.hf_config import CheckpointConfig
+from sluice.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRules:
+    """How tensor names in a checkpoint become parameter names of the module."""
+
+    prefix: str
+    """Put before the base model's names by some checkpoints and left out by others."""
+    ignored: tuple[str, ...]
+    """Ends of the names of buffers that some versions store and that carry no weight."""
+    transposed: tuple[str, ...] = ()
+    """Ends of the names of matrices stored as [in, out]."""
+    head: str = "lm_head.weight"
+    embedding: str = "embed_tokens.weight"
+    """The parameter that the head is when the two are tied."""
+
+
+class CausalLM(nn.Module, ABC):
+    """A decoder-only language model over paged KV. It holds weights and nothing of any request."""
+
+    rules: ClassVar[WeightRules]
+    spec: ModelSpec
+
+    @classmethod
+    @abstractmethod
+    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
+        """Build the module, with unset weights, on the default device.
+
+        Raises:
+            CheckpointError: the config is not supported.
+        """
+
+    @property
+    @abstractmethod
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+
+    @abstractmethod
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+        """One step: write the KV of every token of the batch and return the logits asked for.
+
+        Args:
+            batch: the step.
+            kv: the pages of each layer; written at `batch.kv_slots`.
+            attention: what attends.
+
+        Returns:
+            [S, vocab_size] logits after the tokens `batch.logit_rows`, in the model's dtype.
+        """

@@ -1,0 +1,168 @@
+"""GPT-2 (Radford et al., 2019). Parameters carry Hugging Face's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.models.base import CausalLM, WeightRules
+from sluice.models.fields import Fields
+from sluice.models.hf_config import CheckpointConfig
+from sluice.models.layers import ACTIVATIONS, read_activation
+from sluice.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class GPT2Config:
+    """A GPT-2 as its config spells it. Sizes are counts of elements."""
+
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    num_positions: int
+    activation: str
+    norm_eps: float
+    tie_word_embeddings: bool
+    scales: tuple[float, ...]
+    """Per layer, what multiplies q.k."""
+
+
+def read_gpt2_config(config: Fields) -> GPT2Config:
+    """Understand a GPT-2 config.
+
+    Raises:
+        CheckpointError: a field is missing, out of range, or asks for what is not supported.
+    """
+    hidden_size, num_heads = config.integer("n_embd"), config.integer("n_head")
+    num_layers = config.integer("n_layer")
+    if hidden_size % num_heads:
+        raise config.error("n_embd", f"a multiple of n_head = {num_heads}")
+    scale = (hidden_size // num_heads) ** -0.5 if config.flag("scale_attn_weights", True) else 1.0
+    by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
+    return GPT2Config(
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden_size,
+        inner_size=config.integer("n_inner", 4 * hidden_size),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_positions=config.integer("n_positions"),
+        activation=read_activation(config, "activation_function", "gelu_new"),
+        norm_eps=config.number("layer_norm_epsilon", 1e-5),
+        tie_word_embeddings=config.flag("tie_word_embeddings", True),
+        scales=tuple(scale / (layer + 1) if by_layer else scale for layer in range(num_layers)),
+    )
+
+
+class GPT2Attention(nn.Module):
+    """Multi-head attention; one matrix makes q, k and v."""
+
+    def __init__(self, config: GPT2Config, scale: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.num_heads = config.num_heads
+        self.scale = scale
+        self.c_attn = nn.Linear(hidden, 3 * hidden, dtype=dtype)
+        self.c_proj = nn.Linear(hidden, hidden, dtype=dtype)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: LayerKV, attention: AttentionBackend) -> torch.Tensor:
+        """[N, hidden_size] to the same."""
+        q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
+        kv.store(batch.kv_slots, k, v)
+        out, _ = attention.attend(q, kv, batch, scale=self.scale)
+        return self.c_proj(out.flatten(1))
+
+
+class GPT2MLP(nn.Module):
+    """`c_proj(activation(c_fc(x)))`."""
+
+    def __init__(self, config: GPT2Config, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.hidden_size, config.inner_size, dtype=dtype)
+        self.c_proj = nn.Linear(config.inner_size, config.hidden_size, dtype=dtype)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, hidden_size] to the same."""
+        return self.c_proj(self.activation(self.c_fc(x)))
+
+
+class GPT2Block(nn.Module):
+    """Attention and MLP, each behind a norm and added to the residual."""
+
+    def __init__(self, config: GPT2Config, scale: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.ln_1 = nn.LayerNorm(hidden, eps, dtype=dtype)
+        self.attn = GPT2Attention(config, scale, dtype)
+        self.ln_2 = nn.LayerNorm(hidden, eps, dtype=dtype)
+        self.mlp = GPT2MLP(config, dtype)
+
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: LayerKV, attention: AttentionBackend) -> torch.Tensor:
+        """[N, hidden_size] to the same."""
+        x = x + self.attn(self.ln_1(x), batch, kv, attention)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2(CausalLM):
+    """GPT-2 with its learned positions, which end at `n_positions`."""
+
+    rules = WeightRules(
+        prefix="transformer.",
+        ignored=(".attn.bias", ".attn.masked_bias"),
+        transposed=(".c_attn.weight", ".c_proj.weight", ".c_fc.weight"),
+        embedding="wte.weight",
+    )
+
+    def __init__(self, config: GPT2Config, spec: ModelSpec) -> None:
+        super().__init__()
+        dtype = spec.dtype
+        self.spec = spec
+        self.wte = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.wpe = nn.Embedding(config.num_positions, config.hidden_size, dtype=dtype)
+        self.h = nn.ModuleList(GPT2Block(config, scale, dtype) for scale in config.scales)
+        self.ln_f = nn.LayerNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        self.lm_head = (
+            None
+            if config.tie_word_embeddings
+            else nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        )
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
+        """See `CausalLM.from_checkpoint`."""
+        config = read_gpt2_config(checkpoint.fields)
+        spec = ModelSpec(
+            architecture=checkpoint.architecture,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_heads,
+            head_dim=config.hidden_size // config.num_heads,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            max_model_len=config.num_positions,
+            eos_token_ids=checkpoint.eos_token_ids,
+            dtype=dtype,
+        )
+        return cls(config, spec)
+
+    @property
+    def tied(self) -> bool:
+        """See `CausalLM.tied`."""
+        return self.lm_head is None
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+        """See `CausalLM.forward`."""
+        x = self.wte(batch.input_ids) + self.wpe(batch.positions)
+        for block, block_kv in zip(self.h, kv, strict=True):
+            x = block(x, batch, block_kv, attention)
+        x = self.ln_f(x[batch.logit_rows])
+        head = self.wte if self.lm_head is None else self.lm_head
+        return functional.linear(x, head.weight)

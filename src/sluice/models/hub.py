@@ -1,0 +1,50 @@
+"""Where a model's files are: a folder on this machine, or a download from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+from sluice.models.errors import CheckpointError
+
+WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+UNWANTED = ["*/*", "consolidated*"]
+"""Sub-folders and files hold the same weights in other formats."""
+
+
+def resolve_checkpoint(model: str, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
+    """The folder that holds a model's files; downloads them if `model` is a hub id (`owner/name`).
+
+    Args:
+        model: an existing folder, or a hub id. A folder goes first.
+        endpoint: address of the hub, if not Hugging Face's own.
+        cache: where downloads are kept, if not where `huggingface_hub` keeps them.
+
+    Raises:
+        CheckpointError: no such folder, no such model on the hub, or the hub cannot be reached.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"model must be a folder or a hub id, and {model!r} is a file")
+    if model.startswith(("/", ".", "~")) or model.count("/") > 1:
+        raise CheckpointError(f"there is no folder {model!r}")
+    try:
+        return Path(
+            snapshot_download(
+                model, allow_patterns=WANTED, ignore_patterns=UNWANTED, endpoint=endpoint, cache_dir=cache
+            )
+        )
+    except HFValidationError:
+        raise CheckpointError(f"{model!r} is neither an existing folder nor a hub id (owner/name)") from None
+    except RepositoryNotFoundError:
+        raise CheckpointError(
+            f"{model!r} is neither an existing folder nor a model on the hub that you have access to"
+        ) from None
+    except Exception as error:
+        # Which exceptions mean "no connection" depends on the transport that this huggingface_hub uses.
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise CheckpointError(f"{model!r} could not be downloaded from the hub: {reason}") from error

@@ -1,0 +1,164 @@
+"""The Llama family as its configs spell it: what differs between Llama, Mistral, Qwen2 and Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sluice.models.errors import CheckpointError
+from sluice.models.fields import Fields
+from sluice.models.layers import read_activation
+from sluice.models.rope import Rope, YarnRope, read_rope
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+MISTRAL_WINDOW = 4096
+"""A Mistral config that does not mention `sliding_window` means this one; `null` means none."""
+QWEN_FULL_LAYERS = 28
+"""Layers before the first one with a window, if a Qwen config with windows does not say."""
+QWEN3_HEAD_DIM = 128
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaConfig:
+    """A decoder of the Llama family. Sizes are counts of elements."""
+
+    vocab_size: int
+    hidden_size: int
+    inner_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    activation: str
+    rms_norm_eps: float
+    max_model_len: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+    """Per layer, how many latest positions a query sees; None is all."""
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """What an architecture fixes and which options it reads; None means that the config decides."""
+
+    windows: Callable[[Fields, int], tuple[int | None, ...]]
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    qk_norm: bool = False
+    head_dim: int | None = None
+
+
+def read_llama_config(architecture: str, config: Fields) -> LlamaConfig:
+    """Understand the config of one architecture of the family.
+
+    Raises:
+        CheckpointError: a field is missing, out of range, or asks for what is not supported.
+        KeyError: the architecture is not one of `LLAMA_ARCHITECTURES`.
+    """
+    family = _FAMILIES[architecture]
+    num_heads, num_layers = config.integer("num_attention_heads"), config.integer("num_hidden_layers")
+    num_kv_heads = config.integer("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise config.error("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
+    attention_bias = _bias(config, "attention_bias", family.attention_bias)
+    rope = read_rope(config)
+    return LlamaConfig(
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=config.integer("hidden_size"),
+        inner_size=config.integer("intermediate_size"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=_head_dim(config, num_heads, family.head_dim),
+        activation=read_activation(config, "hidden_act", "silu"),
+        rms_norm_eps=config.number("rms_norm_eps", 1e-6),
+        max_model_len=_max_model_len(config, rope),
+        tie_word_embeddings=config.flag("tie_word_embeddings", False),
+        qkv_bias=attention_bias,
+        # A family that fixes it has biases on q, k and v alone, if any; as an option it means all four.
+        output_bias=attention_bias and family.attention_bias is None,
+        mlp_bias=_bias(config, "mlp_bias", family.mlp_bias),
+        qk_norm=family.qk_norm,
+        windows=family.windows(config, num_layers),
+        rope=rope,
+    )
+
+
+def _head_dim(config: Fields, num_heads: int, default: int | None) -> int:
+    hidden_size = config.integer("hidden_size")
+    if config.get("head_dim") is None and default is None and hidden_size % num_heads:
+        raise config.error("hidden_size", f"a multiple of num_attention_heads = {num_heads}")
+    head_dim = config.integer("head_dim", default or hidden_size // num_heads)
+    if head_dim % 2:
+        raise CheckpointError(f"{config.source}: head_dim must be even for rotary embedding, got {head_dim}")
+    return head_dim
+
+
+def _max_model_len(config: Fields, rope: Rope) -> int:
+    """YaRN configs often keep the context of before the stretching in `max_position_embeddings`."""
+    length = config.integer("max_position_embeddings")
+    if isinstance(rope, YarnRope):
+        return max(length, int(rope.original_max_positions * rope.factor))
+    return length
+
+
+def _bias(config: Fields, name: str, fixed: bool | None) -> bool:
+    given = config.flag(name, bool(fixed))
+    if fixed is not None and given != fixed:
+        raise config.error(name, f"{str(fixed).lower()} for this architecture")
+    return given
+
+
+def _no_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
+    if config.get("sliding_window") is not None:
+        raise config.error("sliding_window", "null for this architecture")
+    if SLIDING in _layer_types(config, num_layers, FULL):
+        raise config.error("layer_types", f"all {FULL} for this architecture")
+    return (None,) * num_layers
+
+
+def _mistral_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """One window for all layers."""
+    window = None
+    if "sliding_window" not in config or config.get("sliding_window") is not None:
+        window = config.integer("sliding_window", MISTRAL_WINDOW)
+    kind = FULL if window is None else SLIDING
+    if set(_layer_types(config, num_layers, kind)) != {kind}:
+        raise config.error("layer_types", f"all {kind} for this architecture with sliding_window = {window}")
+    return (window,) * num_layers
+
+
+def _qwen_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
+    """Windows only with `use_sliding_window`, on the layers from `max_window_layers` or those in `layer_types`."""
+    use, window = config.flag("use_sliding_window", False), None
+    if use and config.get("sliding_window") is not None:
+        window = config.integer("sliding_window")
+    first = config.integer("max_window_layers", QWEN_FULL_LAYERS, minimum=0)
+    default = [FULL if window is None or layer < first else SLIDING for layer in range(num_layers)]
+    kinds = _layer_types(config, num_layers, default)
+    if window is None and SLIDING in kinds:
+        raise config.error("layer_types", f"all {FULL} without use_sliding_window and sliding_window")
+    return tuple(window if kind == SLIDING else None for kind in kinds)
+
+
+def _layer_types(config: Fields, num_layers: int, default: str | list[str]) -> list[str]:
+    kinds = config.get("layer_types")
+    if kinds is None:
+        return [default] * num_layers if isinstance(default, str) else default
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= {FULL, SLIDING}:
+        raise config.error("layer_types", f"{num_layers} times {FULL} or {SLIDING}")
+    return kinds
+
+
+_FAMILIES: Mapping[str, _Family] = {
+    "LlamaForCausalLM": _Family(_no_windows),
+    "MistralForCausalLM": _Family(_mistral_windows, attention_bias=False, mlp_bias=False),
+    "Qwen2ForCausalLM": _Family(_qwen_windows, attention_bias=True, mlp_bias=False),
+    "Qwen3ForCausalLM": _Family(_qwen_windows, mlp_bias=False, qk_norm=True, head_dim=QWEN3_HEAD_DIM),
+}
+LLAMA_ARCHITECTURES: tuple[str, ...] = tuple(_FAMILIES)

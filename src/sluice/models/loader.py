@@ -1,0 +1,130 @@
+"""From a checkpoint folder to a model: built without memory, then filled tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from sluice.models.base import CausalLM
+from sluice.models.errors import CheckpointError
+from sluice.models.hf_config import CheckpointConfig, read_config
+from sluice.models.registry import model_class
+from sluice.models.spec import ModelSpec
+from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_model(folder: Path, *, dtype: str, device: torch.device, progress: bool) -> tuple[CausalLM, ModelSpec]:
+    """Load the checkpoint in `folder`, every parameter filled exactly once.
+
+    Args:
+        dtype: a key of `DTYPES`, or "auto" for what the checkpoint says.
+        device: where the weights go. No more than one tensor is held beside them.
+        progress: draw a progress bar on standard error.
+
+    Raises:
+        CheckpointError: the config is not supported, a file is missing or broken, or a tensor is missing,
+            unexpected, twice there, of the wrong shape or of no floating-point dtype.
+    """
+    checkpoint = read_config(folder)
+    architecture = model_class(checkpoint.architecture)
+    chosen = _resolve_dtype(folder, checkpoint, dtype)
+    with torch.device("meta"):
+        model = architecture.from_checkpoint(checkpoint, chosen)
+    filler = _Filler(model, device)
+    total = sum(path.stat().st_size for path in weight_files(folder))
+    with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
+        for tensor in stored_tensors(folder):
+            filler.fill(tensor)
+            bar.update(tensor.value.nbytes)
+    filler.finish()
+    # What is left are buffers computed from the config.
+    return model.to(device).eval(), model.spec
+
+
+def _resolve_dtype(folder: Path, checkpoint: CheckpointConfig, dtype: str) -> torch.dtype:
+    name = dtype
+    if dtype == "auto":
+        name = checkpoint.dtype or first_floating_dtype(folder)
+    if name not in DTYPES:
+        source = "the checkpoint's dtype" if dtype == "auto" else "dtype"
+        raise CheckpointError(f"{source} must be one of {', '.join(DTYPES)}, got {name!r}")
+    return DTYPES[name]
+
+
+class _Filler:
+    """Puts stored tensors where they belong in a model on the meta device, and knows what is still missing."""
+
+    def __init__(self, model: CausalLM, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+        self.expected = dict(model.named_parameters())
+        self.filled: dict[str, torch.Tensor] = {}
+        self.sources: dict[str, tuple[str, str]] = {}
+
+    def fill(self, tensor: StoredTensor) -> None:
+        """Copy one tensor, or drop it if it is a buffer of no weight."""
+        rules = self.model.rules
+        name = tensor.name.removeprefix(rules.prefix)
+        if name.endswith(rules.ignored):
+            return
+        target = rules.embedding if self.model.tied and name == rules.head else name
+        if target not in self.expected:
+            raise CheckpointError(
+                f"{tensor.file}: unexpected tensor {tensor.name}: {self.model.spec.architecture} with this"
+                f" config.json has no such weight"
+            )
+        value = self._oriented(tensor, target)
+        if target in self.filled:
+            self._check_twin(tensor, target, value)
+            return
+        filled = torch.empty(value.shape, dtype=self.model.spec.dtype, device=self.device)
+        filled.copy_(value)
+        self.filled[target] = filled
+        self.sources[target] = tensor.name, tensor.file
+
+    def finish(self) -> None:
+        """Hand the tensors to the model."""
+        missing = [name for name in self.expected if name not in self.filled]
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise CheckpointError(f"the checkpoint lacks the tensor {missing[0]}{more}")
+        self.model.load_state_dict(self.filled, assign=True)
+        self.model.requires_grad_(False)
+
+    def _oriented(self, tensor: StoredTensor, target: str) -> torch.Tensor:
+        """The stored value in the model's shape."""
+        wanted, value = tuple(self.expected[target].shape), tensor.value
+        transposed = target.endswith(self.model.rules.transposed)
+        stored_shape = wanted[::-1] if transposed else wanted
+        if tuple(value.shape) != stored_shape:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} has shape {tuple(value.shape)}, config.json asks for"
+                f" {stored_shape}"
+            )
+        if str(value.dtype).removeprefix("torch.") not in DTYPES:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} has dtype {value.dtype}; read are {', '.join(DTYPES)}"
+            )
+        return value.t() if transposed else value
+
+    def _check_twin(self, tensor: StoredTensor, target: str, value: torch.Tensor) -> None:
+        """A second tensor for one parameter is only right for a head tied to the embedding, and equal to it."""
+        (name, file), rules = self.sources[target], self.model.rules
+        names = {stored.removeprefix(rules.prefix) for stored in (name, tensor.name)}
+        if names != {rules.head, rules.embedding}:
+            raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is already there as {name} in {file}")
+        if not torch.equal(value.to(self.device, self.model.spec.dtype), self.filled[target]):
+            raise CheckpointError(
+                f"config.json ties {rules.head} to {rules.embedding}, but {tensor.name} in {tensor.file} differs"
+                f" from {name} in {file}"
+            )

@@ -1,0 +1,203 @@
+"""Rotary position embedding: how a config spells it, and its frequencies.
+
+Each scaling is a small value that turns a head size into inverse frequencies. Sources: RoFormer (Su et al., 2021);
+linear: position interpolation (Chen et al., 2023); llama3: Llama 3.1 (Dubey et al., 2024); yarn: YaRN (Peng et
+al., 2023). Scalings whose frequencies depend on the length of the running text (dynamic NTK, LongRoPE) are
+refused: keys already in the cache would have to be turned again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from sluice.models.errors import CheckpointError
+from sluice.models.fields import Fields
+
+DEFAULT_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultRope:
+    """`theta ** (-2i / head_dim)`."""
+
+    theta: float
+
+    @property
+    def attention_factor(self) -> float:
+        """What cos and sin are multiplied by."""
+        return 1.0
+
+    def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        """Radians per position of each rotated pair, [head_dim / 2], computed in `dtype` on the CPU."""
+        return 1.0 / _periods(self.theta, head_dim, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearRope(DefaultRope):
+    """All frequencies divided by `factor`."""
+
+    factor: float
+
+    def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        return 1.0 / _periods(self.theta, head_dim, dtype) / self.factor
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope(DefaultRope):
+    """Long wavelengths divided by `factor`, short ones kept, a linear blend between."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_positions: int
+
+    def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        plain = 1.0 / _periods(self.theta, head_dim, dtype)
+        turns = self.original_max_positions / (2 * math.pi / plain)
+        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = kept.clamp(0.0, 1.0)
+        return (1 - kept) * plain / self.factor + kept * plain
+
+
+@dataclass(frozen=True, slots=True)
+class YarnRope(DefaultRope):
+    """Pairs turning less than `beta_slow` times are divided by `factor`, over `beta_fast` kept; a ramp between."""
+
+    factor: float
+    beta_fast: float
+    beta_slow: float
+    original_max_positions: int
+    truncate: bool
+    magnitude: float
+
+    @property
+    def attention_factor(self) -> float:
+        return self.magnitude
+
+    def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        periods = _periods(self.theta, head_dim, dtype)
+        low, high = self._pair_with_turns(self.beta_fast, head_dim), self._pair_with_turns(self.beta_slow, head_dim)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        if low == high:
+            high += 0.001
+        pairs = torch.arange(head_dim // 2, dtype=dtype, device="cpu")
+        kept = 1 - ((pairs - low) / (high - low)).clamp(0.0, 1.0)
+        return 1.0 / (self.factor * periods) * (1 - kept) + 1.0 / periods * kept
+
+    def _pair_with_turns(self, turns: float, head_dim: int) -> float:
+        """Index (not whole) of the pair that turns so many times within the original context."""
+        return head_dim * math.log(self.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
+
+
+Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope
+
+
+def read_rope(config: Fields) -> Rope:
+    """The RoPE of a `config.json`: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4).
+
+    Raises:
+        CheckpointError: an unknown or unsupported type, an unknown or missing parameter, or a value out of range.
+    """
+    new, old = config.section("rope_parameters"), config.section("rope_scaling")
+    if new is not None and old is not None and config.get("rope_parameters") != config.get("rope_scaling"):
+        raise CheckpointError(f"{config.source}: rope_parameters and rope_scaling contradict each other")
+    given = new or old or Fields({}, f"{config.source}: rope_parameters")
+    for name in given:
+        if isinstance(given.get(name), dict):
+            raise CheckpointError(f"{given.source}: {name}: rotary embeddings per kind of layer are not supported")
+    kind = given.text("rope_type", given.text("type", "default"))
+    if kind not in _KINDS:
+        raise CheckpointError(f"{given.source}: rope type {kind!r} is not supported; known: {', '.join(_KINDS)}")
+    accepted, make = _KINDS[kind]
+    for name in given:
+        if name not in accepted and name not in _COMMON:
+            raise CheckpointError(f"{given.source}: {name} is not known for rope type {kind!r}")
+    if given.number("partial_rotary_factor", 1.0) != 1.0:
+        raise given.error("partial_rotary_factor", "1")
+    theta = given.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
+    if theta <= 1.0:
+        raise CheckpointError(f"{config.source}: rope_theta must be above 1, got {theta}")
+    return make(given, theta, config)
+
+
+def _make_default(given: Fields, theta: float, config: Fields) -> Rope:
+    return DefaultRope(theta)
+
+
+def _make_linear(given: Fields, theta: float, config: Fields) -> Rope:
+    return LinearRope(theta, given.number("factor"))
+
+
+def _make_llama3(given: Fields, theta: float, config: Fields) -> Rope:
+    low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
+    if high <= low:
+        raise given.error("high_freq_factor", f"above low_freq_factor = {low}")
+    return Llama3Rope(theta, given.number("factor"), low, high, _original_max_positions(given, config))
+
+
+def _make_yarn(given: Fields, theta: float, config: Fields) -> Rope:
+    original = _original_max_positions(given, config)
+    factor = given.number("factor", config.integer("max_position_embeddings") / original)
+    fast, slow = given.number("beta_fast", 32.0), given.number("beta_slow", 1.0)
+    if fast < slow:
+        raise given.error("beta_fast", f"at least beta_slow = {slow}")
+    return YarnRope(
+        theta,
+        factor,
+        beta_fast=fast,
+        beta_slow=slow,
+        original_max_positions=original,
+        truncate=given.flag("truncate", True),
+        magnitude=given.number("attention_factor", _yarn_magnitude(given, factor)),
+    )
+
+
+def _yarn_magnitude(given: Fields, factor: float) -> float:
+    """YaRN's section 3.4: attention gets sharper as the context is stretched."""
+
+    def stretch(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    if given.get("mscale") and given.get("mscale_all_dim"):
+        return stretch(given.number("mscale")) / stretch(given.number("mscale_all_dim"))
+    return stretch(1.0)
+
+
+def _original_max_positions(given: Fields, config: Fields) -> int:
+    """The context of the first training. A value outside the RoPE section goes first, as in transformers."""
+    name = "original_max_position_embeddings"
+    return config.integer(name, given.integer(name, config.integer("max_position_embeddings")))
+
+
+def _periods(theta: float, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    return theta ** (torch.arange(0, head_dim, 2, dtype=dtype, device="cpu") / head_dim)
+
+
+_COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Fields, float, Fields], Rope]]] = {
+    "default": ((), _make_default),
+    "linear": (("factor",), _make_linear),
+    "llama3": (
+        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+        _make_llama3,
+    ),
+    "yarn": (
+        (
+            "factor",
+            "beta_fast",
+            "beta_slow",
+            "mscale",
+            "mscale_all_dim",
+            "attention_factor",
+            "truncate",
+            "original_max_position_embeddings",
+        ),
+        _make_yarn,
+    ),
+}

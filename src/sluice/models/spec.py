@@ -1,0 +1,31 @@
+"""What the rest of the engine needs to know about a loaded model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Sizes and limits of a model, as loaded."""
+
+    architecture: str
+    """The name in `config.json`."""
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    max_model_len: int
+    """Most tokens of one request, prompt and output together."""
+    eos_token_ids: tuple[int, ...]
+    dtype: torch.dtype
+    """Of weights, KV and computation."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that keys and values of one token take over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize

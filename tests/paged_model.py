@@ -1,0 +1,46 @@
+"""Feeding a model by hand: requests cut into chunks, several in a step, over shuffled pages."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from paged import Row, empty_kv, forward_batch
+from sluice.attention.reference import ReferenceAttention
+from sluice.models.base import CausalLM
+
+
+def chunked_logits(
+    model: CausalLM, prompts: Sequence[Sequence[int]], *, page_size: int, seed: int, max_chunk: int = 9
+) -> list[torch.Tensor]:
+    """Logits after every token of every prompt, [tokens, vocab_size] each.
+
+    All prompts run side by side, each step taking the next 0 to `max_chunk` tokens of each; chunks of one token go
+    first, as decodes do.
+    """
+    chooser = random.Random(seed)
+    needed = [-(-len(prompt) // page_size) for prompt in prompts]
+    order = chooser.sample(range(sum(needed)), sum(needed))
+    pages = [[order.pop() for _ in range(count)] for count in needed]
+    spec = model.spec
+    kv = [
+        empty_kv(sum(needed), page_size, spec.num_kv_heads, spec.head_dim, spec.dtype) for _ in range(spec.num_layers)
+    ]
+    done = [0] * len(prompts)
+    results: list[list[torch.Tensor]] = [[] for _ in prompts]
+    while any(count < len(prompt) for count, prompt in zip(done, prompts, strict=True)):
+        lengths = {i: min(chooser.randint(0, max_chunk), len(prompt) - done[i]) for i, prompt in enumerate(prompts)}
+        taken = sorted((i for i, length in lengths.items() if length), key=lambda i: lengths[i] > 1)
+        if not taken:
+            continue
+        rows = [
+            Row(prompts[i][done[i] : done[i] + lengths[i]], done[i], pages[i], logits=range(lengths[i])) for i in taken
+        ]
+        with torch.inference_mode():
+            step = model(forward_batch(rows, page_size), kv, ReferenceAttention())
+        for i, part in zip(taken, step.split([lengths[i] for i in taken]), strict=True):
+            results[i].append(part)
+            done[i] += lengths[i]
+    return [torch.cat(parts) for parts in results]

@@ -1,0 +1,184 @@
+"""Tiny random models of every family, made with transformers' own classes, and what transformers computes with them.
+
+Sizes are odd on purpose (head_dim 8, vocabulary 131, inner size 44), and weights are larger than transformers
+initialises them, so that attention is far from uniform and a wrong position or mask shows in the logits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+VOCAB_SIZE = 131
+MAX_POSITIONS = 512
+WINDOW = 9
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+}
+
+
+def llama(**changes: Any) -> PreTrainedModel:
+    """Llama 3.x: grouped queries, llama3 RoPE scaling, untied, unless changed."""
+    return _made(LlamaForCausalLM, LlamaConfig(**(SIZES | {"rope_parameters": LLAMA3_ROPE} | changes)))
+
+
+def llama2(**changes: Any) -> PreTrainedModel:
+    """Llama 2: as many KV heads as heads, plain RoPE; here with biases everywhere."""
+    kwargs = SIZES | {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True} | changes
+    return _made(LlamaForCausalLM, LlamaConfig(**kwargs))
+
+
+def mistral(**changes: Any) -> PreTrainedModel:
+    """Mistral: one sliding window on every layer, head_dim that is not hidden_size / heads."""
+    return _made(MistralForCausalLM, MistralConfig(**(SIZES | {"sliding_window": WINDOW, "head_dim": 10} | changes)))
+
+
+def qwen2(**changes: Any) -> PreTrainedModel:
+    """Qwen2: biases on q, k and v, tied embeddings."""
+    return _made(Qwen2ForCausalLM, Qwen2Config(**(SIZES | {"tie_word_embeddings": True} | changes)))
+
+
+def qwen2_windows(**changes: Any) -> PreTrainedModel:
+    """Qwen2 with a sliding window from the second layer on."""
+    windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    return _made(Qwen2ForCausalLM, Qwen2Config(**(SIZES | windows | changes)))
+
+
+def qwen3(**changes: Any) -> PreTrainedModel:
+    """Qwen3: q and k normalised per head, head_dim that is not hidden_size / heads."""
+    return _made(Qwen3ForCausalLM, Qwen3Config(**(SIZES | {"head_dim": 12, "tie_word_embeddings": True} | changes)))
+
+
+def gpt2(**changes: Any) -> PreTrainedModel:
+    """GPT-2."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "n_embd": 24,
+        "n_layer": 3,
+        "n_head": 3,
+        "n_positions": MAX_POSITIONS,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return _made(GPT2LMHeadModel, GPT2Config(**(sizes | changes)))
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": llama,
+    "llama2": llama2,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen2-windows": qwen2_windows,
+    "qwen3": qwen3,
+    "gpt2": gpt2,
+}
+
+
+def save(family: str, folder: Path) -> Path:
+    """Write the tiny model of a family as a checkpoint (float32 safetensors, no tokenizer); returns `folder`."""
+    FAMILIES[family]().save_pretrained(folder)
+    return folder
+
+
+def load_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """What transformers makes of a checkpoint. In float64 use it only through `logits` and `greedy`."""
+    with _exact(dtype):
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+
+
+def logits(reference: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
+    """transformers' logits after every token, [tokens, vocab_size], without any cache."""
+    with _exact(reference.dtype), torch.inference_mode():
+        return reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
+
+
+def greedy(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+    """transformers' most likely continuation, each token from a full forward without any cache."""
+    tokens = list(token_ids)
+    for _ in range(max_tokens):
+        tokens.append(int(logits(reference, tokens)[-1].argmax()))
+    return tokens[len(token_ids) :]
+
+
+def _made(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+    model = model_class(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        is_norm = "norm" in name or ".ln_" in name
+        if parameter.ndim == 2:
+            parameter.data = noise * (1.5 / parameter.shape[1] ** 0.5)
+        else:
+            parameter.data = noise * 0.2 + (1.0 if is_norm and name.endswith("weight") else 0.0)
+    return model
+
+
+class _WidenFloat32(TorchFunctionMode):
+    """Turns every float32 that code asks for by name into float64.
+
+    transformers computes norms, rotary angles and softmax in float32 whatever the dtype of the model; with this its
+    float64 model is float64 throughout, and so a yardstick at 1e-9.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.float:
+            return args[0].double()
+        kwargs = {name: _wide(value) for name, value in (kwargs or {}).items()}
+        return func(*(_wide(value) for value in args), **kwargs)
+
+
+def _wide(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value
+
+
+@contextmanager
+def _exact(dtype: torch.dtype) -> Iterator[None]:
+    if dtype != torch.float64:
+        yield
+        return
+    with _WidenFloat32():
+        yield
+
+
+@functools.cache
+def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
+    """Random token ids of the tiny models' vocabulary, specials left out."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    return tuple(torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist())
