@@ -7,8 +7,10 @@ what was left open and refuses what cannot be honoured; nothing downstream guess
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from sluice.types import SchedulerLimits
@@ -259,3 +261,10 @@ def _resolve_scheduler(config: SchedulerConfig, cache: CacheConfig, device_type:
 
 UNCHUNKED_BATCH_TOKENS = 8192
 """Budget of a step when prompts are never cut and no budget is given; a longer prompt goes alone."""
+
+
+def cache_folder() -> Path:
+    """Where this user's generated files are kept: `sluice` under XDG_CACHE_HOME, or under ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG specification says to ignore a relative path.
+    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "sluice"
