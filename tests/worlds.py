@@ -1,18 +1,20 @@
-"""Small worlds for the machines and the scenario tests: settings in which everything runs short."""
+"""Small worlds for the machines: settings in which everything runs short, and what must come out of them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
 from sluice.engine.engine import Engine
+from sluice.engine.messages import Submit
 from sluice.engine.protocols import Runner
 from sluice.kv.manager import KVManager
-from sluice.scheduler.laws import Lawful
+from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
-from sluice.testing import ManualLink, ShadowRunner
-from sluice.types import SchedulerLimits
+from sluice.testing import ManualLink, ShadowRunner, oracle
+from sluice.types import FinishReason, SamplingParams, SchedulerLimits
 
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""
@@ -25,9 +27,9 @@ class World:
     limits: SchedulerLimits
     num_pages: int
     page_size: int
-    prefix_caching: bool
-    depth: int
-    late: bool
+    prefix_caching: bool = True
+    depth: int = 1
+    late: bool = False
 
     @property
     def pool_tokens(self) -> int:
@@ -36,13 +38,70 @@ class World:
     def kv(self) -> KVManager:
         return KVManager(num_pages=self.num_pages, page_size=self.page_size, prefix_caching=self.prefix_caching)
 
-    def shadow(self) -> ShadowRunner:
-        return ShadowRunner(page_size=self.page_size, vocab_size=VOCAB, late=self.late)
+    def scheduler(self) -> Lawful:
+        """A scheduler that obeys the laws or raises."""
+        return Lawful(Scheduler(self.limits, self.kv()))
 
-    def engine(self, runner: Runner | None = None) -> Engine:
-        """An engine over the shadow runner whose scheduler obeys the laws or raises."""
-        scheduler = Lawful(Scheduler(self.limits, self.kv()))
-        return Engine(scheduler, runner or self.shadow(), ManualLink(), depth=self.depth)
+    def shadow(self, vocab_size: int = VOCAB) -> ShadowRunner:
+        return ShadowRunner(page_size=self.page_size, vocab_size=vocab_size, late=self.late)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An engine over a runner, and a link worked by hand."""
+
+    world: World
+    scheduler: Lawful
+    link: ManualLink
+    engine: Engine
+
+    @classmethod
+    def of(cls, world: World, runner: Runner | None = None) -> Bench:
+        scheduler, link = world.scheduler(), ManualLink()
+        engine = Engine(scheduler, runner or world.shadow(), link, depth=world.depth)
+        return cls(world, scheduler, link, engine)
+
+    def drain(self, max_steps: int) -> None:
+        """Step until nothing is left to do."""
+        steps = 0
+        while not self.engine.is_idle:
+            self.engine.step()
+            steps += 1
+            assert steps <= max_steps, f"law 12: still busy after {steps} steps"
+
+
+def enough_steps(submits: Mapping[int, Submit]) -> int:
+    """A generous bound on the steps any schedule may take: each token a few times over, alone in its step."""
+    return 100 + 20 * sum(len(s.prompt) + (s.sampling.max_tokens or 0) for s in submits.values())
+
+
+def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = False, vocab_size: int = VOCAB) -> None:
+    """Laws 11, 13 and 15 over a finished run: every request ended once, with the oracle's tokens; nothing is held."""
+    for request_id, submit in submits.items():
+        last, tokens = bench.link.end(request_id), bench.link.tokens(request_id)
+        expected = oracle(submit.prompt, submit.sampling, sample_index=submit.sample_index, vocab_size=vocab_size)
+        if last.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+            assert tokens == expected[: len(tokens)], f"request {request_id} gave {tokens}, oracle {expected}"
+            assert faults or last.finish_reason is FinishReason.ABORT, f"nothing failed, but {last}"
+        else:
+            assert tokens == expected, f"request {request_id} gave {tokens}, oracle {expected}"
+            assert last.finish_reason is end_of(expected, submit.sampling), f"{last} after {expected}"
+    quiet_means_empty(bench.scheduler.state)
+
+
+def end_of(tokens: tuple[int, ...], sampling: SamplingParams) -> FinishReason:
+    return FinishReason.STOP if tokens[-1] in sampling.stop_token_ids else FinishReason.LENGTH
+
+
+def limits_of(
+    *,
+    schedule: str = "mixed",
+    chunk: int = 8,
+    batch: int | None = None,
+    running: int = 4,
+    lookahead: int = 0,
+) -> SchedulerLimits:
+    return SchedulerLimits(schedule, chunk, batch or (chunk or 64) + running, running, lookahead)
 
 
 @st.composite
@@ -50,12 +109,12 @@ def worlds(draw: st.DrawFn) -> World:
     page_size = draw(st.sampled_from([1, 2, 4, 16, 64]))
     depth = draw(st.integers(1, 3))
     running = draw(st.integers(1, 5))
-    chunk = draw(st.sampled_from([0, page_size, page_size + 1, 3 * page_size - 1, 8 * page_size]))
-    slack = draw(st.integers(1, 4 * page_size))
     limits = SchedulerLimits(
         schedule=draw(st.sampled_from(["mixed", "prefill-first"])),
-        chunked_prefill_size=chunk,
-        max_batch_tokens=running + max(slack, page_size),
+        chunked_prefill_size=draw(
+            st.sampled_from([0, page_size, page_size + 1, max(1, 3 * page_size - 1), 8 * page_size])
+        ),
+        max_batch_tokens=running + page_size + draw(st.integers(0, 3 * page_size)),
         max_running_requests=running,
         lookahead=draw(st.integers(0, depth - 1)),
     )
@@ -66,4 +125,27 @@ def worlds(draw: st.DrawFn) -> World:
         prefix_caching=draw(st.booleans()),
         depth=depth,
         late=draw(st.booleans()),
+    )
+
+
+@st.composite
+def submits(draw: st.DrawFn, world: World, request_id: int) -> Submit:
+    """A request that fits the world; half of them begin alike."""
+    length = draw(st.integers(1, min(world.pool_tokens - 1, 6 * world.page_size + 3)))
+    max_tokens = draw(st.integers(1, min(world.pool_tokens - length, 2 * world.page_size + 6)))
+    if draw(st.booleans()):
+        prompt = [0] * length
+    else:
+        bits = draw(st.integers(0, 2 ** min(length, 24) - 1))
+        prompt = [bits >> (position % 24) & 1 for position in range(length)]
+    return Submit(
+        request_id,
+        tuple(prompt),
+        SamplingParams(
+            max_tokens=max_tokens,
+            seed=draw(st.integers(0, 2)),
+            stop_token_ids=draw(st.sampled_from([(), (), (), (1,)])),
+        ),
+        sample_index=draw(st.integers(0, 1)),
+        extra_key=draw(st.sampled_from(["", "", "tenant"])),
     )

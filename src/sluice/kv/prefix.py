@@ -151,7 +151,7 @@ class PrefixTree:
     ) -> list[int]:
         """The request leaves: keep those of its pages from the end of its held path to `count` that are no twins.
 
-        Returns the pages not kept.
+        A twin counts as used now, as if the request had shared it. Returns the pages not kept.
         """
         node = path[-1] if path else self._root(extra_key)
         left: list[int] = []
@@ -162,6 +162,7 @@ class PrefixTree:
                 node = self._insert(node, key, pages[index])
             else:
                 node = twin
+                node.used = self._tick
                 left.append(pages[index])
         if node.parent is not None:
             self._offer(node)
@@ -184,6 +185,15 @@ class PrefixTree:
             for node in stack.pop().children.values():
                 yield node
                 stack.append(node)
+
+    @property
+    def num_namespaces(self) -> int:
+        return len(self._roots)
+
+    @property
+    def num_offers(self) -> int:
+        """Entries in the queue for eviction, stale ones included."""
+        return len(self._leaves)
 
     def is_offered(self, node: Node) -> bool:
         """Eviction knows of this leaf. Slow: for checking laws."""

@@ -1,0 +1,165 @@
+"""The prefix tree, by example. The machine in `test_kv_machine.py` compares it with a slow twin."""
+
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from sluice.kv.manager import KVManager, Lease
+from sluice.kv.prefix import PrefixTree
+
+
+def tokens_of(*values: int) -> array:
+    return array("i", values)
+
+
+def run_request(kv: KVManager, tokens: Sequence[int], extra_key: str = "") -> Lease:
+    """Admit, compute and publish a whole prompt; the lease is still held."""
+    tokens = array("i", tokens)
+    lease = kv.acquire(kv.match(tokens, len(tokens) - 1, extra_key), extra_key)
+    kv.extend(lease, len(tokens))
+    kv.publish(lease, tokens, len(tokens))
+    return lease
+
+
+def leave(kv: KVManager, lease: Lease, tokens: Sequence[int]) -> None:
+    kv.release(lease, array("i", tokens), len(tokens))
+
+
+def test_a_second_request_finds_the_pages_of_the_first() -> None:
+    """A shared system prompt is computed once: the rows point at the same pages."""
+    kv = KVManager(num_pages=8, page_size=2)
+    first = run_request(kv, [1, 2, 3, 4, 5])
+    second = run_request(kv, [1, 2, 3, 4, 9])
+    assert second.pages[:2] == first.pages[:2]
+    assert second.pages[2] != first.pages[2]
+
+
+def test_at_least_one_token_is_left_to_compute() -> None:
+    """A logit is needed even when the whole prompt is cached."""
+    kv = KVManager(num_pages=8, page_size=2)
+    run_request(kv, [1, 2, 3, 4])
+    assert len(kv.match(tokens_of(1, 2, 3, 4), 3, "")) == 1
+
+
+def test_a_half_full_page_is_not_shared() -> None:
+    kv = KVManager(num_pages=8, page_size=4)
+    run_request(kv, [1, 2, 3, 4, 5, 6])
+    assert len(kv.match(tokens_of(1, 2, 3, 4, 5, 6, 7, 8, 9), 9, "")) == 1
+
+
+def test_equal_tokens_under_different_keys_share_nothing() -> None:
+    kv = KVManager(num_pages=8, page_size=1)
+    first = run_request(kv, [1, 2, 3], "a")
+    assert kv.match(tokens_of(1, 2, 3), 3, "b") == []
+    second = run_request(kv, [1, 2, 3], "b")
+    assert not set(first.pages) & set(second.pages)
+
+
+def test_the_least_recently_used_leaf_goes_first() -> None:
+    kv = KVManager(num_pages=4, page_size=1)
+    old, new = [1, 1], [2, 2]
+    leave(kv, run_request(kv, old), old)
+    leave(kv, run_request(kv, new), new)
+    kv.tree.evict(1)
+    assert len(kv.match(tokens_of(1, 1), 2, "")) == 1, "the old one's last page goes, its first stays"
+    assert len(kv.match(tokens_of(2, 2), 2, "")) == 2
+
+
+def test_use_makes_recent() -> None:
+    """A hit moves the whole path to the end of the queue for eviction."""
+    kv = KVManager(num_pages=4, page_size=1)
+    for prompt in ([1, 1], [2, 2]):
+        leave(kv, run_request(kv, prompt), prompt)
+    lease = kv.acquire(kv.match(tokens_of(1, 1), 2, ""), "")
+    kv.release(lease, tokens_of(1, 1), 2)
+    kv.pool.give(kv.tree.evict(2))
+    assert len(kv.match(tokens_of(1, 1), 2, "")) == 2
+    assert kv.match(tokens_of(2, 2), 2, "") == []
+
+
+def test_a_held_page_is_never_evicted() -> None:
+    kv = KVManager(num_pages=3, page_size=1)
+    lease = run_request(kv, [1, 2, 3])
+    assert kv.available == 0
+    with pytest.raises(AssertionError, match="1 pages to evict, 0 evictable"):
+        kv.tree.evict(1)
+    leave(kv, lease, [1, 2, 3])
+    assert kv.available == 3
+
+
+def test_twins_keep_their_own_pages_and_hold_no_others() -> None:
+    """Two requests compute the same prompt side by side. If the later one held the earlier one's pages beside its own,
+    a request that fits the pool could wait for ever for its last page."""
+    kv = KVManager(num_pages=6, page_size=1)
+    first = kv.acquire([], "")
+    second = kv.acquire([], "")
+    for lease in (first, second):
+        kv.extend(lease, 3)
+        kv.publish(lease, tokens_of(7, 8, 9), 3)
+    assert not set(first.pages) & set(second.pages)
+    assert [node.page for node in first.path] == first.pages
+    assert second.path == []
+    leave(kv, first, [7, 8, 9])
+    assert kv.available == 3
+
+
+def test_a_twin_that_leaves_gives_its_doubles_back_and_keeps_the_rest_cached() -> None:
+    """Its own continuation is found again by the next turn of its conversation."""
+    kv = KVManager(num_pages=8, page_size=1)
+    first = run_request(kv, [7, 8])
+    second = kv.acquire([], "")
+    kv.extend(second, 4)
+    kv.publish(second, tokens_of(7, 8, 5, 6), 4)
+    leave(kv, second, [7, 8, 5, 6])
+    assert kv.pool.num_free == 4
+    path = kv.match(tokens_of(7, 8, 5, 6, 1), 5, "")
+    assert [node.page for node in path][:2] == first.pages
+    assert len(path) == 4
+
+
+def test_a_twin_goes_on_publishing_when_the_other_is_evicted() -> None:
+    kv = KVManager(num_pages=8, page_size=1)
+    first = run_request(kv, [7])
+    second = kv.acquire([], "")
+    kv.extend(second, 2)
+    kv.publish(second, tokens_of(7, 8), 2)
+    assert second.path == []
+    leave(kv, first, [7])
+    kv.flush()
+    kv.publish(second, tokens_of(7, 8), 2)
+    assert [node.page for node in second.path] == second.pages
+
+
+def test_an_empty_namespace_is_forgotten() -> None:
+    """Or a server with a salt per user would grow for ever."""
+    tree = PrefixTree(1)
+    kv = KVManager(num_pages=2, page_size=1)
+    kv.tree = tree
+    for user in range(100):
+        leave(kv, run_request(kv, [1], str(user)), [1])
+    assert tree.num_namespaces <= 2
+    kv.flush()
+    assert tree.num_namespaces == 0
+
+
+def test_the_eviction_queue_does_not_grow_with_use() -> None:
+    """Stale entries are cleared, or every request would leave one behind for ever."""
+    tree = PrefixTree(1)
+    kv = KVManager(num_pages=4, page_size=1)
+    kv.tree = tree
+    for _ in range(1000):
+        leave(kv, run_request(kv, [1, 2]), [1, 2])
+    assert tree.num_offers <= 100
+
+
+def test_caching_off_finds_nothing() -> None:
+    kv = KVManager(num_pages=4, page_size=1, prefix_caching=False)
+    leave(kv, run_request(kv, [1, 2, 3]), [1, 2, 3])
+    assert kv.match(tokens_of(1, 2, 3), 3, "") == []
+    assert kv.pool.num_free == 4
+
+
+def test_a_page_size_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="page_size must be at least 1, got 0"):
+        KVManager(num_pages=1, page_size=0)

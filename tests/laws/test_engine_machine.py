@@ -1,0 +1,86 @@
+"""Random lives of an engine over the shadow runner, every law checked after every call.
+
+Two drivers over the same worlds. The machine interleaves rules one at a time and shrinks well; the scenarios are
+drawn whole and run at thousands a minute (`benchmarks/scenarios.py` counts them).
+"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scenarios import Scenario, run, scenarios
+from worlds import Bench, World, check_ends, enough_steps, submits, worlds
+
+from sluice.engine.messages import Abort, Submit
+from sluice.testing import Faults, FaultyRunner
+
+MAX_REQUESTS = 10
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Submit, abort, step, in any order; at the end everything must drain and match the oracle."""
+
+    @initialize(world=worlds(), faulty=st.booleans(), data=st.data())
+    def build(self, world: World, faulty: bool, data: st.DataObject) -> None:
+        self.faulty = faulty
+        self.sent: dict[int, Submit] = {}
+        runner = world.shadow()
+        launches = st.integers(0, 40)
+        faults = Faults(
+            launch_raises=data.draw(st.frozensets(launches, max_size=2)) if faulty else frozenset(),
+            wait_raises=data.draw(st.frozensets(launches, max_size=2)) if faulty else frozenset(),
+            row_fails=data.draw(st.dictionaries(launches, st.integers(0, 4), max_size=2)) if faulty else {},
+        )
+        self.bench = Bench.of(world, FaultyRunner(runner, faults))
+
+    @precondition(lambda self: len(self.sent) < MAX_REQUESTS)
+    @rule(data=st.data())
+    def submit(self, data: st.DataObject) -> None:
+        submit = data.draw(submits(self.bench.world, len(self.sent)))
+        self.sent[submit.request_id] = submit
+        self.bench.link.put(submit)
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        self.bench.link.put(Abort(data.draw(st.sampled_from(sorted(self.sent)))))
+
+    @precondition(lambda self: self.sent)
+    @rule()
+    def submit_twice(self) -> None:
+        """The same id again is ignored while the first lives, and the first is not disturbed."""
+        self.bench.engine.step()
+        last = self.sent[max(self.sent)]
+        if last.request_id in self.bench.scheduler.state.requests:
+            self.bench.link.put(last)
+            self.bench.engine.step()
+
+    @rule(count=st.integers(1, 6))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            self.bench.engine.step()
+
+    @precondition(lambda self: not self.bench.engine.in_flight)
+    @rule()
+    def lose_the_device(self) -> None:
+        """With nothing in flight the device's state may vanish: retract everything and go on."""
+        self.bench.scheduler.retract_all()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "bench"):
+            return
+        self.bench.engine.step()
+        self.bench.drain(enough_steps(self.sent))
+        check_ends(self.bench, self.sent, faults=self.faulty)
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(max_examples=150, stateful_step_count=40)
+
+
+@settings(max_examples=1500)
+@given(scenario=scenarios())
+def test_scenarios(scenario: Scenario) -> None:
+    """Whole lives: arrivals, aborts and faults at drawn steps."""
+    run(scenario)

@@ -1,0 +1,89 @@
+"""Whole random lives of an engine, made from a seed: fast, for volume."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from worlds import VOCAB, Bench, World, check_ends, enough_steps, worlds
+
+from sluice.engine.messages import Abort, Submit
+from sluice.testing import Faults, FaultyRunner
+from sluice.types import SamplingParams, SchedulerLimits
+
+
+@dataclass(frozen=True)
+class Scenario:
+    world: World
+    seed: int
+    faulty: bool
+
+
+def scenarios() -> st.SearchStrategy[Scenario]:
+    return st.builds(Scenario, world=worlds(), seed=st.integers(0, 2**32), faulty=st.booleans())
+
+
+def random_scenario(seed: int) -> Scenario:
+    """The same without Hypothesis."""
+    draw = random.Random(seed)
+    page_size = draw.choice([1, 2, 4, 16, 64])
+    depth, running = draw.randint(1, 3), draw.randint(1, 5)
+    limits = SchedulerLimits(
+        schedule=draw.choice(["mixed", "prefill-first"]),
+        chunked_prefill_size=draw.choice([0, page_size, page_size + 1, max(1, 3 * page_size - 1), 8 * page_size]),
+        max_batch_tokens=running + page_size + draw.randint(0, 3 * page_size),
+        max_running_requests=running,
+        lookahead=draw.randint(0, depth - 1),
+    )
+    world = World(limits, draw.randint(3, 24), page_size, draw.random() < 0.6, depth, draw.random() < 0.5)
+    return Scenario(world, seed, faulty=draw.random() < 0.5)
+
+
+def run(scenario: Scenario) -> int:
+    """Play a scenario to its end and check everything. Returns the number of steps."""
+    draw = random.Random(scenario.seed)
+    world = scenario.world
+    faults = random_faults(draw) if scenario.faulty else Faults()
+    bench = Bench.of(world, FaultyRunner(world.shadow(), faults))
+    to_send, sent, steps = draw.randint(1, 10), {}, 0
+    while to_send or not bench.engine.is_idle:
+        if to_send and draw.random() < 0.4:
+            submit = random_submit(draw, world, request_id=len(sent))
+            sent[submit.request_id] = submit
+            bench.link.put(submit)
+            to_send -= 1
+        if sent and draw.random() < 0.05:
+            bench.link.put(Abort(draw.choice(sorted(sent))))
+        if not bench.engine.in_flight and draw.random() < 0.01:
+            bench.scheduler.retract_all()
+        bench.engine.step()
+        steps += 1
+        assert steps <= enough_steps(sent), f"law 12: still busy after {steps} steps"
+    check_ends(bench, sent, faults=scenario.faulty)
+    return steps
+
+
+def random_faults(draw: random.Random) -> Faults:
+    return Faults(
+        launch_raises=frozenset(draw.sample(range(60), 2)),
+        wait_raises=frozenset(draw.sample(range(60), 2)),
+        row_fails={draw.randrange(60): draw.randrange(5)},
+    )
+
+
+def random_submit(draw: random.Random, world: World, *, request_id: int) -> Submit:
+    length = draw.randint(1, draw.randint(1, world.pool_tokens - 1))
+    max_tokens = draw.randint(1, min(world.pool_tokens - length, 20))
+    prompt = [0] * length if draw.random() < 0.5 else draw.choices(range(VOCAB), k=length)
+    return Submit(
+        request_id,
+        tuple(prompt),
+        SamplingParams(
+            max_tokens=max_tokens,
+            seed=draw.randrange(3),
+            stop_token_ids=(1,) if draw.random() < 0.2 else (),
+        ),
+        sample_index=draw.randrange(2),
+        extra_key=draw.choice(["", "tenant"]),
+    )
