@@ -73,10 +73,10 @@ def test_noise_has_the_gumbel_distribution(dtype: torch.dtype) -> None:
 
 def test_float32_noise_keeps_its_upper_tail() -> None:
     """-log(-log(u)) of a 24-bit uniform ends at 17 and comes in coarse steps there: rare tokens lose their share."""
-    noise = torch.cat([gumbel(keys(seed), torch.tensor([0]), 1 << 20, torch.float32) for seed in range(8)], dim=1)
+    noise = torch.cat([gumbel(keys(seed), torch.tensor([0]), 1 << 20, torch.float32) for seed in range(3)], dim=1)
     top = noise.flatten().topk(64).values
     assert len(top.unique()) == 64
-    exact = torch.cat([gumbel(keys(seed), torch.tensor([0]), 1 << 20, torch.float64) for seed in range(8)], dim=1)
+    exact = torch.cat([gumbel(keys(seed), torch.tensor([0]), 1 << 20, torch.float64) for seed in range(3)], dim=1)
     torch.testing.assert_close(top.double(), exact.flatten().topk(64).values, rtol=1e-6, atol=1e-6)
 
 

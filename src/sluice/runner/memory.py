@@ -7,7 +7,7 @@ after the model has loaded, and never more than what `max_running_requests` requ
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -15,7 +15,7 @@ import torch
 
 from sluice.config import ConfigError
 
-SHARE = {"cpu": 0.5, "cuda": 0.85}
+SHARE: Mapping[str, float] = {"cpu": 0.5, "cuda": 0.85}
 """Of free memory, what an open pool size takes. A CPU's memory is shared with everything else on the machine, and its
 pool is only committed as it fills; a GPU is ours, and what is left holds activations and logits."""
 

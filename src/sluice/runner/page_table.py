@@ -30,7 +30,7 @@ class PageTable:
 
     @property
     def row_pages(self) -> int:
-        return self.host.shape[1]
+        return int(self.host.shape[1])
 
     def clear(self, slots: Sequence[int]) -> None:
         """Empty rows."""

@@ -13,7 +13,7 @@ parameters (`RowKind`), never on its neighbours, so company cannot change a toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -25,7 +25,7 @@ from sluice.types import SamplingParams
 SHORT_TOP_K = 1024
 """Up to here the best are selected, beyond it the vocabulary is sorted. One width for all rows, whatever their k."""
 
-SLICE_ELEMENTS = {"cpu": 1 << 19, "cuda": 1 << 25}
+SLICE_ELEMENTS: Mapping[str, int] = {"cpu": 1 << 19, "cuda": 1 << 25}
 """Logits sampled at once: on a CPU what stays in its cache, on a GPU what bounds scratch memory (about 1 GiB)."""
 
 FAILED = -1

@@ -1,0 +1,96 @@
+"""A plan as tensors, against a twin that takes one token at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shadow_model import shadow_shape
+from sluice.runner.device import DeviceState
+from sluice.runner.inputs import host_batch
+from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
+
+PARAMS = SamplingParams(seed=0)
+SLOTS, PAGES, VOCAB = 6, 64, 50
+
+
+@st.composite
+def plans(draw: st.DrawFn, page_size: int) -> BatchPlan:
+    """Decodes first, then longer chunks; pages are dealt from a shuffled pool, some of them in advance."""
+    pool = iter(draw(st.permutations(range(PAGES))))
+    slots = draw(st.lists(st.integers(0, SLOTS - 1), min_size=1, max_size=SLOTS, unique=True))
+    lengths = sorted((draw(st.sampled_from([1, 1, 2, 3, 9])) for _ in slots), key=lambda length: length > 1)
+    chunks = []
+    for slot, length in zip(slots, lengths, strict=True):
+        start = draw(st.integers(0, 3 * page_size))
+        count = min(-(-(start + length) // page_size) + draw(st.integers(0, 1)), PAGES // SLOTS)
+        is_late = draw(st.booleans())
+        ids = tuple(draw(st.integers(1, VOCAB - 1)) for _ in range(length - is_late))
+        pages = tuple(next(pool) for _ in range(count))
+        chunks.append(Chunk(100 + slot, slot, start, length, ids, pages, draw(st.booleans())))
+    new_slots = tuple(NewSlot(chunk.slot, chunk.request_id, PARAMS, 0) for chunk in chunks)
+    return BatchPlan(7, new_slots, tuple(chunks))
+
+
+@given(st.data(), st.sampled_from([2, 3, 8]))
+def test_batch_is_what_the_loop_says(data: st.DataObject, page_size: int) -> None:
+    plan = data.draw(plans(page_size))
+    state = DeviceState(shadow_shape(num_pages=PAGES, page_size=page_size, num_slots=SLOTS, vocab_size=VOCAB))
+    state.last_token.copy_(torch.arange(SLOTS) + 40)
+    state.check(plan)
+    state.apply(plan)
+    host = host_batch(plan, state.page_table.host, page_size)
+    batch = state.forward_batch(host)
+
+    ids, positions, kv_slots, tables, ends, logit_rows, sampling = [], [], [], [], [], [], []
+    for row, chunk in enumerate(plan.chunks):
+        for i in range(chunk.length):
+            position = chunk.start + i
+            ids.append(chunk.token_ids[i] if i < len(chunk.token_ids) else 40 + chunk.slot)
+            positions.append(position)
+            kv_slots.append(chunk.new_pages[position // page_size] * page_size + position % page_size)
+        ends.append(len(ids))
+        tables.append([*chunk.new_pages[: -(-chunk.end // page_size)]])
+        if chunk.samples:
+            logit_rows.append(len(ids) - 1)
+            sampling.append((row, chunk.slot, chunk.end))
+    widest = max(len(table) for table in tables)
+    decodes = 0
+    while decodes < len(plan.chunks) and plan.chunks[decodes].length == 1:
+        decodes += 1
+
+    assert batch.input_ids.tolist() == ids
+    assert batch.positions.tolist() == positions
+    assert batch.kv_slots.tolist() == kv_slots
+    assert batch.page_table.tolist() == [table + [0] * (widest - len(table)) for table in tables]
+    assert batch.q_starts.tolist() == [0, *ends]
+    assert batch.kv_lens.tolist() == [*batch.kv_lens_host] == [chunk.end for chunk in plan.chunks]
+    assert batch.q_lens == tuple(chunk.length for chunk in plan.chunks)
+    assert batch.logit_rows.tolist() == logit_rows
+    assert batch.num_decodes == decodes
+    rows = zip(host.sample_rows.tolist(), host.sample_slots.tolist(), host.sample_positions.tolist(), strict=True)
+    assert [*rows] == sampling
+    assert {batch.page_table.dtype, batch.q_starts.dtype, batch.kv_lens.dtype} == {torch.int32}
+    assert {t.dtype for t in (batch.input_ids, batch.positions, batch.kv_slots, batch.logit_rows)} == {torch.int64}
+
+
+@given(st.data())
+def test_page_tables_agree(data: st.DataObject) -> None:
+    """The host's copy and the device's rows are the same after any sequence of steps."""
+    state = DeviceState(shadow_shape(num_pages=PAGES, page_size=4, num_slots=SLOTS, vocab_size=VOCAB))
+    rows: dict[int, list[int]] = {}
+    for _ in range(data.draw(st.integers(1, 6))):
+        plan = data.draw(plans(4))
+        state.apply(plan)
+        rows.update({chunk.slot: [*chunk.new_pages] for chunk in plan.chunks})
+        grown = data.draw(st.sampled_from(sorted(rows)))
+        rows[grown] += [3, 9]
+        state.apply(BatchPlan(8, (), (Chunk(1, grown, 0, 1, (1,), (3, 9), True),)))
+    expected = np.zeros((SLOTS, PAGES), dtype=np.int32)
+    for slot, pages in rows.items():
+        expected[slot, : len(pages)] = pages
+    assert (state.page_table.host == expected).all()
+    full = torch.full((SLOTS,), PAGES * 4, dtype=torch.int32)
+    assert (state.page_table.rows(torch.arange(SLOTS), full, PAGES, 4).numpy() == expected).all()

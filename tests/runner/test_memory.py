@@ -1,0 +1,102 @@
+"""The size of the KV pool: what is free, whose limit it is, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sluice.config import ConfigError
+from sluice.runner.memory import PoolRequest, free_memory, pool_pages
+
+CPU = torch.device("cpu")
+OPEN = PoolRequest(page_size=16, bytes_per_token=100, max_model_len=1000, max_running_requests=4, max_total_tokens=None)
+PAGE = 1600
+
+
+def machine(root: Path, *, free_kib: int, membership: str = "") -> Path:
+    """A root folder with the files that tell of memory."""
+    write(root, "proc/meminfo", f"MemTotal: 99999999 kB\nMemAvailable: {free_kib} kB\nHugePages_Total: 0\n")
+    write(root, "proc/self/cgroup", membership)
+    return root
+
+
+def write(root: Path, path: str, text: str) -> None:
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def test_open_size_takes_the_documented_share() -> None:
+    assert pool_pages(OPEN, 20 * PAGE, "cpu") == 10
+    assert pool_pages(OPEN, 20 * PAGE, "cuda") == 17
+    assert pool_pages(OPEN, 2 * PAGE, "cpu") == 1
+
+
+def test_open_size_is_no_more_than_can_be_used() -> None:
+    """Four requests of 1000 tokens take 63 pages each; a machine with more memory gains nothing."""
+    assert pool_pages(OPEN, 1 << 50, "cpu") == 4 * 63
+
+
+def test_asked_size_is_rounded_down_to_pages() -> None:
+    assert pool_pages(replace(OPEN, max_total_tokens=47), 100 * PAGE, "cpu") == 2
+    assert pool_pages(replace(OPEN, max_total_tokens=16 * 100), 100 * PAGE, "cpu") == 100
+
+
+@pytest.mark.parametrize(
+    ("request_", "free", "parts"),
+    [
+        (OPEN, 2 * PAGE - 2, ["one page of 16 tokens takes 1600 bytes", "50%", "--max-total-tokens"]),
+        (OPEN, 0, ["0.00 GiB free on cpu"]),
+        (replace(OPEN, max_total_tokens=15), 1 << 40, ["--max-total-tokens", "got 15", "--page-size 16"]),
+        (replace(OPEN, max_total_tokens=32), 2 * PAGE - 1, ["--max-total-tokens 32", "at most 16 tokens fit"]),
+        (replace(OPEN, max_total_tokens=1 << 40), 1 << 34, ["GiB of KV", "16.00 GiB are free"]),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_numbers(request_: PoolRequest, free: int, parts: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pool_pages(request_, free, "cpu")
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_without_limits_the_machine_decides(tmp_path: Path) -> None:
+    assert free_memory(CPU, machine(tmp_path, free_kib=1000, membership="0::/\n")) == 1000 * 1024
+
+
+def test_a_container_limit_is_obeyed(tmp_path: Path) -> None:
+    """Keeps out sizing by the host's memory inside a container, which the kernel then kills."""
+    machine(tmp_path, free_kib=1 << 20, membership="0::/a/b\n")
+    write(tmp_path, "sys/fs/cgroup/a/b/memory.max", "max\n")
+    write(tmp_path, "sys/fs/cgroup/a/b/memory.current", "10\n")
+    assert free_memory(CPU, tmp_path) == 1 << 30
+    write(tmp_path, "sys/fs/cgroup/a/memory.max", "5000\n")
+    write(tmp_path, "sys/fs/cgroup/a/memory.current", "3000\n")
+    write(tmp_path, "sys/fs/cgroup/a/memory.stat", "anon 2500\ninactive_file 400\n")
+    assert free_memory(CPU, tmp_path) == 2400
+
+
+def test_a_container_limit_in_the_old_interface(tmp_path: Path) -> None:
+    machine(tmp_path, free_kib=1 << 20, membership="9:name=systemd:/\n4:cpu,memory:/jobs/x\n0::/\n")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", "7000\n")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1000\n")
+    write(tmp_path, "sys/fs/cgroup/memory/memory.stat", "total_inactive_file 24\n")
+    assert free_memory(CPU, tmp_path) == 6024
+
+
+def test_an_exceeded_limit_leaves_nothing(tmp_path: Path) -> None:
+    machine(tmp_path, free_kib=1 << 20, membership="0::/\n")
+    write(tmp_path, "sys/fs/cgroup/memory.max", "1000\n")
+    write(tmp_path, "sys/fs/cgroup/memory.current", "1200\n")
+    write(tmp_path, "sys/fs/cgroup/memory.stat", "inactive_file 0\n")
+    assert free_memory(CPU, tmp_path) == 0
+
+
+def test_this_machine_has_memory() -> None:
+    assert free_memory(CPU) > 1 << 26
+
+
+def test_somewhere_without_proc(tmp_path: Path) -> None:
+    """On macOS there is no /proc; the machine's whole memory is what is known."""
+    assert free_memory(CPU, tmp_path) > 1 << 26

@@ -1,0 +1,84 @@
+"""ShadowRunner's model as tensors: its logits point at a hash of every token it can see through its pages.
+
+Any wrong page, slot, position or input id in the torch runner changes what comes out, and `sluice.testing.oracle`
+says what must come out. No weights, no arithmetic to be within tolerance of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.attention.reference import ReferenceAttention
+from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.runner import TorchRunner
+from sluice.testing import shadow_token
+
+
+@dataclass(frozen=True)
+class ShadowModel:
+    """Keys hold tokens, values hold positions.
+
+    Args:
+        vocab_size: tokens are from 0 to vocab_size - 1.
+        poison: a row that sees this token gets NaN logits.
+    """
+
+    vocab_size: int
+    poison: int | None = None
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+        (layer,) = kv
+        layer.store(
+            batch.kv_slots,
+            batch.input_ids[:, None, None].to(layer.k.dtype),
+            batch.positions[:, None, None].to(layer.k.dtype),
+        )
+        last_tokens = (batch.q_starts[1:] - 1).tolist()
+        seen_after = dict(zip(last_tokens, self._seen(batch, layer), strict=True))
+        logits = torch.zeros(len(batch.logit_rows), self.vocab_size, dtype=layer.k.dtype)
+        for out, token_index in zip(logits, batch.logit_rows.tolist(), strict=True):
+            seen = seen_after[token_index]
+            out[shadow_token(seen, 0, 0, self.vocab_size)] = torch.nan if self.poison in seen else 20.0
+        return logits
+
+    @staticmethod
+    def _seen(batch: ForwardBatch, layer: LayerKV) -> list[list[int]]:
+        """The tokens each row can see, which must stand at positions 0, 1, 2, ..."""
+        seen = []
+        for pages, kv_len in zip(batch.page_table.long(), batch.kv_lens.tolist(), strict=True):
+            positions = layer.v[pages].flatten()[:kv_len]
+            assert positions.tolist() == list(range(kv_len)), f"positions {positions.tolist()} of {kv_len}"
+            seen.append([int(token) for token in layer.k[pages].flatten()[:kv_len].tolist()])
+        return seen
+
+
+def shadow_shape(*, num_pages: int, page_size: int, num_slots: int = 4, vocab_size: int = 50) -> DeviceShape:
+    return DeviceShape(
+        num_layers=1,
+        num_kv_heads=1,
+        head_dim=1,
+        vocab_size=vocab_size,
+        num_slots=num_slots,
+        num_pages=num_pages,
+        page_size=page_size,
+        row_pages=num_pages,
+        dtype=torch.float64,
+        device=torch.device("cpu"),
+    )
+
+
+def shadow_state(shape: DeviceShape) -> DeviceState:
+    """Device state whose KV is NaN where nothing was written, so that reading it shows."""
+    state = DeviceState(shape)
+    for layer in state.kv:
+        layer.k.fill_(torch.nan)
+        layer.v.fill_(torch.nan)
+    return state
+
+
+def shadow_runner(shape: DeviceShape, poison: int | None = None) -> TorchRunner:
+    return TorchRunner(ShadowModel(shape.vocab_size, poison), shadow_state(shape), ReferenceAttention())
