@@ -25,6 +25,8 @@ def resolve_checkpoint(model: str, *, endpoint: str | None = None, cache: Path |
     Raises:
         CheckpointError: no such folder, no such model on the hub, or the hub cannot be reached.
     """
+    if not model:
+        raise CheckpointError("model must be a folder or a hub id, got an empty text")
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder

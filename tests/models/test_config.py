@@ -1,0 +1,271 @@
+"""Understanding config.json: both spellings, every default that matters, every refusal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sluice.models.base import CausalLM
+from sluice.models.errors import CheckpointError
+from sluice.models.hf_config import read_config
+from sluice.models.llama_config import LlamaConfig, read_llama_config
+from sluice.models.registry import ARCHITECTURES, model_class
+from sluice.models.rope import DefaultRope, Llama3Rope, YarnRope
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 2048,
+}
+GPT2 = {
+    "architectures": ["GPT2LMHeadModel"],
+    "vocab_size": 100,
+    "n_embd": 24,
+    "n_head": 3,
+    "n_layer": 2,
+    "n_positions": 64,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 512,
+}
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+
+def write(folder: Path, config: object, generation: object = None) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+def build(folder: Path, config: object) -> CausalLM:
+    checkpoint = read_config(write(folder, config))
+    with torch.device("meta"):
+        return model_class(checkpoint.architecture).from_checkpoint(checkpoint, torch.float32)
+
+
+def parse(folder: Path, **changes: Any) -> LlamaConfig:
+    checkpoint = read_config(write(folder, LLAMA | changes))
+    return read_llama_config(checkpoint.architecture, checkpoint.fields)
+
+
+def parse_qwen(folder: Path, **changes: Any) -> LlamaConfig:
+    return parse(folder, architectures=["Qwen2ForCausalLM"], **changes)
+
+
+def test_bare_llama_has_the_defaults_of_transformers(tmp_path: Path) -> None:
+    """Early Llama configs leave out whatever had only one value then."""
+    config = parse(tmp_path)
+    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert config.rope == DefaultRope(10_000.0)
+    options = (config.tie_word_embeddings, config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
+    assert options == (False,) * 5
+    assert config.windows == (None, None, None)
+
+
+@pytest.mark.parametrize("rope", [LLAMA3_ROPE, YARN_ROPE, {"rope_type": "linear", "factor": 2.0}, {}])
+def test_both_spellings_mean_the_same(rope: dict[str, Any], tmp_path: Path) -> None:
+    old_rope = {"type" if name == "rope_type" else name: value for name, value in rope.items()}
+    old = parse(tmp_path, rope_theta=5e5, rope_scaling=old_rope or None, torch_dtype="bfloat16")
+    old_dtype = read_config(tmp_path).dtype
+    new = parse(tmp_path, rope_parameters={"rope_theta": 5e5, **rope}, dtype="bfloat16")
+    assert old == new
+    assert old_dtype == read_config(tmp_path).dtype == "bfloat16"
+    assert new.rope.theta == 5e5
+
+
+def test_rope_theta_outside_new_parameters_counts(tmp_path: Path) -> None:
+    config = parse(tmp_path, rope_parameters={"rope_type": "default"}, rope_theta=5e5)
+    assert config.rope == DefaultRope(5e5)
+
+
+def test_missing_original_context_is_the_whole_context(tmp_path: Path) -> None:
+    rope = {name: value for name, value in LLAMA3_ROPE.items() if not name.startswith("original")}
+    config = parse(tmp_path, rope_parameters=rope)
+    assert isinstance(config.rope, Llama3Rope)
+    assert config.rope.original_max_positions == 2048
+
+
+def test_yarn_without_factor_takes_the_ratio_of_contexts(tmp_path: Path) -> None:
+    config = parse(tmp_path, rope_parameters=YARN_ROPE | {"factor": None})
+    assert isinstance(config.rope, YarnRope)
+    assert config.rope.factor == 2.0
+
+
+@pytest.mark.parametrize(("positions", "limit"), [(1024, 4096), (4096, 4096), (8192, 8192)])
+def test_yarn_stretches_the_context(positions: int, limit: int, tmp_path: Path) -> None:
+    """Qwen's advice is to add YaRN and leave max_position_embeddings alone; the longer context is what it is for."""
+    assert parse(tmp_path, rope_scaling=YARN_ROPE, max_position_embeddings=positions).max_model_len == limit
+
+
+def test_null_means_not_given(tmp_path: Path) -> None:
+    nulls = dict.fromkeys(("head_dim", "num_key_value_heads", "rope_scaling", "sliding_window", "quantization_config"))
+    assert parse(tmp_path, **nulls) == parse(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 8}, (8, 8, 8)),
+        ({"sliding_window": None}, (None, None, None)),
+        ({}, (4096, 4096, 4096)),
+    ],
+)
+def test_mistral_windows(changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path) -> None:
+    """Version 0.1 leaves the window to the default, later versions write null for none."""
+    assert parse(tmp_path, architectures=["MistralForCausalLM"], **changes).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 8}, (None, None, None)),
+        ({"sliding_window": 8, "use_sliding_window": False, "max_window_layers": 0}, (None, None, None)),
+        ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}, (8, 8, 8)),
+        ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2}, (None, None, 8)),
+        ({"sliding_window": 8, "use_sliding_window": True}, (None, None, None)),
+        (
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            },
+            (8, None, 8),
+        ),
+    ],
+)
+def test_qwen_windows(changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path) -> None:
+    assert parse_qwen(tmp_path, **changes).windows == windows
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({}, None, ()),
+        ({"eos_token_id": 2}, None, (2,)),
+        ({"eos_token_id": [2, 5]}, None, (2, 5)),
+        ({"eos_token_id": 2}, {"eos_token_id": [7, 8, 7]}, (7, 8)),
+        ({"eos_token_id": 2}, {"eos_token_id": None}, (2,)),
+        ({"eos_token_id": 0}, {}, (0,)),
+    ],
+)
+def test_ends_of_sequence(config: object, generation: object, expected: tuple[int, ...], tmp_path: Path) -> None:
+    """Chat models name their end of turn in generation_config.json; ignoring it makes them talk on."""
+    write(tmp_path, LLAMA | dict(config), generation)
+    assert read_config(tmp_path).eos_token_ids == expected
+
+
+def test_spec_sizes_the_cache(tmp_path: Path) -> None:
+    spec = build(tmp_path, LLAMA | {"num_key_value_heads": 2, "head_dim": 10}).spec
+    assert spec.kv_bytes_per_token == 2 * 3 * 2 * 10 * 4
+
+
+def test_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="'FalconForCausalLM' is not supported") as caught:
+        build(tmp_path, LLAMA | {"architectures": ["FalconForCausalLM"]})
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"architectures": None}, "architectures"),
+    ({"architectures": ["LlamaForCausalLM", "Other"]}, "architectures"),
+    ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),
+    (
+        {"rope_parameters": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}},
+        "'longrope' is not supported; known: default, linear, llama3, yarn",
+    ),
+    ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+    ({"rope_scaling": {"type": "linear", "factor": -1.0}}, "factor must be a number above 0, got -1.0"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0, "beta": 1}}, "beta is not known"),
+    ({"rope_scaling": {"type": "mrope", "mrope_section": [2, 3]}}, "'mrope'"),
+    ({"rope_parameters": {"rope_type": "default", "mrope_section": [2, 3]}}, "mrope_section"),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "per kind of layer"),
+    ({"rope_parameters": LLAMA3_ROPE, "rope_scaling": YARN_ROPE}, "contradict"),
+    ({"rope_scaling": LLAMA3_ROPE | {"high_freq_factor": 1.0}}, "high_freq_factor"),
+    ({"rope_scaling": {k: v for k, v in LLAMA3_ROPE.items() if k != "low_freq_factor"}}, "low_freq_factor is missing"),
+    ({"rope_scaling": YARN_ROPE | {"beta_fast": 1.0, "beta_slow": 2.0}}, "beta_fast"),
+    ({"rope_scaling": [1]}, "rope_scaling must be an object"),
+    ({"rope_theta": 1.0}, "rope_theta must be above 1"),
+    ({"rope_theta": "big"}, "rope_theta must be a number above 0, got 'big'"),
+    ({"hidden_act": "xielu"}, "hidden_act must be one of silu"),
+    ({"hidden_size": None}, "hidden_size is missing"),
+    ({"hidden_size": 66}, "multiple of num_attention_heads = 4, got 66"),
+    ({"hidden_size": "64"}, "hidden_size must be an integer of at least 1, got '64'"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers"),
+    ({"num_hidden_layers": True}, "num_hidden_layers"),
+    ({"num_key_value_heads": 3}, "divisor of num_attention_heads = 4, got 3"),
+    ({"head_dim": 15}, "head_dim must be even"),
+    ({"hidden_size": 60}, "head_dim must be even for rotary embedding, got 15"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false"),
+    ({"eos_token_id": "</s>"}, "eos_token_id"),
+    ({"eos_token_id": [2, -1]}, "eos_token_id"),
+    ({"sliding_window": 128}, "sliding_window must be null"),
+    ({"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "layer_types"),
+    ({"layer_types": ["full_attention"]}, "3 times"),
+    ({"architectures": ["MistralForCausalLM"], "sliding_window": 0}, "sliding_window"),
+    (
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 4, "layer_types": ["full_attention"] * 3},
+        "layer_types",
+    ),
+    ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias must be false"),
+    ({"architectures": ["Qwen2ForCausalLM"], "attention_bias": False}, "attention_bias must be true"),
+    ({"architectures": ["Qwen2ForCausalLM"], "mlp_bias": True}, "mlp_bias must be false"),
+    ({"architectures": ["Qwen2ForCausalLM"], "layer_types": ["sliding_attention"] * 3}, "layer_types"),
+    ({"architectures": ["Qwen3ForCausalLM"], "layer_types": ["chunked_attention"] * 3}, "layer_types"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
+def test_refuses_what_it_would_compute_wrongly(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Each of these, ignored, would give fluent nonsense or a crash far from its cause."""
+    with pytest.raises(CheckpointError) as caught:
+        build(tmp_path, LLAMA | changes)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_embd": 25}, "n_embd must be a multiple of n_head = 3, got 25"),
+        ({"activation_function": "mish"}, "activation_function"),
+        ({"add_cross_attention": True}, "add_cross_attention"),
+        ({"n_positions": None}, "n_positions is missing"),
+    ],
+)
+def test_refuses_for_gpt2(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        build(tmp_path, GPT2 | changes)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "not valid JSON"), ("[]", "must hold a JSON object, got list"), ("\xff", "not valid JSON")],
+)
+def test_broken_file(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(CheckpointError, match=message):
+        read_config(tmp_path)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no config\.json: not a Hugging Face checkpoint"):
+        read_config(tmp_path)
