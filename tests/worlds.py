@@ -62,8 +62,9 @@ class Bench:
         return cls(world, scheduler, link, engine)
 
     def drain(self, max_steps: int) -> None:
-        """Step until nothing is left to do."""
-        steps = 0
+        """Step, once at least, until nothing is left to do."""
+        self.engine.step()
+        steps = 1
         while not self.engine.is_idle:
             self.engine.step()
             steps += 1

@@ -9,11 +9,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scenarios import Scenario, run, scenarios
-from worlds import Bench, World, check_ends, enough_steps, submits, worlds
 
+from scenarios import Scenario, run, scenarios
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, FaultyRunner
+from worlds import Bench, World, check_ends, enough_steps, submits, worlds
 
 MAX_REQUESTS = 10
 

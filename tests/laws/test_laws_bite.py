@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from worlds import Bench, World, limits_of
 
 from sluice.engine.messages import Submit
 from sluice.scheduler import laws
@@ -15,6 +14,7 @@ from sluice.scheduler.request import Place
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
 from sluice.types import BatchPlan, FinishReason, Output
+from worlds import Bench, World, limits_of
 
 
 def midway() -> Bench:
@@ -60,7 +60,7 @@ def forget_to_offer_a_leaf(state: SchedulerState) -> None:
 
 def link_a_node_wrongly(state: SchedulerState) -> None:
     node = next(iter(state.kv.tree.nodes()))
-    node.key += b"x"
+    node.key += b"x"  # nodes() still walks to it
 
 
 def evict_without_unlinking(state: SchedulerState) -> None:

@@ -82,8 +82,8 @@ def tree_is_reachable(kv: KVManager) -> None:
     for node in kv.tree.nodes():
         count += 1
         require(node.page >= 0, f"law 3: {node} is in the tree without a page")
-        for key, child in node.children.items():
-            require(child.parent is node and child.key == key, f"law 3: {child} is not linked to {node}")
+        linked = node.parent is not None and node.parent.children.get(node.key) is node
+        require(linked, f"law 3: {node} is not its parent's child under its key")
         require(
             node.refs > 0 or bool(node.children) or kv.tree.is_offered(node),
             f"law 3: {node} is a leaf nobody holds, and eviction does not know it",
@@ -231,11 +231,11 @@ def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
     for chunk in plan.chunks:
         lease = state.requests[chunk.request_id].lease
         assert lease is not None
-        for position in range(chunk.start, chunk.end):
-            target = (lease.pages[position // size], position % size)
-            require(target not in written, f"law 9: plan {plan.step} writes {target} twice")
-            require(target[0] not in published, f"law 9: {chunk} writes published page {target[0]}")
-            written.add(target)
+        targets = {(lease.pages[at // size], at % size) for at in range(chunk.start, chunk.end)}
+        require(written.isdisjoint(targets), f"law 9: plan {plan.step} writes twice to what {chunk} writes")
+        pages = {page for page, _ in targets}
+        require(published.isdisjoint(pages), f"law 9: {chunk} writes published pages {published & pages}")
+        written |= targets
 
 
 def quiet_means_empty(state: SchedulerState) -> None:

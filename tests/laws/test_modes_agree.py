@@ -1,0 +1,95 @@
+"""Laws 13 and 14: one list of events, every mode: the same tokens. The same mode twice: byte-equal plans."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.engine.messages import Submit
+from sluice.engine.protocols import Pending, Runner
+from sluice.testing import resolved
+from sluice.types import BatchPlan, SchedulerLimits
+from worlds import Bench, World, check_ends, enough_steps, submits
+
+SMALL = World(SchedulerLimits("mixed", 4, 12, 4, 0), num_pages=16, page_size=2)
+
+MODES = [
+    World(SchedulerLimits(schedule, chunk, 12, running, lookahead), num_pages, page_size, caching, depth, late=True)
+    for schedule, chunk, running, (depth, lookahead), (num_pages, page_size), caching in itertools.product(
+        ["mixed", "prefill-first"],
+        [0, 4, 7],
+        [1, 4],
+        [(1, 0), (2, 0), (2, 1), (3, 2)],
+        [(16, 2), (48, 1), (8, 4)],
+        [True, False],
+    )
+]
+
+
+class RecordingRunner:
+    """Keeps every plan it is given."""
+
+    def __init__(self, inner: Runner) -> None:
+        self._inner = inner
+        self.plans: list[BatchPlan] = []
+
+    def launch(self, plan: BatchPlan) -> Pending:
+        self.plans.append(plan)
+        return self._inner.launch(plan)
+
+
+def play(world: World, requests: Sequence[Submit], gap: int = 2) -> tuple[Bench, list[BatchPlan]]:
+    """Submit a request every `gap` steps and run to the end."""
+    runner = RecordingRunner(world.shadow())
+    bench = Bench.of(world, runner)
+    for request in requests:
+        bench.link.put(request)
+        for _ in range(gap):
+            bench.engine.step()
+    bench.drain(enough_steps({request.request_id: request for request in requests}))
+    check_ends(bench, {request.request_id: request for request in requests})
+    return bench, runner.plans
+
+
+@settings(max_examples=6)
+@given(data=st.data())
+def test_all_modes_give_the_oracles_tokens(data: st.DataObject) -> None:
+    """Chunked or not, mixed or not, cached or not, alone or together, ahead or not."""
+    requests = [data.draw(submits(SMALL, request_id)) for request_id in range(4)]
+    for world in MODES:
+        play(world, requests)
+
+
+def digest(plans: Sequence[BatchPlan]) -> str:
+    return hashlib.sha256(repr(plans).encode()).hexdigest()
+
+
+def fixed_requests() -> list[Submit]:
+    prompts = [tuple((i * j) % 3 % 2 for j in range(5 + 3 * i)) for i in range(5)]
+    return [Submit(i, prompt, resolved(6, seed=i), extra_key="ab"[i % 2]) for i, prompt in enumerate(prompts)]
+
+
+def digest_of_every_mode() -> str:
+    return digest([plan for world in MODES[:: len(MODES) // 24] for plan in play(world, fixed_requests())[1]])
+
+
+def test_the_same_events_give_the_same_plans() -> None:
+    assert digest_of_every_mode() == digest_of_every_mode()
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "4242"])
+def test_plans_do_not_depend_on_the_process(hash_seed: str) -> None:
+    """A set or a hash of a string in the wrong place would order requests differently in another process."""
+    code = "import test_modes_agree as t; print(t.digest_of_every_mode())"
+    path = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
+    child = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == digest_of_every_mode()

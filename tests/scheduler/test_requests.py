@@ -1,0 +1,165 @@
+"""The verbs of the scheduler: add, abort, commit, fail, and what requests are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.scheduler.laws import quiet_means_empty
+from sluice.scheduler.scheduler import DuplicateRequest
+from sluice.testing import Faults, FaultyRunner, resolved
+from sluice.types import BatchResult, FinishReason, RowError
+from worlds import Bench, World, limits_of
+
+
+def bench_of(**rest: int) -> Bench:
+    return Bench.of(World(limits_of(chunk=8, running=4), num_pages=rest.get("pages", 16), page_size=2))
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs at least one token"):
+        bench_of().scheduler.scheduler.add(0, [], resolved())
+
+
+def test_what_could_never_fit_the_pool_is_refused_with_the_numbers() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 24, resolved(8))
+    with pytest.raises(ValueError, match=r"prompt of 25 tokens \+ max_tokens 8 exceed the KV pool of 32 tokens"):
+        bench.scheduler.scheduler.add(1, [1] * 25, resolved(8))
+
+
+def test_an_id_in_use_is_refused() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1], resolved())
+    with pytest.raises(DuplicateRequest, match="request id 0 is in use"):
+        bench.scheduler.scheduler.add(0, [1], resolved())
+
+
+def test_aborting_a_waiting_request_ends_it_at_once() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1], resolved())
+    (output,) = bench.scheduler.abort(0, FinishReason.STOP)
+    assert (output.finish_reason, output.token_ids, output.start) == (FinishReason.STOP, (), 0)
+    assert not bench.scheduler.has_work
+
+
+def test_abort_twice_and_abort_of_nobody_say_nothing() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1], resolved())
+    bench.scheduler.schedule()
+    assert len(bench.scheduler.abort(0)) == 1
+    assert bench.scheduler.abort(0) == []
+    assert bench.scheduler.abort(77) == []
+
+
+def test_an_aborted_request_keeps_its_pages_until_its_row_is_committed() -> None:
+    """Or the next step would be given pages that the device is still writing."""
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 6, resolved())
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    bench.scheduler.abort(0)
+    assert bench.scheduler.state.kv.available == 13
+    assert bench.scheduler.commit(plan, BatchResult(0, ((1,),))) == []
+    assert bench.scheduler.state.kv.available == 16
+
+
+def test_the_cached_prefix_is_told_once_and_counts_the_prompt_only() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 7, resolved(1))
+    run(bench)
+    bench.scheduler.add(1, [1] * 7, resolved(3))
+    outputs = run(bench)
+    assert [output.num_cached_tokens for output in outputs] == [6, 6, 6]
+
+
+def test_a_retracted_request_does_not_count_its_own_pages_as_cached() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 7, resolved(3))
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    bench.scheduler.commit(plan, bench.engine.runner.launch(plan).wait())
+    bench.scheduler.retract_all()
+    assert {output.num_cached_tokens for output in run(bench)} == {0}
+    assert bench.scheduler.state.requests == {}
+
+
+def run(bench: Bench) -> list:
+    outputs = []
+    while bench.scheduler.has_work:
+        plan = bench.scheduler.schedule()
+        assert plan is not None
+        outputs += bench.scheduler.commit(plan, bench.engine.runner.launch(plan).wait())
+    return outputs
+
+
+def test_a_failed_row_ends_its_request_alone() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 3, resolved())
+    bench.scheduler.add(1, [0] * 3, resolved())
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    outputs = bench.scheduler.commit(plan, BatchResult(0, ((), (1,)), (RowError(0, "NaN logits"),)))
+    assert [(o.request_id, o.finish_reason, o.error) for o in outputs] == [
+        (0, FinishReason.ERROR, "NaN logits"),
+        (1, None, None),
+    ]
+
+
+def test_a_failed_chunk_in_the_middle_of_a_prompt_publishes_nothing() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 12, resolved())
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    bench.scheduler.commit(plan, BatchResult(0, (), (RowError(0, "bad"),)))
+    assert bench.scheduler.state.kv.tree.num_pages == 0
+    assert bench.scheduler.state.kv.pool.num_free == 16
+
+
+def test_several_tokens_of_one_row_end_where_the_request_ends() -> None:
+    """Speculation may give more than is wanted: a stop token or max_tokens cuts the rest off."""
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 3, resolved(3))
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    (output,) = bench.scheduler.scheduler.commit(plan, BatchResult(0, ((5, 6, 7, 8),)))
+    assert output.token_ids == (5, 6, 7)
+    assert output.finish_reason is FinishReason.LENGTH
+
+
+def test_a_failed_step_ends_its_requests_and_spares_the_waiting() -> None:
+    bench = Bench.of(World(limits_of(chunk=8, running=1), num_pages=16, page_size=2))
+    for request_id in (0, 1):
+        bench.scheduler.add(request_id, [1] * 3, resolved(2))
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    (output,) = bench.scheduler.fail(plan, "out of memory")
+    assert (output.request_id, output.error) == (0, "out of memory")
+    assert [o.request_id for o in run(bench)] == [1, 1]
+    quiet_means_empty(bench.scheduler.state)
+
+
+def test_more_samples_than_rows_is_a_bug_of_the_runner() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 3, resolved(3))
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    with pytest.raises(AssertionError, match="more samples than rows"):
+        bench.scheduler.scheduler.commit(plan, BatchResult(0, ((5,), (6,))))
+
+
+def test_a_result_for_another_step_is_a_bug_of_the_runner() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 3, resolved(3))
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    with pytest.raises(AssertionError, match="result of step 3 for plan 0"):
+        bench.scheduler.scheduler.commit(plan, BatchResult(3, ((5,),)))
+
+
+def test_faults_in_between_leave_the_others_alone() -> None:
+    world = World(limits_of(chunk=8, running=2), num_pages=16, page_size=2, depth=2, late=True)
+    bench = Bench.of(world, FaultyRunner(world.shadow(), Faults(launch_raises=frozenset({1}))))
+    bench.scheduler.add(0, [1] * 3, resolved(2))
+    bench.drain(30)
+    assert bench.link.end(0).error == "the step failed: InjectedFault: launch 1"
+    assert len(bench.link.tokens(0)) == 1, "what was in flight before the failed launch is told first"

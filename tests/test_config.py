@@ -1,0 +1,93 @@
+"""Options: what is derived from what, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.config import ConfigError, EngineConfig
+
+
+def resolve(device_type: str = "cpu", /, **options: Any) -> EngineConfig:
+    return EngineConfig.from_options(options).resolved(device_type)
+
+
+def test_the_defaults_differ_by_device() -> None:
+    cpu, cuda = resolve("cpu"), resolve("cuda")
+    assert (cpu.cache.page_size, cuda.cache.page_size) == (32, 64)
+    assert (cpu.scheduler.chunked_prefill_size, cuda.scheduler.chunked_prefill_size) == (512, 2048)
+    assert (cpu.scheduler.max_running_requests, cuda.scheduler.max_running_requests) == (64, 256)
+    assert cpu.scheduler.max_batch_tokens == 512 + 64
+
+
+@given(
+    st.sampled_from(["chunked_prefill_size", "max_batch_tokens", "max_running_requests", "max_total_tokens"]),
+    st.integers(2, 5000),
+)
+def test_any_one_size_alone_is_valid_and_kept(name: str, value: int) -> None:
+    config = resolve(**{name: value})
+    limits = config.scheduler.limits()
+    group = config.cache if name == "max_total_tokens" else config.scheduler
+    assert getattr(group, name) == value
+    assert limits.max_running_requests < limits.max_batch_tokens
+    assert config.cache.page_size is not None
+    assert config.cache.page_size <= min(limits.chunked_prefill_size, limits.max_batch_tokens)
+    assert config.cache.page_size <= limits.max_batch_tokens - limits.max_running_requests or name != "max_batch_tokens"
+
+
+@pytest.mark.parametrize("size", [1, 2, 64, 1024])
+def test_any_page_size_alone_is_valid(size: int) -> None:
+    config = resolve(page_size=size)
+    assert config.cache.page_size == size
+    assert config.scheduler.limits().chunked_prefill_size >= size
+
+
+@pytest.mark.parametrize("off", [-1, 0])
+def test_chunking_is_turned_off_by_minus_one_and_nought(off: int) -> None:
+    assert resolve(chunked_prefill_size=off).scheduler.limits().chunked_prefill_size == 0
+
+
+def test_aliases_and_dashes() -> None:
+    config = resolve(**{"max-num-seqs": 3, "max_num_batched_tokens": 77, "enable-mixed-chunk": True})
+    assert config.scheduler.limits() == resolve(max_running_requests=3, max_batch_tokens=77).scheduler.limits()
+    assert resolve(enable_mixed_chunk=False).scheduler.schedule == "prefill-first"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"no_such": 1}, "unknown option 'no_such'; known: .*chunked_prefill_size"),
+        ({"max_num_seqs": 2, "max_running_requests": 2}, "given twice"),
+        ({"schedule": "random"}, "--schedule must be one of mixed, prefill-first, got 'random'"),
+        ({"dtype": "int3"}, "--dtype must be one of auto, float64"),
+        ({"page_size": 3}, "--page-size must be a power of two of at most 1024, got 3"),
+        ({"page_size": 2048}, "--page-size must be a power of two of at most 1024, got 2048"),
+        ({"page_size": 0}, "--page-size must be at least 1, got 0"),
+        ({"page_size": 64, "chunked_prefill_size": 32}, "--chunked-prefill-size must be at least one page"),
+        ({"page_size": 64, "max_total_tokens": 32}, "--max-total-tokens must be at least one page"),
+        ({"chunked_prefill_size": -2}, "--chunked-prefill-size must be at least 1, or -1 or 0 for off, got -2"),
+        ({"max_batch_tokens": 0}, "--max-batch-tokens must be at least 1, got 0"),
+        ({"max_batch_tokens": 1}, "--max-batch-tokens must be larger than --max-running-requests"),
+        ({"max_batch_tokens": 8, "max_running_requests": 8}, "got 8 with 8 running"),
+        ({"max_batch_tokens": 16, "page_size": 16}, r"must be at least --page-size \+ 1 = 17, got 16"),
+        ({"max_running_requests": -1}, "--max-running-requests must be at least 1, got -1"),
+        ({"depth": 0}, "--depth must be at least 1, got 0"),
+        ({"depth": 2, "lookahead": 2}, "--lookahead must be from 0 to depth - 1 = 1, got 2"),
+        ({"lookahead": -1}, "--lookahead must be from 0 to depth - 1 = 0, got -1"),
+        ({"page_size": "8"}, "--page-size must be an integer, got '8'"),
+        ({"page_size": True}, "--page-size must be an integer, got True"),
+        ({"enable_prefix_caching": 1}, "--enable-prefix-caching must be true or false, got 1"),
+        ({"device": 3}, "--device must be a text, got 3"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(**options)
+
+
+def test_limits_need_a_resolved_config() -> None:
+    with pytest.raises(AssertionError, match="not resolved"):
+        EngineConfig().scheduler.limits()
