@@ -12,9 +12,18 @@ from typing import Any
 
 import msgspec
 
+from sluice.config import EngineConfig
 from sluice.engine.messages import Abort, Message, Shutdown, Submit
 from sluice.limits import Limits
 from sluice.types import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Server to engine, once and first: build an engine. `factory` is "module:function" (see `engine_process`)."""
+
+    factory: str
+    config: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +34,8 @@ class Ready:
     folder: str
     limits: Limits
     eos_token_ids: tuple[int, ...]
+    babbles: bool = False
+    """The weights are random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +52,18 @@ class Outputs:
     outputs: tuple[Output, ...]
 
 
-Frame = Message | Outputs | Ready | Failed
+Frame = Message | Outputs | Start | Ready | Failed
 
 _TYPES: dict[str, Any] = {
     "submit": Submit,
     "abort": Abort,
     "shutdown": Shutdown,
     "outputs": tuple[Output, ...],
+    "start": Start,
     "ready": Ready,
     "failed": Failed,
 }
-_TAGS = {Submit: "submit", Abort: "abort", Shutdown: "shutdown", Ready: "ready", Failed: "failed"}
+_TAGS = {kind: tag for tag, kind in _TYPES.items() if tag != "outputs"}
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _DECODERS = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _TYPES.items()}

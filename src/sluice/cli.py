@@ -1,0 +1,200 @@
+"""The command line: `sluice serve` and `sluice generate`.
+
+The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. Whatever a command
+needs is imported when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
+error; the exit status is 2 for a wrong command line and 1 for anything else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, NoReturn
+
+from sluice.config import (
+    ENGINE_GROUPS,
+    GROUPS,
+    ConfigError,
+    EngineConfig,
+    Option,
+    ServerConfig,
+    check_values,
+    options_of,
+)
+from sluice.types import SamplingParams
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+GENERATE_MAX_TOKENS = 128
+HELP_WIDTH = 110
+MODEL_HELP = dict(options_of(GROUPS["model"]))["model"].help
+SAMPLING_OPTIONS: Mapping[str, tuple[type, str, str]] = {
+    "max_tokens": (int, "N", f"most tokens to generate (default: {GENERATE_MAX_TOKENS})"),
+    "temperature": (float, "X", "0: always the likeliest token (default: 1.0)"),
+    "top_p": (float, "X", "sample among the likeliest tokens that together have this probability"),
+    "top_k": (int, "N", "sample among this many likeliest tokens; 0: off"),
+    "min_p": (float, "X", "sample among tokens at least this fraction as likely as the likeliest"),
+    "seed": (int, "N", "the same seed gives the same text (default: a new one each time)"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Returns the exit status."""
+    try:
+        given = vars(build_parser().parse_args(arguments))
+        command = given.pop("run")
+        status: int = command(given)
+        return status
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Wide enough that a command's help fits on a screen."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=38, width=HELP_WIDTH)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line. The values of options that were not given are absent from the result."""
+    parser = Parser(prog="sluice", description="An LLM inference server with chunked prefill.", allow_abbrev=False)
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add_serve(commands)
+    _add_generate(commands)
+    return parser
+
+
+class _ShowVersion(argparse.Action):
+    """Looks the version up only when it is shown: that takes longer than the rest of a `--help`."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"sluice {version('sluice')}")
+        parser.exit()
+
+
+def _add_command(commands: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        description=help[0].upper() + help[1:] + ".",
+        formatter_class=HelpFormatter,
+        usage=f"sluice {name} [MODEL] [options]",
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_serve(commands: Any) -> None:
+    parser = _add_command(commands, "serve", "serve a model over HTTP, with OpenAI's API", serve)
+    for group in ("server", *ENGINE_GROUPS):
+        _add_options(parser, group)
+
+
+def _add_generate(commands: Any) -> None:
+    parser = _add_command(commands, "generate", "continue a prompt, here in the terminal", generate)
+    group = parser.add_argument_group("sampling")
+    group.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue")
+    for name, (kind, metavar, help) in SAMPLING_OPTIONS.items():
+        group.add_argument(_flag(name), type=kind, metavar=metavar, help=help)
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+    group.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
+    for group_name in ENGINE_GROUPS:
+        _add_options(parser, group_name)
+
+
+def _add_options(parser: argparse.ArgumentParser, group: str) -> None:
+    """The flags of one group of `config`; the other engines' names for them work too, without being listed."""
+    shown = parser.add_argument_group(group)
+    types = {item.name: str(item.type) for item in fields(GROUPS[group])}
+    defaults = {item.name: item.default for item in fields(GROUPS[group])}
+    for name, option in options_of(GROUPS[group]):
+        if name == "model":
+            continue
+        settings = _settings(option, types[name], defaults[name])
+        shown.add_argument(_flag(name), dest=name, **settings)
+        for alias in option.aliases:
+            shown.add_argument(_flag(alias), dest=name, **(settings | {"help": argparse.SUPPRESS}))
+    if group == "scheduler":
+        shown.add_argument("--enable-mixed-chunk", action="store_true", help="the same as --schedule mixed")
+
+
+def _settings(option: Option, type_name: str, default: object) -> dict[str, Any]:
+    shows_default = default is None or "default" in option.help
+    settings: dict[str, Any] = {"help": option.help if shows_default else f"{option.help} (default: {_show(default)})"}
+    if "bool" in type_name:
+        return settings | {"action": argparse.BooleanOptionalAction}
+    if option.choices:
+        return settings | {"choices": option.choices}
+    return settings | {"type": int if "int" in type_name else str, "metavar": option.metavar}
+
+
+def _show(default: object) -> str:
+    return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def serve(given: dict[str, Any]) -> int:
+    """`sluice serve`."""
+    names = {name for name, _ in options_of(ServerConfig)}
+    try:
+        server = ServerConfig(**{name: given.pop(name) for name in names & given.keys()})
+        check_values(server)
+        if not 0 <= server.port <= 65535:
+            raise ConfigError(f"--port must be from 0 to 65535, got {server.port}")
+        engine = EngineConfig.from_options(given)
+    except ConfigError as error:
+        return fail("serve", error, EXIT_USAGE)
+    from sluice.server.serve import run
+
+    return run(server, engine)
+
+
+def generate(given: dict[str, Any]) -> int:
+    """`sluice generate`."""
+    prompt = given.pop("prompt")
+    names = {item.name for item in fields(SamplingParams)}
+    asked = {"max_tokens": GENERATE_MAX_TOKENS} | {name: given.pop(name) for name in names & given.keys()}
+    try:
+        if not prompt:
+            raise ValueError("--prompt must not be empty")
+        sampling = SamplingParams(**asked)
+        engine = EngineConfig.from_options(given)
+    except ValueError as error:
+        return fail("generate", error, EXIT_USAGE)
+    from sluice.terminal import stream
+
+    try:
+        stream(engine, prompt, sampling)
+    except (ValueError, OSError, RuntimeError) as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        return fail("generate", error, EXIT_FAILED)
+    return 0
+
+
+def fail(command: str, error: Exception, status: int) -> int:
+    """Report in one line."""
+    print(f"sluice {command}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status

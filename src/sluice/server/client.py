@@ -1,0 +1,107 @@
+"""The engine as the server's routes see it: submit requests, read what comes out, abort.
+
+Lives in the event loop and knows no socket: it is given a function that sends, and told what arrives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+
+from sluice.engine.messages import Abort, Message, Submit
+from sluice.types import FinishReason, Output, SamplingParams
+
+
+class EngineGone(RuntimeError):
+    """The engine cannot serve: it ended, or the server is shutting it down."""
+
+
+class EngineClient:
+    """Owns the request ids and hands each output to whoever asked for it."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send = send
+        self._ids = itertools.count(1)
+        self._open: dict[int, Inbox] = {}
+        self._gone: str | None = None
+
+    @property
+    def num_open(self) -> int:
+        """Requests whose end has neither arrived nor been asked for."""
+        return len(self._open)
+
+    def submit(self, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> Inbox:
+        """Send requests and open the inbox for their outputs; whoever holds it must `close` it.
+
+        Args:
+            requests: each a checked prompt (token ids) and its resolved sampling parameters.
+
+        Raises:
+            EngineGone: no engine to send to.
+        """
+        if self._gone is not None:
+            raise EngineGone(self._gone)
+        inbox = Inbox(self, [next(self._ids) for _ in requests])
+        for request_id, (prompt, sampling) in zip(inbox.request_ids, requests, strict=True):
+            self._open[request_id] = inbox
+            self._send(Submit(request_id, tuple(prompt), sampling))
+        return inbox
+
+    def dispatch(self, outputs: Sequence[Output]) -> None:
+        """Hand out what the engine sent. Outputs of requests that nobody waits for any more are dropped."""
+        for output in outputs:
+            inbox = self._open.get(output.request_id)
+            if inbox is None:
+                continue
+            if output.finish_reason is not None:
+                del self._open[output.request_id]
+            inbox.put(output)
+
+    def abort(self, request_id: int, reason: FinishReason) -> None:
+        """End a request that is still open, at the engine and here: nothing of it arrives any more."""
+        if self._open.pop(request_id, None) is not None and self._gone is None:
+            self._send(Abort(request_id, reason))
+
+    def fail(self, message: str) -> None:
+        """There is no engine any more: every open inbox and every later `submit` raises `EngineGone`."""
+        self._gone = message
+        inboxes = set(self._open.values())
+        self._open.clear()
+        for inbox in inboxes:
+            inbox.put(EngineGone(message))
+
+
+class Inbox:
+    """Where the outputs of the requests of one HTTP call arrive."""
+
+    def __init__(self, client: EngineClient, request_ids: Sequence[int]) -> None:
+        self.request_ids = tuple(request_ids)
+        self._client = client
+        self._queue: asyncio.Queue[Output | EngineGone] = asyncio.Queue()
+
+    def put(self, item: Output | EngineGone) -> None:
+        self._queue.put_nowait(item)
+
+    async def get(self) -> list[Output]:
+        """Everything that has arrived, at least one output.
+
+        Raises:
+            EngineGone: the engine ended before the requests did.
+        """
+        items = [await self._queue.get()]
+        while not self._queue.empty():
+            items.append(self._queue.get_nowait())
+        outputs = [item for item in items if isinstance(item, Output)]
+        if not outputs:
+            (gone,) = items
+            assert isinstance(gone, EngineGone)
+            raise gone
+        if len(outputs) < len(items):  # the outputs first, the end at the next call
+            self._queue.put_nowait(items[-1])
+        return outputs
+
+    def close(self) -> None:
+        """Nobody waits any more: abort what has not ended."""
+        for request_id in self.request_ids:
+            self._client.abort(request_id, FinishReason.ABORT)

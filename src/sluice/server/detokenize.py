@@ -1,0 +1,198 @@
+"""Token ids to text as they come.
+
+A token spells a few bytes, and text is those bytes read as UTF-8. So the state of a stream is what an incremental
+UTF-8 decoder keeps: at most three bytes of an unfinished character. Each token costs the same, however long the text.
+
+How a token spells bytes depends on the tokenizer's decoder; `spelling_of` knows the ones language models use. The
+result equals the `tokenizers` library's own decoding, with one exception. For a byte-fallback tokenizer the library
+replaces *every* byte of a run of byte tokens if *any* byte in it is malformed, which cannot be known before the run
+ends; here only the malformed bytes are replaced, so that a script written in byte tokens streams at all.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+LONGEST_CHARACTER = 4
+"""Bytes of the longest UTF-8 character."""
+
+
+class UnsupportedDecoder(ValueError):
+    """A decoder in `tokenizer.json` whose tokens do not each spell fixed bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """The bytes of a token: in the middle of a text, and as its first token."""
+
+    inner: Callable[[str], bytes]
+    first: Callable[[str], bytes]
+
+
+class Vocabulary:
+    """The bytes of each token id. Special tokens and ids that the tokenizer does not know spell nothing."""
+
+    def __init__(
+        self, spelling: Spelling, id_to_token: Callable[[int], str | None], special_ids: frozenset[int]
+    ) -> None:
+        self._spelling = spelling
+        self._id_to_token = id_to_token
+        self._special_ids = special_ids
+        self._inner: dict[int, bytes] = {}
+
+    def inner(self, token_id: int) -> bytes:
+        """What a token spells behind others."""
+        piece = self._inner.get(token_id)
+        if piece is None:
+            token = self._visible(token_id)
+            piece = self._inner[token_id] = b"" if token is None else self._spelling.inner(token)
+        return piece
+
+    def first(self, token_id: int) -> bytes:
+        """What a token spells at the beginning of a text."""
+        token = self._visible(token_id)
+        return b"" if token is None else self._spelling.first(token)
+
+    def shows(self, token_id: int) -> bool:
+        """Whether the token is part of the text at all."""
+        return self._visible(token_id) is not None
+
+    def _visible(self, token_id: int) -> str | None:
+        return None if token_id in self._special_ids else self._id_to_token(token_id)
+
+
+class Detokenizer:
+    """The text of one stream of tokens.
+
+    With a `prompt` the text continues it: `decode(prompt) + pushed text == decode(prompt + pushed ids)`, so a word's
+    leading space is kept where the prompt ended with a word. Without one the text stands alone.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int] = ()) -> None:
+        self._vocabulary = vocabulary
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._begun = any(vocabulary.shows(token) for token in reversed(prompt))
+        for token in prompt[-LONGEST_CHARACTER:]:
+            self._utf8.decode(vocabulary.inner(token))
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes, possibly empty; never a part of a character."""
+        if self._begun:
+            return self._utf8.decode(self._vocabulary.inner(token_id))
+        self._begun = self._vocabulary.shows(token_id)
+        return self._utf8.decode(self._vocabulary.first(token_id))
+
+    def flush(self) -> str:
+        """The end: U+FFFD if a character was left unfinished, else nothing."""
+        return self._utf8.decode(b"", final=True)
+
+
+def decode(vocabulary: Vocabulary, token_ids: Iterable[int]) -> str:
+    """The text of a whole list of ids."""
+    stream = Detokenizer(vocabulary)
+    return "".join([stream.push(token) for token in token_ids]) + stream.flush()
+
+
+def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
+    """How tokens spell bytes under a `decoder` entry of `tokenizer.json`.
+
+    Raises:
+        UnsupportedDecoder: naming its type and the ones that are understood.
+    """
+    if decoder is None:
+        return Spelling(inner=lambda token: b" " + token.encode(), first=str.encode)
+    if decoder["type"] == "Metaspace":
+        return _metaspace(decoder)
+    steps = list(_flatten(decoder))
+    if [step["type"] for step in steps] == ["ByteLevel"]:
+        return _byte_level()
+    return _sentencepiece(steps)
+
+
+def _flatten(decoder: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    if decoder["type"] != "Sequence":
+        yield decoder
+        return
+    for step in decoder["decoders"]:
+        yield from _flatten(step)
+
+
+def _byte_level() -> Spelling:
+    table = byte_alphabet()
+
+    def spell(token: str) -> bytes:
+        try:
+            return bytes([table[char] for char in token])
+        except KeyError:  # an added token, written as plain text
+            return token.encode()
+
+    return Spelling(inner=spell, first=spell)
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The printable character by which GPT-2's byte-level BPE writes each byte.
+
+    Printable Latin-1 characters stand for themselves; the other 68 bytes take the characters from U+0100 on, in order.
+    Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, and its released encoder.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(0x100 + index): byte for index, byte in enumerate(rest)}
+
+
+def _metaspace(decoder: Mapping[str, Any]) -> Spelling:
+    mark = decoder["replacement"]
+    spelling = Spelling(
+        inner=lambda token: token.replace(mark, " ").encode(),
+        first=lambda token: token.replace(mark, "").encode(),
+    )
+    never = decoder.get("prepend_scheme") == "never" or decoder.get("add_prefix_space") is False
+    return replace(spelling, first=spelling.inner) if never else spelling
+
+
+def _sentencepiece(steps: Sequence[Mapping[str, Any]]) -> Spelling:
+    """Replace..., ByteFallback, Fuse, and at most one leading space stripped from the fused text."""
+    replacements: list[tuple[str, str]] = []
+    byte_fallback = fused = False
+    strip = b""
+    for step in steps:
+        match step:
+            case {"type": "Replace", "pattern": {"String": str(old)}, "content": str(new)} if not byte_fallback:
+                replacements.append((old, new))
+            case {"type": "ByteFallback"}:
+                byte_fallback = True
+            case {"type": "Fuse"}:
+                fused = True
+            case {"type": "Strip", "content": str(content), "start": 1, "stop": 0} if fused and not strip:
+                strip = content.encode()
+            case _:
+                raise _unsupported(step)
+
+    def spell(token: str) -> bytes:
+        for old, new in replacements:
+            token = token.replace(old, new)
+        byte = _byte_token(token) if byte_fallback else None
+        return token.encode() if byte is None else byte
+
+    return Spelling(inner=spell, first=lambda token: spell(token).removeprefix(strip))
+
+
+def _byte_token(token: str) -> bytes | None:
+    """The byte of a token such as "<0xE2>"."""
+    if len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
+        return None
+    try:
+        return bytes.fromhex(token[3:5])
+    except ValueError:
+        return None
+
+
+def _unsupported(step: Mapping[str, Any]) -> UnsupportedDecoder:
+    return UnsupportedDecoder(
+        f"the decoder {dict(step)!r} in tokenizer.json is not supported; accepted are ByteLevel, Metaspace, and"
+        " Replace / ByteFallback / Fuse / Strip (one leading character) in this order"
+    )

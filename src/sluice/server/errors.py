@@ -1,0 +1,38 @@
+"""What goes wrong with a request, in OpenAI's error shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+
+class ApiError(Exception):
+    """An answer other than 2xx.
+
+    `param` names the field at fault, as a path ("messages[0].role"); `code` is OpenAI's where one exists.
+    """
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), status_code=self.status)
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request itself is at fault."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def unavailable(reason: str) -> ApiError:
+    """503: no engine to serve it, now or any more."""
+    return ApiError(503, f"cannot serve requests: {reason}", code="service_unavailable")

@@ -1,0 +1,151 @@
+"""One HTTP call at the engine: prompts in, pieces of text out, tokens counted.
+
+A call with several prompts is several requests that share an inbox; each is one choice of the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from sluice.limits import LimitError
+from sluice.server.backend import Service
+from sluice.server.client import EngineGone, Inbox
+from sluice.server.errors import ApiError, bad_request, unavailable
+from sluice.server.openai import ChatCall, CompletionCall
+from sluice.server.text import Piece, TextStream
+from sluice.server.tokens import TokenizerError
+from sluice.types import FinishReason, Output, SamplingParams
+
+LONG_TEXT = 4096
+"""Characters from which tokenizing leaves the event loop: below, it takes about a millisecond."""
+
+
+async def completion_prompts(service: Service, call: CompletionCall) -> list[list[int]]:
+    """The token ids of each prompt of a completion.
+
+    Raises:
+        ApiError: 400, a text that is no valid Unicode.
+    """
+    return [await _encode(service, prompt) if isinstance(prompt, str) else prompt for prompt in call.prompts]
+
+
+async def _encode(service: Service, text: str) -> list[int]:
+    try:
+        if len(text) < LONG_TEXT:
+            return service.tokenizer.encode(text)
+        return await asyncio.to_thread(service.tokenizer.encode, text)
+    except TokenizerError as error:
+        raise bad_request(str(error), param="prompt") from error
+
+
+async def chat_prompt(service: Service, call: ChatCall) -> list[int]:
+    """The token ids of a conversation.
+
+    Raises:
+        ApiError: 400, no chat template, or one that refuses the messages.
+    """
+    try:
+        if sum(len(message["content"]) for message in call.messages) < LONG_TEXT:
+            return service.tokenizer.encode_chat(call.messages)
+        return await asyncio.to_thread(service.tokenizer.encode_chat, call.messages)
+    except TokenizerError as error:
+        raise bad_request(str(error), param="messages") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a call, all its choices together."""
+
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+class Generation:
+    """One call. Entering the `with` submits its requests, leaving it ends them, at the engine too."""
+
+    def __init__(self, service: Service, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
+        """
+        Raises:
+            ApiError: 400, a prompt that the limits refuse.
+        """
+        self._client = service.client
+        self._requests = [(prompt, _resolved(service, prompt, sampling)) for prompt in prompts]
+        self._texts = [TextStream(service.tokenizer.detokenizer(prompt), sampling.stop) for prompt in prompts]
+        self._cached = [0] * len(prompts)
+        self._inbox: Inbox | None = None
+        self._index: dict[int, int] = {}
+
+    @property
+    def num_choices(self) -> int:
+        return len(self._texts)
+
+    def __enter__(self) -> Self:
+        """
+        Raises:
+            ApiError: 503, no engine.
+        """
+        try:
+            self._inbox = self._client.submit(self._requests)
+        except EngineGone as error:
+            raise unavailable(str(error)) from error
+        self._index = {request_id: index for index, request_id in enumerate(self._inbox.request_ids)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._inbox is not None
+        self._inbox.close()
+
+    async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
+        """(index of the choice, piece) pairs as they come, in lists of what has arrived together.
+
+        Raises:
+            ApiError: 500, a request failed at the engine, or the engine ended.
+        """
+        assert self._inbox is not None, "pieces come inside the `with`"
+        while any(text.finish_reason is None for text in self._texts):
+            try:
+                outputs = await self._inbox.get()
+            except EngineGone as error:
+                raise ApiError(500, f"the request was lost: {error}", code="engine_gone") from error
+            yield [pair for output in outputs for pair in self._fold(output)]
+
+    def _fold(self, output: Output) -> list[tuple[int, Piece]]:
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            raise ApiError(500, output.error or "the request was aborted", code="request_failed")
+        index = self._index[output.request_id]
+        text = self._texts[index]
+        if text.finish_reason is not None:
+            return []
+        self._cached[index] = output.num_cached_tokens
+        pieces = list(text.push(output))
+        if text.finish_reason is not None:
+            self._client.abort(output.request_id, FinishReason.STOP)  # if a stop string did it
+        return [(index, piece) for piece in pieces]
+
+    def usage(self) -> Usage:
+        return Usage(
+            sum(len(prompt) for prompt, _ in self._requests),
+            sum(self._cached),
+            sum(text.num_tokens for text in self._texts),
+        )
+
+
+def _resolved(service: Service, prompt: Sequence[int], sampling: SamplingParams) -> SamplingParams:
+    try:
+        room = service.limits.check(prompt, sampling.max_tokens)
+    except LimitError as error:
+        raise bad_request(str(error), param=error.param, code=error.code) from error
+    return sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=secrets.randbits(63))

@@ -1,0 +1,255 @@
+"""OpenAI's request schema: bytes of a body to a checked, typed call.
+
+JSON types are strict ("5" is no number), unknown fields are refused by name (see `inert`), and nothing is filled in
+that the caller did not leave open.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from sluice.server.errors import ApiError, bad_request
+from sluice.server.inert import CHAT_ASKS_NOTHING, COMPLETION_ASKS_NOTHING, without_inert
+from sluice.types import SamplingParams
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for completions; a chat may fill the context."""
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 1000
+"""Characters. Stop strings cost time for every token of every stream."""
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class _Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chats have in common. `null` is the same as leaving a field out."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] = []
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+
+
+class _Completion(_Fields, kw_only=True, forbid_unknown_fields=True):
+    prompt: Any
+
+
+class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
+    text: str
+
+
+class _Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_TextPart]
+    name: str | None = None
+
+
+class _Chat(_Fields, kw_only=True, forbid_unknown_fields=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCall:
+    """`POST /v1/completions`: each prompt is a text or token ids, and becomes one choice."""
+
+    model: str | None
+    prompts: tuple[str | list[int], ...]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCall:
+    """`POST /v1/chat/completions`: messages as chat templates take them."""
+
+    model: str | None
+    messages: tuple[dict[str, str], ...]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+
+
+def parse_completion(body: bytes) -> CompletionCall:
+    """
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    fields = _convert(without_inert(_object(body), _names(_Completion), COMPLETION_ASKS_NOTHING), _Completion)
+    max_tokens = COMPLETION_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    return CompletionCall(
+        model=fields.model,
+        prompts=_prompts(fields.prompt),
+        sampling=_sampling(fields, max_tokens),
+        stream=fields.stream,
+        include_usage=_include_usage(fields),
+    )
+
+
+def parse_chat(body: bytes) -> ChatCall:
+    """
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    fields = _convert(without_inert(_object(body), _names(_Chat), CHAT_ASKS_NOTHING), _Chat)
+    if not fields.messages:
+        raise bad_request("messages must hold at least one message, got []", param="messages")
+    return ChatCall(
+        model=fields.model,
+        messages=tuple(_message(index, message) for index, message in enumerate(fields.messages)),
+        sampling=_sampling(fields, _chat_max_tokens(fields)),
+        stream=fields.stream,
+        include_usage=_include_usage(fields),
+    )
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        content = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise bad_request(f"the body is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise bad_request(f"the body must be a JSON object, got {_kind(content)}")
+    return content
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(kind.__struct_fields__)
+
+
+def _convert(content: dict[str, Any], kind: type[T], prefix: str = "") -> T:
+    try:
+        return msgspec.convert(content, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error), prefix) from error
+
+
+def _invalid(message: str, prefix: str) -> ApiError:
+    """msgspec's "Expected `int`, got `str` - at `$.seed`", in terms of the request."""
+    missing = re.search(r"missing required field `(\w+)`", message)
+    if missing is not None:
+        param = prefix + missing[1]
+        return bad_request(f"{param} is required", param=param)
+    what, _, path = message.partition(" - at ")
+    param = prefix + path.strip("`").removeprefix("$").removeprefix(".")
+    return bad_request(f"{param}: {what[:1].lower()}{what[1:]}", param=param)
+
+
+def _prompts(value: Any) -> tuple[str | list[int], ...]:
+    """A text, token ids, or a list of either."""
+    if isinstance(value, str) or _are_ids(value):
+        value = [value]
+    if not isinstance(value, list) or not value:
+        raise _bad_prompt("prompt", value)
+    for index, item in enumerate(value):
+        if not (_are_ids(item) or (isinstance(item, str) and item)):
+            raise _bad_prompt("prompt" if len(value) == 1 else f"prompt[{index}]", item)
+    return tuple(value)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+def _bad_prompt(param: str, value: Any) -> ApiError:
+    return bad_request(
+        f"{param} must be a non-empty text, a non-empty list of token ids, or a list of either; got {_kind(value)}",
+        param=param,
+    )
+
+
+def _kind(value: Any) -> str:
+    """A JSON value in a few words."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return f"the number {value}"
+        case "":
+            return "an empty text"
+        case str():
+            return "a text"
+        case []:
+            return "an empty list"
+        case list():
+            return "a list of something else"
+        case _:
+            return "an object"
+
+
+def _message(index: int, content: dict[str, Any]) -> dict[str, str]:
+    """One message as chat templates take it: text parts joined by line breaks, "developer" is "system"."""
+    prefix = f"messages[{index}]."
+    unused = ("tool_calls", "function_call", "refusal", "audio", "annotations")
+    said = {name: value for name, value in content.items() if not (name in unused and value in (None, []))}
+    message = _convert(said, _Message, prefix)
+    text = message.content
+    if not isinstance(text, str):
+        text = "\n".join(part.text for part in text)
+    role = "system" if message.role == "developer" else message.role
+    rendered = {"role": role, "content": text}
+    return rendered if message.name is None else rendered | {"name": message.name}
+
+
+def _chat_max_tokens(fields: _Chat) -> int | None:
+    one, other = fields.max_tokens, fields.max_completion_tokens
+    if one is not None and other is not None and one != other:
+        raise bad_request(
+            f"max_tokens {one} and max_completion_tokens {other} contradict each other; send one of them",
+            param="max_completion_tokens",
+        )
+    return one if other is None else other
+
+
+def _include_usage(fields: _Fields) -> bool:
+    if fields.stream_options is None:
+        return False
+    if not fields.stream:
+        raise bad_request("stream_options is only allowed with stream: true", param="stream_options")
+    return bool(fields.stream_options.include_usage)
+
+
+def _sampling(fields: _Fields, max_tokens: int | None) -> SamplingParams:
+    stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise bad_request(
+            f"stop may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
+            f" of at most {max(map(len, stops))}",
+            param="stop",
+        )
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=fields.temperature,
+            top_p=fields.top_p,
+            top_k=fields.top_k,
+            min_p=fields.min_p,
+            seed=fields.seed,
+            stop=tuple(stops),
+            stop_token_ids=tuple(fields.stop_token_ids),
+            ignore_eos=fields.ignore_eos,
+        )
+    except ValueError as error:  # its first word is the field
+        raise bad_request(str(error), param=str(error).split()[0]) from error

@@ -1,0 +1,166 @@
+"""`sluice serve`: HTTP from the first moment, an engine beside it, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import uvicorn
+
+from sluice.config import EngineConfig, ServerConfig
+from sluice.server.app import create_app
+from sluice.server.backend import Backend, Service
+from sluice.server.client import EngineClient
+from sluice.server.launch import FACTORY, EngineProcess, EngineStartError
+from sluice.server.tokens import Tokenizer, TokenizerError
+from sluice.wire import Ready
+
+EXIT_SECONDS = 2
+"""How long open connections may take to end once their streams were ended."""
+
+
+class CannotListen(OSError):
+    """The address cannot be listened on; the message is one line for the user."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, leaving the signals to `serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(server: ServerConfig, engine: EngineConfig, *, factory: str = FACTORY) -> int:
+    """Serve until SIGINT or SIGTERM. Returns the exit status: 1 if the engine did not start, or died."""
+    try:
+        return asyncio.run(serve(server, engine, factory=factory))
+    except (CannotListen, EngineStartError, TokenizerError) as error:
+        print(f"sluice: error: {error}", file=sys.stderr)
+        return 1
+
+
+async def serve(server: ServerConfig, engine: EngineConfig, *, factory: str = FACTORY) -> int:
+    """
+    Raises:
+        CannotListen: the port is in use, or the address is not this machine's.
+        EngineStartError, TokenizerError: the checkpoint cannot be served.
+    """
+    listener = listen(server.host, server.port)
+    url = url_of(server.host, listener.getsockname()[1])
+    backend = Backend()
+    http = HttpServer(
+        uvicorn.Config(
+            create_app(backend),
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=EXIT_SECONDS,
+        )
+    )
+    serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
+    living = asyncio.create_task(live(backend, server, engine, url, factory), name="engine")
+    stopping = asyncio.create_task(_stop_signal().wait(), name="stop-signal")
+    try:
+        await asyncio.wait({serving, living, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if living.done() and living.exception() is None:
+            # The engine died; whoever watches /health sees 503 until somebody stops us.
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
+        return 1 if living.done() and living.result() else 0
+    finally:
+        living.cancel()
+        stopping.cancel()
+        await asyncio.wait({living, stopping})
+        http.should_exit = True
+        await asyncio.wait({serving})
+
+
+async def live(backend: Backend, server: ServerConfig, config: EngineConfig, url: str, factory: str) -> str:
+    """Start the engine, serve with it, and say how it ended. Cancelling it ends the engine.
+
+    Raises:
+        EngineStartError, TokenizerError: the checkpoint cannot be served.
+    """
+    engine = await EngineProcess.spawn(config, factory=factory)
+    try:
+        ready = await engine.ready()
+        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
+        client = EngineClient(engine.send)
+        name = server.served_model_name or ready.model
+        eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
+        backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client))
+        print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
+        how = await engine.run(lambda outputs: client.dispatch(outputs.outputs))
+        backend.close(how)
+        print(f"sluice: error: {how}; answering 503 until stopped", file=sys.stderr)
+        return how
+    finally:
+        backend.close("the server is shutting down")
+        await engine.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """
+    Raises:
+        CannotListen: naming the address and what to do.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise CannotListen(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise CannotListen(f"cannot listen on {host}:{port}: {error}; choose another with --host or --port") from error
+    return listener
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL by which this machine reaches a server that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def announcement(url: str, name: str, ready: Ready, *, chat: bool) -> str:
+    """What a person who started the server needs to know."""
+    limits = ready.limits
+    lines = [f"Sluice serves {name} at {url}/v1 (up to {limits.max_request_tokens} tokens a request)."]
+    if ready.babbles:
+        lines.append("It babbles: the bundled model has random weights. Serve a real one with: sluice serve MODEL")
+    lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
+    return "\n".join(lines)
+
+
+def curl(url: str, name: str, *, chat: bool) -> str:
+    """A command that streams an answer, ready to paste."""
+    asked = "Tell me about sluices."
+    body: dict[str, object] = {"model": name}
+    body |= {"messages": [{"role": "user", "content": asked}]} if chat else {"prompt": asked}
+    body |= {"max_tokens": 64, "stream": True}
+    path = "chat/completions" if chat else "completions"
+    data = shlex.quote(json.dumps(body))
+    return f"curl -N {url}/v1/{path} -H 'Content-Type: application/json' -d {data}"
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set by SIGINT (Ctrl-C) and SIGTERM."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop

@@ -1,0 +1,151 @@
+"""The two ends of the line between the server and the engine: PUSH and PULL sockets in a private folder.
+
+Each side binds the socket it reads and connects the one it writes: a connected PUSH queues without limit and never
+blocks or drops, whether the other side is there yet or not. One message a step goes back, however many requests run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import zmq
+import zmq.asyncio
+
+from sluice.engine.messages import Abort, Message, Shutdown, Submit
+from sluice.types import Output
+from sluice.wire import Frame, Start, WireError, decode, encode, encode_outputs
+
+LONGEST_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path on Linux (`sun_path`), less the closing zero; macOS has three less."""
+
+
+class SocketFolder:
+    """A fresh folder that only this user can enter (mode 0700), with the line's two sockets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def fresh(cls) -> SocketFolder:
+        """
+        Raises:
+            OSError: no temporary folder has a path short enough for a socket.
+        """
+        for parent in (tempfile.gettempdir(), "/tmp"):
+            folder = cls(Path(tempfile.mkdtemp(prefix="sluice-", dir=parent)))
+            if len(folder.requests.encode()) - len("ipc://") <= LONGEST_SOCKET_PATH - 3:
+                return folder
+            folder.remove()
+        raise OSError(
+            f"the temporary folder {tempfile.gettempdir()} is too long for a socket; set TMPDIR to a shorter one"
+        )
+
+    @property
+    def requests(self) -> str:
+        """Endpoint of what goes to the engine."""
+        return f"ipc://{self.path}/requests"
+
+    @property
+    def outputs(self) -> str:
+        """Endpoint of what comes from the engine."""
+        return f"ipc://{self.path}/outputs"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _prepare(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, *, linger_ms: int) -> None:
+    """No limit on queued messages: none is dropped and no sender waits."""
+    socket.set(zmq.SNDHWM, 0)
+    socket.set(zmq.RCVHWM, 0)
+    socket.set(zmq.LINGER, linger_ms)
+
+
+class ZmqLink:
+    """The engine's end: a `Link` (see `engine.protocols`)."""
+
+    def __init__(self, folder: SocketFolder) -> None:
+        self._context = zmq.Context()
+        self._requests = self._context.socket(zmq.PULL)
+        self._outputs = self._context.socket(zmq.PUSH)
+        _prepare(self._requests, linger_ms=0)
+        _prepare(self._outputs, linger_ms=1000)
+        self._requests.bind(folder.requests)
+        self._outputs.connect(folder.outputs)
+
+    def receive_start(self) -> Start:
+        """Wait for the first message.
+
+        Raises:
+            WireError: it is not a `Start`.
+        """
+        frame = decode(self._requests.recv())
+        if not isinstance(frame, Start):
+            raise WireError(f"the first message must be a start, got {frame!r}")
+        return frame
+
+    def receive(self, *, block: bool) -> list[Message]:
+        """Messages that have arrived, in order. With `block`, wait for at least one.
+
+        Raises:
+            WireError: something that no server sends.
+        """
+        messages: list[Message] = []
+        flags = 0 if block else zmq.NOBLOCK
+        while True:
+            try:
+                frame = decode(self._requests.recv(flags))
+            except zmq.Again:
+                return messages
+            if not isinstance(frame, Submit | Abort | Shutdown):
+                raise WireError(f"not a message to an engine: {frame!r}")
+            messages.append(frame)
+            flags = zmq.NOBLOCK
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        """Queue the outputs of a step; returns at once."""
+        self._outputs.send(encode_outputs(outputs))
+
+    def send_frame(self, frame: Frame) -> None:
+        """Queue something else than outputs: `Ready` or `Failed`."""
+        self._outputs.send(encode(frame))
+
+    def close(self) -> None:
+        """Deliver what is queued, for at most a second, and give the sockets up."""
+        self._requests.close()
+        self._outputs.close()
+        self._context.term()
+
+
+class ZmqChannel:
+    """The server's end, for use in an event loop."""
+
+    def __init__(self, folder: SocketFolder) -> None:
+        self._context = zmq.Context()
+        self._requests = self._context.socket(zmq.PUSH)
+        self._outputs = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
+        _prepare(self._requests, linger_ms=0)
+        _prepare(self._outputs, linger_ms=0)
+        self._outputs.bind(folder.outputs)
+        self._requests.connect(folder.requests)
+
+    def send(self, frame: Frame) -> None:
+        """Queue a message; returns at once."""
+        self._requests.send(encode(frame))
+
+    async def receive(self) -> Frame:
+        """The next message.
+
+        Raises:
+            WireError: something that no engine sends.
+        """
+        return decode(await self._outputs.recv())
+
+    def close(self) -> None:
+        """Give the sockets up, once the engine has ended; what is still queued is dropped."""
+        self._requests.close()
+        self._outputs.close()
+        self._context.term()

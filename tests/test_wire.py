@@ -1,0 +1,87 @@
+"""Messages survive the wire; anything else is refused."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluice.config import EngineConfig
+from sluice.engine.messages import Abort, Shutdown, Submit
+from sluice.limits import Limits
+from sluice.types import FinishReason, Output, SamplingParams
+from sluice.wire import Failed, Frame, Outputs, Ready, Start, WireError, decode, encode, encode_outputs
+
+IDS = st.integers(0, 2**63 - 1)
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
+REASONS = st.sampled_from(FinishReason)
+SAMPLING = st.builds(
+    SamplingParams,
+    max_tokens=st.none() | st.integers(1, 2**40),
+    temperature=st.floats(0, 10),
+    top_p=st.floats(0, 1, exclude_min=True),
+    top_k=st.integers(-1, 2**30),
+    min_p=st.floats(0, 1),
+    seed=st.none() | st.integers(-(2**63), 2**64 - 1),
+    stop=st.lists(st.text(min_size=1), max_size=2).map(tuple),
+    stop_token_ids=TOKENS,
+    ignore_eos=st.booleans(),
+)
+OUTPUT = st.builds(
+    Output, IDS, IDS, TOKENS, st.integers(0, 2**31), st.none() | REASONS, st.none() | st.text(max_size=5)
+)
+LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS)
+FRAMES: st.SearchStrategy[Frame] = st.one_of(
+    st.builds(Submit, IDS, TOKENS, SAMPLING, IDS, st.text(max_size=5)),
+    st.builds(Abort, IDS, REASONS),
+    st.just(Shutdown()),
+    st.builds(Outputs, st.lists(OUTPUT, max_size=3).map(tuple)),
+    st.builds(Ready, st.text(), st.text(), LIMITS, TOKENS, st.booleans()),
+    st.builds(Failed, st.text()),
+    st.just(Start("module:function", EngineConfig.from_options({"page_size": 16, "model": "a/b"}))),
+)
+
+
+@given(FRAMES)
+def test_a_message_is_what_it_was(frame: Frame) -> None:
+    """A field that is dropped, re-ordered or rounded on its way."""
+    assert decode(encode(frame)) == frame
+
+
+@given(st.lists(OUTPUT, max_size=3))
+def test_a_step_s_outputs_need_no_copy(outputs: list[Output]) -> None:
+    assert encode_outputs(outputs) == encode(Outputs(tuple(outputs)))
+
+
+@given(st.binary(max_size=40))
+def test_noise_is_refused(data: bytes) -> None:
+    """Foreign bytes that raise something else than WireError would end the engine with a traceback."""
+    try:
+        frame = decode(data)
+    except WireError:
+        return
+    assert decode(encode(frame)) == frame
+
+
+@given(FRAMES, st.data())
+def test_a_truncated_message_is_refused(frame: Frame, data: st.DataObject) -> None:
+    whole = encode(frame)
+    with pytest.raises(WireError):
+        decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (["greeting", 1], "unknown message 'greeting'; known: submit, abort"),
+        (["abort", {"request_id": "1"}], "request_id"),
+        (["submit", {"request_id": 1, "prompt": [1], "sampling": {"temperature": -1.0}}], "temperature"),
+        (["outputs", [[1, 0, [2.5], 0]]], "Expected `int`, got `float`"),
+        ("submit", "not a [tag, value] frame"),
+    ],
+)
+def test_the_error_names_what_is_wrong(content: object, named: str) -> None:
+    with pytest.raises(WireError) as raised:
+        decode(msgspec.msgpack.encode(content))
+    assert named in str(raised.value)
