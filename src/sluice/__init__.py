@@ -1,0 +1,31 @@
+"""Sluice: LLM inference with chunked prefill. `LLM` in process, `sluice serve` over HTTP.
+
+Public names are loaded when they are first used, so that importing a part of the package loads only that part.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sluice.config import EngineConfig
+    from sluice.llm import LLM
+    from sluice.types import SamplingParams
+
+__all__ = ["LLM", "EngineConfig", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    match name:
+        case "LLM":
+            return import_module("sluice.llm").LLM
+        case "EngineConfig":
+            return import_module("sluice.config").EngineConfig
+        case "SamplingParams":
+            return import_module("sluice.types").SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

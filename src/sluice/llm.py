@@ -1,0 +1,303 @@
+"""LLM: the engine in this process, without a server.
+
+    with LLM("path/or/hub-id", max_total_tokens=4096) as llm:
+        for result in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=32)):
+            print(result.text)
+
+No thread and no child process: the engine steps while a call here waits for tokens. One thread at a time may use it.
+"""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from os import PathLike, fspath
+from types import TracebackType
+from typing import Any, Self
+
+from sluice.assemble import EngineInfo, build_engine
+from sluice.config import EngineConfig
+from sluice.engine.engine import Engine
+from sluice.engine.messages import Abort, Message, Submit
+from sluice.limits import LimitError
+from sluice.server.detokenize import Detokenizer, Vocabulary, spelling_of
+from sluice.server.text import Piece, TextStream
+from sluice.server.tokens import Tokenizer
+from sluice.types import FinishReason, Output, SamplingParams
+
+Prompt = str | Sequence[int]
+
+
+class GenerationError(RuntimeError):
+    """A request that the engine could not finish. The LLM stays usable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one prompt gave."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    """All generated tokens, the one that ended it included."""
+    text: str
+    """Without a stop token or stop string; empty if the checkpoint has no tokenizer."""
+    finish_reason: str
+    """In OpenAI's words: stop or length."""
+    num_cached_tokens: int
+    """Prompt tokens whose KV was found in the cache."""
+
+
+class LLM:
+    """A loaded model.
+
+    Args:
+        model: folder or hub id of a Hugging Face checkpoint; None is the bundled model.
+        progress: show a progress bar on stderr while weights load.
+        options: engine options by their flags' names, with underscores (`EngineConfig`).
+
+    Raises:
+        ConfigError: an unknown option, or one that cannot be honoured.
+        CheckpointError: a model that cannot be found or loaded.
+        TokenizerError: a tokenizer that cannot be used. A checkpoint without one serves token ids.
+    """
+
+    def __init__(self, model: str | PathLike[str] | None = None, *, progress: bool = False, **options: Any) -> None:
+        config = EngineConfig.from_options({"model": "" if model is None else fspath(model), **options})
+        self._link = _LocalLink()
+        engine, self.info = build_engine(config, self._link, progress=progress)
+        self._engine: Engine | None = engine
+        has_tokenizer = (self.info.folder / "tokenizer.json").is_file()
+        self._tokenizer = Tokenizer.from_folder(self.info.folder) if has_tokenizer else None
+        own = self._tokenizer.eos_token_ids if self._tokenizer else frozenset()
+        self._eos_ids = self.info.eos_token_ids | own
+        self._ids = count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Result]:
+        """Continue prompts, all together. An interrupt (Ctrl-C) ends them and closes the LLM.
+
+        Args:
+            prompts: texts or lists of token ids; one alone counts as a list of one.
+            sampling: for all prompts, or one for each; None is `SamplingParams()`.
+
+        Returns:
+            One result a prompt, in their order.
+
+        Raises:
+            LimitError: a prompt is empty, has unknown ids, or does not fit with its `max_tokens`; none is started.
+            ValueError: another bad argument; none is started.
+            GenerationError: the engine could not finish a request; the others are ended too.
+            RuntimeError: the LLM is closed.
+        """
+        listed = _listed(prompts)
+        params = _one_each(sampling, len(listed))
+        runs = [self._run(prompt, p, index) for index, (prompt, p) in enumerate(zip(listed, params, strict=True))]
+        try:
+            self._link.submit(*runs)
+            for run in runs:
+                while not run.is_done:
+                    self._step()
+            return [run.result() for run in runs]
+        finally:
+            self._end(*runs)
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Piece]:
+        """Continue one prompt, a piece for each token as it comes. Closing the iterator ends the request.
+
+        Raises:
+            LimitError, ValueError, GenerationError, RuntimeError: as `generate`; arguments are checked at the call.
+        """
+        (alone,) = _listed([prompt])
+        (params,) = _one_each(sampling, 1)
+        return self._pieces(self._run(alone, params, 0))
+
+    def close(self) -> None:
+        """Free the model and the KV pool. Twice is once."""
+        self._engine = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pieces(self, run: _Run) -> Iterator[Piece]:
+        try:
+            self._link.submit(run)
+            while run.pieces or not run.is_done:
+                if run.pieces:
+                    yield run.pieces.popleft()
+                else:
+                    self._step()
+            run.raise_error()
+        finally:
+            self._end(run)
+
+    def _run(self, prompt: Prompt, sampling: SamplingParams, index: int) -> _Run:
+        """A checked request that has not been submitted."""
+        self._open_engine()
+        tokens = self._token_ids(prompt, index)
+        try:
+            room = self.info.limits.check(tokens, sampling.max_tokens)
+        except LimitError as error:
+            raise LimitError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
+        if sampling.stop and self._tokenizer is None:
+            raise ValueError(f"stop strings need a tokenizer, and {_lacks(self.info)}; use stop_token_ids")
+        resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=secrets.randbits(63))
+        detokenizer = self._tokenizer.detokenizer(tokens) if self._tokenizer else Detokenizer(_MUTE)
+        return _Run(Submit(next(self._ids), tokens, resolved), TextStream(detokenizer, sampling.stop))
+
+    def _token_ids(self, prompt: Prompt, index: int) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            return _checked_ids(prompt, index)
+        if self._tokenizer is None:
+            raise ValueError(f"prompt {index}: a text needs a tokenizer, and {_lacks(self.info)}; give token ids")
+        if not prompt:
+            raise LimitError(f"prompt {index}: the prompt is empty", param="prompt")
+        return tuple(self._tokenizer.encode(prompt))
+
+    def _open_engine(self) -> Engine:
+        if self._engine is None:
+            raise RuntimeError("this LLM is closed")
+        return self._engine
+
+    def _step(self) -> None:
+        """One step. What escapes it (an interrupt, a bug) may have left a step half done: nothing can follow."""
+        engine = self._open_engine()
+        try:
+            engine.step()
+        except BaseException:
+            self.close()
+            raise
+
+    def _end(self, *runs: _Run) -> None:
+        """Forget runs, ending those that are not done; with no other left, bring the engine to rest."""
+        self._link.forget(*runs)
+        while self._engine is not None and not self._link.runs and not self._link.is_at_rest(self._engine):
+            self._step()
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """A request and what came of it so far."""
+
+    submit: Submit
+    text: TextStream
+    pieces: deque[Piece] = field(default_factory=deque)
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.text.finish_reason is not None
+
+    def take(self, output: Output) -> None:
+        if self.is_done:
+            return
+        self.num_cached_tokens = output.num_cached_tokens
+        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+            self.error = output.error or "the request was aborted"
+        self.pieces.extend(self.text.push(output))
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise GenerationError(self.error)
+
+    def result(self) -> Result:
+        self.raise_error()
+        assert self.text.finish_reason is not None, f"{self.submit.request_id} is not done"
+        return Result(
+            prompt_token_ids=self.submit.prompt,
+            token_ids=tuple(piece.token_id for piece in self.pieces if piece.token_id is not None),
+            text="".join(piece.text for piece in self.pieces),
+            finish_reason=self.text.finish_reason.value,
+            num_cached_tokens=self.num_cached_tokens,
+        )
+
+
+class _LocalLink:
+    """The engine's link to runs in the same thread."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, _Run] = {}
+        self._inbox: list[Message] = []
+
+    def submit(self, *runs: _Run) -> None:
+        for run in runs:
+            self.runs[run.submit.request_id] = run
+            self._inbox.append(run.submit)
+
+    def forget(self, *runs: _Run) -> None:
+        for run in runs:
+            if self.runs.pop(run.submit.request_id, None) is not None and not run.is_done:
+                self._inbox.append(Abort(run.submit.request_id))
+
+    def is_at_rest(self, engine: Engine) -> bool:
+        return engine.is_idle and not self._inbox
+
+    def receive(self, *, block: bool) -> list[Message]:
+        messages, self._inbox = self._inbox, []
+        assert messages or not block, "the engine waits for a message that nobody can send"
+        return messages
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            run = self.runs.get(output.request_id)
+            if run is None:
+                continue
+            run.take(output)
+            if run.is_done and output.finish_reason is None:
+                self._inbox.append(Abort(output.request_id, FinishReason.STOP))  # its text is complete
+
+
+_MUTE = Vocabulary(spelling_of(None), lambda token_id: None, frozenset())
+"""Of a checkpoint without a tokenizer: every token is without text."""
+
+
+def _lacks(info: EngineInfo) -> str:
+    return f"{info.folder} has no tokenizer.json"
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """The prompts, one alone as a list of one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise ValueError(f"prompts must be a text, a list of token ids or a list of either, got {prompts!r}")
+    items: list[Any] = list(prompts)
+    if any(isinstance(item, str | Iterable) for item in items):
+        return items
+    return [items] if items else []
+
+
+def _one_each(sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> Sequence[SamplingParams]:
+    if sampling is None:
+        sampling = SamplingParams()
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * num_prompts
+    if not isinstance(sampling, Sequence) or not all(isinstance(item, SamplingParams) for item in sampling):
+        raise ValueError(f"sampling must be SamplingParams or a list of them, got {sampling!r}")
+    if len(sampling) != num_prompts:
+        raise ValueError(
+            f"there must be one SamplingParams, or one for each of {num_prompts} prompts, got {len(sampling)}"
+        )
+    return sampling
+
+
+def _checked_ids(prompt: Any, index: int) -> tuple[int, ...]:
+    """The ids of a prompt, whatever integers they come as."""
+    try:
+        if any(isinstance(token, bool) for token in prompt):
+            raise TypeError
+        return tuple(operator.index(token) for token in prompt)
+    except TypeError:
+        raise ValueError(f"prompt {index} must be a text or a list of token ids, got {prompt!r}") from None
