@@ -1,0 +1,385 @@
+"""Is every line of the core held by a test? Plant bugs one at a time and see which the tests do not notice.
+
+Each mutant (`mutants.py`, `mutants_by_hand.py`) goes into a copy of the package, and the fast core tests run against
+that copy in a forked process that has pytest loaded already; the working tree is only read. The tests nearest to the
+mutated file go first, the quick ones before the slow ones, and the first failure ends the run. A test that takes much
+longer than it does without a mutant counts as failed.
+
+Verdicts are kept under build/mutation, by the fingerprint of code and tests, so an interrupted run goes on where it
+was. A survivor is either a missing test or explained in tests/mutation_survivors.toml. Exit status: 0 if every survivor
+is explained, 1 if one is not, 2 if the tests fail without any mutant or the command line is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from mutants import FILES, PACKAGE, Mutant, all_mutants
+
+ROOT = PACKAGE.parent.parent
+SUITE = ("tests/kv", "tests/scheduler", "tests/engine", "tests/laws")
+EXPLAINED = ROOT / "tests" / "mutation_survivors.toml"
+RESULTS = ROOT / "build" / "mutation"
+PRELOADED = ("hypothesis.stateful", "hypothesis.strategies")
+PYTEST_ARGS = (
+    *("-x", "-q", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", "--hypothesis-profile=ci"),
+    "-Wignore::pytest.PytestAssertRewriteWarning",  # of the modules loaded before the fork
+)
+MEMORY_LIMIT = 4 << 30
+SLOWEST = 5.0
+"""A test may take this many times what it takes without a mutant, and GRACE seconds more."""
+GRACE = 5.0
+FAR_FUTURE = 2_000_000_000
+"""Modification times of mutated files start here, each its own, so that no compiled file can pass for another's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the tests made of one mutant: who noticed it, if anyone, and after how many seconds."""
+
+    key: str
+    killed_by: str
+    seconds: float
+
+    @property
+    def survived(self) -> bool:
+        return not self.killed_by
+
+
+class Watch:
+    """A pytest plugin: orders the tests, limits the time of each, and writes down what happens.
+
+    The limit is the default action of SIGALRM, which ends the process: Python code stuck in a loop cannot ignore it.
+    """
+
+    def __init__(self, events: Path, first: str, times: Mapping[str, float]) -> None:
+        self.events = events
+        self.first = first
+        self.times = times
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: (not item.nodeid.startswith(self.first), self.times.get(item.nodeid, 0.0)))
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self.write("start", nodeid, 0.0)
+        if self.times:
+            signal.setitimer(signal.ITIMER_REAL, GRACE + SLOWEST * self.times.get(nodeid, 0.0))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.write("failed" if report.failed else "passed", report.nodeid, report.duration)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.write("failed", f"collecting {report.nodeid}", 0.0)
+
+    def write(self, event: str, nodeid: str, seconds: float) -> None:
+        with self.events.open("a") as file:
+            file.write(json.dumps([event, nodeid, seconds]) + "\n")
+
+
+@dataclass(slots=True)
+class Job:
+    """One run of the tests, in its own process."""
+
+    mutant: Mutant | None
+    process: BaseProcess
+    events: Path
+    log: Path
+    began: float
+
+    def finish(self) -> tuple[str, dict[str, float]]:
+        """Who noticed (empty: nobody), and the seconds each test took.
+
+        Raises:
+            RuntimeError: the tests could not be run at all.
+        """
+        self.process.join()
+        times: dict[str, float] = {}
+        running = failed = ""
+        for line in self.events.read_text().splitlines() if self.events.exists() else []:
+            event, nodeid, seconds = json.loads(line)
+            times[nodeid] = times.get(nodeid, 0.0) + seconds
+            running = nodeid if event == "start" else running
+            failed = failed or (nodeid if event == "failed" else "")
+        code = self.process.exitcode
+        if code == 0 and times:
+            return "", times
+        if failed and code in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
+            return failed, times
+        if running and code is not None and code < 0:
+            cause = "takes too long" if code == -signal.SIGALRM else f"signal {-code}"
+            return f"{running} ({cause})", times
+        raise RuntimeError(f"the tests could not be run (exit status {code}):\n{self.log.read_text()[-4000:]}")
+
+
+class Slot:
+    """A place to run tests: a copy of the package that holds at most one mutant at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.package = folder / PACKAGE.name
+        self.log = folder / "log.txt"
+        self.events = folder / "events.jsonl"
+        self.planted: Mutant | None = None
+        shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("__pycache__"))
+
+    def start(self, mutant: Mutant | None, times: Mapping[str, float], stamp: int) -> Job:
+        self._restore(stamp)
+        if mutant is not None:
+            self._write(mutant.file, mutant.apply((PACKAGE / mutant.file).read_bytes()), stamp)
+            self.planted = mutant
+        near = f"tests/{mutant.file.split('/')[0]}/" if mutant is not None else ""
+        self.events.unlink(missing_ok=True)
+        watch = Watch(self.events, near, times)
+        process = multiprocessing.get_context("fork").Process(target=run_suite, args=(self.folder, self.log, watch))
+        process.start()
+        return Job(mutant, process, self.events, self.log, time.monotonic())
+
+    def _restore(self, stamp: int) -> None:
+        if self.planted is not None:
+            self._write(self.planted.file, (PACKAGE / self.planted.file).read_bytes(), stamp + 1)
+            self.planted = None
+
+    def _write(self, file: str, text: bytes, stamp: int) -> None:
+        path = self.package / file
+        path.write_bytes(text)
+        os.utime(path, (FAR_FUTURE + stamp, FAR_FUTURE + stamp))
+
+
+def run_suite(overlay: Path, log: Path, watch: Watch) -> None:
+    """In the child: run the core tests against the package in `overlay`, and leave with pytest's exit status."""
+    os.setpgid(0, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    os.chdir(ROOT)
+    sys.path.insert(0, str(overlay))
+    os.environ["PYTHONPATH"] = str(overlay)
+    spec = importlib.util.find_spec("sluice")
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).is_relative_to(overlay), f"{spec.origin} would be tested, not the copy in {overlay}"
+    suite = [folder for folder in SUITE if (ROOT / folder).is_dir()]
+    status = pytest.main([*PYTEST_ARGS, *suite], plugins=[watch])
+    sys.stdout.flush()
+    os._exit(status)
+
+
+def run_mutants(mutants: Sequence[Mutant], times: Mapping[str, float], workers: int, folder: Path) -> Iterator[Verdict]:
+    """Judge every mutant, `workers` at a time; verdicts come as they fall."""
+    slots = [Slot(folder / f"slot{index}") for index in range(workers)]
+    todo = list(enumerate(mutants))
+    running: dict[int, tuple[Slot, Job]] = {}
+    try:
+        while todo or running:
+            while todo and slots:
+                stamp, mutant = todo.pop(0)
+                slot = slots.pop()
+                job = slot.start(mutant, times, 2 * stamp)
+                running[job.process.sentinel] = slot, job
+            for sentinel in wait(list(running)):
+                assert isinstance(sentinel, int)
+                slot, job = running.pop(sentinel)
+                killed_by, _ = job.finish()
+                slots.append(slot)
+                assert job.mutant is not None
+                yield Verdict(job.mutant.key, killed_by, time.monotonic() - job.began)
+    finally:
+        for _, job in running.values():
+            with suppress(ProcessLookupError):
+                os.killpg(job.process.pid or 0, signal.SIGKILL)
+            job.process.join()
+
+
+def measure_suite(folder: Path) -> dict[str, float]:
+    """Seconds of each test without a mutant.
+
+    Raises:
+        RuntimeError: the tests do not pass as they are.
+    """
+    job = Slot(folder / "untouched").start(None, {}, 0)
+    killed_by, times = job.finish()
+    if killed_by:
+        raise RuntimeError(f"the tests fail without any mutant, at {killed_by}:\n{job.log.read_text()[-4000:]}")
+    return times
+
+
+class Record:
+    """Verdicts on disk, one line each, under the fingerprint of the code and tests they hold for."""
+
+    def __init__(self, folder: Path, *, fresh: bool) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{fingerprint()}.jsonl"
+        if fresh:
+            self.path.unlink(missing_ok=True)
+
+    def load(self) -> dict[str, Verdict]:
+        if not self.path.exists():
+            return {}
+        verdicts = [Verdict(**json.loads(line)) for line in self.path.read_text().splitlines()]
+        return {verdict.key: verdict for verdict in verdicts}
+
+    def add(self, verdict: Verdict) -> None:
+        line = {"key": verdict.key, "killed_by": verdict.killed_by, "seconds": round(verdict.seconds, 2)}
+        with self.path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def fingerprint() -> str:
+    """A digest of everything that a verdict depends on."""
+    digest = hashlib.sha256(repr(PYTEST_ARGS).encode())
+    roots = [PACKAGE / name for name in ("types.py", "config.py", "testing.py", "kv", "scheduler", "engine")]
+    roots += [*sorted((ROOT / "tests").glob("*.py")), *(ROOT / folder for folder in SUITE)]
+    for root in roots:
+        for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
+            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def read_explained(path: Path) -> dict[str, str]:
+    """Why each known survivor may live, by key.
+
+    Raises:
+        ValueError: an entry lacks a field, or its explanation is empty.
+    """
+    entries = tomllib.loads(path.read_text()).get("survivor", []) if path.exists() else []
+    explained = {}
+    for entry in entries:
+        if not {"file", "function", "mutation", "why"} == set(entry) or not entry["why"].strip():
+            raise ValueError(f"{path.name}: an entry needs file, function, mutation and why, got {entry}")
+        explained[f"{entry['file']}:{entry['function']}: {entry['mutation']}"] = entry["why"]
+    return explained
+
+
+def report(mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict], explained: Mapping[str, str]) -> list[str]:
+    """The report, line by line: a table by file, then the survivors, unexplained ones first."""
+    lines = [f"{'file':<26}{'mutants':>8}{'killed':>8}{'explained':>11}{'unexplained':>13}"]
+    survivors = [mutant for mutant in mutants if verdicts[mutant.key].survived]
+    for file in [*FILES, "total"]:
+        rows = [mutant for mutant in mutants if file in (mutant.file, "total")]
+        alive = [mutant for mutant in survivors if file in (mutant.file, "total")]
+        known = sum(mutant.key in explained for mutant in alive)
+        if rows:
+            lines.append(f"{file:<26}{len(rows):>8}{len(rows) - len(alive):>8}{known:>11}{len(alive) - known:>13}")
+    for mutant in sorted(survivors, key=lambda mutant: mutant.key in explained):
+        reason = explained.get(mutant.key)
+        lines += [
+            "",
+            f"{'explained' if reason else 'UNEXPLAINED'}  {mutant.file}:{mutant.line} in {mutant.function}",
+            f"  - {mutant.before}",
+            f"  + {mutant.after}",
+            *([f"  plants: {mutant.why}"] if mutant.why else []),
+            *([f"  why it lives: {reason}"] if reason else []),
+        ]
+    return lines
+
+
+def stale(mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict], explained: Mapping[str, str]) -> list[str]:
+    """Explanations of mutants that do not exist or do not survive."""
+    alive = {mutant.key for mutant in mutants if verdicts[mutant.key].survived}
+    return [key for key in explained if key not in alive]
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Mutation testing of kv, scheduler and engine.")
+    parser.add_argument("--only", metavar="TEXT", help="mutants whose file:function holds TEXT (scheduler/passes.py)")
+    parser.add_argument("--by-hand", action="store_true", help="only the mutants written by hand")
+    parser.add_argument("--sample", type=int, metavar="N", help="N mutants drawn at random")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (default: 0)")
+    parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at once")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs found")
+    parser.add_argument("--verbose", action="store_true", help="show every verdict")
+    options = parser.parse_args(argv)
+    for name in ("workers", "sample"):
+        value = vars(options)[name]
+        if value is not None and value < 1:
+            parser.error(f"--{name} must be at least 1, got {value}")
+    return options
+
+
+def choose(options: argparse.Namespace) -> list[Mutant]:
+    mutants = all_mutants()
+    if options.only:
+        mutants = [mutant for mutant in mutants if options.only in f"{mutant.file}:{mutant.function}"]
+    if options.by_hand:
+        mutants = [mutant for mutant in mutants if mutant.why]
+    if options.sample is not None and options.sample < len(mutants):
+        mutants = random.Random(options.seed).sample(mutants, options.sample)
+    return mutants
+
+
+def judge(mutants: Sequence[Mutant], record: Record, options: argparse.Namespace) -> dict[str, Verdict]:
+    """Verdicts for all mutants, from the record where it has them."""
+    verdicts = record.load()
+    todo = [mutant for mutant in mutants if mutant.key not in verdicts]
+    print(f"{len(mutants)} mutants, {len(mutants) - len(todo)} judged before", flush=True)
+    if not todo:
+        return verdicts
+    for module in PRELOADED:
+        importlib.import_module(module)
+    assert "sluice" not in sys.modules, "the package must be imported in the children only"
+    with tempfile.TemporaryDirectory(prefix="sluice-mutation-") as folder:
+        times = measure_suite(Path(folder))
+        print(f"{len(times)} tests pass in {sum(times.values()):.0f} s without a mutant", flush=True)
+        began = time.monotonic()
+        for count, verdict in enumerate(run_mutants(todo, times, options.workers, Path(folder)), start=1):
+            record.add(verdict)
+            verdicts[verdict.key] = verdict
+            if verdict.survived or options.verbose:
+                what = f"killed by {verdict.killed_by}" if verdict.killed_by else "SURVIVES"
+                print(f"{verdict.key}\n    {what} ({verdict.seconds:.1f} s)", flush=True)
+            if count % 25 == 0 or count == len(todo):
+                pace = 60 * count / (time.monotonic() - began)
+                print(f"... {count} of {len(todo)}, {pace:.0f} mutants a minute", flush=True)
+    return verdicts
+
+
+def main(argv: Sequence[str]) -> int:
+    options = parse(argv)
+    mutants = choose(options)
+    if options.list:
+        print("\n".join(f"{mutant.line:>4}  {mutant.key}" for mutant in mutants))
+        return 0
+    explained = read_explained(EXPLAINED)
+    try:
+        verdicts = judge(mutants, Record(RESULTS, fresh=options.fresh), options)
+    except RuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    lines = report(mutants, verdicts, explained)
+    if not (options.only or options.by_hand or options.sample):
+        lines += ["", *(f"STALE explanation: {key}" for key in stale(mutants, verdicts, explained))]
+        (RESULTS / "report.txt").write_text("\n".join(lines) + "\n")
+    print("\n" + "\n".join(lines))
+    return int(any(verdicts[mutant.key].survived and mutant.key not in explained for mutant in mutants))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
