@@ -29,7 +29,7 @@ class Twin:
     def match(self, tokens: tuple[int, ...], limit: int, extra_key: str) -> list[Key]:
         keys = self.keys(tokens, limit // self.page_size, extra_key)
         hits = [key in self.refs for key in keys]
-        return keys[: (hits + [False]).index(False)]
+        return keys[: [*hits, False].index(False)]
 
     def evictable(self) -> int:
         return sum(refs == 0 for refs in self.refs.values())

@@ -93,7 +93,7 @@ class KVManager:
         return len(lease.private_pages) + sum(node.refs == 1 for node in lease.path)
 
     def release(self, lease: Lease, tokens: array[int], computed: int) -> None:
-        """Give everything back. Full pages among the first `computed` tokens stay cached, if nobody holds equal ones."""
+        """Give everything back. Full pages among the first `computed` tokens stay cached, twins excepted."""
         count = computed // self.page_size
         self.pool.give(self.tree.adopt(lease.path, tokens, lease.pages, count, lease.extra_key))
         self.tree.unlock(lease.path)
