@@ -20,6 +20,10 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "attention": {"types", "attention"},
     "models": {"types", "attention", "models"},
     "runner": {"types", "config", "attention", "models", "runner"},
+    "limits": set(),
+    "wire": {"types", "config", "engine", "limits"},
+    "testing": {"types", "engine"},
+    "server": {"types", "config", "engine", "limits", "wire", "assemble", "server"},
 }
 READ_ONLY = ("Mapping", "Sequence", "Final", "frozenset")
 
