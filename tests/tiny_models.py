@@ -137,6 +137,20 @@ def greedy(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int
     return tokens[len(token_ids) :]
 
 
+def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+    """What transformers' own greedy `generate` gives, with its cache and without an end-of-sequence token."""
+    with _exact(reference.dtype), torch.inference_mode():
+        tokens = reference.generate(
+            torch.tensor([list(token_ids)]),
+            attention_mask=torch.ones(1, len(token_ids), dtype=torch.int64),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    return tokens[0, len(token_ids) :].tolist()
+
+
 def _made(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(0)
