@@ -25,7 +25,7 @@ class Row:
 
 
 def forward_batch(rows: Sequence[Row], page_size: int) -> ForwardBatch:
-    """The tensors of one step; rows of one token at the front count as decodes."""
+    """The tensors of one step, on the default device; rows of one token at the front count as decodes."""
     q_lens = [len(row.token_ids) for row in rows]
     kv_lens = [row.start + len(row.token_ids) if row.kv_len is None else row.kv_len for row in rows]
     num_decodes = next((i for i, length in enumerate(q_lens) if length != 1), len(rows))
@@ -55,6 +55,6 @@ def forward_batch(rows: Sequence[Row], page_size: int) -> ForwardBatch:
 
 
 def empty_kv(pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> LayerKV:
-    """Pages holding NaN, so that reading what was never written shows."""
+    """Pages on the default device holding NaN, so that reading what was never written shows."""
     shape = (pages, page_size, kv_heads, head_dim)
     return LayerKV(torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype))

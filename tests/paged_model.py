@@ -24,10 +24,12 @@ def chunked_logits(
     needed = [-(-len(prompt) // page_size) for prompt in prompts]
     order = chooser.sample(range(sum(needed)), sum(needed))
     pages = [[order.pop() for _ in range(count)] for count in needed]
-    spec = model.spec
-    kv = [
-        empty_kv(sum(needed), page_size, spec.num_kv_heads, spec.head_dim, spec.dtype) for _ in range(spec.num_layers)
-    ]
+    spec, device = model.spec, next(model.parameters()).device
+    with torch.device(device):
+        kv = [
+            empty_kv(sum(needed), page_size, spec.num_kv_heads, spec.head_dim, spec.dtype)
+            for _ in range(spec.num_layers)
+        ]
     done = [0] * len(prompts)
     results: list[list[torch.Tensor]] = [[] for _ in prompts]
     while any(count < len(prompt) for count, prompt in zip(done, prompts, strict=True)):
@@ -38,9 +40,9 @@ def chunked_logits(
         rows = [
             Row(prompts[i][done[i] : done[i] + lengths[i]], done[i], pages[i], logits=range(lengths[i])) for i in taken
         ]
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.device(device):
             step = model(forward_batch(rows, page_size), kv, ReferenceAttention())
         for i, part in zip(taken, step.split([lengths[i] for i in taken]), strict=True):
-            results[i].append(part)
+            results[i].append(part.cpu())
             done[i] += lengths[i]
     return [torch.cat(parts) for parts in results]

@@ -20,8 +20,8 @@ PROMPTS = tuple(tiny_models.prompt(length, seed) for seed, length in enumerate((
 Folder = Callable[[str], Path]
 
 
-def load(folder: Path, dtype: str) -> CausalLM:
-    return load_model(folder, dtype=dtype, device=torch.device("cpu"), progress=False)[0]
+def load(folder: Path, dtype: str, device: str = "cpu") -> CausalLM:
+    return load_model(folder, dtype=dtype, device=torch.device(device), progress=False)[0]
 
 
 def worst_error(model: CausalLM, reference: list[torch.Tensor], page_size: int = 4, seed: int = 0) -> float:
@@ -61,6 +61,14 @@ def test_bfloat16_errs_no_more_than_transformers(family: str, tiny_folder: Folde
     assert 0 < worst_error(load(folder, "bfloat16"), exact) <= 2 * their_error
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("family", tiny_models.FAMILIES)
+def test_float64_is_exact_on_cuda(family: str, tiny_folder: Folder) -> None:
+    folder = tiny_folder(family)
+    assert worst_error(load(folder, "float64", "cuda"), reference_logits(folder, torch.float64)) <= 1e-9
+
+
 def test_float16_works_on_the_cpu(tiny_folder: Folder) -> None:
     folder = tiny_folder("llama")
     assert 0 < worst_error(load(folder, "float16"), reference_logits(folder, torch.float64)) < 0.05
@@ -79,6 +87,13 @@ ROPES: dict[str, dict[str, Any]] = {
         "mscale": 0.7,
         "mscale_all_dim": 0.3,
         "truncate": False,
+    },
+    "yarn, half of the magnitude's parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 1000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+        "mscale": 0.7,
     },
     "yarn, given magnitude": {
         "rope_type": "yarn",

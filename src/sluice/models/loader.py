@@ -48,7 +48,7 @@ def load_model(folder: Path, *, dtype: str, device: torch.device, progress: bool
             bar.update(tensor.value.nbytes)
     filler.finish()
     # What is left are buffers computed from the config.
-    return model.to(device).eval(), model.spec
+    return model.to(device), model.spec
 
 
 def _resolve_dtype(folder: Path, checkpoint: CheckpointConfig, dtype: str) -> torch.dtype:

@@ -57,7 +57,7 @@ def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
     Raises:
         CheckpointError: see `weight_files`; or a file is broken, or lacks a tensor that the index puts there.
     """
-    index = {} if (folder / SINGLE).exists() else _index(folder) if (folder / INDEX).exists() else {}
+    index = _index(folder) if (folder / INDEX).exists() else {}
     for path in weight_files(folder):
         with _opened(path) as file:
             names = list(file.keys())

@@ -1,0 +1,52 @@
+"""Where the building blocks widen, seen from outside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sluice.models.layers import ACTIVATIONS, RMSNorm, Rotary, rotate
+from sluice.models.rope import DefaultRope
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rms_norm_squares_in_float32(dtype: torch.dtype) -> None:
+    """The square of 300 is more than float16 holds: squared there, the whole row becomes zero."""
+    x = torch.full((2, 16), 300.0, dtype=dtype)
+    norm = RMSNorm(16, 1e-6, dtype)
+    norm.weight.data.fill_(2.0)
+    out = norm(x)
+    assert out.dtype == dtype
+    assert torch.equal(out, torch.full_like(x, 2.0))
+
+
+def test_rotary_angles_are_not_rounded_to_the_model_dtype() -> None:
+    """bfloat16 holds no odd position above 256: positions 4,001 and 4,002 would turn alike."""
+    rotary = Rotary(DefaultRope(10_000.0), 8, torch.bfloat16)
+    cos, sin = rotary(torch.tensor([4001, 4002]))
+    exact = torch.tensor([4001.0, 4002.0], dtype=torch.float64)
+    assert cos.dtype == sin.dtype == torch.bfloat16
+    torch.testing.assert_close(cos[:, 0, 0].double(), exact.cos(), rtol=0, atol=4e-3)
+    torch.testing.assert_close(sin[:, 0, 0].double(), exact.sin(), rtol=0, atol=4e-3)
+
+
+def test_rotation_depends_on_distance_alone() -> None:
+    """q.k after rotation is a function of the distance of their positions."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 8, generator=generator, dtype=torch.float64)
+    rotary = Rotary(DefaultRope(100.0), 8, torch.float64)
+
+    def product(q_position: int, k_position: int) -> torch.Tensor:
+        turned_q = rotate(q, *rotary(torch.tensor([q_position])))
+        return (turned_q * rotate(k, *rotary(torch.tensor([k_position])))).sum()
+
+    torch.testing.assert_close(product(7, 3), product(1007, 1003), rtol=1e-10, atol=1e-10)
+    assert abs(float(product(7, 3) - product(7, 4))) > 1e-3
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_are_transformers_own(name: str) -> None:
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64)
+    torch.testing.assert_close(ACTIVATIONS[name](x), ACT2FN[name](x), rtol=1e-12, atol=1e-12)
