@@ -29,6 +29,7 @@ from sluice.types import SamplingParams
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 GENERATE_MAX_TOKENS = 128
 HELP_WIDTH = 110
+BABBLES = "The bundled model has random weights: it babbles. Name a real one: sluice generate MODEL --prompt TEXT"
 MODEL_HELP = dict(options_of(GROUPS["model"]))["model"].help
 SAMPLING_OPTIONS: Mapping[str, tuple[type, str, str]] = {
     "max_tokens": (int, "N", f"most tokens to generate (default: {GENERATE_MAX_TOKENS})"),
@@ -71,7 +72,9 @@ class HelpFormatter(argparse.HelpFormatter):
 def build_parser() -> argparse.ArgumentParser:
     """The whole command line. The values of options that were not given are absent from the result."""
     parser = Parser(prog="sluice", description="An LLM inference server with chunked prefill.", allow_abbrev=False)
-    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
+    parser.add_argument(
+        "--version", action=_ShowVersion, nargs=0, default=argparse.SUPPRESS, help="show the version and exit"
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_generate(commands)
@@ -180,17 +183,22 @@ def generate(given: dict[str, Any]) -> int:
         if not prompt:
             raise ValueError("--prompt must not be empty")
         sampling = SamplingParams(**asked)
-        engine = EngineConfig.from_options(given)
+        EngineConfig.from_options(given)
     except ValueError as error:
         return fail("generate", error, EXIT_USAGE)
-    from sluice.terminal import stream
+    from sluice.llm import LLM
 
     try:
-        stream(engine, prompt, sampling)
+        with LLM(progress=True, **given) as llm:
+            if llm.info.babbles:
+                print(BABBLES, file=sys.stderr)
+            for piece in llm.stream(prompt, sampling):
+                print(piece.text, end="", flush=True)
+            print()
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError, RuntimeError) as error:
-        if isinstance(error, BrokenPipeError):
-            raise
-        return fail("generate", error, EXIT_FAILED)
+        return fail("generate", error, EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     return 0
 
 

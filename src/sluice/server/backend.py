@@ -39,6 +39,7 @@ class Backend:
 
     def __init__(self) -> None:
         self._service: Service | None = None
+        self._closed = False
         self.status = "the model is loading"
 
     def open(self, service: Service) -> None:
@@ -47,7 +48,10 @@ class Backend:
         self.status = "ok"
 
     def close(self, reason: str) -> None:
-        """Nothing can be served any more: what runs ends with an error that says why."""
+        """Nothing can be served any more: what runs ends with an error that says why. The first reason stays."""
+        if self._closed:
+            return
+        self._closed = True
         self.status = reason
         if self._service is not None:
             self._service.client.fail(reason)

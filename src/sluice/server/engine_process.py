@@ -64,7 +64,11 @@ def build(config: EngineConfig, link: ZmqLink) -> tuple[Engine, Ready]:
 
     engine, info = build_engine(config, link, progress=True)
     return engine, Ready(
-        model=info.model, folder=str(info.folder), limits=info.limits, eos_token_ids=tuple(info.eos_token_ids)
+        model=info.model,
+        folder=str(info.folder),
+        limits=info.limits,
+        eos_token_ids=tuple(sorted(info.eos_token_ids)),
+        babbles=info.babbles,
     )
 
 

@@ -137,22 +137,24 @@ def _names(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(kind.__struct_fields__)
 
 
-def _convert(content: dict[str, Any], kind: type[T], prefix: str = "") -> T:
+def _convert(content: dict[str, Any], kind: type[T], place: str = "") -> T:
     try:
         return msgspec.convert(content, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), prefix) from error
+        raise _invalid(str(error), place) from error
 
 
-def _invalid(message: str, prefix: str) -> ApiError:
+def _invalid(message: str, place: str) -> ApiError:
     """msgspec's "Expected `int`, got `str` - at `$.seed`", in terms of the request."""
-    missing = re.search(r"missing required field `(\w+)`", message)
-    if missing is not None:
-        param = prefix + missing[1]
-        return bad_request(f"{param} is required", param=param)
     what, _, path = message.partition(" - at ")
-    param = prefix + path.strip("`").removeprefix("$").removeprefix(".")
-    return bad_request(f"{param}: {what[:1].lower()}{what[1:]}", param=param)
+    steps = [place, path.strip("`").removeprefix("$").removeprefix(".")]
+    named = re.search(r"(missing required|unknown) field `(\w+)`", what)
+    if named is not None:
+        steps.append(named[2])
+    param = ".".join(step for step in steps if step)
+    if named is None:
+        return bad_request(f"{param}: {what[:1].lower()}{what[1:]}", param=param)
+    return bad_request(f"{param} is {'required' if named[1] != 'unknown' else 'not supported'}", param=param)
 
 
 def _prompts(value: Any) -> tuple[str | list[int], ...]:
@@ -201,10 +203,9 @@ def _kind(value: Any) -> str:
 
 def _message(index: int, content: dict[str, Any]) -> dict[str, str]:
     """One message as chat templates take it: text parts joined by line breaks, "developer" is "system"."""
-    prefix = f"messages[{index}]."
     unused = ("tool_calls", "function_call", "refusal", "audio", "annotations")
     said = {name: value for name, value in content.items() if not (name in unused and value in (None, []))}
-    message = _convert(said, _Message, prefix)
+    message = _convert(said, _Message, f"messages[{index}]")
     text = message.content
     if not isinstance(text, str):
         text = "\n".join(part.text for part in text)

@@ -1,0 +1,182 @@
+"""The engine's process and the line to it: start, work, death on either side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import zmq
+
+import processes
+from serving import expected_text, run
+from sluice.config import EngineConfig
+from sluice.engine.messages import Abort, Shutdown, Submit
+from sluice.server.client import EngineClient, EngineGone
+from sluice.server.launch import EngineProcess, EngineStartError
+from sluice.server.zmq_link import SocketFolder, ZmqChannel, ZmqLink
+from sluice.testing import resolved
+from sluice.types import FinishReason, Output
+from sluice.wire import Outputs, Ready, Start, WireError
+
+TESTS = Path(__file__).parents[1]
+CONFIG = EngineConfig.from_options({"model": "a folder"})
+
+
+@pytest.fixture(autouse=True)
+def _factories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child finds the factories of `shadow_engine`."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def test_an_engine_works_and_ends() -> None:
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        ready = await engine.ready()
+        assert (ready.model, ready.folder) == ("shadow", "a folder")
+        client = EngineClient(engine.send)
+        running = asyncio.create_task(engine.run(lambda outputs: client.dispatch(outputs.outputs)))
+        inbox = client.submit([(list(b"ab"), resolved(9))])
+        tokens: list[int] = []
+        while client.num_open:
+            tokens += [token for output in await inbox.get() for token in output.token_ids]
+        assert bytes(tokens).decode() == expected_text("ab", 9)
+        await engine.close()
+        assert await running == "the engine ended with status 0"
+        assert processes.ends(engine.pid, 0)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("shadow_engine:refuse", "^the checkpoint a folder is bad$"),
+        ("shadow_engine:crash", "^the engine ended with status 7 before it was ready$"),
+        ("shadow_engine:missing", "AttributeError"),
+    ],
+)
+def test_an_engine_that_does_not_start_says_why(factory: str, said: str) -> None:
+    """Otherwise a server waits for ever for a model that will never load."""
+
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory=factory)
+        try:
+            with pytest.raises(EngineStartError, match=said):
+                await engine.ready()
+        finally:
+            await engine.close()
+
+    run(test)
+
+
+def test_an_engine_that_still_loads_is_ended_at_once() -> None:
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        await engine.close()
+        assert processes.ends(engine.pid, 0)
+
+    run(test)
+
+
+def test_the_death_of_the_engine_ends_every_open_request() -> None:
+    """A stream that waits for ever for a process that was killed."""
+
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        await engine.ready()
+        client = EngineClient(engine.send)
+        inbox = client.submit([(list(b"ab"), resolved(200))])
+        os.kill(engine.pid, signal.SIGKILL)
+        how = await engine.run(lambda outputs: None)
+        assert how == "the engine was killed by signal 9"
+        client.fail(how)
+        with pytest.raises(EngineGone, match="signal 9"):
+            await inbox.get()
+        with pytest.raises(EngineGone, match="signal 9"):
+            client.submit([(list(b"ab"), resolved(1))])
+        await engine.close()
+
+    run(test)
+
+
+ORPHAN = """
+import asyncio
+from sluice.config import EngineConfig
+from sluice.server.launch import EngineProcess
+
+async def main():
+    engine = await EngineProcess.spawn(EngineConfig(), factory="shadow_engine:build")
+    await engine.ready()
+    print(engine.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_never_outlives_its_server() -> None:
+    """A server that is killed must not leave a process that holds the GPU."""
+    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        server.kill()
+        assert processes.ends(pid, 10)
+
+
+def test_messages_arrive_in_order_and_outputs_come_back() -> None:
+    async def test() -> None:
+        folder = SocketFolder.fresh()
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        channel = ZmqChannel(folder)
+        sent = [Start("a:b", CONFIG), *(Submit(i, (i,), resolved()) for i in range(3000)), Abort(7), Shutdown()]
+        for frame in sent:  # before there is anyone to hear it
+            channel.send(frame)
+        link = ZmqLink(folder)
+        got: list[object] = [await asyncio.to_thread(link.receive_start)]
+        while len(got) < len(sent):
+            got += await asyncio.to_thread(link.receive, block=True)
+        assert got == sent
+        assert link.receive(block=False) == []
+        output = Output(1, 0, (5,), 0, FinishReason.LENGTH)
+        link.send_frame(Ready("m", "f", limits=None, eos_token_ids=()))  # type: ignore[arg-type]
+        link.send([output])
+        with pytest.raises(WireError, match="bad 'ready' message"):
+            await channel.receive()
+        assert await channel.receive() == Outputs((output,))
+        link.close()
+        channel.close()
+        folder.remove()
+        assert not folder.path.exists()
+
+    run(test)
+
+
+def test_what_no_server_sends_is_refused() -> None:
+    folder = SocketFolder.fresh()
+    link = ZmqLink(folder)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(folder.requests)
+        socket.send(b"hello")
+        with pytest.raises(WireError, match=r"not a \[tag, value\] frame"):
+            link.receive(block=True)
+    link.close()
+    folder.remove()
+
+
+def test_a_long_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a Unix socket has at most 107 bytes; TMPDIR on a cluster is often longer."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = SocketFolder.fresh()
+    assert len(folder.requests.removeprefix("ipc://")) <= 107
+    assert list(long.iterdir()) == []
+    ZmqLink(folder).close()
+    folder.remove()

@@ -1,0 +1,243 @@
+"""What is refused, how it is said, and that nobody else is harmed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serving import MODEL, expected_text, run, serving
+from shadow_engine import MAX_MODEL_LEN, VOCAB
+from sluice.engine.messages import Abort
+from sluice.server.backend import Backend
+from sluice.testing import Faults
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def assert_error(answer: Any, status: int, param: str | None, *said: str) -> None:
+    """OpenAI's error shape, and a message that names what is wrong."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["param"] == param, error
+    assert all(words in error["message"] for words in said), error
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "prompt", "required"),
+    ({"prompt": None}, "prompt", "required"),
+    ({"prompt": ""}, "prompt", "an empty text"),
+    ({"prompt": []}, "prompt", "an empty list"),
+    ({"prompt": ["a", ""]}, "prompt[1]", "an empty text"),
+    ({"prompt": [[]]}, "prompt", "an empty list"),
+    ({"prompt": [1, "a"]}, "prompt[0]", "the number 1"),
+    ({"prompt": [1.5]}, "prompt", "the number 1.5"),
+    ({"prompt": [True]}, "prompt", "true"),
+    ({"prompt": {"text": "a"}}, "prompt", "an object"),
+    ({"prompt": 5}, "prompt", "the number 5"),
+    ({"prompt": [VOCAB]}, "prompt", f"token id {VOCAB}"),
+    ({"prompt": [-1]}, "prompt", "token id -1"),
+    ({"prompt": [10**15]}, "prompt", "token id"),
+    ({"prompt": "a", "max_tokens": 0}, "max_tokens", "at least 1, got 0"),
+    ({"prompt": "a", "max_tokens": -3}, "max_tokens", "got -3"),
+    ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "got `str`"),
+    ({"prompt": "a", "max_tokens": 5.5}, "max_tokens", "got `float`"),
+    ({"prompt": "a", "max_tokens": True}, "max_tokens", "got `bool`"),
+    ({"prompt": "a", "max_tokens": MAX_MODEL_LEN}, "max_tokens", f"context is {MAX_MODEL_LEN}"),
+    ({"prompt": "a" * MAX_MODEL_LEN}, "prompt", f"context is {MAX_MODEL_LEN}"),
+    ({"prompt": "a", "temperature": -0.1}, "temperature", "got -0.1"),
+    ({"prompt": "a", "temperature": "1"}, "temperature", "got `str`"),
+    ({"prompt": "a", "top_p": 0}, "top_p", "(0, 1]"),
+    ({"prompt": "a", "top_p": 1.1}, "top_p", "got 1.1"),
+    ({"prompt": "a", "top_k": -2}, "top_k", "got -2"),
+    ({"prompt": "a", "min_p": 2}, "min_p", "[0, 1]"),
+    ({"prompt": "a", "seed": 2**70}, "seed", ""),
+    ({"prompt": "a", "seed": "x"}, "seed", "got `str`"),
+    ({"prompt": "a", "stop": ""}, "stop", "non-empty"),
+    ({"prompt": "a", "stop": [1]}, "stop[0]", "got `int`"),
+    ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
+    ({"prompt": "a", "stop": "x" * 1001}, "stop", "1000 characters"),
+    ({"prompt": "a", "stop_token_ids": [-1]}, "stop_token_ids", "token ids"),
+    ({"prompt": "a", "stop_token_ids": "a"}, "stop_token_ids", "got `str`"),
+    ({"prompt": "a", "ignore_eos": 1}, "ignore_eos", "got `int`"),
+    ({"prompt": "a", "stream": "true"}, "stream", "got `str`"),
+    ({"prompt": "a", "stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
+    ({"prompt": "", "stream": True}, "prompt", "an empty text"),
+    ({"prompt": "a", "max_tokens": MAX_MODEL_LEN, "stream": True}, "max_tokens", f"context is {MAX_MODEL_LEN}"),
+    ({"prompt": "a", "model": 5}, "model", "got `int`"),
+    ({"prompt": "a", "n": 2}, "n", "null or 1"),
+    ({"prompt": "a", "n": True}, "n", "null or 1"),
+    ({"prompt": "a", "best_of": 3}, "best_of", "not supported"),
+    ({"prompt": "a", "logprobs": 0}, "logprobs", "not"),
+    ({"prompt": "a", "echo": True}, "echo", "not supported"),
+    ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
+    ({"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+    ({"prompt": "a", "presence_penalty": 0.5}, "presence_penalty", "null or 0"),
+    ({"prompt": "a", "frequency_penalty": -1}, "frequency_penalty", "null or 0"),
+    ({"prompt": "a", "chat_template": "x"}, "chat_template", "not a field"),
+    ({"prompt": "a", "max_token": 5}, "max_token", "not a field"),
+]
+
+
+def test_bad_completions() -> None:
+    """Each in turn at one server, which must be as good as new after all of them."""
+
+    async def test() -> None:
+        async with serving() as server:
+            for body, param, said in BAD_COMPLETIONS:
+                assert_error(await server.post(COMPLETIONS, **body), 400, param, said)
+            assert (await server.complete(prompt="ab", seed=0))["choices"][0]["text"] == expected_text("ab", 16)
+
+    run(test)
+
+
+HI = [{"role": "user", "content": "hi"}]
+BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "messages", "required"),
+    ({"messages": []}, "messages", "at least one"),
+    ({"messages": "hi"}, "messages", "got `str`"),
+    ({"messages": ["hi"]}, "messages[0]", "got `str`"),
+    ({"messages": [{"content": "hi"}]}, "messages[0].role", "required"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
+    ({"messages": [*HI, {"role": "user", "content": None}]}, "messages[1].content", "got `null`"),
+    ({"messages": [{"role": "owl", "content": "hi"}]}, "messages[0].role", "owl"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "image_url"),
+    ({"messages": [{"role": "user", "content": "hi", "mood": "x"}]}, "messages[0].mood", "not supported"),
+    (
+        {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
+        "messages[0].tool_calls",
+        "not supported",
+    ),
+    ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "no such talk"),
+    ({"messages": HI, "max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens", "contradict"),
+    ({"messages": HI, "max_completion_tokens": 0}, "max_tokens", "at least 1"),
+    ({"messages": HI, "tools": [{"type": "function"}]}, "tools", "not supported"),
+    ({"messages": HI, "tool_choice": "required"}, "tool_choice", "not supported"),
+    ({"messages": HI, "response_format": {"type": "json_object"}}, "response_format", "not supported"),
+    ({"messages": HI, "logprobs": True}, "logprobs", "not supported"),
+    ({"messages": HI, "prompt": "a"}, "prompt", "not a field"),
+]
+
+
+def test_bad_chats() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            for body, param, said in BAD_CHATS:
+                assert_error(await server.post(CHAT, **body), 400, param, said)
+
+    run(test)
+
+
+def test_fields_that_ask_for_nothing_are_fine() -> None:
+    """Client libraries send their defaults along."""
+    common = {"n": 1, "user": "me", "metadata": {"a": "b"}, "presence_penalty": 0.0, "logit_bias": {}, "made_up": None}
+    chat = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logprobs": False}
+    nulls = dict.fromkeys(["max_tokens", "temperature", "seed", "stop", "stream", "stream_options", "top_p", "model"])
+
+    async def test() -> None:
+        async with serving() as server:
+            asked = {"prompt": "ab", **nulls, **common, "best_of": 1, "echo": False}
+            assert (await server.complete(**asked))["usage"]["completion_tokens"] == 16
+            said = {"role": "assistant", "content": "yes", "tool_calls": [], "refusal": None}
+            answer = await server.post(CHAT, messages=[*HI, said], **nulls, **common, **chat)
+            assert answer.status_code == 200, answer.text
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "not valid JSON"),
+        (b'{"prompt": "a"', "not valid JSON"),
+        (b'{"prompt": "\xff"}', "not valid JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', "not valid JSON"),
+        (b"[1]", "must be a JSON object"),
+        (b'{"prompt": "\\ud83d"}', ""),
+    ],
+)
+def test_broken_json(body: bytes, said: str) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            for path in (COMPLETIONS, CHAT):
+                answer = await server.http.post(path, content=body)
+                assert answer.status_code == 400
+                assert said in answer.json()["error"]["message"]
+
+    run(test)
+
+
+def test_other_refusals() -> None:
+    async def test() -> None:
+        async with serving(max_body_bytes=100) as server:
+            wrong = await server.post(COMPLETIONS, model="other", prompt="a")
+            assert_error(wrong, 404, "model", "'other'", repr(MODEL))
+            assert wrong.json()["error"]["code"] == "model_not_found"
+            assert_error(await server.post(COMPLETIONS, prompt="a" * 100), 413, None, "100 bytes")
+            assert_error(await server.http.get("/v2/nothing"), 404, None, "GET /v2/nothing")
+            assert_error(await server.http.get(COMPLETIONS), 405, None, "GET", COMPLETIONS)
+
+    run(test)
+
+
+def test_without_a_chat_template_only_chat_is_refused() -> None:
+    async def test() -> None:
+        async with serving(chat=False) as server:
+            assert_error(await server.post(CHAT, messages=HI), 400, "messages", "no chat template")
+            assert (await server.complete(prompt="ab"))["choices"]
+
+    run(test)
+
+
+def test_one_of_several_prompts_that_is_too_long_starts_none() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            answer = await server.post(COMPLETIONS, prompt=["ok", "a" * MAX_MODEL_LEN])
+            assert_error(answer, 400, "prompt", "200 tokens")
+
+    run(test)
+
+
+def test_before_and_after_the_engine() -> None:
+    """A load balancer must neither send to a server that still loads nor keep sending to one whose engine died."""
+
+    async def test() -> None:
+        async with serving() as server:
+            running = asyncio.create_task(server.post(COMPLETIONS, prompt="a", max_tokens=150))
+            while not server.client.num_open:
+                await asyncio.sleep(0)
+            server.backend.close("the engine was killed by signal 9")
+            assert_error(await running, 500, None, "killed by signal 9")
+            assert (await server.http.get("/health")).status_code == 503
+            for path, body in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": HI})):
+                assert_error(await server.post(path, **body), 503, None, "killed by signal 9")
+            assert_error(await server.http.get("/v1/models"), 503, None, "killed")
+            server.channel.send(Abort(1))  # this engine lives
+
+    run(test)
+    assert Backend().status == "the model is loading"
+    assert not Backend().is_open
+
+
+def test_a_failed_step_ends_its_request_and_no_other() -> None:
+    async def test() -> None:
+        async with serving(faults=Faults(wait_raises=frozenset({2}))) as server:
+            assert_error(await server.post(COMPLETIONS, prompt="a", max_tokens=9), 500, None, "wait 2")
+            assert (await server.complete(prompt="ab", seed=0))["choices"][0]["text"] == expected_text("ab", 16)
+
+    run(test)
+
+
+def test_a_failure_within_a_stream_is_an_event() -> None:
+    """The status was sent long ago; a stream that just ends would look complete."""
+
+    async def test() -> None:
+        async with serving(faults=Faults(wait_raises=frozenset({2}))) as server:
+            answer = await server.post(COMPLETIONS, prompt="a", max_tokens=9, stream=True)
+            assert answer.status_code == 200
+            assert "[DONE]" not in answer.text
+            assert '"error":{"message":"the step failed: InjectedFault: wait 2"' in answer.text.split("\n\n")[-2]
+
+    run(test)

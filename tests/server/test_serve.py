@@ -1,0 +1,217 @@
+"""`sluice serve` as a process: start, use by the stock client, end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+import processes
+from serving import parse_events
+from tokenizer_makers import byte_tokenizer
+
+TESTS = Path(__file__).parents[1]
+SHADOW = """
+import sys
+from sluice.config import EngineConfig, ServerConfig
+from sluice.server.serve import run
+
+port, model, factory = sys.argv[1:]
+sys.exit(run(ServerConfig(port=int(port)), EngineConfig.from_options({"model": model}), factory=factory))
+"""
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def server(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A server process with its output in pipes; ended by force if the test did not end it."""
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1", **environment}
+    process = subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def shadow(port: int, folder: Path, factory: str = "shadow_engine:build") -> tuple[str, ...]:
+    """The command of a server over the shadow model, in a process of its own."""
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return ("-c", SHADOW, str(port), str(folder), factory)
+
+
+def announced(process: subprocess.Popen[str]) -> str:
+    """The command that a server prints once it can be used."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.strip().startswith("curl"):
+            return line.strip()
+    assert process.stderr is not None
+    pytest.fail(f"the server ended: {process.stderr.read()}")
+
+
+def statuses_until_ready(process: subprocess.Popen[str], url: str) -> list[int]:
+    """What /health said, from the first answer until something is printed."""
+    seen: list[int] = []
+    with selectors.DefaultSelector() as selector, httpx.Client() as http:
+        assert process.stdout is not None
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while not selector.select(timeout=0.05):
+            try:
+                seen.append(http.get(f"{url}/health").status_code)
+            except httpx.ConnectError:
+                assert not seen, "the server stopped listening while it was loading"
+    return seen
+
+
+def stops(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> int:
+    process.send_signal(number)
+    return process.wait(timeout=10)
+
+
+def test_serve_the_bundled_model(tmp_path: Path) -> None:
+    """The whole way: command line, processes, torch, the printed curl, the stock client, Ctrl-C."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = (
+        "-m",
+        "sluice",
+        "serve",
+        "--port",
+        str(port),
+        "--max-total-tokens",
+        "4096",
+        "--served-model-name",
+        "tiny",
+    )
+    with server(*command, XDG_CACHE_HOME=str(tmp_path)) as process:
+        before = statuses_until_ready(process, url)
+        assert before
+        assert set(before) == {503}
+        curl = shlex.split(announced(process))
+        assert httpx.get(f"{url}/health").status_code == 200
+        (engine,) = processes.children(process.pid)
+
+        assert curl[:3] == ["curl", "-N", f"{url}/v1/chat/completions"]
+        answer = httpx.post(
+            curl[2], content=curl[curl.index("-d") + 1], headers=dict([curl[4].split(": ")]), timeout=30
+        )
+        *events, done = parse_events(answer.text)
+        assert done == "[DONE]"
+        assert 2 <= len(events) <= 65
+
+        use_the_stock_client(url)
+        asyncio.run(use_the_stock_async_client(url))
+
+        with httpx.stream(
+            "POST",
+            f"{url}/v1/completions",
+            json={"prompt": "on", "max_tokens": 4000, "ignore_eos": True, "stream": True},
+        ) as stream:
+            lines = stream.iter_lines()
+            assert next(lines).startswith("data: ")
+            assert stops(process) == 0
+            rest = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+            assert "shutting down" in rest[-1]["error"]["message"]
+        assert processes.ends(engine, 5), "the engine outlived the server"
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def use_the_stock_client(url: str) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        whole = client.completions.create(model="tiny", prompt="The water", max_tokens=12, temperature=0)
+        stream = client.completions.create(model="tiny", prompt="The water", max_tokens=12, temperature=0, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens <= 12
+        with pytest.raises(openai.NotFoundError, match="'other'"):
+            client.completions.create(model="other", prompt="a")
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.completions.create(model="tiny", prompt="a", max_tokens=10_000)
+        assert refused.value.code == "context_length_exceeded"
+
+
+async def use_the_stock_async_client(url: str) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        said = [{"role": "user", "content": "What is a sluice?"}]
+        request = {"model": "tiny", "messages": said, "max_completion_tokens": 12, "temperature": 0}
+        whole, stream = await asyncio.gather(
+            client.chat.completions.create(**request),
+            client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}),
+        )
+        chunks = [chunk async for chunk in stream]
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        assert text == whole.choices[0].message.content
+        assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+
+
+def test_the_end_of_the_engine(tmp_path: Path) -> None:
+    """A server whose engine was killed says so, and its exit status tells whoever restarts it."""
+    port = free_port()
+    with server(*shadow(port, tmp_path)) as process:
+        announced(process)
+        (engine,) = processes.children(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        assert process.stderr is not None
+        assert "the engine was killed by signal 9" in process.stderr.readline()
+        health = httpx.get(f"http://127.0.0.1:{port}/health")
+        assert (health.status_code, health.json()["status"]) == (503, "the engine was killed by signal 9")
+        assert stops(process) == 1
+
+
+def test_stopping_while_the_model_loads(tmp_path: Path) -> None:
+    port = free_port()
+    with server(*shadow(port, tmp_path, "shadow_engine:hang")) as process, httpx.Client() as http:
+        while True:
+            try:
+                assert http.get(f"http://127.0.0.1:{port}/health").status_code == 503
+                break
+            except httpx.ConnectError:
+                assert process.poll() is None
+        assert stops(process, signal.SIGTERM) == 0
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("shadow_engine:refuse", "sluice: error: the checkpoint {folder} is bad\n"),
+        ("shadow_engine:crash", "sluice: error: the engine ended with status 7 before it was ready\n"),
+    ],
+)
+def test_an_engine_that_does_not_start_ends_the_server(tmp_path: Path, factory: str, said: str) -> None:
+    with server(*shadow(0, tmp_path, factory)) as process:
+        _, errors = process.communicate(timeout=20)
+        assert errors == said.format(folder=tmp_path)
+        assert process.returncode == 1
+
+
+def test_a_checkpoint_without_a_tokenizer_ends_the_server(tmp_path: Path) -> None:
+    command = shadow(0, tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with server(*command) as process:
+        _, errors = process.communicate(timeout=20)
+        assert errors.startswith(f"sluice: error: {tmp_path} has no tokenizer.json")
+        assert errors.count("\n") == 1
+        assert process.returncode == 1

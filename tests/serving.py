@@ -1,0 +1,132 @@
+"""A whole server in this process: the real routes, client, sockets and engine loop over the shadow model.
+
+The engine runs in a thread at the other end of real sockets; only the model and its process are missing. Tokens are
+bytes: id i is the byte i, and the vocabulary of the shadow model ends below 128, so that every text is ASCII.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from shadow_engine import LIMITS, VOCAB, shadow_engine
+from sluice.engine.engine import Engine
+from sluice.engine.messages import Shutdown
+from sluice.server.app import create_app
+from sluice.server.backend import Backend, Service
+from sluice.server.chat import ChatTemplate
+from sluice.server.client import EngineClient
+from sluice.server.tokens import Tokenizer
+from sluice.server.zmq_link import SocketFolder, ZmqChannel, ZmqLink
+from sluice.testing import Faults, oracle
+from sluice.types import SamplingParams
+from sluice.wire import Outputs
+from tokenizer_makers import byte_tokenizer
+
+MODEL = "shadow"
+PATIENCE = 30.0
+"""Seconds after which something that should have happened long ago fails the test."""
+TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no such talk') }}{% endif %}"
+)
+
+
+def expected_text(prompt: str | Sequence[int], max_tokens: int, *, seed: int = 0) -> str:
+    """What the shadow model must answer."""
+    ids = list(prompt.encode()) if isinstance(prompt, str) else prompt
+    return bytes(oracle(ids, SamplingParams(max_tokens=max_tokens, seed=seed), vocab_size=VOCAB)).decode()
+
+
+@dataclass
+class Server:
+    """What a test may touch."""
+
+    app: FastAPI
+    http: httpx.AsyncClient
+    backend: Backend
+    client: EngineClient
+    engine: Engine
+    channel: ZmqChannel
+
+    async def post(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def complete(self, **body: Any) -> dict[str, Any]:
+        """A completion that must succeed."""
+        answer = await self.post("/v1/completions", **body)
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    async def events(self, path: str, **body: Any) -> list[dict[str, Any]]:
+        """The events of a stream that must end with [DONE], which is left out."""
+        answer = await self.post(path, stream=True, **body)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        *found, done = parse_events(answer.text)
+        assert done == "[DONE]"
+        return [json.loads(data) for data in found]
+
+
+def parse_events(text: str) -> list[str]:
+    """The data of each server-sent event."""
+    *blocks, rest = text.split("\n\n")
+    assert rest == "", "a stream ends with an empty line"
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks), blocks
+    return [block.removeprefix("data: ") for block in blocks]
+
+
+@asynccontextmanager
+async def serving(
+    *, chat: bool = True, faults: Faults | None = None, max_body_bytes: int = 10_000
+) -> AsyncIterator[Server]:
+    """A server that is ready. On leaving, the engine must have nothing left: no request, no page held."""
+    folder = SocketFolder.fresh()
+    channel, link = ZmqChannel(folder), ZmqLink(folder)
+    engine = shadow_engine(link, faults)
+    thread = threading.Thread(target=engine.run, name="engine")
+    thread.start()
+    client = EngineClient(channel.send)
+    backend = Backend()
+    tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}) if chat else None)
+    backend.open(Service(MODEL, tokenizer, LIMITS, frozenset(), client))
+    app = create_app(backend, max_body_bytes=max_body_bytes, clock=lambda: 1234.5)
+    delivering = asyncio.create_task(_deliver(channel, client))
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            yield Server(app, http, backend, client, engine, channel)
+        assert client.num_open == 0, "a request was left open"
+    finally:
+        channel.send(Shutdown())
+        await asyncio.to_thread(thread.join, PATIENCE)
+        delivering.cancel()
+        await asyncio.wait({delivering})
+        link.close()
+        channel.close()
+        folder.remove()
+    assert not thread.is_alive(), "the engine does not end"
+    assert engine.is_idle, "the engine still works on a request that nobody waits for"
+    kv = engine.scheduler.state.kv
+    assert kv.available == kv.num_pages, "pages were not given back"
+
+
+async def _deliver(channel: ZmqChannel, client: EngineClient) -> None:
+    while True:
+        frame = await channel.receive()
+        assert isinstance(frame, Outputs)
+        client.dispatch(frame.outputs)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    """Run an async test in a loop of its own."""
+    asyncio.run(asyncio.wait_for(test(), PATIENCE))
