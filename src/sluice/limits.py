@@ -55,9 +55,7 @@ class Limits:
         length = len(prompt)
         room = self.max_request_tokens - length
         if room < 1:
-            raise self._too_long(
-                f"the prompt has {length} tokens and needs room for at least 1 more", "prompt"
-            )
+            raise self._too_long(f"the prompt has {length} tokens and needs room for at least 1 more", "prompt")
         if max_tokens is not None and max_tokens > room:
             raise self._too_long(
                 f"prompt of {length} tokens + max_tokens {max_tokens} = {length + max_tokens} tokens",

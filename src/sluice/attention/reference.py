@@ -7,6 +7,7 @@ once are bounded.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,8 @@ from sluice.attention.base import ForwardBatch, LayerKV
 
 MAX_SCORES = 1 << 24
 """Scores (heads x queries x keys) held at once: 64 MiB in float32."""
+FREE_PADDING = 64
+"""Keys of padding that cost less than another group of decode rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,52 +125,52 @@ class ReferenceAttention:
             q_pos = torch.arange(first_position + start, first_position + end, device=q.device)
             k_pos = torch.arange(low, high, device=q.device)
             seen = rule.visible(q_pos[None, :, None], k_pos)
-            part, part_lse = _softmax_attention(
-                q[None, start:end], k[None, low:high], v[None, low:high], seen, rule
-            )
+            part, part_lse = _softmax_attention(q[None, start:end], k[None, low:high], v[None, low:high], seen, rule)
             out[start:end] = part[0]
             lse[start:end] = part_lse[0]
 
     def _attend_decodes(
-        self,
-        q: torch.Tensor,
-        kv: LayerKV,
-        batch: ForwardBatch,
-        rule: _Rule,
-        out: torch.Tensor,
-        lse: torch.Tensor,
+        self, q: torch.Tensor, kv: LayerKV, batch: ForwardBatch, rule: _Rule, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
         """The first `num_decodes` rows, whose one query is the token of the same index."""
         # Gathered keys are the larger part when there are few query heads for each of them.
         per_key = max(q.shape[1], kv.k.shape[2] * kv.k.shape[3])
-        start = 0
-        while start < batch.num_decodes:
-            end, longest = start, 0
-            while end < batch.num_decodes:
-                padded = max(longest, batch.kv_lens_host[end])
-                if end > start and padded * (end + 1 - start) * per_key > self.max_scores:
-                    break
-                end, longest = end + 1, padded
-            if longest:
-                rows = slice(start, end)
-                out[rows], lse[rows] = _attend_padded(q[rows], kv, batch, rows, longest, rule, lse.dtype)
-            start = end
+        for group in _groups(batch.kv_lens_host[: batch.num_decodes], self.max_scores // per_key):
+            longest = batch.kv_lens_host[group[-1]]
+            rows = torch.tensor(group, device=q.device)
+            out[rows], lse[rows] = _attend_padded(q[rows], kv, batch, rows, longest, rule, lse.dtype)
+
+
+def _groups(kv_lens: Sequence[int], max_keys: int) -> Iterator[list[int]]:
+    """Rows that can be padded to one length: shortest first, nearly equal, at most `max_keys` with padding.
+
+    Rows without keys are in no group. A row of more than `max_keys` is a group of its own.
+    """
+    group: list[int] = []
+    for row in sorted((i for i, length in enumerate(kv_lens) if length), key=kv_lens.__getitem__):
+        length = kv_lens[row]
+        if group and (length > 2 * kv_lens[group[0]] + FREE_PADDING or length * (len(group) + 1) > max_keys):
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
 
 
 def _attend_padded(
     q: torch.Tensor,
     kv: LayerKV,
     batch: ForwardBatch,
-    rows: slice,
+    rows: torch.Tensor,
     longest: int,
     rule: _Rule,
     compute: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One query per row, keys padded to `longest`; out [rows, heads, head_dim] and lse [rows, heads]."""
-    pages = batch.page_table[rows, : _pages(longest, kv.k.shape[1])]
+    """One query for each of `rows`, keys padded to `longest`; out [rows, heads, head_dim], lse [rows, heads]."""
+    pages = batch.page_table[rows][:, : _pages(longest, kv.k.shape[1])]
     k = kv.k[pages].flatten(1, 2)[:, :longest].to(compute)
     v = kv.v[pages].flatten(1, 2)[:, :longest].to(compute)
-    kv_lens = batch.kv_lens[rows, None, None]
+    kv_lens = batch.kv_lens[rows][:, None, None]
     k_pos = torch.arange(longest, device=q.device)
     seen = rule.visible(kv_lens - 1, k_pos) & (k_pos < kv_lens)
     # A page past the row's end may hold anything, and 0 x NaN is NaN.
