@@ -135,6 +135,15 @@ def test_agrees_with_the_definition(data: st.DataObject) -> None:
     torch.testing.assert_close(lse, expected_lse, rtol=1e-12, atol=1e-12)
 
 
+def test_decodes_of_very_different_lengths() -> None:
+    """Padding all to the longest would cost as if all were long; whatever the grouping, each gets its own result."""
+    case = make_case(8, [(1, length) for length in (3, 400, 70, 0, 1, 200, 64)])
+    out, lse = attend(case)
+    expected, expected_lse = naive(case)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(lse, expected_lse, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
 def test_low_precision_rounds_only_the_result(dtype: torch.dtype, tolerance: float) -> None:
     """Softmax in bf16 itself would be some ten times further from the truth than rounding the result once."""

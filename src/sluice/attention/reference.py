@@ -14,8 +14,8 @@ import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV
 
-MAX_SCORES = 1 << 24
-"""Scores (heads x queries x keys) held at once: 64 MiB in float32."""
+MAX_SCORES = 1 << 22
+"""Scores (heads x queries x keys) held at once: 16 MiB in float32."""
 FREE_PADDING = 64
 """Keys of padding that cost less than another group of decode rows."""
 
