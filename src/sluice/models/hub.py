@@ -49,4 +49,6 @@ def resolve_checkpoint(model: str, *, endpoint: str | None = None, cache: Path |
     except Exception as error:
         # Which exceptions mean "no connection" depends on the transport that this huggingface_hub uses.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise CheckpointError(f"{model!r} could not be downloaded from the hub: {reason}") from error
+        raise CheckpointError(
+            f"{model!r} is no folder here and could not be downloaded from the hub: {reason}"
+        ) from error
