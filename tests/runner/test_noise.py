@@ -80,6 +80,13 @@ def test_float32_noise_keeps_its_upper_tail() -> None:
     torch.testing.assert_close(top.double(), exact.flatten().topk(64).values, rtol=1e-6, atol=1e-6)
 
 
+def test_noise_is_finite_where_the_uniform_rounds_to_one() -> None:
+    """This draw is 1 - 1.5e-10, which is 1 in float32: infinite noise would be worse than any logit."""
+    noise = gumbel(keys(3875), torch.tensor([0]), 6000, torch.float32)[0]
+    assert noise.isfinite().all()
+    assert int(noise.argmin()) == 5945
+
+
 def chi_square(counts: torch.Tensor) -> float:
     expected = counts.sum() / counts.numel()
     return float(((counts - expected) ** 2 / expected).sum())

@@ -78,6 +78,22 @@ def test_errors_name_the_row_of_the_plan() -> None:
     assert [len(tokens) for tokens in result.token_ids] == [1, 0]
 
 
+def test_a_failed_rows_token_is_never_looked_up() -> None:
+    """With lookahead the next step of a failed row is already launched; its input id must be inside the embedding."""
+    seen: list[int] = []
+
+    class Watched(ShadowModel):
+        def forward(self, batch, kv, attention):  # type: ignore[no-untyped-def]
+            seen.extend(batch.input_ids.tolist())
+            return torch.full((len(batch.logit_rows), self.vocab_size), torch.nan)
+
+    runner = TorchRunner(Watched(50), shadow_state(shadow_shape(num_pages=8, page_size=4)), ReferenceAttention())
+    runner.launch(BatchPlan(0, (NewSlot(0, 0, GREEDY, 0),), (Chunk(0, 0, 0, 1, (5,), (0,), True),)))
+    runner.launch(BatchPlan(1, (), (Chunk(0, 0, 1, 1, (), (), True),)))
+    assert len(seen) == 2
+    assert all(0 <= token < 50 for token in seen)
+
+
 def test_a_step_that_samples_nothing() -> None:
     runner = shadow_runner(shadow_shape(num_pages=8, page_size=4))
     plan = BatchPlan(5, (NewSlot(0, 0, GREEDY, 0),), (Chunk(0, 0, 0, 3, (1, 2, 3), (4,), False),))

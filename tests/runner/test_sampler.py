@@ -216,6 +216,13 @@ def test_scores_explain_the_token() -> None:
             )
 
 
+def test_top_p_of_one_filters_nothing() -> None:
+    """Keeps out losing the tail where the shares before it round to 1."""
+    logits = torch.tensor([[0.0, -30.0, -40.0, -50.0]])
+    rows, (group,) = rows_of([(SamplingParams(seed=1, top_k=3), 0)], 4)
+    assert scores(logits, rows, group.kind).isfinite().tolist() == [[True, True, True, False]]
+
+
 def test_unneeded_work_is_not_done() -> None:
     """A parameter at its neutral value must not cost a sort."""
     assert row_kind(SamplingParams(temperature=0.0, top_k=5, top_p=0.5), 100) is RowKind.GREEDY
