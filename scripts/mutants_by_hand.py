@@ -45,7 +45,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/prefix.py",
-        "del parent.children[node.key]\n",
+        "        del parent.children[node.key]\n",
         "",
         "an evicted page is still found",
     ),
@@ -165,7 +165,9 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/prefill.py",
-        "        if needed > kv.available:\n            kv.release(lease, request.tokens, cached)\n            return AddResult.NO_TOKEN\n",
+        "        if needed > kv.available:\n"
+        "            kv.release(lease, request.tokens, cached)\n"
+        "            return AddResult.NO_TOKEN\n",
         "",
         "memory is not checked again after the prefix is locked",
     ),
