@@ -118,6 +118,19 @@ def test_a_twin_that_leaves_gives_its_doubles_back_and_keeps_the_rest_cached() -
     assert len(path) == 4
 
 
+def test_a_twin_behind_a_shared_beginning_leaves_its_pages_where_they_belong() -> None:
+    """Kept under an earlier node, they would be found behind a prompt that they were not computed for."""
+    kv = KVManager(num_pages=8, page_size=1)
+    leave(kv, run_request(kv, [7, 8]), [7, 8])
+    second = kv.acquire(kv.match(tokens_of(7, 8), 2, ""), "")
+    first = run_request(kv, [7, 8, 9])
+    kv.extend(second, 4)
+    leave(kv, second, [7, 8, 9, 5])
+    assert kv.match(tokens_of(7, 9), 2, "") == kv.match(tokens_of(7), 1, "")
+    assert len(kv.match(tokens_of(7, 8, 9, 5), 4, "")) == 4
+    leave(kv, first, [7, 8, 9])
+
+
 def test_a_twin_goes_on_publishing_when_the_other_is_evicted() -> None:
     kv = KVManager(num_pages=8, page_size=1)
     first = run_request(kv, [7])
@@ -140,6 +153,14 @@ def test_an_empty_namespace_is_forgotten() -> None:
         leave(kv, run_request(kv, [1], str(user)), [1])
     assert tree.num_namespaces <= 2
     kv.flush()
+    assert tree.num_namespaces == 0
+
+
+def test_a_request_shorter_than_a_page_leaves_no_namespace() -> None:
+    """Nothing of it will ever be evicted, so nothing else would end it."""
+    kv = KVManager(num_pages=2, page_size=2)
+    tree = kv.tree = PrefixTree(2)
+    leave(kv, run_request(kv, [1], "a user"), [1])
     assert tree.num_namespaces == 0
 
 
