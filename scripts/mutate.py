@@ -358,7 +358,7 @@ def judge(mutants: Sequence[Mutant], record: Record, options: argparse.Namespace
     for module in PRELOADED:
         importlib.import_module(module)
     assert "sluice" not in sys.modules, "the package must be imported in the children only"
-    with tempfile.TemporaryDirectory(prefix="sluice-mutation-") as folder:
+    with tempfile.TemporaryDirectory(prefix="run-", dir=RESULTS) as folder:
         times = measure_suite(Path(folder))
         print(f"{len(times)} tests pass in {sum(times.values()):.0f} s without a mutant", flush=True)
         began = time.monotonic()
