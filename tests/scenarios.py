@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from worlds import VOCAB, Bench, World, check_ends, enough_steps, worlds
 
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, FaultyRunner
 from sluice.types import SamplingParams, SchedulerLimits
+from worlds import VOCAB, Bench, World, check_ends, enough_steps, worlds
 
 
 @dataclass(frozen=True)
