@@ -87,6 +87,23 @@ def test_a_chunk_is_cut_down_to_whole_pages_and_one_cut_to_nothing_waits() -> No
     assert shape(third)[-1] == (2, 8, 8), "two pages from the cache, then 10 tokens cut to two pages"
 
 
+def test_a_half_read_prompt_waits_while_decodes_leave_less_than_a_page() -> None:
+    """It started in a step without decodes: theirs were in flight."""
+    bench = Bench.of(World(limits_of(chunk=8, batch=5, running=4), num_pages=40, page_size=4, depth=2))
+    runner, scheduler = bench.engine.runner, bench.scheduler
+    decoding(bench, 2, max_tokens=20)
+    add(bench, 2, 20)
+    decodes = scheduler.schedule()
+    prompt = scheduler.schedule()
+    assert decodes is not None
+    assert prompt is not None
+    assert shape(prompt) == [(2, 0, 4)]
+    for plan in (decodes, prompt):
+        scheduler.commit(plan, runner.launch(plan).wait())
+    (after,) = steps_of(bench, 1)
+    assert [(chunk.request_id, chunk.length) for chunk in after.chunks] == [(0, 1), (1, 1)]
+
+
 def test_without_chunking_a_prompt_goes_whole_or_waits() -> None:
     bench = Bench.of(World(limits_of(chunk=0, batch=20, running=4), num_pages=400, page_size=4))
     for request_id in range(3):
