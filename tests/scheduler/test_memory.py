@@ -9,6 +9,7 @@ from array import array
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.passes import decode
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.retract import make_room
@@ -114,6 +115,15 @@ def test_the_oldest_alone_is_left_alone() -> None:
     alone = running(state, 0, 1)
     make_room(state, [alone])
     assert retracted(alone) == []
+
+
+def test_a_decode_with_room_in_its_last_page_costs_nobody_anything() -> None:
+    state = state_of(2, page_size=2)
+    everyone = running(state, 0, 1), running(state, 1, 1)
+    batch = BatchBuilder(state.kv)
+    decode(state, limits_of(), batch, adder_of(state))
+    assert len(batch) == 2
+    assert retracted(*everyone) == []
 
 
 def test_the_oldest_is_found_among_partial_and_decoding() -> None:
