@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -101,8 +102,11 @@ def limits_of(
     batch: int | None = None,
     running: int = 4,
     lookahead: int = 0,
+    **rest: Any,
 ) -> SchedulerLimits:
-    return SchedulerLimits(schedule, chunk, batch or (chunk or 64) + running, running, lookahead)
+    """Limits with small defaults; admission counts nothing for the output of what runs, unless asked to."""
+    rest = {"conservativeness": 0.0, **rest}
+    return SchedulerLimits(schedule, chunk, batch or (chunk or 64) + running, running, lookahead, **rest)
 
 
 @st.composite

@@ -126,10 +126,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """What the scheduler is told: the resolved form of `config.SchedulerConfig`.
+    """What the scheduler is told: the resolved form of `config.SchedulerConfig`, where each is described.
 
-    `chunked_prefill_size=0` means prompts are never cut. `max_running_requests < max_batch_tokens`, so decodes alone
-    never fill a step.
+    `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`
+    and `max_prefill_requests` means no such limit. `max_running_requests < max_batch_tokens`, so decodes alone never
+    fill a step.
     """
 
     schedule: str
@@ -137,6 +138,30 @@ class SchedulerLimits:
     max_batch_tokens: int
     max_running_requests: int
     lookahead: int = 0
+    max_prefill_tokens: int = 0
+    long_prefill_token_threshold: int = 0
+    max_prefill_requests: int = 0
+    max_partial_prefills: int = 1
+    reserve: str = "ratio"
+    conservativeness: float = 1.0
+    policy: str = "fcfs"
+    low_priority_values_first: bool = False
+    priority_preemption: bool = False
+
+
+class Bound(StrEnum):
+    """The limit that kept a step from holding more: the first one that cut or refused something."""
+
+    NOTHING = "nothing"
+    MAX_BATCH_TOKENS = "max_batch_tokens"
+    CHUNKED_PREFILL_SIZE = "chunked_prefill_size"
+    MAX_PREFILL_TOKENS = "max_prefill_tokens"
+    LONG_PREFILL_TOKEN_THRESHOLD = "long_prefill_token_threshold"
+    MAX_PREFILL_REQUESTS = "max_prefill_requests"
+    MAX_PARTIAL_PREFILLS = "max_partial_prefills"
+    MAX_RUNNING_REQUESTS = "max_running_requests"
+    KV_PAGES = "kv_pages"
+    PREFILL_FIRST = "prefill_first"
 
 
 class Chunk(NamedTuple):
@@ -181,6 +206,7 @@ class BatchPlan:
     step: int
     new_slots: tuple[NewSlot, ...]
     chunks: tuple[Chunk, ...]
+    bound_by: Bound = Bound.NOTHING
 
     @property
     def num_tokens(self) -> int:

@@ -68,6 +68,7 @@ class Engine:
                 message.sampling,
                 sample_index=message.sample_index,
                 extra_key=message.extra_key,
+                priority=message.priority,
             )
         except DuplicateRequest:
             return []  # the stream of this id belongs to the first to use it

@@ -16,6 +16,7 @@ class Submit:
     sampling: SamplingParams
     sample_index: int = 0
     extra_key: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class Planner(Protocol):
         *,
         sample_index: int = 0,
         extra_key: str = "",
+        priority: int = 0,
     ) -> None: ...
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.request import Request
-from sluice.types import BatchPlan, Chunk, NewSlot
+from sluice.types import BatchPlan, Bound, Chunk, NewSlot
 
 
 class BatchBuilder:
@@ -49,5 +49,5 @@ class BatchBuilder:
         request.pending += samples
         request.in_flight += 1
 
-    def freeze(self, step: int) -> BatchPlan:
-        return BatchPlan(step, tuple(self._new_slots), tuple(self._chunks))
+    def freeze(self, step: int, bound_by: Bound) -> BatchPlan:
+        return BatchPlan(step, tuple(self._new_slots), tuple(self._chunks), bound_by)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from sluice.kv.manager import KVManager
 from sluice.kv.prefix import PrefixTree
 from sluice.scheduler.request import Place, Request
+from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.state import SchedulerState
 from sluice.types import BatchPlan, BatchResult, FinishReason, Output, SamplingParams, SchedulerLimits
@@ -179,6 +180,7 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     """7. No plan is empty; tokens and prefill tokens are within their budgets; prefill-first mixes nothing."""
     require(len(plan.chunks) > 0, f"law 7: plan {plan.step} is empty")
     prefill = [c.length for c in plan.chunks if is_prefill(state, c.start, c.request_id)]
+    total, page_size = sum(prefill), state.kv.page_size
     alone_unchunked = limits.chunked_prefill_size == 0 and len(prefill) == 1
     require(
         plan.num_tokens <= limits.max_batch_tokens or alone_unchunked,
@@ -186,9 +188,29 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     )
     if limits.chunked_prefill_size:
         require(
-            sum(prefill) <= limits.chunked_prefill_size,
-            f"law 7: plan {plan.step} prefills {sum(prefill)} tokens of {limits.chunked_prefill_size}",
+            total <= limits.chunked_prefill_size,
+            f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}",
         )
+    if limits.max_prefill_tokens and prefill:
+        left = max(page_size, limits.max_prefill_tokens - (plan.num_tokens - total))
+        require(
+            total <= left or alone_unchunked,
+            f"law 7: plan {plan.step} prefills {total} tokens, {left} are left of {limits.max_prefill_tokens}",
+        )
+    if limits.long_prefill_token_threshold:
+        require(
+            max(prefill, default=0) <= limits.long_prefill_token_threshold,
+            f"law 7: one prompt of plan {plan.step} takes {prefill} of {limits.long_prefill_token_threshold}",
+        )
+    if limits.max_prefill_requests:
+        require(
+            len(prefill) <= limits.max_prefill_requests,
+            f"law 7: plan {plan.step} has {len(prefill)} prompts of {limits.max_prefill_requests}",
+        )
+    require(
+        len(state.partial) <= limits.max_partial_prefills,
+        f"law 7: {len(state.partial)} prompts are half computed, of {limits.max_partial_prefills}",
+    )
     if limits.schedule == "prefill-first":
         require(
             len(prefill) in (0, len(plan.chunks)),
@@ -277,16 +299,19 @@ class Lawful:
         *,
         sample_index: int = 0,
         extra_key: str = "",
+        priority: int = 0,
     ) -> None:
-        self.scheduler.add(request_id, prompt, sampling, sample_index=sample_index, extra_key=extra_key)
+        self.scheduler.add(
+            request_id, prompt, sampling, sample_index=sample_index, extra_key=extra_key, priority=priority
+        )
         self._num_outputs[request_id] = 0
         check_state(self.state)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         return self._told(self.scheduler.abort(request_id, reason))
 
-    def retract_all(self) -> None:
-        self.scheduler.retract_all()
+    def forget_device(self) -> None:
+        self.scheduler.forget_device()
         check_state(self.state)
 
     def schedule(self) -> BatchPlan | None:
@@ -299,6 +324,7 @@ class Lawful:
             )
             return None
         check_plan(self.state, self.scheduler.limits, plan)
+        self._retractions_are_bounded()
         self._decodes_go_first(plan)
         self._chunks_tile(plan)
         rows = self._rows_follow(plan)
@@ -334,6 +360,16 @@ class Lawful:
         check_state(self.state)
         self._nothing_in_flight_is_free()
         return outputs
+
+    def _retractions_are_bounded(self) -> None:
+        """12. Nobody is sent back for ever; under full reservation nobody is retracted at all."""
+        limits = self.scheduler.limits
+        bound = 0 if limits.reserve == "full" else PROTECT_AFTER + limits.max_running_requests
+        for request in self.state.requests.values():
+            require(
+                request.retractions <= bound,
+                f"law 12: request {request.id} was retracted {request.retractions} times, {bound} at most",
+            )
 
     def _decodes_go_first(self, plan: BatchPlan) -> None:
         """A mixed plan passes over a running request only for want of a page."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice.kv.manager import Lease
+from sluice.kv.prefix import Node
 from sluice.types import FinishReason, SamplingParams
 
 
@@ -37,6 +38,7 @@ class Request:
     sampling: SamplingParams
     sample_index: int = 0
     extra_key: str = ""
+    priority: int = 0
 
     max_tokens: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
@@ -54,6 +56,15 @@ class Request:
     num_cached_tokens: int = -1
     """Prompt tokens found in the cache at the first admission, -1 before it."""
     retractions: int = 0
+    """Times its pages were taken for others' want of memory."""
+    preemptions: int = 0
+    """Times it made way for a higher priority."""
+    waits_since: int = 0
+    """Step at which it joined the waiting queue, this time."""
+    planned_at: int = 0
+    """Step of its latest chunk, or of its admission."""
+    path: list[Node] = field(default_factory=list)
+    """While it waits: the cached pages found for it so far. Nothing holds them; `KVManager.match` brings it up to date."""
     finish_reason: FinishReason | None = None
     """Set when it is decided; the request may still drain. None while DRAINING means: retracted, will wait again."""
 
@@ -65,6 +76,16 @@ class Request:
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def was_running(self) -> bool:
+        """It waits because it was sent back."""
+        return self.retractions > 0 or self.preemptions > 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Some of what it knew at admission is not computed yet, though it may all be planned."""
+        return self.computed < self.prefill_end
 
     @property
     def extend_len(self) -> int:

@@ -8,7 +8,7 @@ chunk of length 1, and a retracted request is one whose counters went back to th
 
 `schedule` makes an immutable plan and moves `scheduled`; `commit` folds the plan's result in and moves `computed`.
 Several plans may be in flight; they are committed in the order they were made. Only `add`, `abort`, `schedule`,
-`commit`, `fail` and `retract_all` change a request. No tensor, no clock, no text.
+`commit`, `fail` and `forget_device` change a request. No tensor, no clock, no text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.passes import TABLES
+from sluice.scheduler.passes import groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
@@ -42,9 +42,8 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, kv: KVManager) -> None:
         self.limits = limits
-        self.state = SchedulerState(kv, limits.max_running_requests)
-        self._groups = TABLES[limits.schedule]
-        self._next_step = 0
+        self.state = SchedulerState(kv, limits)
+        self._groups = groups_of(limits)
 
     @property
     def has_work(self) -> bool:
@@ -58,6 +57,7 @@ class Scheduler:
         *,
         sample_index: int = 0,
         extra_key: str = "",
+        priority: int = 0,
     ) -> None:
         """Queue a request.
 
@@ -65,6 +65,9 @@ class Scheduler:
             request_id: larger than every id before it; the order of ids is the order of arrival.
             prompt: at least one token id.
             sampling: resolved (`SamplingParams.resolved`).
+            sample_index: which of several samples of one prompt; they differ by it alone.
+            extra_key: namespace of the prefix cache; equal tokens under different keys share nothing.
+            priority: class under the policy `priority`, ignored under the others.
 
         Raises:
             DuplicateRequest: the id is in use.
@@ -73,7 +76,7 @@ class Scheduler:
         if request_id in self.state.requests:
             raise DuplicateRequest(f"request id {request_id} is in use")
         tokens = array("i", prompt)
-        request = Request(request_id, len(tokens), tokens, sampling, sample_index, extra_key)
+        request = Request(request_id, len(tokens), tokens, sampling, sample_index, extra_key, priority)
         kv = self.state.kv
         if not tokens:
             raise ValueError("the prompt is empty; it needs at least one token")
@@ -93,14 +96,16 @@ class Scheduler:
 
     def schedule(self) -> BatchPlan | None:
         """Plan the next step, or None if nothing can be planned before a commit or a new request."""
+        state = self.state
+        state.waiting.promote(state.step)
         for group in self._groups:
-            batch = BatchBuilder(self.state.kv)
-            adder = PrefillAdder(self.state, self.limits, batch)
+            batch = BatchBuilder(state.kv)
+            adder = PrefillAdder(state, self.limits, batch)
             for each_pass in group:
-                each_pass(self.state, self.limits, batch, adder)
+                each_pass(state, self.limits, batch, adder)
             if len(batch):
-                plan = batch.freeze(self._next_step)
-                self._next_step += 1
+                plan = batch.freeze(state.step, adder.bound_by)
+                state.step += 1
                 return plan
         return None
 
@@ -136,14 +141,18 @@ class Scheduler:
             self.state.landed(request)
         return outputs
 
-    def retract_all(self) -> None:
-        """Send every running request back to the queue, as after the loss of the device's state."""
-        for request in [*self.state.partial.values(), *self.state.decoding.values()]:
-            self.state.retract(request)
+    def forget_device(self) -> None:
+        """The device lost its state, with nothing in flight: nothing is cached any more, and whatever ran waits again."""
+        assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
+        for request in list(self.state.running()):
+            self.state.send_back(request)
+        self.state.kv.flush()
 
     def _advance(self, request: Request, chunk: Chunk, tokens: tuple[int, ...], outputs: list[Output]) -> None:
         """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends."""
         request.computed = chunk.end
+        if not request.is_prefilling:
+            self.state.computing.pop(request.id, None)
         start = request.num_outputs
         reason = None
         for count, token in enumerate(tokens, start=1):
