@@ -17,6 +17,7 @@ from sluice.models.default import default_model_folder
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.spec import ModelSpec
+from sluice.resolve import resolve
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
 from sluice.runner.runner import Model, TorchRunner
@@ -93,7 +94,7 @@ def build_engine(config: EngineConfig, link: Link, *, progress: bool) -> tuple[E
 def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     """The part of `build_engine` that takes long; several engines may share what it returns."""
     device = pick_device(config.model.device)
-    config = config.resolved(device.type)
+    config = resolve(config, device.type).config
     folder, babbles = _checkpoint(config.model.model)
     model, spec = load_model(folder, dtype=config.model.dtype, device=device, progress=progress)
     shape = _device_shape(config, spec, device)

@@ -1,12 +1,13 @@
 """Every option, once: its name, default, help and group.
 
-The command line, `LLM(...)` and the documentation are built from these dataclasses. `EngineConfig.resolved()` fills
-what was left open and refuses what cannot be honoured; nothing downstream guesses a default.
+The command line, `LLM(...)` and the documentation are built from these dataclasses. `resolve.resolve` fills what
+was left open and refuses what cannot be honoured; nothing downstream guesses a default.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -91,17 +92,76 @@ class SchedulerConfig:
         aliases=("max_num_seqs",),
         positive=True,
     )
-    depth: int = option(1, "steps in flight at once; 1: synchronous, 2: overlap", positive=True)
-    lookahead: int = option(
-        0,
-        "samples of a request that may still be on their way when its next step is planned; at most depth - 1",
+    max_prefill_tokens: int | None = option(
+        None,
+        "most tokens of a step that prefills, decodes included; the next prompt in order waits rather than exceed it"
+        " (default: no such limit)",
+        positive=True,
+    )
+    long_prefill_token_threshold: int | None = option(
+        None, "most prefill tokens of one request in a step (default: no such limit)", positive=True
+    )
+    max_prefill_requests: int | None = option(
+        None, "most requests prefilled in one step (default: no such limit)", positive=True
+    )
+    max_partial_prefills: int | None = option(
+        None,
+        "most prompts half computed at once; 1: one after the other; more: short ones overtake, and the oldest has"
+        " half of every step (default: 4)",
+        positive=True,
+    )
+    reserve: str = option(
+        "ratio",
+        "memory counted for the output of running requests; full: all they may make, so nobody is ever retracted;"
+        " ratio: a share that sinks while memory lasts",
+        choices=("ratio", "full"),
+    )
+    schedule_conservativeness: float | None = option(
+        None, "with --reserve ratio: multiplies the share; 0 counts no output (default: 1)", metavar="X"
+    )
+    schedule_policy: str = option(
+        "fcfs",
+        "order of waiting requests; fcfs: arrival, lpm: longest prefix match, priority: by the request's priority",
+        choices=("fcfs", "lpm", "priority"),
+        aliases=("scheduling_policy",),
+    )
+    schedule_low_priority_values_first: bool = option(False, "with policy priority: smaller values go first")
+    enable_priority_preemption: bool = option(
+        False, "with policy priority: running requests of lower priority may make way for waiting ones"
+    )
+    enable_overlap: bool = option(False, "plan a step while the one before runs: depth 2, lookahead 1")
+    depth: int | None = option(
+        None, "steps in flight at once; 1: synchronous, 2: overlap (default: 1)", positive=True
+    )
+    lookahead: int | None = option(
+        None,
+        "samples of a request that may still be on their way when its next step is planned; at most depth - 1"
+        " (default: 0)",
     )
 
     def limits(self) -> SchedulerLimits:
         """What the scheduler needs of it, once resolved."""
         chunk, batch, running = self.chunked_prefill_size, self.max_batch_tokens, self.max_running_requests
+        partial, lookahead = self.max_partial_prefills, self.lookahead
         assert chunk is not None and batch is not None and running is not None, f"not resolved: {self}"
-        return SchedulerLimits(self.schedule, chunk, batch, running, self.lookahead)
+        assert partial is not None and lookahead is not None, f"not resolved: {self}"
+        scale = self.schedule_conservativeness
+        return SchedulerLimits(
+            schedule=self.schedule,
+            chunked_prefill_size=chunk,
+            max_batch_tokens=batch,
+            max_running_requests=running,
+            lookahead=lookahead,
+            max_prefill_tokens=self.max_prefill_tokens or 0,
+            long_prefill_token_threshold=self.long_prefill_token_threshold or 0,
+            max_prefill_requests=self.max_prefill_requests or 0,
+            max_partial_prefills=partial,
+            reserve=self.reserve,
+            conservativeness=1.0 if scale is None else scale,
+            policy=self.schedule_policy,
+            low_priority_values_first=self.schedule_low_priority_values_first,
+            priority_preemption=self.enable_priority_preemption,
+        )
 
 
 @dataclass(frozen=True)
@@ -157,21 +217,6 @@ class EngineConfig:
             check_values(getattr(config, group))
         return config
 
-    def resolved(self, device_type: str) -> EngineConfig:
-        """The same with every open option but the pool size filled (that one needs the loaded model).
-
-        Args:
-            device_type: "cpu" or "cuda", what `device` came to.
-
-        Raises:
-            ConfigError: contradictory options, by name and value.
-        """
-        for group in ENGINE_GROUPS:
-            check_values(getattr(self, group))
-        cache = replace(self.cache, page_size=_page_size(self, device_type))
-        scheduler = _resolve_scheduler(self.scheduler, cache, device_type)
-        return replace(self, cache=cache, scheduler=scheduler)
-
 
 def options_of(group: type) -> Iterator[tuple[str, Option]]:
     """The (field name, Option) pairs of one group, in order."""
@@ -196,6 +241,9 @@ def check_values(group: Any) -> None:
         if "bool" in item.type:
             if not isinstance(value, bool):
                 raise ConfigError(f"{flag} must be true or false, got {value!r}")
+        elif "float" in item.type:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                raise ConfigError(f"{flag} must be a number of at least 0, got {value!r}")
         elif "int" in item.type:
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"{flag} must be an integer, got {value!r}")
@@ -203,64 +251,6 @@ def check_values(group: Any) -> None:
                 raise ConfigError(f"{flag} must be at least 1, got {value}")
         elif not isinstance(value, str):
             raise ConfigError(f"{flag} must be a text, got {value!r}")
-
-
-def _page_size(config: EngineConfig, device_type: str) -> int:
-    size = config.cache.page_size
-    chunk, batch = config.scheduler.chunked_prefill_size, config.scheduler.max_batch_tokens
-    pool = config.cache.max_total_tokens
-    if size is not None:
-        if size > MAX_PAGE_SIZE or size & (size - 1):
-            raise ConfigError(f"--page-size must be a power of two of at most {MAX_PAGE_SIZE}, got {size}")
-        for name, limit in (("chunked-prefill-size", chunk), ("max-total-tokens", pool)):
-            if limit is not None and limit not in CHUNKING_OFF and limit < size:
-                raise ConfigError(f"--{name} must be at least one page, got {limit} with --page-size {size}")
-        return size
-    size = 64 if device_type == "cuda" else 32
-    room = batch // 2 if batch is not None else None
-    for limit in (chunk, room, pool):
-        while limit is not None and limit not in CHUNKING_OFF and size > 1 and limit < size:
-            size //= 2
-    return size
-
-
-def _resolve_scheduler(config: SchedulerConfig, cache: CacheConfig, device_type: str) -> SchedulerConfig:
-    """Derive what is open so that any one option set alone is valid and has its effect."""
-    page_size = cache.page_size
-    assert page_size is not None
-    if not 0 <= config.lookahead < config.depth:
-        raise ConfigError(f"--lookahead must be from 0 to depth - 1 = {config.depth - 1}, got {config.lookahead}")
-    chunk, batch, running = (
-        config.chunked_prefill_size,
-        config.max_batch_tokens,
-        config.max_running_requests,
-    )
-    if chunk is not None and chunk < -1:
-        raise ConfigError(f"--chunked-prefill-size must be at least 1, or -1 or 0 for off, got {chunk}")
-    if batch is not None and batch <= (running or 1):
-        raise ConfigError(
-            f"--max-batch-tokens must be larger than --max-running-requests, or running decodes alone could fill"
-            f" every step: got {batch} with {running or 1} running"
-        )
-    if batch is not None and config.max_running_requests is None and batch < page_size + 1:
-        raise ConfigError(f"--max-batch-tokens must be at least --page-size + 1 = {page_size + 1}, got {batch}")
-    if running is None:
-        running = 256 if device_type == "cuda" else 64
-        if batch is not None:
-            running = max(1, min(running, batch - page_size))
-    if chunk is None:
-        chunk = max(2048 if device_type == "cuda" else 512, page_size)
-        if batch is not None:
-            chunk = max(page_size, min(chunk, batch))
-    if chunk in CHUNKING_OFF:
-        chunk = 0
-    if batch is None:
-        batch = (chunk or UNCHUNKED_BATCH_TOKENS) + running
-    return replace(config, chunked_prefill_size=chunk, max_batch_tokens=batch, max_running_requests=running)
-
-
-UNCHUNKED_BATCH_TOKENS = 8192
-"""Budget of a step when prompts are never cut and no budget is given; a longer prompt goes alone."""
 
 
 def cache_folder() -> Path:
