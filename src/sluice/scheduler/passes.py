@@ -31,11 +31,13 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
     if len(needy) > state.kv.available:
         adder.note(Bound.KV_PAGES)
         make_room(state, needy)
-        ready = sorted((r for r in ready if r.id in state.decoding), key=lambda r: r.id)
+        ready = [r for r in ready if r.id in state.decoding]
+        for request in sorted(ready, key=lambda r: r.id):
+            if request not in needy or state.kv.available:
+                batch.promise(request, 1)
+        return
     for request in ready:
-        assert request.lease is not None, f"request {request.id} decodes without pages"
-        if state.kv.missing(request.lease, request.scheduled + 1) <= state.kv.available:
-            batch.promise(request, 1)
+        batch.promise(request, 1)
 
 
 def wants_decode(request: Request, lookahead: int) -> bool:
