@@ -70,8 +70,9 @@ class PrefillAdder:
         """
         lease = request.lease
         assert lease is not None, f"request {request.id} is partial without pages"
-        length = self._fit(request.extend_len, at_most)
+        length, cut_by = self._fit(request.extend_len, at_most)
         if length == 0:
+            self.note(cut_by)
             return AddResult.OTHER
         kv = self._state.kv
         if kv.missing(lease, request.scheduled + length) > kv.available:
@@ -82,6 +83,7 @@ class PrefillAdder:
             length = self._fit_memory(lease, request.scheduled, length)
             if length == 0:
                 return AddResult.NO_TOKEN
+        self.note(cut_by)
         self._take(request, length)
         return AddResult.CONTINUE
 
@@ -97,8 +99,9 @@ class PrefillAdder:
             self.note(Bound.MAX_RUNNING_REQUESTS)
             return AddResult.NO_SLOT
         extend_len = len(request.tokens) - cached_len(kv, request)
-        length = self._fit(extend_len, at_most)
+        length, cut_by = self._fit(extend_len, at_most)
         if length == 0:
+            self.note(cut_by)
             return AddResult.OTHER
         if length < extend_len and len(state.partial) >= self._limits.max_partial_prefills:
             self.note(Bound.MAX_PARTIAL_PREFILLS)
@@ -113,6 +116,7 @@ class PrefillAdder:
             self.note(Bound.KV_PAGES)
             kv.release(lease, request.tokens, len(request.path) * kv.page_size)
             return AddResult.NO_TOKEN
+        self.note(cut_by)
         state.start(request, lease)
         self._batch.open_slot(request)
         self._take(request, length)
@@ -145,34 +149,28 @@ class PrefillAdder:
             left, bound = self._limits.max_batch_tokens - used, Bound.MAX_BATCH_TOKENS
         return left, bound
 
-    def _fit(self, extend_len: int, at_most: int) -> int:
-        """Tokens of `extend_len` that this step's budgets let in; 0 is "not this step"."""
+    def _fit(self, extend_len: int, at_most: int) -> tuple[int, Bound]:
+        """Tokens of `extend_len` that this step's budgets let in (0 is "not this step"), and what cuts them."""
         limits = self._limits
         if limits.max_prefill_requests and self._num_prompts >= limits.max_prefill_requests:
-            self.note(Bound.MAX_PREFILL_REQUESTS)
-            return 0
+            return 0, Bound.MAX_PREFILL_REQUESTS
         left, bound = self._room()
         if left <= 0:
-            self.note(bound)
-            return 0
+            return 0, bound
         if not limits.chunked_prefill_size:
             if extend_len <= left or (self._num_prompts == 0 and extend_len > self._smallest_step()):
-                return extend_len
-            self.note(bound)
-            return 0
+                return extend_len, Bound.NOTHING
+            return 0, bound
         if left < extend_len and self._is_left_whole(extend_len):
-            self.note(Bound.MAX_PREFILL_TOKENS)
-            return 0
-        wanted = min(extend_len, at_most)
+            return 0, Bound.MAX_PREFILL_TOKENS
+        wanted, cut_by = min(extend_len, at_most), Bound.NOTHING
         if limits.long_prefill_token_threshold and wanted > limits.long_prefill_token_threshold:
-            wanted = limits.long_prefill_token_threshold
-            self.note(Bound.LONG_PREFILL_TOKEN_THRESHOLD)
+            wanted, cut_by = limits.long_prefill_token_threshold, Bound.LONG_PREFILL_TOKEN_THRESHOLD
         if left < wanted:
-            wanted = left
-            self.note(bound)
+            wanted, cut_by = left, bound
         if wanted >= extend_len:
-            return extend_len
-        return max(0, wanted - wanted % self._state.kv.page_size)
+            return extend_len, Bound.NOTHING
+        return max(0, wanted - wanted % self._state.kv.page_size), cut_by
 
     def _is_left_whole(self, extend_len: int) -> bool:
         """With a prefill budget, a prompt that would reach it is not cut behind others: it waits to be the first."""
