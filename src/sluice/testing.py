@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sluice.engine.messages import Message
+from sluice.engine.messages import Message, Stats
 from sluice.engine.protocols import Pending, Runner
 from sluice.types import BatchPlan, BatchResult, Chunk, NewSlot, Output, RowError, SamplingParams
 
@@ -205,3 +205,7 @@ class ManualLink:
         """The last output of an ended request."""
         (last,) = [o for o in self.outputs if o.request_id == request_id and o.finish_reason is not None]
         return last
+        self.stats: list[Stats] = []
+    def answer(self, stats: Stats) -> None:
+        self.stats.append(stats)
+

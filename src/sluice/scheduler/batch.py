@@ -15,6 +15,7 @@ class BatchBuilder:
         self._new_slots: list[NewSlot] = []
         self._chunks: list[Chunk] = []
         self.num_tokens = 0
+        self._num_decodes = 0
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -46,8 +47,9 @@ class BatchBuilder:
         )
         self.num_tokens += length
         request.scheduled = end
+        self._num_decodes += start >= request.prefill_end
         request.pending += samples
         request.in_flight += 1
 
     def freeze(self, step: int, bound_by: Bound) -> BatchPlan:
-        return BatchPlan(step, tuple(self._new_slots), tuple(self._chunks), bound_by)
+        return BatchPlan(step, tuple(self._new_slots), tuple(self._chunks), bound_by, self._num_decodes)

@@ -16,7 +16,7 @@ from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.state import SchedulerState
-from sluice.types import BatchPlan, BatchResult, FinishReason, Output, SamplingParams, SchedulerLimits
+from sluice.types import BatchPlan, BatchResult, FinishReason, Occupancy, Output, SamplingParams, SchedulerLimits
 
 
 class LawBroken(AssertionError):
@@ -235,6 +235,10 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
             chunk.samples == (chunk.end == len(request.tokens) + request.pending - chunk.samples),
             f"law 8: {chunk} samples={chunk.samples} with {len(request.tokens)} tokens known",
         )
+    require(
+        plan.num_decodes == kinds.count(False),
+        f"law 8: plan {plan.step} says it has {plan.num_decodes} decodes, it has {kinds.count(False)}",
+    )
         require(
             request.pending - chunk.samples <= limits.lookahead,
             f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {limits.lookahead}",
@@ -347,6 +351,9 @@ class Lawful:
         """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""
         for output in outputs:
             require(output.request_id not in self.ended, f"law 11: {output} after the end of its request")
+    def occupancy(self) -> Occupancy:
+        return self.scheduler.occupancy()
+
             seen = self._num_outputs[output.request_id]
             require(output.start == seen, f"law 11: {output} comes when {seen} tokens were sent")
             self._num_outputs[output.request_id] += len(output.token_ids)

@@ -27,6 +27,7 @@ from sluice.types import (
     BatchResult,
     Chunk,
     FinishReason,
+    Occupancy,
     Output,
     SamplingParams,
     SchedulerLimits,
@@ -88,6 +89,17 @@ class Scheduler:
         self.state.add(request)
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
+    def occupancy(self) -> Occupancy:
+        """How full it is now."""
+        state, kv = self.state, self.state.kv
+        return Occupancy(
+            running=len(state.partial) + len(state.decoding),
+            waiting=len(state.waiting),
+            free_pages=kv.pool.num_free,
+            cached_pages=kv.tree.num_evictable,
+            total_pages=kv.num_pages,
+        )
+
         """End a request now, wherever it is. Unknown and ended ids give nothing."""
         request = self.state.requests.get(request_id)
         if request is None or request.finish_reason is not None:
