@@ -5,9 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluice.kv.manager import KVManager
 from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.laws import steps_to_prefill
-from sluice.types import Bound, SchedulerLimits
+from sluice.scheduler.scheduler import Scheduler
+from sluice.testing import resolved
+from sluice.types import BatchResult, Bound, SchedulerLimits
 from support import queue, shape, shapes_of, steps_of
 from worlds import Bench, World, limits_of
 
@@ -100,7 +103,7 @@ def test_what_bound_a_step_of_several_prompts_is_told() -> None:
     assert [plan.bound_by for plan in plans] == [Bound.CHUNKED_PREFILL_SIZE, Bound.CHUNKED_PREFILL_SIZE]
 
 
-@settings(max_examples=60)
+@settings(max_examples=300)
 @given(
     page_size=st.sampled_from([1, 4]),
     chunk_pages=st.integers(1, 24),
@@ -124,21 +127,25 @@ def test_every_prompt_ends_within_its_bound(
         reserve="full",
     )
     num_pages = sum(-(-(length + 2) // page_size) for length, _ in arrivals)
-    bench = Bench.of(World(limits, num_pages=num_pages, page_size=page_size))
-    state, deadlines, lengths = bench.scheduler.state, {}, {}
+    scheduler = Scheduler(limits, KVManager(num_pages=num_pages, page_size=page_size))
+    deadlines: dict[int, int] = {}
+    lengths: list[int] = []
     for request_id, (length, gap) in enumerate(arrivals):
-        queue(bench, request_id, length, max_tokens=2)
-        lengths[request_id] = length
-        deadlines[request_id] = state.step + steps_to_prefill(limits, page_size, list(lengths.values()))
-        step_within(bench, deadlines, gap)
-    while state.requests:
-        step_within(bench, deadlines, 1)
+        scheduler.add(request_id, [request_id] * length, resolved(2))
+        lengths.append(length)
+        deadlines[request_id] = scheduler.state.step + steps_to_prefill(limits, page_size, lengths)
+        step_within(scheduler, deadlines, gap)
+    while scheduler.has_work:
+        step_within(scheduler, deadlines, 1)
 
 
-def step_within(bench: Bench, deadlines: dict[int, int], count: int) -> None:
-    state = bench.scheduler.state
+def step_within(scheduler: Scheduler, deadlines: dict[int, int], count: int) -> None:
+    state = scheduler.state
     for _ in range(count):
-        steps_of(bench)
+        plan = scheduler.schedule()
+        if plan is None:
+            return
+        scheduler.commit(plan, BatchResult(plan.step, tuple((0,) for chunk in plan.chunks if chunk.samples)))
         late = [
             request.id
             for request in (*state.waiting, *state.partial.values())

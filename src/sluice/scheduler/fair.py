@@ -5,6 +5,7 @@
     the rest   shortest remaining uncached work first
 
 A prompt that fits whole needs no place among the `max_partial_prefills`, so a short one never waits for a long one.
+Those places go in order of arrival, so that nobody who came later keeps the oldest out of them.
 Whoever is first gets at least half of each step (a page, if that is more), whatever arrives after it, less what is
 due to the few others that are half computed: so its prompt ends after a bounded number of steps, and the next one is
 first (`laws.steps_to_prefill` has the formula).
@@ -41,12 +42,14 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
     if first is None:
         return
     rest = [request for request in (*partial, *waiting) if request is not first]
+    in_turn = sorted(waiting, key=state.waiting.rank)
     may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM
     for request in sorted(rest, key=lambda r: order(state, limits, r)):
         if adder.is_full():
             break
         if request.place is Place.WAITING and may_admit and not is_follower(state, request):
-            may_admit = adder.admit(request) not in NO_ROOM
+            head = next((other for other in in_turn if other.place is Place.WAITING), None)
+            may_admit = adder.admit(request, may_cut=request is head) not in NO_ROOM
         elif request.place is Place.PARTIAL:
             adder.add_partial(request)
 

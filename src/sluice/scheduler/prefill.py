@@ -87,8 +87,8 @@ class PrefillAdder:
         self._take(request, length)
         return AddResult.CONTINUE
 
-    def add_one_req(self, request: Request, at_most: int = UNLIMITED) -> AddResult:
-        """Admit a waiting request with its first chunk.
+    def add_one_req(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
+        """Admit a waiting request with its first chunk; whole, unless it may be cut and a partial prefill may start.
 
         Memory is checked for the whole of the request, cut or not, so that a prompt is not started that cannot be
         ended; once before the matched prefix is locked and again after, because locking it takes pages out of what
@@ -103,7 +103,8 @@ class PrefillAdder:
         if length == 0:
             self.note(cut_by)
             return AddResult.OTHER
-        if length < extend_len and len(state.partial) >= self._limits.max_partial_prefills:
+        may_cut = may_cut and len(state.partial) < self._limits.max_partial_prefills
+        if length < extend_len and not may_cut:
             self.note(Bound.MAX_PARTIAL_PREFILLS)
             return AddResult.OTHER
         estimate = kv.pages_for(state.reservation.tokens_at_admission(request)) - len(request.path)
@@ -122,16 +123,16 @@ class PrefillAdder:
         self._take(request, length)
         return AddResult.CONTINUE
 
-    def admit(self, request: Request, at_most: int = UNLIMITED) -> AddResult:
+    def admit(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
         """`add_one_req`, and where priorities may preempt, lower ones are sent back for it as long as that helps."""
-        result = self.add_one_req(request, at_most)
+        result = self.add_one_req(request, at_most, may_cut=may_cut)
         while (
             self._limits.priority_preemption
             and result in (AddResult.NO_TOKEN, AddResult.NO_SLOT)
             and preempt_for(self._state, request)
         ):
             self._reserved = None
-            result = self.add_one_req(request, at_most)
+            result = self.add_one_req(request, at_most, may_cut=may_cut)
         return result
 
     def _room(self) -> tuple[int, Bound]:
