@@ -6,11 +6,11 @@ import random
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
-from worlds import VOCAB, Bench, World, check_ends, enough_steps, worlds
 
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, FaultyRunner
 from sluice.types import SamplingParams, SchedulerLimits
+from worlds import VOCAB, Bench, World, check_ends, enough_steps, worlds
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ def random_submit(draw: random.Random, world: World, *, request_id: int) -> Subm
             max_tokens=max_tokens,
             seed=draw.randrange(3),
             stop_token_ids=(1,) if draw.random() < 0.2 else (),
+            logprobs=draw.choice([None, None, None, 0, 2]),
+            prompt_logprobs=draw.choice([None, None, None, 0, 1]),
         ),
         sample_index=draw.randrange(2),
         extra_key=draw.choice(["", "tenant"]),

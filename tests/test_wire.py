@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sluice.config import EngineConfig
 from sluice.engine.messages import Abort, Shutdown, Submit
 from sluice.limits import Limits
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
 from sluice.wire import Failed, Frame, Outputs, Ready, Start, WireError, decode, encode, encode_outputs
 
 IDS = st.integers(0, 2**63 - 1)
@@ -27,9 +27,24 @@ SAMPLING = st.builds(
     stop=st.lists(st.text(min_size=1), max_size=2).map(tuple),
     stop_token_ids=TOKENS,
     ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
+TOKEN = st.integers(0, 2**31 - 1)
+LOGPROB = st.floats(max_value=0)
+LOGPROBS = st.lists(
+    st.builds(TokenLogprobs, TOKEN, LOGPROB, st.lists(st.tuples(TOKEN, LOGPROB), max_size=2).map(tuple)), max_size=3
+).map(tuple)
 OUTPUT = st.builds(
-    Output, IDS, IDS, TOKENS, st.integers(0, 2**31), st.none() | REASONS, st.none() | st.text(max_size=5)
+    Output,
+    IDS,
+    IDS,
+    TOKENS,
+    st.integers(0, 2**31),
+    st.none() | REASONS,
+    st.none() | st.text(max_size=5),
+    LOGPROBS,
+    LOGPROBS,
 )
 LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS)
 FRAMES: st.SearchStrategy[Frame] = st.one_of(

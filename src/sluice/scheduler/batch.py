@@ -43,11 +43,12 @@ class BatchBuilder:
                 token_ids=tuple(request.tokens[start : min(end, known)]),
                 new_pages=row + new_pages,
                 samples=samples,
+                targets=request.targets(start, end) if request.num_told < request.num_targets else (),
             )
         )
         self.num_tokens += length
-        request.scheduled = end
         self._num_decodes += start >= request.prefill_end
+        request.scheduled = end
         request.pending += samples
         request.in_flight += 1
 

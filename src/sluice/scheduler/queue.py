@@ -22,7 +22,7 @@ PROMOTE_AFTER = 2000
 """Steps of waiting after which a request goes before every other one, whatever the policy."""
 
 WINDOW = 128
-"""Requests looked at in one step. With more waiting, lpm is fcfs: matching all of them would cost more than it saves."""
+"""Requests looked at in one step. With more waiting, lpm is fcfs: matching them all would cost more than it saves."""
 
 Rank = tuple[bool, int, bool, int]
 
@@ -82,6 +82,6 @@ class WaitingQueue:
 
 
 def cached_len(kv: KVManager, request: Request) -> int:
-    """Tokens of a waiting request found in the cache now. At least one is always left to compute: a logit is needed."""
-    kv.match(request.tokens, len(request.tokens) - 1, request.extra_key, request.path)
+    """Tokens of a waiting request found in the cache now, as far as it may use them."""
+    kv.match(request.tokens, request.cacheable, request.extra_key, request.path)
     return len(request.path) * kv.page_size

@@ -31,6 +31,7 @@ from sluice.types import (
     Output,
     SamplingParams,
     SchedulerLimits,
+    TokenLogprobs,
 )
 
 
@@ -88,7 +89,6 @@ class Scheduler:
             )
         self.state.add(request)
 
-    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
     def occupancy(self) -> Occupancy:
         """How full it is now."""
         state, kv = self.state, self.state.kv
@@ -100,6 +100,7 @@ class Scheduler:
             total_pages=kv.num_pages,
         )
 
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request now, wherever it is. Unknown and ended ids give nothing."""
         request = self.state.requests.get(request_id)
         if request is None or request.finish_reason is not None:
@@ -127,17 +128,20 @@ class Scheduler:
         outputs: list[Output] = []
         errors = {error.row: error.message for error in result.errors}
         samples = iter(result.token_ids)
+        logprobs, prompt_logprobs = iter(result.logprobs), iter(result.prompt_logprobs)
         for row, chunk in enumerate(plan.chunks):
             request = self.state.requests[chunk.request_id]
             tokens: tuple[int, ...] = ()
+            of_tokens: tuple[TokenLogprobs, ...] = ()
             if chunk.samples:
                 request.pending -= 1
-                tokens = next(samples)
+                tokens, of_tokens = next(samples), next(logprobs, ())
+            of_targets = next(prompt_logprobs) if chunk.targets else ()
             if request.finish_reason is None:
                 if row in errors:
                     outputs.append(self._end(request, FinishReason.ERROR, errors[row]))
                 else:
-                    self._advance(request, chunk, tokens, outputs)
+                    outputs += self._advance(request, chunk, tokens, of_tokens, of_targets)
             self.state.landed(request)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
         return outputs
@@ -154,15 +158,27 @@ class Scheduler:
         return outputs
 
     def forget_device(self) -> None:
-        """The device lost its state, with nothing in flight: nothing is cached any more, and whatever ran waits again."""
+        """The device lost its state, with nothing in flight: nothing is cached any more, and what ran waits again."""
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
         for request in list(self.state.running()):
             self.state.send_back(request)
         self.state.kv.flush()
 
-    def _advance(self, request: Request, chunk: Chunk, tokens: tuple[int, ...], outputs: list[Output]) -> None:
-        """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends."""
+    def _advance(
+        self,
+        request: Request,
+        chunk: Chunk,
+        tokens: tuple[int, ...],
+        of_tokens: tuple[TokenLogprobs, ...],
+        of_targets: tuple[TokenLogprobs, ...],
+    ) -> tuple[Output, ...]:
+        """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends.
+
+        Returns the output, if there is any news.
+        """
         request.computed = chunk.end
+        of_targets = of_targets[request.num_told - chunk.start :]  # the first ones were told before a retraction
+        request.num_told += len(of_targets)
         if not request.is_prefilling:
             self.state.computing.pop(request.id, None)
         start = request.num_outputs
@@ -171,14 +187,16 @@ class Scheduler:
             request.tokens.append(token)
             reason = self._finish_reason(request, token)
             if reason is not None:
-                tokens = tokens[:count]
+                tokens, of_tokens = tokens[:count], of_tokens[:count]
                 break
         assert request.lease is not None, f"request {request.id} was computed without pages"
         self.state.kv.publish(request.lease, request.tokens, request.computed)
-        if tokens:
-            outputs.append(Output(request.id, start, tokens, request.num_cached_tokens, reason))
         if reason is not None:
             self.state.end(request, reason)
+        if not tokens and not of_targets:
+            return ()
+        cached = request.num_cached_tokens
+        return (Output(request.id, start, tokens, cached, reason, None, of_tokens, of_targets),)
 
     @staticmethod
     def _finish_reason(request: Request, token: int) -> FinishReason | None:

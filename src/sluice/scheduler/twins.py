@@ -17,7 +17,7 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
     """Somebody is computing the next page this waiting request needs. Brings its `path` up to date."""
     kv = state.kv
     end = cached_len(kv, request) + kv.page_size
-    if end >= len(request.tokens) or not state.computing or isinstance(kv.tree, NoPrefix):
+    if end > request.cacheable or not state.computing or isinstance(kv.tree, NoPrefix):
         return False
     wanted = kv.next_page(request.tokens, request.path, request.extra_key)
     return any(
