@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -283,7 +283,7 @@ class ServerConfig:
     )
     log_level: str = option(
         "warning",
-        "messages on standard error",
+        "messages on standard error: debug, info, warning or error",
         more="info: one line for every chunk of a prompt that is cut.",
         choices=LOG_LEVELS,
         sglang="--log-level",

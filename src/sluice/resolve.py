@@ -71,6 +71,8 @@ def resolve(config: EngineConfig, device_type: str) -> Resolution:
     scheduler = replace(config.scheduler, **overlap, **sizes)
     partial = _partial_prefills(scheduler, why)
     scheduler = replace(scheduler, max_partial_prefills=partial)
+    if scheduler.reserve == "ratio" and scheduler.schedule_conservativeness is None:
+        scheduler = replace(scheduler, schedule_conservativeness=1.0)
     return Resolution(replace(config, cache=replace(config.cache, page_size=page_size), scheduler=scheduler), why)
 
 
@@ -91,9 +93,7 @@ def _refuse_without_effect(config: EngineConfig) -> None:
     if scheduler.schedule_policy != "priority":
         for name in ("schedule_low_priority_values_first", "enable_priority_preemption"):
             if getattr(scheduler, name):
-                raise ConfigError(
-                    f"{_flag(name)} needs --schedule-policy priority, got {scheduler.schedule_policy!r}"
-                )
+                raise ConfigError(f"{_flag(name)} needs --schedule-policy priority, got {scheduler.schedule_policy!r}")
     if scheduler.schedule_policy == "lpm" and not cache.enable_prefix_caching:
         raise ConfigError("--schedule-policy lpm needs the prefix cache, but it is off (--no-enable-prefix-caching)")
     if scheduler.reserve == "full" and scheduler.schedule_conservativeness is not None:
@@ -107,8 +107,7 @@ def _overlap(config: SchedulerConfig, why: dict[str, str]) -> dict[str, Any]:
     if config.enable_overlap:
         if (depth or 2) < 2 or lookahead == 0:
             raise ConfigError(
-                f"--enable-overlap means at least --depth 2 and --lookahead 1, got depth {depth},"
-                f" lookahead {lookahead}"
+                f"--enable-overlap means at least --depth 2 and --lookahead 1, got depth {depth}, lookahead {lookahead}"
             )
         if depth is None:
             depth, why["depth"] = 2, "--enable-overlap"
@@ -138,7 +137,7 @@ def _page_size(config: EngineConfig, defaults: DeviceDefaults, device_type: str,
     if config.scheduler.max_batch_tokens is not None and config.scheduler.max_running_requests is None:
         limits["half of --max-batch-tokens"] = max(1, config.scheduler.max_batch_tokens // 2)
     for name, limit in limits.items():
-        while 1 < size and limit < size:
+        while size > 1 and limit < size:
             size //= 2
             why["page_size"] = f"at most {name} ({limit})"
     return size

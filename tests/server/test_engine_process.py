@@ -18,7 +18,7 @@ import processes
 from serving import expected_text, run
 from sluice.config import EngineConfig
 from sluice.engine.messages import Abort, Shutdown, Submit
-from sluice.server.client import EngineClient, EngineGone
+from sluice.server.client import EngineClient, EngineGone, NewRequest
 from sluice.server.launch import EngineProcess, EngineStartError
 from sluice.server.zmq_link import SocketFolder, ZmqChannel, ZmqLink
 from sluice.testing import resolved
@@ -42,7 +42,7 @@ def test_an_engine_works_and_ends() -> None:
         assert (ready.model, ready.folder) == ("shadow", "a folder")
         client = EngineClient(engine.send)
         running = asyncio.create_task(engine.run(lambda outputs: client.dispatch(outputs.outputs)))
-        inbox = client.submit([(list(b"ab"), resolved(9))])
+        inbox = client.submit([NewRequest(tuple(b"ab"), resolved(9))])
         tokens: list[int] = []
         while client.num_open:
             tokens += [token for output in await inbox.get() for token in output.token_ids]
@@ -92,7 +92,7 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
         engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
         await engine.ready()
         client = EngineClient(engine.send)
-        inbox = client.submit([(list(b"ab"), resolved(200))])
+        inbox = client.submit([NewRequest(tuple(b"ab"), resolved(200))])
         os.kill(engine.pid, signal.SIGKILL)
         how = await engine.run(lambda outputs: None)
         assert how == "the engine was killed by signal 9"
@@ -100,7 +100,7 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
         with pytest.raises(EngineGone, match="signal 9"):
             await inbox.get()
         with pytest.raises(EngineGone, match="signal 9"):
-            client.submit([(list(b"ab"), resolved(1))])
+            client.submit([NewRequest(tuple(b"ab"), resolved(1))])
         await engine.close()
 
     run(test)

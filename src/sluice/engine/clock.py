@@ -1,4 +1,4 @@
-"""Time as an object: the wall's, or one that a test or a simulation moves by hand. Nothing else in the core reads it."""
+"""Time as an object: the wall's, or one that a test or a simulation moves by hand. Nothing else here reads it."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from sluice.limits import LimitError, check_cache_salt
 from sluice.server.errors import ApiError, bad_request
 from sluice.server.inert import CHAT_ASKS_NOTHING, COMPLETION_ASKS_NOTHING, without_inert
 from sluice.types import SamplingParams
@@ -44,10 +45,14 @@ class _Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    n: int = 1
+    priority: int = 0
+    cache_salt: str | None = None
 
 
 class _Completion(_Fields, kw_only=True, forbid_unknown_fields=True):
     prompt: Any
+    best_of: int | None = None
 
 
 class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
@@ -67,13 +72,15 @@ class _Chat(_Fields, kw_only=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall:
-    """`POST /v1/completions`: each prompt is a text or token ids, and becomes one choice."""
+    """`POST /v1/completions`: each prompt is a text or token ids, and becomes `sampling.n` choices."""
 
     model: str | None
     prompts: tuple[str | list[int], ...]
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    priority: int
+    extra_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class ChatCall:
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    priority: int
+    extra_key: str
 
 
 def parse_completion(body: bytes) -> CompletionCall:
@@ -93,6 +102,11 @@ def parse_completion(body: bytes) -> CompletionCall:
         ApiError: 400, naming the field.
     """
     fields = _convert(without_inert(_object(body), _names(_Completion), COMPLETION_ASKS_NOTHING), _Completion)
+    if fields.best_of not in (None, fields.n):
+        raise bad_request(
+            f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {fields.n}",
+            param="best_of",
+        )
     max_tokens = COMPLETION_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     return CompletionCall(
         model=fields.model,
@@ -100,6 +114,8 @@ def parse_completion(body: bytes) -> CompletionCall:
         sampling=_sampling(fields, max_tokens),
         stream=fields.stream,
         include_usage=_include_usage(fields),
+        priority=fields.priority,
+        extra_key=_extra_key(fields),
     )
 
 
@@ -117,6 +133,8 @@ def parse_chat(body: bytes) -> ChatCall:
         sampling=_sampling(fields, _chat_max_tokens(fields)),
         stream=fields.stream,
         include_usage=_include_usage(fields),
+        priority=fields.priority,
+        extra_key=_extra_key(fields),
     )
 
 
@@ -232,6 +250,17 @@ def _include_usage(fields: _Fields) -> bool:
     return bool(fields.stream_options.include_usage)
 
 
+def _extra_key(fields: _Fields) -> str:
+    """The namespace of the prefix cache: the salt, or the one of all who send none."""
+    if fields.cache_salt is None:
+        return ""
+    try:
+        check_cache_salt(fields.cache_salt)
+    except LimitError as error:
+        raise bad_request(str(error), param=error.param) from error
+    return fields.cache_salt
+
+
 def _sampling(fields: _Fields, max_tokens: int | None) -> SamplingParams:
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
@@ -251,6 +280,7 @@ def _sampling(fields: _Fields, max_tokens: int | None) -> SamplingParams:
             stop=tuple(stops),
             stop_token_ids=tuple(fields.stop_token_ids),
             ignore_eos=fields.ignore_eos,
+            n=fields.n,
         )
     except ValueError as error:  # its first word is the field
         raise bad_request(str(error), param=str(error).split()[0]) from error
