@@ -99,20 +99,20 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/scheduler.py",
-        "        self.state.kv.publish(request.lease, request.tokens, request.computed)\n",
-        "",
+        "            self.state.kv.publish(lease, request.tokens, end)\n",
+        "            pass\n",
         "nothing is shared while a request runs",
     ),
     (
         "scheduler/scheduler.py",
-        "request.computed = chunk.end",
+        "request.computed = end",
         "request.computed = request.scheduled",
         "pages count as computed while their step is still in flight",
     ),
     (
         "scheduler/scheduler.py",
-        "if request.num_outputs >= request.max_tokens:",
-        "if len(request.tokens) >= request.max_tokens:",
+        "elif start + count >= request.max_tokens:",
+        "elif len(request.tokens) >= request.max_tokens:",
         "max_tokens counts the prompt",
     ),
     (

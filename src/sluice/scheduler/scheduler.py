@@ -46,6 +46,7 @@ class Scheduler:
         self.limits = limits
         self.state = SchedulerState(kv, limits)
         self._groups = groups_of(limits)
+        self._page_size = kv.page_size
 
     @property
     def has_work(self) -> bool:
@@ -141,7 +142,7 @@ class Scheduler:
                 if row in errors:
                     outputs.append(self._end(request, FinishReason.ERROR, errors[row]))
                 else:
-                    outputs += self._advance(request, chunk, tokens, of_tokens, of_targets)
+                    self._advance(request, chunk, tokens, of_tokens, of_targets, outputs)
             self.state.landed(request)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
         return outputs
@@ -171,40 +172,35 @@ class Scheduler:
         tokens: tuple[int, ...],
         of_tokens: tuple[TokenLogprobs, ...],
         of_targets: tuple[TokenLogprobs, ...],
-    ) -> tuple[Output, ...]:
-        """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends.
-
-        Returns the output, if there is any news.
-        """
-        request.computed = chunk.end
-        of_targets = of_targets[request.num_told - chunk.start :]  # the first ones were told before a retraction
-        request.num_told += len(of_targets)
-        if not request.is_prefilling:
+        outputs: list[Output],
+    ) -> None:
+        """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends."""
+        end, lease = chunk.end, request.lease
+        assert lease is not None, f"request {request.id} was computed without pages"
+        request.computed = end
+        if chunk.start < request.prefill_end <= end:
             self.state.computing.pop(request.id, None)
-        start = request.num_outputs
-        reason = None
+        if of_targets:
+            of_targets = of_targets[request.num_told - chunk.start :]  # the first ones were told before a retraction
+            request.num_told += len(of_targets)
+        start, reason = request.num_outputs, None
         for count, token in enumerate(tokens, start=1):
             request.tokens.append(token)
-            reason = self._finish_reason(request, token)
+            if token in request.stop_ids:
+                reason = FinishReason.STOP
+            elif start + count >= request.max_tokens:
+                reason = FinishReason.LENGTH
             if reason is not None:
                 tokens, of_tokens = tokens[:count], of_tokens[:count]
                 break
-        assert request.lease is not None, f"request {request.id} was computed without pages"
-        self.state.kv.publish(request.lease, request.tokens, request.computed)
+        if end // self._page_size > chunk.start // self._page_size:
+            self.state.kv.publish(lease, request.tokens, end)
+        if tokens or of_targets:
+            outputs.append(
+                Output(request.id, start, tokens, request.num_cached_tokens, reason, None, of_tokens, of_targets)
+            )
         if reason is not None:
             self.state.end(request, reason)
-        if not tokens and not of_targets:
-            return ()
-        cached = request.num_cached_tokens
-        return (Output(request.id, start, tokens, cached, reason, None, of_tokens, of_targets),)
-
-    @staticmethod
-    def _finish_reason(request: Request, token: int) -> FinishReason | None:
-        if token in request.stop_ids:
-            return FinishReason.STOP
-        if request.num_outputs >= request.max_tokens:
-            return FinishReason.LENGTH
-        return None
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
         output = Output(request.id, request.num_outputs, (), max(0, request.num_cached_tokens), reason, error)
