@@ -317,8 +317,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/twins.py",
-        "if end >= len(request.tokens) or",
-        "if end > len(request.tokens) or",
+        "if end > request.cacheable or",
+        "if end > request.cacheable + kv.page_size or",
         "a request is held back for a page it could not use",
     ),
     (
