@@ -180,3 +180,29 @@ def test_a_long_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(long.iterdir()) == []
     ZmqLink(folder).close()
     folder.remove()
+
+
+def test_the_log_level_reaches_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    """A long prompt can be watched: a line for each of its chunks, with its id, number, extend_len and cached prefix.
+    At the default level nothing is said."""
+
+    async def read(log_level: str) -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build", log_level=log_level)
+        await engine.ready()
+        client = EngineClient(engine.send)
+        running = asyncio.create_task(engine.run(client.deliver))
+        inbox = client.submit([NewRequest(tuple(range(70)), resolved(1))])
+        while client.num_open:
+            await inbox.get()
+        await engine.close()
+        await running
+
+    run(lambda: read("warning"))
+    assert "chunk" not in capfd.readouterr().err
+    run(lambda: read("info"))
+    told = [line.partition("INFO sluice.engine: ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert [line for line in told if line] == [
+        "request 1: chunk 1 of its prompt in step 0: extend_len 32, from 0, cached prefix 0",
+        "request 1: chunk 2 of its prompt in step 1: extend_len 32, from 32, cached prefix 0",
+        "request 1: chunk 3 of its prompt in step 2: extend_len 6, from 64, cached prefix 0, the last",
+    ]
