@@ -65,8 +65,8 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "auto, float64, float32, bfloat16 or float16",
-        more="The type of weights, KV and computation. auto: what the checkpoint says.",
+        "type: auto, float64, float32, bfloat16 or float16",
+        more="Of weights, KV and computation alike. auto: what the checkpoint says.",
         choices=("auto", "float64", "float32", "bfloat16", "float16"),
         sglang="--dtype",
         vllm="--dtype",
@@ -74,7 +74,7 @@ class ModelConfig:
     )
     device: str = option(
         "auto",
-        "auto, cpu, cuda or cuda:N",
+        "device: auto, cpu, cuda or cuda:N",
         more="auto: cuda if there is one.",
         sglang="--device",
         metavar="DEVICE",
