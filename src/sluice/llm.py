@@ -27,7 +27,7 @@ from sluice.limits import LimitError, check_cache_salt
 from sluice.server.detokenize import Detokenizer, Vocabulary, spelling_of
 from sluice.server.text import Piece, TextStream
 from sluice.server.tokens import Tokenizer
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
 
 Prompt = str | Sequence[int]
 
@@ -46,17 +46,21 @@ class Sample:
     """Without a stop token or stop string; empty if the checkpoint has no tokenizer."""
     finish_reason: str
     """In OpenAI's words: stop or length."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `token_ids`; None if not asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one prompt gave. `token_ids`, `text` and `finish_reason` are those of its first sample."""
+    """What one prompt gave. `token_ids`, `text`, `finish_reason` and `logprobs` are those of its first sample."""
 
     prompt_token_ids: tuple[int, ...]
     num_cached_tokens: int
     """Prompt tokens whose KV was found in the cache by the first sample; the others share it."""
     samples: tuple[Sample, ...]
     """As many as `SamplingParams.n`."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One for each of `prompt_token_ids`, None for the first of them; None altogether if not asked for."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -69,6 +73,10 @@ class Result:
     @property
     def finish_reason(self) -> str:
         return self.samples[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        return self.samples[0].logprobs
 
 
 class LLM:
@@ -152,12 +160,17 @@ class LLM:
 
         Raises:
             LimitError, ValueError, GenerationError, RuntimeError: as `generate`; arguments are checked at the call,
-                and `n` must be 1.
+                `n` must be 1, and `prompt_logprobs` None.
         """
         (alone,) = _listed([prompt])
         (params,) = _one_each("sampling", SamplingParams, SamplingParams() if sampling is None else sampling, 1)
         if params.n != 1:
             raise ValueError(f"a stream gives one sample: n must be 1, got {params.n}; use generate")
+        if params.prompt_logprobs is not None:
+            raise ValueError(
+                f"a stream gives pieces of the output: prompt_logprobs must be None, got {params.prompt_logprobs}; use"
+                f" generate"
+            )
         (run,) = self._runs(_Asked(0, alone, params, cache_salt, priority))
         return self._pieces(run)
 
@@ -200,12 +213,13 @@ class LLM:
         if sampling.stop and self._tokenizer is None:
             raise ValueError(f"stop strings need a tokenizer, and {_lacks(self.info)}; use stop_token_ids")
         resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=secrets.randbits(63))
+        own = [resolved.of_sample(index) for index in range(sampling.n)]
         return [
             _Run(
-                Submit(next(self._ids), tokens, resolved, sample_index, asked.cache_salt, asked.priority),
+                Submit(next(self._ids), tokens, params, index, asked.cache_salt, asked.priority),
                 TextStream(self._detokenizer(tokens), sampling.stop),
             )
-            for sample_index in range(sampling.n)
+            for index, params in enumerate(own)
         ]
 
     def _detokenizer(self, tokens: tuple[int, ...]) -> Detokenizer:
@@ -260,6 +274,7 @@ class _Run:
     text: TextStream
     pieces: deque[Piece] = field(default_factory=deque)
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     error: str | None = None
 
     @property
@@ -270,6 +285,7 @@ class _Run:
         if self.is_done:
             return
         self.num_cached_tokens = output.num_cached_tokens
+        self.prompt_logprobs += output.prompt_logprobs
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             self.error = output.error or "the request was aborted"
         self.pieces.extend(self.text.push(output))
@@ -281,17 +297,20 @@ class _Run:
     def sample(self) -> Sample:
         self.raise_error()
         assert self.text.finish_reason is not None, f"{self.submit.request_id} is not done"
+        told = tuple(piece.logprobs for piece in self.pieces if piece.logprobs is not None)
         return Sample(
             token_ids=tuple(piece.token_id for piece in self.pieces if piece.token_id is not None),
             text="".join(piece.text for piece in self.pieces),
             finish_reason=self.text.finish_reason.value,
+            logprobs=None if self.submit.sampling.logprobs is None else told,
         )
 
 
 def _result(runs: Sequence[_Run]) -> Result:
     """Of the samples of one prompt."""
     first, *_ = runs
-    return Result(first.submit.prompt, first.num_cached_tokens, tuple(run.sample() for run in runs))
+    told = None if first.submit.sampling.prompt_logprobs is None else tuple(first.prompt_logprobs)
+    return Result(first.submit.prompt, first.num_cached_tokens, tuple(run.sample() for run in runs), told)
 
 
 class _LocalLink:

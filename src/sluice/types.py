@@ -125,6 +125,10 @@ class SamplingParams:
                 f"an integer from 0 to {MAX_LOGPROBS}",
             )
 
+    def of_sample(self, index: int) -> SamplingParams:
+        """What one of several samples of a prompt asks for: the prompt's logprobs are the first one's to tell."""
+        return self if index == 0 or self.prompt_logprobs is None else replace(self, prompt_logprobs=None)
+
     def resolved(self, *, eos_ids: Iterable[int], room: int, seed: int) -> SamplingParams:
         """What the engine gets, once for each of the `n` samples: nothing left open, no text.
 

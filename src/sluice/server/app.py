@@ -35,14 +35,14 @@ def create_app(
     async def completions(request: Request) -> Response:
         call = parse_completion(await read_body(request, max_body_bytes))
         service = service_for(backend, call)
-        answer = CompletionAnswer(id=secrets.token_hex(12), created=int(clock()), model=service.model)
+        answer = CompletionAnswer(id=secrets.token_hex(12), created=int(clock()), service=service)
         return await respond(request, service, call, await completion_prompts(service, call), answer)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         call = parse_chat(await read_body(request, max_body_bytes))
         service = service_for(backend, call)
-        answer = ChatAnswer(id=secrets.token_hex(12), created=int(clock()), model=service.model)
+        answer = ChatAnswer(id=secrets.token_hex(12), created=int(clock()), service=service)
         return await respond(request, service, call, [await chat_prompt(service, call)], answer)
 
     @app.get("/v1/models")

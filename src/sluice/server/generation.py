@@ -18,7 +18,7 @@ from sluice.server.errors import ApiError, bad_request, unavailable
 from sluice.server.openai import ChatCall, CompletionCall
 from sluice.server.text import Piece, TextStream
 from sluice.server.tokens import TokenizerError
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
 
 LONG_TEXT = 4096
 """Characters from which tokenizing leaves the event loop: below, it takes about a millisecond."""
@@ -90,6 +90,7 @@ class Generation:
             TextStream(service.tokenizer.detokenizer(request.prompt), call.sampling.stop) for request in self._requests
         ]
         self._cached = [0] * len(self._requests)
+        self._prompt_logprobs: list[list[TokenLogprobs | None]] = [[None] for _ in self._requests]
         self._inbox: Inbox | None = None
         self._index: dict[int, int] = {}
 
@@ -135,10 +136,16 @@ class Generation:
         if text.finish_reason is not None:
             return []
         self._cached[index] = output.num_cached_tokens
+        self._prompt_logprobs[index] += output.prompt_logprobs
         pieces = list(text.push(output))
         if text.finish_reason is not None:
             self._client.abort(output.request_id, FinishReason.STOP)  # if a stop string did it
         return [(index, piece) for piece in pieces]
+
+    def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:
+        """Of the prompt of a choice, None in place of its first token; None if nobody asked. Complete at the end."""
+        first = index - self._requests[index].sample_index
+        return None if self._requests[first].sampling.prompt_logprobs is None else self._prompt_logprobs[first]
 
     def usage(self) -> Usage:
         firsts = [index for index, request in enumerate(self._requests) if request.sample_index == 0]
@@ -154,7 +161,7 @@ def _samples(service: Service, prompt: Sequence[int], call: CompletionCall | Cha
     tokens = tuple(prompt)
     sampling = _resolved(service, tokens, call)
     return [
-        NewRequest(tokens, sampling, sample_index, call.extra_key, call.priority)
+        NewRequest(tokens, sampling.of_sample(sample_index), sample_index, call.extra_key, call.priority)
         for sample_index in range(call.sampling.n)
     ]
 

@@ -43,8 +43,6 @@ COMPLETION_ASKS_NOTHING = MappingProxyType(_COMMON | {"suffix": ("",), "add_spec
 CHAT_ASKS_NOTHING = MappingProxyType(
     _COMMON
     | {
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
