@@ -31,6 +31,8 @@ FILES = (
     "scheduler/fair.py",
     "scheduler/passes.py",
     "scheduler/scheduler.py",
+    "engine/trace.py",
+    "engine/chunk_log.py",
     "engine/engine.py",
 )
 

@@ -354,4 +354,28 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "while False:",
         "an evicted page is found again through an old match",
     ),
+    (
+        "scheduler/request.py",
+        "return len(self.tokens) - 1 if self.num_told == self.num_targets else self.num_told",
+        "return len(self.tokens) - 1",
+        "prompt logprobs of tokens that come from the cache are never told",
+    ),
+    (
+        "scheduler/scheduler.py",
+        "of_targets = of_targets[request.num_told - chunk.start :]",
+        "of_targets = of_targets[:]",
+        "after a retraction prompt logprobs are told a second time",
+    ),
+    (
+        "scheduler/scheduler.py",
+        "tokens, of_tokens = tokens[:count], of_tokens[:count]",
+        "tokens = tokens[:count]",
+        "logprobs go on behind the token that ended the request",
+    ),
+    (
+        "scheduler/request.py",
+        "if self.num_told < last else ()",
+        "",
+        "prompt tokens whose logprobs were told are scored again",
+    ),
 )

@@ -79,6 +79,7 @@ def test_a_refused_request_gets_an_error_and_the_others_go_on() -> None:
     bench.link.put(Submit(0, (), resolved()), Submit(1, (1,) * 60, resolved(9)), Submit(2, (1,), resolved(2)))
     bench.drain(10)
     assert bench.link.end(0).error == "the prompt is empty; it needs at least one token"
+    assert bench.link.end(0).start == 0
     assert "exceed the KV pool of 64 tokens" in str(bench.link.end(1).error)
     assert bench.link.end(2).finish_reason is FinishReason.LENGTH
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from sluice.engine.messages import Submit
 from sluice.scheduler.request import Place
 from sluice.testing import resolved
+from sluice.types import BatchResult, TokenLogprobs
 from support import until_retraction
 from worlds import Bench, World, check_ends, limits_of
 
@@ -118,3 +119,16 @@ def test_a_prompt_of_one_token_has_nothing_to_tell() -> None:
     bench.drain(100)
     assert bench.link.prompt_logprobs(0) == ()
     check_ends(bench, {0: asking(0, (1,))})
+
+
+def test_logprobs_end_with_the_token_that_ends_the_request() -> None:
+    """A speculating runner gives several tokens for a row; those behind the end are dropped, with what is told of
+    them."""
+    bench = Bench.of(world())
+    params = replace(resolved(8, stop_token_ids=(6,)), logprobs=0)
+    bench.scheduler.add(0, (1, 2), params)
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    told = tuple(TokenLogprobs(token, -1.0, ()) for token in (5, 6, 7))
+    (output,) = bench.scheduler.commit(plan, BatchResult(plan.step, ((5, 6, 7),), logprobs=(told,)))
+    assert (output.token_ids, output.logprobs) == ((5, 6), told[:2])
