@@ -13,6 +13,7 @@ is explained, 1 if one is not, 2 if the tests fail without any mutant or the com
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -251,12 +252,24 @@ class Record:
 def fingerprint() -> str:
     """A digest of everything that a verdict depends on."""
     digest = hashlib.sha256(repr(PYTEST_ARGS).encode())
-    roots = [PACKAGE / name for name in ("types.py", "config.py", "testing.py", "kv", "scheduler", "engine")]
-    roots += [*sorted((ROOT / "tests").glob("*.py")), *(ROOT / folder for folder in SUITE)]
-    for root in roots:
-        for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
-            digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+    code = [path for name in ("kv", "scheduler", "engine") for path in (PACKAGE / name).rglob("*.py")]
+    code += [PACKAGE / name for name in ("types.py", "config.py", "testing.py")]
+    for path in [*sorted(code), *sorted(suite_files())]:
+        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def suite_files() -> set[Path]:
+    """The test files that run, and the modules beside them that they import."""
+    found: set[Path] = set()
+    todo = [path for folder in SUITE for path in (ROOT / folder).rglob("*.py")] + [ROOT / "tests" / "conftest.py"]
+    while todo:
+        path = todo.pop()
+        found.add(path)
+        names = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+        helpers = {ROOT / "tests" / f"{name}.py" for name in names}
+        todo += [helper for helper in helpers if helper.exists() and helper not in found]
+    return found
 
 
 def read_explained(path: Path) -> dict[str, str]:
@@ -311,6 +324,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (default: 0)")
     parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at once")
+    parser.add_argument("--skip-explained", action="store_true", help="believe the explanations of known survivors")
     parser.add_argument("--fresh", action="store_true", help="forget what earlier runs found")
     parser.add_argument("--verbose", action="store_true", help="show every verdict")
     options = parser.parse_args(argv)
@@ -321,8 +335,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def choose(options: argparse.Namespace) -> list[Mutant]:
+def choose(options: argparse.Namespace, explained: Mapping[str, str]) -> list[Mutant]:
     mutants = all_mutants()
+    if options.skip_explained:
+        mutants = [mutant for mutant in mutants if mutant.key not in explained]
     if options.only:
         mutants = [mutant for mutant in mutants if options.only in f"{mutant.file}:{mutant.function}"]
     if options.by_hand:
@@ -342,7 +358,7 @@ def judge(mutants: Sequence[Mutant], record: Record, options: argparse.Namespace
     for module in PRELOADED:
         importlib.import_module(module)
     assert "sluice" not in sys.modules, "the package must be imported in the children only"
-    with tempfile.TemporaryDirectory(prefix="sluice-mutation-") as folder:
+    with tempfile.TemporaryDirectory(prefix="run-", dir=RESULTS) as folder:
         times = measure_suite(Path(folder))
         print(f"{len(times)} tests pass in {sum(times.values()):.0f} s without a mutant", flush=True)
         began = time.monotonic()
@@ -360,11 +376,11 @@ def judge(mutants: Sequence[Mutant], record: Record, options: argparse.Namespace
 
 def main(argv: Sequence[str]) -> int:
     options = parse(argv)
-    mutants = choose(options)
+    explained = read_explained(EXPLAINED)
+    mutants = choose(options, explained)
     if options.list:
         print("\n".join(f"{mutant.line:>4}  {mutant.key}" for mutant in mutants))
         return 0
-    explained = read_explained(EXPLAINED)
     try:
         verdicts = judge(mutants, Record(RESULTS, fresh=options.fresh), options)
     except RuntimeError as error:
@@ -374,7 +390,7 @@ def main(argv: Sequence[str]) -> int:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
     lines = report(mutants, verdicts, explained)
-    if not (options.only or options.by_hand or options.sample):
+    if not (options.only or options.by_hand or options.sample or options.skip_explained):
         lines += ["", *(f"STALE explanation: {key}" for key in stale(mutants, verdicts, explained))]
         (RESULTS / "report.txt").write_text("\n".join(lines) + "\n")
     print("\n" + "\n".join(lines))

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 from shadow_engine import OPTIONS, VOCAB, limits_of, resolution, shadow_engine
 from sluice.config import ServerConfig
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Shutdown, Stats
+from sluice.engine.messages import Abort, Message, Shutdown, Stats
 from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
@@ -59,6 +59,11 @@ class Server:
     client: EngineClient
     engine: Engine
     channel: ZmqChannel
+    sent: list[Message]
+    """What the client told the engine."""
+
+    def aborts(self) -> list[Abort]:
+        return [message for message in self.sent if isinstance(message, Abort)]
 
     async def post(self, path: str, **body: Any) -> httpx.Response:
         return await self.http.post(path, json=body)
@@ -101,7 +106,13 @@ async def serving(
     engine = shadow_engine(link, faults, **options)
     thread = threading.Thread(target=engine.run, name="engine")
     thread.start()
-    client = EngineClient(channel.send)
+    sent: list[Message] = []
+
+    def send(message: Message) -> None:
+        sent.append(message)
+        channel.send(message)
+
+    client = EngineClient(send)
     backend = Backend()
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}) if chat else None)
     chosen = resolution(**options)
@@ -113,7 +124,7 @@ async def serving(
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            yield Server(app, http, backend, client, engine, channel)
+            yield Server(app, http, backend, client, engine, channel, sent)
         assert client.num_open == 0, "a request was left open"
     finally:
         channel.send(Shutdown())

@@ -38,3 +38,7 @@ def test_more_than_there_is_is_refused() -> None:
 def test_a_pool_without_pages_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one page, got 0"):
         PagePool(0)
+
+
+def test_a_pool_may_have_a_single_page() -> None:
+    assert PagePool(1).take(1) == [0]

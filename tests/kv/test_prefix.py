@@ -78,6 +78,55 @@ def test_use_makes_recent() -> None:
     assert kv.match(tokens_of(2, 2), 2, "") == []
 
 
+def test_a_page_counts_as_used_until_its_request_leaves() -> None:
+    """A long generation's prompt is not stale because the generation took long."""
+    kv = KVManager(num_pages=4, page_size=1)
+    early, late = run_request(kv, [1, 1]), run_request(kv, [2, 2])
+    leave(kv, late, [2, 2])
+    leave(kv, early, [1, 1])
+    kv.pool.give(kv.tree.evict(2))
+    assert len(kv.match(tokens_of(1, 1), 2, "")) == 2
+
+
+def test_what_a_twin_leaves_behind_is_recent() -> None:
+    kv = KVManager(num_pages=8, page_size=1)
+    leave(kv, run_request(kv, [1, 1]), [1, 1])
+    first = run_request(kv, [7])
+    second = kv.acquire([], "")
+    kv.extend(second, 2)
+    leave(kv, second, [7, 8])
+    leave(kv, first, [7])
+    kv.pool.give(kv.tree.evict(1))
+    assert len(kv.match(tokens_of(7, 8), 2, "")) == 2
+    assert len(kv.match(tokens_of(1, 1), 2, "")) == 1
+
+
+def test_a_leaf_that_gains_a_child_is_no_leaf() -> None:
+    """A page evicted from under another would leave that one in the tree and out of reach."""
+    kv = KVManager(num_pages=8, page_size=1)
+    first = run_request(kv, [7])
+    second = kv.acquire([], "")
+    kv.extend(second, 2)
+    leave(kv, first, [7])
+    leave(kv, second, [7, 8])
+    kv.pool.give(kv.tree.evict(1))
+    assert len(kv.match(tokens_of(7, 8), 2, "")) == 1
+
+
+def test_only_a_leaf_that_nobody_holds_is_offered() -> None:
+    """`is_offered` is what law 3 goes by."""
+    tree = PrefixTree(1)
+    kv = KVManager(num_pages=4, page_size=1)
+    kv.tree = tree
+    leave(kv, run_request(kv, [1]), [1])
+    leave(kv, run_request(kv, [2, 3]), [2, 3])
+    (one,) = kv.match(tokens_of(1), 1, "")
+    two, three = kv.match(tokens_of(2, 3), 2, "")
+    assert [tree.is_offered(node) for node in (one, two, three)] == [True, False, True]
+    kv.acquire([one], "")
+    assert [tree.is_offered(node) for node in (one, two, three)] == [False, False, True]
+
+
 def test_a_held_page_is_never_evicted() -> None:
     kv = KVManager(num_pages=3, page_size=1)
     lease = run_request(kv, [1, 2, 3])
@@ -118,6 +167,19 @@ def test_a_twin_that_leaves_gives_its_doubles_back_and_keeps_the_rest_cached() -
     assert len(path) == 4
 
 
+def test_a_twin_behind_a_shared_beginning_leaves_its_pages_where_they_belong() -> None:
+    """Kept under an earlier node, they would be found behind a prompt that they were not computed for."""
+    kv = KVManager(num_pages=8, page_size=1)
+    leave(kv, run_request(kv, [7, 8]), [7, 8])
+    second = kv.acquire(kv.match(tokens_of(7, 8), 2, ""), "")
+    first = run_request(kv, [7, 8, 9])
+    kv.extend(second, 4)
+    leave(kv, second, [7, 8, 9, 5])
+    assert kv.match(tokens_of(7, 9), 2, "") == kv.match(tokens_of(7), 1, "")
+    assert len(kv.match(tokens_of(7, 8, 9, 5), 4, "")) == 4
+    leave(kv, first, [7, 8, 9])
+
+
 def test_a_twin_goes_on_publishing_when_the_other_is_evicted() -> None:
     kv = KVManager(num_pages=8, page_size=1)
     first = run_request(kv, [7])
@@ -143,6 +205,14 @@ def test_an_empty_namespace_is_forgotten() -> None:
     assert tree.num_namespaces == 0
 
 
+def test_a_request_shorter_than_a_page_leaves_no_namespace() -> None:
+    """Nothing of it will ever be evicted, so nothing else would end it."""
+    kv = KVManager(num_pages=2, page_size=2)
+    tree = kv.tree = PrefixTree(2)
+    leave(kv, run_request(kv, [1], "a user"), [1])
+    assert tree.num_namespaces == 0
+
+
 def test_the_eviction_queue_does_not_grow_with_use() -> None:
     """Stale entries are cleared, or every request would leave one behind for ever."""
     tree = PrefixTree(1)
@@ -151,6 +221,16 @@ def test_the_eviction_queue_does_not_grow_with_use() -> None:
     for _ in range(1000):
         leave(kv, run_request(kv, [1, 2]), [1, 2])
     assert tree.num_offers <= 100
+
+
+def test_clearing_the_eviction_queue_forgets_no_leaf() -> None:
+    kv = KVManager(num_pages=8, page_size=1)
+    for token in range(4):
+        leave(kv, run_request(kv, [token]), [token])
+    for _ in range(1000):
+        leave(kv, run_request(kv, [5, 6]), [5, 6])
+    assert kv.flush() == 6
+    assert kv.pool.num_free == 8
 
 
 def test_caching_off_finds_nothing() -> None:

@@ -87,6 +87,23 @@ def test_a_chunk_is_cut_down_to_whole_pages_and_one_cut_to_nothing_waits() -> No
     assert shape(third)[-1] == (2, 8, 8), "two pages from the cache, then 10 tokens cut to two pages"
 
 
+def test_a_half_read_prompt_waits_while_decodes_leave_less_than_a_page() -> None:
+    """It started in a step without decodes: theirs were in flight."""
+    bench = Bench.of(World(limits_of(chunk=8, batch=5, running=4), num_pages=40, page_size=4, depth=2))
+    runner, scheduler = bench.engine.runner, bench.scheduler
+    decoding(bench, 2, max_tokens=20)
+    add(bench, 2, 20)
+    decodes = scheduler.schedule()
+    prompt = scheduler.schedule()
+    assert decodes is not None
+    assert prompt is not None
+    assert shape(prompt) == [(2, 0, 4)]
+    for plan in (decodes, prompt):
+        scheduler.commit(plan, runner.launch(plan).wait())
+    (after,) = steps_of(bench, 1)
+    assert [(chunk.request_id, chunk.length) for chunk in after.chunks] == [(0, 1), (1, 1)]
+
+
 def test_without_chunking_a_prompt_goes_whole_or_waits() -> None:
     bench = Bench.of(World(limits_of(chunk=0, batch=20, running=4), num_pages=400, page_size=4))
     for request_id in range(3):
@@ -117,6 +134,16 @@ def test_first_come_first_served_never_passes_over_the_head() -> None:
     add(bench, 2, 1, max_tokens=1)
     (plan,) = steps_of(bench, 1)
     assert shape(plan) == [(0, 6, 1)]
+
+
+def test_nobody_is_admitted_beside_a_half_read_prompt() -> None:
+    """The cut leaves a token of budget; taking the next prompt's would let it run ahead of the one before it."""
+    bench = Bench.of(World(limits_of(chunk=5, running=4), num_pages=40, page_size=4))
+    add(bench, 0, 20)
+    add(bench, 1, 1, token=1)
+    plans = steps_of(bench, 5)
+    assert [shape(plan) for plan in plans[:4]] == [[(0, start, 4)] for start in (0, 4, 8, 12)]
+    assert shape(plans[4]) == [(0, 16, 4), (1, 0, 1)]
 
 
 def test_no_more_requests_than_slots() -> None:

@@ -18,9 +18,24 @@ BYTE_LEVEL = byte_level_bpe()
 BYTE_FALLBACK = byte_fallback_bpe()
 METASPACE = metaspace_bpe()
 
-TEXT = st.text(
-    st.characters(exclude_categories=["Cs"]) | st.sampled_from("the water 水門🙂é\u0301\u200d👩‍👩‍👧 \n▁"), max_size=20
-)
+SNIPPETS = [
+    "the",
+    " water",
+    " gate",
+    " ",
+    "  ",
+    "水門",
+    "🙂",
+    "👩\u200d👩\u200d👧",
+    "e\u0301",
+    "▁",
+    "\n",
+    "<0x41>",
+    "né",
+]
+CHARACTERS = st.characters(exclude_categories=["Cs"])
+TEXT = st.lists(st.sampled_from(SNIPPETS) | CHARACTERS, max_size=8).map("".join)
+"""Text as it is written, and as nobody would write it."""
 
 
 def deltas(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:

@@ -15,6 +15,8 @@ import pytest
 
 from serving import Server, run, serving
 from shadow_engine import MAX_MODEL_LEN
+from sluice.engine.messages import Abort
+from sluice.types import FinishReason
 
 Message = MutableMapping[str, Any]
 
@@ -70,6 +72,7 @@ def test_a_stream_comes_token_by_token_and_ends_with_its_client() -> None:
             caller.leave()
             await caller.call
             assert server.client.num_open == 0
+            assert server.aborts() == [Abort(1, FinishReason.ABORT)]
 
     run(test)
 

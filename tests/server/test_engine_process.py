@@ -123,7 +123,15 @@ asyncio.run(main())
 
 def test_an_engine_never_outlives_its_server() -> None:
     """A server that is killed must not leave a process that holds the GPU."""
-    with subprocess.Popen([sys.executable, "-c", ORPHAN], stdout=subprocess.PIPE, text=True) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,  # a killed server cannot remove its sockets
+        subprocess.Popen(
+            [sys.executable, "-c", ORPHAN],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": folder},
+        ) as server,
+    ):
         assert server.stdout is not None
         pid = int(server.stdout.readline())
         server.kill()

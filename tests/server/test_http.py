@@ -12,6 +12,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from serving import MODEL, Server, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, PAGE_SIZE
+from sluice.engine.messages import Abort
+from sluice.types import FinishReason
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -201,6 +203,21 @@ def test_a_stop_string_ends_the_request_at_the_engine_too(as_list: bool) -> None
             assert text_of(events) == text[:end]
             assert len(events) == end + 3
             assert events[-1]["choices"][0]["finish_reason"] == "stop"
+            assert server.aborts() == [Abort(1, FinishReason.STOP), Abort(2, FinishReason.STOP)]
+
+    run(test)
+
+
+def test_a_choice_that_found_its_stop_string_does_not_wait_for_the_others() -> None:
+    """Else it holds its pages, and runs on, until the slowest choice of the call is done."""
+
+    async def test() -> None:
+        async with serving() as server:
+            stop = expected_text("ab", 9)[5:9]
+            assert stop not in expected_text("c", 150)
+            answer = await server.complete(prompt=["ab", "c"], max_tokens=150, seed=0, stop=stop)
+            assert [choice["finish_reason"] for choice in answer["choices"]] == ["stop", "length"]
+            assert server.aborts() == [Abort(1, FinishReason.STOP)]
 
     run(test)
 
@@ -228,6 +245,8 @@ def test_models_health_and_version() -> None:
             status, models = await _says(server, "/v1/models")
             assert status == 200
             assert [model["id"] for model in models["data"]] == [MODEL]
+            assert (await _says(server, f"/v1/models/{MODEL}")) == (200, models["data"][0])
+            assert (await _says(server, "/v1/models/other"))[0] == 404
             status, version = await _says(server, "/version")
             assert status == 200
             assert json.dumps(version).count(".") >= 2

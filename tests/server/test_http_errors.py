@@ -47,6 +47,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "max_tokens": True}, "max_tokens", "got `bool`"),
     ({"prompt": "a", "max_tokens": MAX_MODEL_LEN}, "max_tokens", f"context is {MAX_MODEL_LEN}"),
     ({"prompt": "a" * MAX_MODEL_LEN}, "prompt", f"context is {MAX_MODEL_LEN}"),
+    ({"prompt": "a" * 5000}, "prompt", "5000 tokens"),
     ({"prompt": "a", "temperature": -0.1}, "temperature", "got -0.1"),
     ({"prompt": "a", "temperature": "1"}, "temperature", "got `str`"),
     ({"prompt": "a", "top_p": 0}, "top_p", "(0, 1]"),
@@ -126,6 +127,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "not supported",
     ),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "no such talk"),
+    ({"messages": [{"role": "user", "content": "a" * 5000}]}, "prompt", "5007 tokens"),
     ({"messages": HI, "max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens", "contradict"),
     ({"messages": HI, "max_completion_tokens": 0}, "max_tokens", "at least 1"),
     ({"messages": HI, "tools": [{"type": "function"}]}, "tools", "not supported"),
@@ -199,7 +201,9 @@ def test_other_refusals() -> None:
             assert wrong.json()["error"]["code"] == "model_not_found"
             assert_error(await server.post(COMPLETIONS, prompt="a" * 100), 413, None, "100 bytes")
             assert_error(await server.http.get("/v2/nothing"), 404, None, "GET /v2/nothing")
-            assert_error(await server.http.get(COMPLETIONS), 405, None, "GET", COMPLETIONS)
+            wrong = await server.http.get(COMPLETIONS)
+            assert_error(wrong, 405, None, "GET", COMPLETIONS)
+            assert wrong.headers["allow"] == "POST"
 
     run(test)
 

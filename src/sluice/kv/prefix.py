@@ -93,8 +93,8 @@ class PrefixTree:
         self._tick = 0
         self._offers = 0
         self._leaves: list[tuple[int, int, Node]] = []
-        """Heap of (used, number of the offer, node): candidates for eviction. An entry is stale once its node was
-        used again, gained a child or left; it is skipped when it comes up."""
+        """Heap of (used, number of the offer, node): candidates for eviction. An entry is stale once its node is
+        held, was used again, gained a child or left; it is skipped when it comes up."""
 
     @property
     def num_pages(self) -> int:
@@ -117,12 +117,10 @@ class PrefixTree:
                 path.append(node)
 
     def lock(self, path: Sequence[Node]) -> None:
-        self._tick += 1
         for node in path:
             if node.refs == 0:
                 self._num_held += 1
             node.refs += 1
-            node.used = self._tick
 
     def unlock(self, path: Sequence[Node]) -> None:
         self._tick += 1

@@ -47,9 +47,13 @@ def create_app(
 
     @app.get("/v1/models")
     async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [describe_model(backend.service(), started)]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
         service = backend.service()
-        model = {"id": service.model, "object": "model", "created": started, "owned_by": "sluice"}
-        return JSONResponse({"object": "list", "data": [model | {"max_model_len": service.limits.max_request_tokens}]})
+        service.check_model(name)
+        return JSONResponse(describe_model(service, started))
 
     @app.get("/health")
     async def health() -> Response:
@@ -65,6 +69,17 @@ def create_app(
 
     _answer_errors(app)
     return app
+
+
+def describe_model(service: Service, started: int) -> dict[str, object]:
+    """A model as OpenAI lists it; `max_model_len` is vLLM's addition, here the most tokens of one request."""
+    return {
+        "id": service.model,
+        "object": "model",
+        "created": started,
+        "owned_by": "sluice",
+        "max_model_len": service.limits.max_request_tokens,
+    }
 
 
 def service_for(backend: Backend, call: CompletionCall | ChatCall) -> Service:

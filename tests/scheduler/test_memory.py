@@ -1,0 +1,180 @@
+"""Who gets pages when they are short: `make_room` and `PrefillAdder` on states made by hand.
+
+Whole runs rarely tell a good choice of victim from a bad one, because both end well.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from sluice.kv.manager import KVManager
+from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.passes import decode
+from sluice.scheduler.prefill import AddResult, PrefillAdder
+from sluice.scheduler.request import Place, Request
+from sluice.scheduler.retract import make_room
+from sluice.scheduler.state import SchedulerState
+from sluice.testing import resolved
+from worlds import limits_of
+
+
+def state_of(num_pages: int, page_size: int = 1) -> SchedulerState:
+    return SchedulerState(KVManager(num_pages=num_pages, page_size=page_size), num_slots=8)
+
+
+def waiting(state: SchedulerState, request_id: int, length: int) -> Request:
+    """A request of `length` tokens like nobody else's."""
+    tokens = array("i", [request_id] * length)
+    request = Request(request_id, length, tokens, resolved(8))
+    state.add(request)
+    return request
+
+
+def running(
+    state: SchedulerState, request_id: int, scheduled: int, *, length: int | None = None, in_flight: int = 0
+) -> Request:
+    """A request with pages for `scheduled` tokens: decoding, or partial if its prompt is longer than that."""
+    request = waiting(state, request_id, length or scheduled)
+    state.start(request)
+    request.lease = state.kv.acquire([], "")
+    state.kv.extend(request.lease, scheduled)
+    request.computed = request.scheduled = scheduled
+    request.in_flight = in_flight
+    if length is None:
+        state.prefilled(request)
+    return request
+
+
+def retracted(*requests: Request) -> list[int]:
+    return [request.id for request in requests if request.retractions]
+
+
+def adder_of(state: SchedulerState, chunk: int = 8) -> PrefillAdder:
+    return PrefillAdder(state, limits_of(chunk=chunk, running=state.num_slots), BatchBuilder(state.kv))
+
+
+def test_the_victim_is_who_loses_least() -> None:
+    state = state_of(7)
+    everyone = running(state, 0, 1), running(state, 1, 1), running(state, 2, 5)
+    make_room(state, [everyone[0]])
+    assert retracted(*everyone) == [1]
+
+
+def test_of_equal_losses_the_youngest_bears_it() -> None:
+    state = state_of(6)
+    everyone = running(state, 0, 1), running(state, 2, 2), running(state, 1, 2), running(state, 3, 1, length=2)
+    make_room(state, [everyone[0]])
+    assert retracted(*everyone) == [3]
+    state = state_of(5)
+    everyone = running(state, 0, 1), running(state, 2, 2), running(state, 1, 2)
+    make_room(state, [everyone[0]])
+    assert retracted(*everyone) == [2]
+
+
+def test_nobody_is_retracted_while_there_are_pages() -> None:
+    state = state_of(4)
+    everyone = running(state, 0, 1), running(state, 1, 1)
+    make_room(state, everyone)
+    assert retracted(*everyone) == []
+
+
+def test_pages_on_their_way_back_count() -> None:
+    """Two pages drain already: taking more would cost somebody work for nothing."""
+    state = state_of(5)
+    everyone = running(state, 0, 1), running(state, 1, 1), running(state, 2, 1)
+    leaving = running(state, 3, 2, in_flight=1)
+    state.retract(leaving)
+    assert leaving.place is Place.DRAINING
+    make_room(state, everyone[:2])
+    assert retracted(*everyone) == []
+
+
+def test_pages_of_a_victim_in_flight_count_though_they_come_later() -> None:
+    state = state_of(3)
+    everyone = [running(state, request_id, 1, in_flight=1) for request_id in range(3)]
+    make_room(state, everyone[:1])
+    assert retracted(*everyone) == [2]
+
+
+def test_pages_of_a_victim_count_once() -> None:
+    state = state_of(4)
+    everyone = [running(state, request_id, 1) for request_id in range(4)]
+    make_room(state, everyone[:2])
+    assert retracted(*everyone) == [2, 3]
+
+
+def test_a_victim_wants_no_page_any_more() -> None:
+    state = state_of(7)
+    everyone = running(state, 0, 1), running(state, 1, 1), running(state, 2, 5)
+    make_room(state, everyone[:2])
+    assert retracted(*everyone) == [1]
+
+
+def test_the_oldest_alone_is_left_alone() -> None:
+    state = state_of(1)
+    alone = running(state, 0, 1)
+    make_room(state, [alone])
+    assert retracted(alone) == []
+
+
+def test_a_decode_with_room_in_its_last_page_costs_nobody_anything() -> None:
+    state = state_of(2, page_size=2)
+    everyone = running(state, 0, 1), running(state, 1, 1)
+    batch = BatchBuilder(state.kv)
+    decode(state, limits_of(), batch, adder_of(state))
+    assert len(batch) == 2
+    assert retracted(*everyone) == []
+
+
+def test_the_oldest_is_found_among_partial_and_decoding() -> None:
+    """The younger of the two would be spared in its place, and the oldest could starve."""
+    state = state_of(8)
+    partial = running(state, 2, 1, length=2)
+    running(state, 3, 1)
+    assert state.oldest_running() is partial
+    decoding = running(state, 1, 1)
+    assert state.oldest_running() is decoding
+    running(state, 4, 1, length=2)
+    state.retract(decoding)
+    assert state.oldest_running() is partial
+
+
+def test_the_oldest_goes_on_with_its_prompt_at_the_cost_of_younger_ones() -> None:
+    state = state_of(4, page_size=2)
+    oldest, younger = running(state, 0, 4, length=8), running(state, 1, 4)
+    assert adder_of(state).add_partial(oldest) is AddResult.CONTINUE
+    assert retracted(younger) == [1]
+    assert oldest.scheduled == 8
+
+
+def test_a_younger_prompt_takes_no_pages_from_anyone() -> None:
+    state = state_of(4, page_size=2)
+    older, partial = running(state, 0, 4), running(state, 1, 4, length=8)
+    assert adder_of(state).add_partial(partial) is AddResult.NO_TOKEN
+    assert retracted(older, partial) == []
+
+
+def test_a_chunk_is_cut_to_the_pages_there_are() -> None:
+    state = state_of(6, page_size=2)
+    running(state, 0, 4)
+    partial = running(state, 1, 4, length=12)
+    assert adder_of(state).add_partial(partial) is AddResult.CONTINUE
+    assert partial.scheduled == 8
+
+
+def test_a_prompt_is_admitted_with_room_for_its_first_token() -> None:
+    """Admitted into the last page, it would have to take one from somebody in the next step."""
+    state = state_of(3, page_size=2)
+    running(state, 0, 1)
+    request = waiting(state, 1, 3)
+    assert adder_of(state).add_one_req(request) is AddResult.NO_TOKEN, "a page for the decode, two for the prompt"
+    for length, answer in ((5, AddResult.CONTINUE), (6, AddResult.NO_TOKEN)):
+        state = state_of(3, page_size=2)
+        assert adder_of(state).add_one_req(waiting(state, 0, length)) is answer
+
+
+def test_a_prompt_as_long_as_the_budget_is_not_cut() -> None:
+    state = state_of(9, page_size=4)
+    request = waiting(state, 0, 5)
+    assert adder_of(state, chunk=5).add_one_req(request) is AddResult.CONTINUE
+    assert request.place is Place.DECODING
