@@ -11,7 +11,7 @@ import pytest
 
 from sluice import cli
 from sluice.config import GROUPS, EngineConfig, ServerConfig, options_of
-from sluice.explain import explain, table
+from sluice.explain import explain
 from sluice.resolve import resolve
 
 
