@@ -57,9 +57,7 @@ class KVManager:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
-    def match(
-        self, tokens: array[int], limit: int, extra_key: str, path: list[Node] | None = None
-    ) -> list[Node]:
+    def match(self, tokens: array[int], limit: int, extra_key: str, path: list[Node] | None = None) -> list[Node]:
         """The cached pages equal to the beginning of `tokens`, at most `limit` tokens. Holds nothing.
 
         Args:
