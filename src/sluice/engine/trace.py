@@ -11,6 +11,10 @@ from typing import NamedTuple
 from sluice.types import BatchPlan, BatchResult, Bound
 
 
+KEPT_STEPS = 128
+"""Some seconds of steps: enough to see what an engine is at."""
+
+
 class StepRecord(NamedTuple):
     """One step in numbers. Times are seconds of the engine's clock."""
 
@@ -63,7 +67,7 @@ class RecentSteps:
         keep: how many, at least 1.
     """
 
-    def __init__(self, keep: int = 128) -> None:
+    def __init__(self, keep: int = KEPT_STEPS) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1, got {keep}")
         self._records: deque[StepRecord] = deque(maxlen=keep)
