@@ -84,6 +84,9 @@ def test_only_the_last_steps_are_kept() -> None:
     run(engine_of(trace), Submit(0, (1,), resolved(9)))
     assert [r.step for r in trace.records] == [6, 7, 8]
     assert trace.latest == trace.records[-1]
+    only = RecentSteps(keep=1)
+    run(engine_of(only), Submit(0, (1,), resolved(3)))
+    assert [r.step for r in only.records] == [2]
     with pytest.raises(ValueError, match="keep must be at least 1, got 0"):
         RecentSteps(keep=0)
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from sluice.types import BatchPlan, BatchResult, Bound
 
-
 KEPT_STEPS = 128
 """Some seconds of steps: enough to see what an engine is at."""
 
