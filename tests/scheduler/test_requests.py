@@ -139,6 +139,28 @@ def test_a_lost_device_leaves_nothing_cached() -> None:
     assert bench.scheduler.state.kv.tree.num_pages == 0
 
 
+def test_a_chunk_in_flight_is_not_shared_yet() -> None:
+    """It may still fail; whoever had found its pages would read what was never written."""
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 20, resolved())
+    first, second = bench.scheduler.schedule(), bench.scheduler.schedule()
+    assert first is not None
+    assert second is not None
+    bench.scheduler.commit(first, BatchResult(0, ()))
+    assert bench.scheduler.state.kv.tree.num_pages == 4
+    bench.scheduler.commit(second, BatchResult(1, ()))
+    assert bench.scheduler.state.kv.tree.num_pages == 8
+
+
+def test_a_request_is_the_first_sample_of_its_prompt_unless_told() -> None:
+    bench = bench_of()
+    bench.scheduler.scheduler.add(0, [1], resolved())
+    bench.scheduler.scheduler.add(1, [1], resolved(), sample_index=3)
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    assert [new.sample_index for new in plan.new_slots] == [0, 3]
+
+
 def test_several_tokens_of_one_row_end_where_the_request_ends() -> None:
     """Speculation may give more than is wanted: a stop token or max_tokens cuts the rest off."""
     bench = bench_of()

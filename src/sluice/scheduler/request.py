@@ -76,7 +76,7 @@ class Request:
         assert self.sampling.max_tokens is not None and self.sampling.seed is not None, self.sampling
         self.max_tokens = self.sampling.max_tokens
         self.stop_ids = frozenset(self.sampling.stop_token_ids)
-        self.num_targets = 0 if self.sampling.prompt_logprobs is None else max(0, self.prompt_len - 1)
+        self.num_targets = 0 if self.sampling.prompt_logprobs is None else self.prompt_len - 1
 
     @property
     def num_outputs(self) -> int:
