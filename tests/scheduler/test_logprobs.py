@@ -132,3 +132,22 @@ def test_logprobs_end_with_the_token_that_ends_the_request() -> None:
     told = tuple(TokenLogprobs(token, -1.0, ()) for token in (5, 6, 7))
     (output,) = bench.scheduler.commit(plan, BatchResult(plan.step, ((5, 6, 7),), logprobs=(told,)))
     assert (output.token_ids, output.logprobs) == ((5, 6), told[:2])
+
+
+def test_a_chunk_of_what_was_told_has_no_targets() -> None:
+    """Scoring it once more would cost as much as the first time, for nothing."""
+    bench = Bench.of(world(page_size=4, limits=limits_of(chunk=8)))
+    bench.scheduler.add(0, PROMPT * 3, asking(0).sampling)
+    runner = bench.world.shadow()
+    for _ in range(2):
+        plan = bench.scheduler.schedule()
+        assert plan is not None
+        bench.scheduler.commit(plan, runner.launch(plan).wait())
+    bench.scheduler.forget_device()
+    targets = []
+    for _ in range(3):
+        plan = bench.scheduler.schedule()
+        assert plan is not None
+        targets.append([len(chunk.targets) for chunk in plan.chunks])
+        bench.scheduler.commit(plan, runner.launch(plan).wait())
+    assert targets == [[0], [0], [8]]
