@@ -50,9 +50,10 @@ check: $(READY) ## Format, lint, strict types of the core, import arrows
 	$(BIN)/mypy
 	$(TEST_ENV) $(BIN)/python -m pytest -q -p no:cacheprovider tests/test_layering.py
 
-format: $(READY) ## Rewrite the code in the project's format
+format: $(READY) ## Rewrite the code in the project's format, and docs/flags.md from the options
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/python scripts/flags.py
 
 mutate: $(READY) ## Change the core in small ways and see whether a test notices (ARGS="--only kv/pages.py")
 	$(TEST_ENV) $(BIN)/python scripts/mutate.py $(ARGS)

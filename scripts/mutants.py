@@ -25,9 +25,14 @@ FILES = (
     "scheduler/state.py",
     "scheduler/batch.py",
     "scheduler/retract.py",
+    "scheduler/reserve.py",
+    "scheduler/twins.py",
     "scheduler/prefill.py",
+    "scheduler/fair.py",
     "scheduler/passes.py",
     "scheduler/scheduler.py",
+    "engine/trace.py",
+    "engine/chunk_log.py",
     "engine/engine.py",
 )
 

@@ -41,7 +41,7 @@ def chunked_logits(
             Row(prompts[i][done[i] : done[i] + lengths[i]], done[i], pages[i], logits=range(lengths[i])) for i in taken
         ]
         with torch.inference_mode(), torch.device(device):
-            step = model(forward_batch(rows, page_size), kv, ReferenceAttention())
+            step = model.logits(model(forward_batch(rows, page_size), kv, ReferenceAttention()))
         for i, part in zip(taken, step.split([lengths[i] for i in taken]), strict=True):
             results[i].append(part.cpu())
             done[i] += lengths[i]

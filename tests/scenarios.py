@@ -29,15 +29,31 @@ def random_scenario(seed: int) -> Scenario:
     draw = random.Random(seed)
     page_size = draw.choice([1, 2, 4, 16, 64])
     depth, running = draw.randint(1, 3), draw.randint(1, 5)
-    limits = SchedulerLimits(
+    limits = random_limits(draw, page_size, running, depth)
+    world = World(limits, draw.randint(3, 24), page_size, draw.random() < 0.6, depth, draw.random() < 0.5)
+    return Scenario(world, seed, faulty=draw.random() < 0.5)
+
+
+def random_limits(draw: random.Random, page_size: int, running: int, depth: int) -> SchedulerLimits:
+    """Any setting that `config` lets through."""
+    chunk = draw.choice([0, page_size, page_size + 1, max(1, 3 * page_size - 1), 8 * page_size])
+    cap = max(page_size, draw.choice([page_size, 2 * page_size + 1]))
+    return SchedulerLimits(
         schedule=draw.choice(["mixed", "prefill-first"]),
-        chunked_prefill_size=draw.choice([0, page_size, page_size + 1, max(1, 3 * page_size - 1), 8 * page_size]),
+        chunked_prefill_size=chunk,
         max_batch_tokens=running + page_size + draw.randint(0, 3 * page_size),
         max_running_requests=running,
         lookahead=draw.randint(0, depth - 1),
+        max_prefill_tokens=draw.choice([0, 0, draw.randint(1, 6 * page_size)]),
+        long_prefill_token_threshold=draw.choice([0, 0, cap]) if chunk else 0,
+        max_prefill_requests=draw.choice([0, 0, 1, 2]),
+        max_partial_prefills=draw.choice([1, 1, 2, 3, 4]),
+        reserve=draw.choice(["full", "ratio", "ratio"]),
+        conservativeness=draw.choice([0.0, 0.0, 1.0]),
+        policy=(policy := draw.choice(["fcfs", "lpm", "priority"])),
+        low_priority_values_first=draw.random() < 0.5,
+        priority_preemption=policy == "priority" and draw.random() < 0.5,
     )
-    world = World(limits, draw.randint(3, 24), page_size, draw.random() < 0.6, depth, draw.random() < 0.5)
-    return Scenario(world, seed, faulty=draw.random() < 0.5)
 
 
 def run(scenario: Scenario) -> int:
@@ -56,7 +72,8 @@ def run(scenario: Scenario) -> int:
         if sent and draw.random() < 0.05:
             bench.link.put(Abort(draw.choice(sorted(sent))))
         if not bench.engine.in_flight and draw.random() < 0.01:
-            bench.scheduler.retract_all()
+            bench.scheduler.forget_device()
+            bench.engine.runner = FaultyRunner(world.shadow(), random_faults(draw) if scenario.faulty else Faults())
         bench.engine.step()
         steps += 1
         assert steps <= enough_steps(sent), f"law 12: still busy after {steps} steps"
@@ -83,7 +100,10 @@ def random_submit(draw: random.Random, world: World, *, request_id: int) -> Subm
             max_tokens=max_tokens,
             seed=draw.randrange(3),
             stop_token_ids=(1,) if draw.random() < 0.2 else (),
+            logprobs=draw.choice([None, None, None, 0, 2]),
+            prompt_logprobs=draw.choice([None, None, None, 0, 1]),
         ),
         sample_index=draw.randrange(2),
         extra_key=draw.choice(["", "tenant"]),
+        priority=draw.randrange(3),
     )

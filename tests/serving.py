@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,9 +18,11 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from shadow_engine import LIMITS, VOCAB, shadow_engine
+from shadow_engine import OPTIONS, VOCAB, limits_of, resolution, shadow_engine
+from sluice.config import ServerConfig
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort, Message, Shutdown
+from sluice.engine.messages import Abort, Message, Shutdown, Stats
+from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
 from sluice.server.chat import ChatTemplate
@@ -92,12 +95,15 @@ def parse_events(text: str) -> list[str]:
 
 @asynccontextmanager
 async def serving(
-    *, chat: bool = True, faults: Faults | None = None, max_body_bytes: int = 10_000
+    *, chat: bool = True, faults: Faults | None = None, max_body_bytes: int = 10_000, **options: Any
 ) -> AsyncIterator[Server]:
-    """A server that is ready. On leaving, the engine must have nothing left: no request, no page held."""
+    """A server that is ready, with these options of the engine changed.
+
+    On leaving, the engine must have nothing left: no request, no page held.
+    """
     folder = SocketFolder.fresh()
     channel, link = ZmqChannel(folder), ZmqLink(folder)
-    engine = shadow_engine(link, faults)
+    engine = shadow_engine(link, faults, **options)
     thread = threading.Thread(target=engine.run, name="engine")
     thread.start()
     sent: list[Message] = []
@@ -109,7 +115,10 @@ async def serving(
     client = EngineClient(send)
     backend = Backend()
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}) if chat else None)
-    backend.open(Service(MODEL, tokenizer, LIMITS, frozenset(), client))
+    chosen = resolution(**options)
+    settings = explain(ServerConfig(), chosen.config, chosen.reasons, {*OPTIONS, *options})
+    limits = limits_of(chosen.config)
+    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, os.getpid(), settings))
     app = create_app(backend, max_body_bytes=max_body_bytes, clock=lambda: 1234.5)
     delivering = asyncio.create_task(_deliver(channel, client))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
@@ -134,8 +143,8 @@ async def serving(
 async def _deliver(channel: ZmqChannel, client: EngineClient) -> None:
     while True:
         frame = await channel.receive()
-        assert isinstance(frame, Outputs)
-        client.dispatch(frame.outputs)
+        assert isinstance(frame, Outputs | Stats)
+        client.deliver(frame)
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
+from typing import Any
 
+from recording import RecordingRunner
 from sluice.config import EngineConfig
+from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link
+from sluice.engine.trace import RecentSteps
 from sluice.kv.manager import KVManager
 from sluice.limits import Limits
+from sluice.resolve import Resolution, resolve
 from sluice.scheduler.laws import Lawful
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import Faults, FaultyRunner, ShadowRunner
-from sluice.types import SchedulerLimits
 from sluice.wire import Ready
 
 VOCAB = 127
@@ -21,19 +26,46 @@ PAGE_SIZE = 4
 NUM_PAGES = 64
 MAX_MODEL_LEN = 200
 LIMITS = Limits(vocab_size=VOCAB, max_model_len=MAX_MODEL_LEN, max_total_tokens=NUM_PAGES * PAGE_SIZE)
+OPTIONS: dict[str, Any] = {
+    "page_size": PAGE_SIZE,
+    "max_total_tokens": NUM_PAGES * PAGE_SIZE,
+    "chunked_prefill_size": 32,
+    "max_batch_tokens": 64,
+    "max_running_requests": 8,
+}
 
 
-def shadow_engine(link: Link, faults: Faults | None = None, num_pages: int = NUM_PAGES) -> Engine:
-    """The real scheduler, held to its laws, over the shadow model."""
-    limits = SchedulerLimits("mixed", chunked_prefill_size=32, max_batch_tokens=64, max_running_requests=8)
-    scheduler = Lawful(Scheduler(limits, KVManager(num_pages=num_pages, page_size=PAGE_SIZE)))
-    runner = FaultyRunner(ShadowRunner(page_size=PAGE_SIZE, vocab_size=VOCAB), faults or Faults())
-    return Engine(scheduler, runner, link)
+def resolution(**options: Any) -> Resolution:
+    """What the shadow engine's options come to, with these changed."""
+    return resolve(EngineConfig.from_options(OPTIONS | options), "cpu")
+
+
+def limits_of(config: EngineConfig) -> Limits:
+    """What a request may ask of a shadow engine."""
+    return replace(LIMITS, knows_priority=config.scheduler.schedule_policy == "priority")
+
+
+def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> Engine:
+    """The real scheduler, held to its laws, over the shadow model; its plans are in `engine.runner.plans`."""
+    config = resolution(**options).config
+    cache, depth = config.cache, config.scheduler.depth
+    assert None not in (cache.page_size, cache.max_total_tokens, depth), f"not resolved: {config}"
+    kv = KVManager(
+        num_pages=cache.max_total_tokens // cache.page_size,
+        page_size=cache.page_size,
+        prefix_caching=cache.enable_prefix_caching,
+    )
+    shadow = ShadowRunner(page_size=cache.page_size, vocab_size=VOCAB, late=depth > 1)
+    runner = RecordingRunner(FaultyRunner(shadow, faults or Faults()))
+    scheduler = Lawful(Scheduler(config.scheduler.limits(), kv))
+    return Engine(scheduler, runner, link, depth=depth, trace=ChunkLog(RecentSteps()))
 
 
 def build(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:
     """A factory that works; the model's name is the folder of the tokenizer."""
-    return shadow_engine(link), Ready("shadow", config.model.model, LIMITS, ())
+    chosen = resolution()
+    ready = Ready("shadow", config.model.model, LIMITS, (), config=chosen.config, reasons=chosen.reasons)
+    return shadow_engine(link), ready
 
 
 def refuse(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:

@@ -1,4 +1,4 @@
-"""ShadowRunner's model as tensors: its logits point at a hash of every token it can see through its pages.
+"""ShadowRunner's model as tensors: its logits are a hash of every token it can see through its pages.
 
 Any wrong page, slot, position or input id in the torch runner changes what comes out, and `sluice.testing.oracle`
 says what must come out. No weights, no arithmetic to be within tolerance of.
@@ -15,12 +15,12 @@ from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.runner import TorchRunner
-from sluice.testing import shadow_token
+from sluice.testing import digests, shadow_logits
 
 
 @dataclass(frozen=True)
 class ShadowModel:
-    """Keys hold tokens, values hold positions.
+    """Keys hold tokens, values hold positions. Its hidden states are its logits.
 
     Args:
         vocab_size: tokens are from 0 to vocab_size - 1.
@@ -37,13 +37,20 @@ class ShadowModel:
             batch.input_ids[:, None, None].to(layer.k.dtype),
             batch.positions[:, None, None].to(layer.k.dtype),
         )
-        last_tokens = (batch.q_starts[1:] - 1).tolist()
-        seen_after = dict(zip(last_tokens, self._seen(batch, layer), strict=True))
+        seen = self._seen(batch, layer)
+        after = [[*digests(tokens)] for tokens in seen]
+        row_of = [row for row, length in enumerate(batch.q_lens) for _ in range(length)]
+        positions = batch.positions.tolist()
         logits = torch.zeros(len(batch.logit_rows), self.vocab_size, dtype=layer.k.dtype)
         for out, token_index in zip(logits, batch.logit_rows.tolist(), strict=True):
-            seen = seen_after[token_index]
-            out[shadow_token(seen, 0, 0, self.vocab_size)] = torch.nan if self.poison in seen else 20.0
+            row, position = row_of[token_index], positions[token_index]
+            out[:] = torch.tensor(shadow_logits(after[row][position], self.vocab_size), dtype=out.dtype)
+            if self.poison in seen[row][: position + 1]:
+                out[0] = torch.nan
         return logits
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
 
     @staticmethod
     def _seen(batch: ForwardBatch, layer: LayerKV) -> list[list[int]]:

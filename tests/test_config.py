@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.config import ConfigError, EngineConfig
+from sluice.resolve import resolve as resolve_config
 
 
 def resolve(device_type: str = "cpu", /, **options: Any) -> EngineConfig:
-    return EngineConfig.from_options(options).resolved(device_type)
+    return resolve_config(EngineConfig.from_options(options), device_type).config
 
 
 def test_the_defaults_differ_by_device() -> None:
@@ -24,7 +25,17 @@ def test_the_defaults_differ_by_device() -> None:
 
 
 @given(
-    st.sampled_from(["chunked_prefill_size", "max_batch_tokens", "max_running_requests", "max_total_tokens"]),
+    st.sampled_from(
+        [
+            "chunked_prefill_size",
+            "max_batch_tokens",
+            "max_running_requests",
+            "max_total_tokens",
+            "max_prefill_tokens",
+            "long_prefill_token_threshold",
+            "max_prefill_requests",
+        ]
+    ),
     st.integers(2, 5000),
 )
 def test_any_one_size_alone_is_valid_and_kept(name: str, value: int) -> None:
@@ -72,7 +83,31 @@ def test_aliases_and_dashes() -> None:
         ({"max_batch_tokens": 0}, "--max-batch-tokens must be at least 1, got 0"),
         ({"max_batch_tokens": 1}, "--max-batch-tokens must be larger than --max-running-requests"),
         ({"max_batch_tokens": 8, "max_running_requests": 8}, "got 8 with 8 running"),
-        ({"max_batch_tokens": 16, "page_size": 16}, r"must be at least --page-size \+ 1 = 17, got 16"),
+        (
+            {"max_batch_tokens": 16, "page_size": 16},
+            "--max-batch-tokens less running decodes must be at least one page, got 15 with --page-size 16",
+        ),
+        (
+            {"max_batch_tokens": 20, "max_running_requests": 8, "page_size": 16},
+            "--max-batch-tokens less running decodes must be at least one page, got 12 with --page-size 16",
+        ),
+        ({"page_size": 64, "max_prefill_tokens": 32}, "--max-prefill-tokens must be at least one page, got 32"),
+        ({"page_size": 64, "long_prefill_token_threshold": 32}, "--long-prefill-token-threshold must be at least one"),
+        ({"max_prefill_tokens": 0}, "--max-prefill-tokens must be at least 1, got 0"),
+        ({"max_prefill_requests": -1}, "--max-prefill-requests must be at least 1, got -1"),
+        ({"max_partial_prefills": 0}, "--max-partial-prefills must be at least 1, got 0"),
+        ({"max_partial_prefills": 3, "max_running_requests": 2}, "must be at most --max-running-requests 2, got 3"),
+        ({"max_partial_prefills": 2, "chunked_prefill_size": -1}, "needs prompts that may be cut"),
+        ({"long_prefill_token_threshold": 64, "chunked_prefill_size": 0}, "needs prompts that may be cut"),
+        ({"schedule_policy": "sjf"}, "--schedule-policy must be one of fcfs, lpm, priority, got 'sjf'"),
+        ({"schedule_policy": "lpm", "enable_prefix_caching": False}, "lpm needs the prefix cache, but it is off"),
+        ({"schedule_low_priority_values_first": True}, "needs --schedule-policy priority, got 'fcfs'"),
+        ({"enable_priority_preemption": True}, "needs --schedule-policy priority, got 'fcfs'"),
+        ({"reserve": "half"}, "--reserve must be one of ratio, full, got 'half'"),
+        ({"reserve": "full", "schedule_conservativeness": 1.0}, "needs --reserve ratio, got 'full'"),
+        ({"schedule_conservativeness": -0.1}, "must be a number of at least 0, got -0.1"),
+        ({"enable_overlap": True, "depth": 1}, "--enable-overlap means at least --depth 2"),
+        ({"enable_overlap": True, "lookahead": 0}, "--enable-overlap means .* --lookahead 1"),
         ({"max_running_requests": -1}, "--max-running-requests must be at least 1, got -1"),
         ({"depth": 0}, "--depth must be at least 1, got 0"),
         ({"depth": 2, "lookahead": 2}, "--lookahead must be from 0 to depth - 1 = 1, got 2"),

@@ -21,9 +21,12 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "models": {"types", "attention", "models"},
     "runner": {"types", "config", "attention", "models", "runner"},
     "limits": set(),
+    "resolve": {"types", "config"},
+    "explain": {"config"},
+    "devices": {"config", "resolve"},
     "wire": {"types", "config", "engine", "limits"},
     "testing": {"types", "engine"},
-    "server": {"types", "config", "engine", "limits", "wire", "assemble", "server"},
+    "server": {"types", "config", "engine", "limits", "wire", "explain", "assemble", "server"},
 }
 READ_ONLY = ("Mapping", "Sequence", "Final", "frozenset")
 

@@ -276,3 +276,27 @@ def test_public_names_load_when_used() -> None:
         sluice.LLMs  # noqa: B018
     program = "import sys, sluice; sluice.SamplingParams(); sluice.EngineConfig(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_logprobs_are_told_if_asked_for(llm: LLM) -> None:
+    """One for each output token and each prompt token but the first; the samples share the prompt's."""
+    asked = SamplingParams(max_tokens=5, seed=1, ignore_eos=True, logprobs=2, prompt_logprobs=1, n=2)
+    plain = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
+    result, other = llm.generate([IDS, IDS], [asked, plain])
+    assert [len(sample.logprobs) for sample in result.samples] == [5, 5]
+    for sample in result.samples:
+        assert tuple(item.token_id for item in sample.logprobs) == sample.token_ids
+        assert all(len(item.top) == 2 and item.logprob < 0 for item in sample.logprobs)
+    first, *rest = result.prompt_logprobs
+    assert first is None
+    assert [item.token_id for item in rest] == IDS[1:]
+    assert all(len(item.top) == 1 for item in rest)
+    assert (other.logprobs, other.prompt_logprobs) == (None, None)
+    assert other.token_ids == result.token_ids
+
+
+def test_a_stream_tells_logprobs_of_its_tokens_only(llm: LLM) -> None:
+    pieces = list(llm.stream(IDS, SamplingParams(max_tokens=3, ignore_eos=True, logprobs=0)))
+    assert [piece.logprobs.token_id for piece in pieces] == [piece.token_id for piece in pieces]
+    with pytest.raises(ValueError, match="prompt_logprobs must be None, got 0; use generate"):
+        llm.stream(IDS, SamplingParams(prompt_logprobs=0))

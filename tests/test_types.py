@@ -33,6 +33,12 @@ from sluice.types import SamplingParams
         ("stop_token_ids", (-1,), "token ids"),
         ("stop_token_ids", ("a",), "token ids"),
         ("ignore_eos", 1, "true or false"),
+        ("logprobs", -1, "0 to 20"),
+        ("logprobs", 21, "0 to 20"),
+        ("logprobs", True, "an integer"),
+        ("prompt_logprobs", -1, "0 to 20"),
+        ("prompt_logprobs", 21, "0 to 20"),
+        ("prompt_logprobs", 1.0, "an integer"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_accepted(field: str, value: object, accepted: str) -> None:
@@ -54,6 +60,10 @@ def test_a_bad_value_is_named_with_what_is_accepted(field: str, value: object, a
         {"min_p": 1.0},
         {"seed": -(1 << 63)},
         {"seed": (1 << 64) - 1},
+        {"logprobs": 0},
+        {"logprobs": 20},
+        {"prompt_logprobs": 0},
+        {"prompt_logprobs": 20},
     ],
 )
 def test_the_ends_of_the_ranges_are_accepted(good: dict) -> None:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, Shutdown, Submit
+from sluice.engine.messages import Abort, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import Bound, FinishReason, Occupancy, Output, SamplingParams, TokenLogprobs
 from sluice.wire import Failed, Frame, Outputs, Ready, Start, WireError, decode, encode, encode_outputs
 
 IDS = st.integers(0, 2**63 - 1)
@@ -27,19 +28,47 @@ SAMPLING = st.builds(
     stop=st.lists(st.text(min_size=1), max_size=2).map(tuple),
     stop_token_ids=TOKENS,
     ignore_eos=st.booleans(),
+    logprobs=st.none() | st.integers(0, 20),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
+TOKEN = st.integers(0, 2**31 - 1)
+LOGPROB = st.floats(max_value=0)
+LOGPROBS = st.lists(
+    st.builds(TokenLogprobs, TOKEN, LOGPROB, st.lists(st.tuples(TOKEN, LOGPROB), max_size=2).map(tuple)), max_size=3
+).map(tuple)
 OUTPUT = st.builds(
-    Output, IDS, IDS, TOKENS, st.integers(0, 2**31), st.none() | REASONS, st.none() | st.text(max_size=5)
+    Output,
+    IDS,
+    IDS,
+    TOKENS,
+    st.integers(0, 2**31),
+    st.none() | REASONS,
+    st.none() | st.text(max_size=5),
+    LOGPROBS,
+    LOGPROBS,
 )
-LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS)
+LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS, knows_priority=st.booleans())
+SECONDS = st.floats(0, 1e9)
+RECORD = st.builds(StepRecord, IDS, IDS, IDS, IDS, IDS, IDS, st.sampled_from(Bound), st.booleans(), SECONDS, SECONDS)
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(Submit, IDS, TOKENS, SAMPLING, IDS, st.text(max_size=5)),
+    st.builds(Submit, IDS, TOKENS, SAMPLING, IDS, st.text(max_size=5), st.integers(-(2**63), 2**63 - 1)),
+    st.builds(QueryStats, IDS),
+    st.builds(Stats, IDS, st.builds(Occupancy, IDS, IDS, IDS, IDS, IDS), st.none() | RECORD),
     st.builds(Abort, IDS, REASONS),
     st.just(Shutdown()),
     st.builds(Outputs, st.lists(OUTPUT, max_size=3).map(tuple)),
-    st.builds(Ready, st.text(), st.text(), LIMITS, TOKENS, st.booleans()),
+    st.builds(
+        Ready,
+        st.text(),
+        st.text(),
+        LIMITS,
+        TOKENS,
+        st.booleans(),
+        st.just(EngineConfig.from_options({"schedule_conservativeness": 0.5})),
+        st.dictionaries(st.text(), st.text(), max_size=2),
+    ),
     st.builds(Failed, st.text()),
-    st.just(Start("module:function", EngineConfig.from_options({"page_size": 16, "model": "a/b"}))),
+    st.just(Start("module:function", EngineConfig.from_options({"page_size": 16, "model": "a/b"}), "info")),
 )
 
 

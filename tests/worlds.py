@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -13,8 +15,8 @@ from sluice.engine.protocols import Runner
 from sluice.kv.manager import KVManager
 from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
-from sluice.testing import ManualLink, ShadowRunner, oracle
-from sluice.types import FinishReason, SamplingParams, SchedulerLimits
+from sluice.testing import ManualLink, ShadowRunner, oracle, oracle_logprobs
+from sluice.types import FinishReason, SamplingParams, SchedulerLimits, TokenLogprobs
 
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""
@@ -87,7 +89,41 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
         else:
             assert tokens == expected, f"request {request_id} gave {tokens}, oracle {expected}"
             assert last.finish_reason is end_of(expected, submit.sampling), f"{last} after {expected}"
+        check_logprobs(bench.link, submit, vocab_size)
     quiet_means_empty(bench.scheduler.state)
+
+
+def check_logprobs(link: ManualLink, submit: Submit, vocab_size: int) -> None:
+    """What was told of a request's tokens is the oracle's: one for each output, each prompt token once, in order, and
+    all of the prompt if there is an output."""
+    outputs, asked = link.tokens(submit.request_id), submit.sampling
+    told, told_of_prompt = link.logprobs(submit.request_id), link.prompt_logprobs(submit.request_id)
+    if asked.logprobs is None:
+        assert told == (), f"nobody asked for {told}"
+    else:
+        _, expected = oracle_logprobs(submit.prompt, outputs, asked.logprobs, vocab_size=vocab_size)
+        assert_same_logprobs(told, expected)
+    if asked.prompt_logprobs is None:
+        assert told_of_prompt == (), f"nobody asked for {told_of_prompt}"
+    else:
+        expected, _ = oracle_logprobs(submit.prompt, (), asked.prompt_logprobs, vocab_size=vocab_size)
+        assert_same_logprobs(told_of_prompt, expected if outputs else expected[: len(told_of_prompt)])
+
+
+def assert_same_logprobs(told: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> None:
+    """The same tokens, and the same numbers but for rounding."""
+    assert [ids_of(item) for item in told] == [ids_of(item) for item in expected]
+    for one, other in zip(told, expected, strict=True):
+        numbers = zip(numbers_of(one), numbers_of(other), strict=True)
+        assert all(math.isclose(a, b, abs_tol=1e-9) for a, b in numbers), f"{one} is not {other}"
+
+
+def ids_of(item: TokenLogprobs) -> list[int]:
+    return [item.token_id, *(token for token, _ in item.top)]
+
+
+def numbers_of(item: TokenLogprobs) -> list[float]:
+    return [item.logprob, *(logprob for _, logprob in item.top)]
 
 
 def end_of(tokens: tuple[int, ...], sampling: SamplingParams) -> FinishReason:
@@ -101,8 +137,11 @@ def limits_of(
     batch: int | None = None,
     running: int = 4,
     lookahead: int = 0,
+    **rest: Any,
 ) -> SchedulerLimits:
-    return SchedulerLimits(schedule, chunk, batch or (chunk or 64) + running, running, lookahead)
+    """Limits with small defaults; admission counts nothing for the output of what runs, unless asked to."""
+    rest = {"conservativeness": 0.0, **rest}
+    return SchedulerLimits(schedule, chunk, batch or (chunk or 64) + running, running, lookahead, **rest)
 
 
 @st.composite
@@ -146,6 +185,8 @@ def submits(draw: st.DrawFn, world: World, request_id: int) -> Submit:
             max_tokens=max_tokens,
             seed=draw(st.integers(0, 2)),
             stop_token_ids=draw(st.sampled_from([(), (), (), (1,)])),
+            logprobs=draw(st.sampled_from([None, None, 0, 1, 3])),
+            prompt_logprobs=draw(st.sampled_from([None, None, 0, 1])),
         ),
         sample_index=draw(st.integers(0, 1)),
         extra_key=draw(st.sampled_from(["", "", "tenant"])),

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from sluice.attention.reference import ReferenceAttention
-from sluice.config import ConfigError, EngineConfig, cache_folder
+from sluice.config import EngineConfig, cache_folder
+from sluice.devices import resolve_here
+from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Runner
+from sluice.engine.trace import RecentSteps
 from sluice.kv.manager import KVManager
 from sluice.limits import Limits
 from sluice.models.default import default_model_folder
@@ -40,7 +44,9 @@ class EngineInfo:
     device: torch.device
     limits: Limits
     config: EngineConfig
-    """Resolved, the size of the pool included."""
+    """Resolved, with the model's name, its type, its device and the size of the pool."""
+    reasons: Mapping[str, str]
+    """Option -> why it has its value, for those that were derived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,10 @@ class LoadedModel:
         Args:
             runner: if not one of our own; it must be as empty as the scheduler.
         """
-        return Engine(self.scheduler(), runner or self.runner(), link, depth=self.info.config.scheduler.depth)
+        depth = self.info.config.scheduler.depth
+        assert depth is not None, f"not resolved: {self.info.config}"
+        trace = ChunkLog(RecentSteps())
+        return Engine(self.scheduler(), runner or self.runner(), link, depth=depth, trace=trace)
 
 
 def build_engine(config: EngineConfig, link: Link, *, progress: bool) -> tuple[Engine, EngineInfo]:
@@ -92,42 +101,33 @@ def build_engine(config: EngineConfig, link: Link, *, progress: bool) -> tuple[E
 
 def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     """The part of `build_engine` that takes long; several engines may share what it returns."""
-    device = pick_device(config.model.device)
-    config = config.resolved(device.type)
+    resolution, device = resolve_here(config)
+    config, reasons = resolution.config, dict(resolution.reasons)
     folder, babbles = _checkpoint(config.model.model)
     model, spec = load_model(folder, dtype=config.model.dtype, device=device, progress=progress)
     shape = _device_shape(config, spec, device)
     total = shape.num_pages * shape.page_size
+    name = folder.resolve().name if babbles or Path(config.model.model).is_dir() else config.model.model
+    if config.cache.max_total_tokens not in (None, total):
+        reasons["max_total_tokens"] = f"{config.cache.max_total_tokens} in whole pages"
+    dtype = str(spec.dtype).removeprefix("torch.")
     info = EngineInfo(
-        model=folder.resolve().name if babbles or Path(config.model.model).is_dir() else config.model.model,
+        model=name,
         folder=folder,
         babbles=babbles,
         architecture=spec.architecture,
         eos_token_ids=frozenset(spec.eos_token_ids),
         dtype=spec.dtype,
         device=device,
-        limits=Limits(spec.vocab_size, spec.max_model_len, total),
-        config=replace(config, cache=replace(config.cache, max_total_tokens=total)),
+        limits=Limits(spec.vocab_size, spec.max_model_len, total, config.scheduler.schedule_policy == "priority"),
+        config=replace(
+            config,
+            model=replace(config.model, model=config.model.model or name, dtype=dtype),
+            cache=replace(config.cache, max_total_tokens=total),
+        ),
+        reasons=reasons,
     )
     return LoadedModel(model, spec, shape, info)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device that an option means.
-
-    Raises:
-        ConfigError: it is no device of this machine.
-    """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "cpu" or (name == "auto" and not count):
-        return torch.device("cpu")
-    kind, _, number = name.partition(":")
-    if name not in ("auto", "cuda") and not (kind == "cuda" and number.isascii() and number.isdigit()):
-        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    index = int(number or 0)
-    if index >= count:
-        raise ConfigError(f"--device {name}: this machine has {count} usable CUDA devices")
-    return torch.device("cuda", index)
 
 
 def _checkpoint(model: str) -> tuple[Path, bool]:

@@ -1,4 +1,4 @@
-"""The command line: `sluice serve` and `sluice generate`.
+"""The command line: `sluice serve`, `sluice generate` and `sluice explain`.
 
 The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. Whatever a command
 needs is imported when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
@@ -8,6 +8,7 @@ error; the exit status is 2 for a wrong command line and 1 for anything else.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,11 +18,14 @@ from typing import Any, NoReturn
 from sluice.config import (
     ENGINE_GROUPS,
     GROUPS,
+    SWITCHES,
     ConfigError,
     EngineConfig,
     Option,
     ServerConfig,
+    canonical,
     check_values,
+    flag,
     options_of,
 )
 from sluice.types import SamplingParams
@@ -30,7 +34,6 @@ EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 GENERATE_MAX_TOKENS = 128
 HELP_WIDTH = 110
 BABBLES = "The bundled model has random weights: it babbles. Name a real one: sluice generate MODEL --prompt TEXT"
-MODEL_HELP = dict(options_of(GROUPS["model"]))["model"].help
 SAMPLING_OPTIONS: Mapping[str, tuple[type, str, str]] = {
     "max_tokens": (int, "N", f"most tokens to generate (default: {GENERATE_MAX_TOKENS})"),
     "temperature": (float, "X", "0: always the likeliest token (default: 1.0)"),
@@ -66,7 +69,13 @@ class HelpFormatter(argparse.HelpFormatter):
     """Wide enough that a command's help fits on a screen."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=38, width=HELP_WIDTH)
+        super().__init__(prog, max_help_position=40, width=HELP_WIDTH)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """A flag that can be on or off as --[no-]flag."""
+        if isinstance(action, argparse.BooleanOptionalAction):
+            return f"--[no-]{action.option_strings[0].removeprefix('--')}"
+        return super()._format_action_invocation(action)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -78,6 +87,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_generate(commands)
+    _add_explain(commands)
     return parser
 
 
@@ -101,7 +111,8 @@ def _add_command(commands: Any, name: str, help: str, run: Any) -> argparse.Argu
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=MODEL_HELP)
+    model = dict(options_of(GROUPS["model"]))["model"]
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(model, None))
     parser.set_defaults(run=run)
     return parser
 
@@ -117,11 +128,20 @@ def _add_generate(commands: Any) -> None:
     group = parser.add_argument_group("sampling")
     group.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue")
     for name, (kind, metavar, help) in SAMPLING_OPTIONS.items():
-        group.add_argument(_flag(name), type=kind, metavar=metavar, help=help)
+        group.add_argument(flag(name), type=kind, metavar=metavar, help=help)
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
     for group_name in ENGINE_GROUPS:
         _add_options(parser, group_name)
+
+
+def _add_explain(commands: Any) -> None:
+    parser = _add_command(
+        commands, "explain", "show what each option comes to, and why, without loading a model", explain
+    )
+    parser.add_argument("--json", action="store_true", dest="as_json", help="as one JSON object")
+    for group in ("server", *ENGINE_GROUPS):
+        _add_options(parser, group)
 
 
 def _add_options(parser: argparse.ArgumentParser, group: str) -> None:
@@ -133,45 +153,73 @@ def _add_options(parser: argparse.ArgumentParser, group: str) -> None:
         if name == "model":
             continue
         settings = _settings(option, types[name], defaults[name])
-        shown.add_argument(_flag(name), dest=name, **settings)
+        shown.add_argument(flag(name), dest=name, **settings)
         for alias in option.aliases:
-            shown.add_argument(_flag(alias), dest=name, **(settings | {"help": argparse.SUPPRESS}))
-    if group == "scheduler":
-        shown.add_argument("--enable-mixed-chunk", action="store_true", help="the same as --schedule mixed")
+            shown.add_argument(flag(alias), dest=name, **(settings | {"help": argparse.SUPPRESS}))
+    for name, switch in SWITCHES.items():
+        if switch.option in types:
+            shown.add_argument(flag(name), action="store_true", help=argparse.SUPPRESS)
 
 
 def _settings(option: Option, type_name: str, default: object) -> dict[str, Any]:
-    shows_default = default is None or "default" in option.help
-    settings: dict[str, Any] = {"help": option.help if shows_default else f"{option.help} (default: {_show(default)})"}
+    settings: dict[str, Any] = {"help": _help(option, default)}
     if "bool" in type_name:
         return settings | {"action": argparse.BooleanOptionalAction}
     if option.choices:
-        return settings | {"choices": option.choices}
-    return settings | {"type": int if "int" in type_name else str, "metavar": option.metavar}
+        named = {} if option.metavar == "N" else {"metavar": option.metavar}
+        return settings | {"choices": option.choices} | named
+    kind = float if "float" in type_name else int if "int" in type_name else str
+    return settings | {"type": kind, "metavar": option.metavar}
+
+
+def _help(option: Option, default: object) -> str:
+    return f"{option.help} (default: {option.unset or _show(default)})"
 
 
 def _show(default: object) -> str:
     return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def serve(given: dict[str, Any]) -> int:
     """`sluice serve`."""
-    names = {name for name, _ in options_of(ServerConfig)}
     try:
-        server = ServerConfig(**{name: given.pop(name) for name in names & given.keys()})
-        check_values(server)
-        if not 0 <= server.port <= 65535:
-            raise ConfigError(f"--port must be from 0 to 65535, got {server.port}")
-        engine = EngineConfig.from_options(given)
+        server, engine, names = _configs(given)
     except ConfigError as error:
         return fail("serve", error, EXIT_USAGE)
     from sluice.server.serve import run
 
-    return run(server, engine)
+    return run(server, engine, given=names)
+
+
+def explain(given: dict[str, Any]) -> int:
+    """`sluice explain`."""
+    from sluice.devices import resolve_here
+    from sluice.explain import explain, table
+
+    as_json = given.pop("as_json", False)
+    try:
+        server, engine, names = _configs(given)
+        resolution, _ = resolve_here(engine)
+    except ConfigError as error:
+        return fail("explain", error, EXIT_USAGE)
+    settings = explain(server, resolution.config, resolution.reasons, names)
+    print(json.dumps({item.name: item.as_json() for item in settings}, indent=2) if as_json else table(settings))
+    return 0
+
+
+def _configs(given: dict[str, Any]) -> tuple[ServerConfig, EngineConfig, frozenset[str]]:
+    """What was asked of the server and of the engine, and the names of the options that were given.
+
+    Raises:
+        ConfigError: a value, or a name, that cannot be.
+    """
+    own = {name for name, _ in options_of(ServerConfig)} & given.keys()
+    server = ServerConfig(**{name: given[name] for name in own})
+    check_values(server)
+    if not 0 <= server.port <= 65535:
+        raise ConfigError(f"--port must be from 0 to 65535, got {server.port}")
+    options = {name: value for name, value in given.items() if name not in own}
+    return server, EngineConfig.from_options(options), frozenset([*own, *canonical(options)])
 
 
 def generate(given: dict[str, Any]) -> int:

@@ -1,15 +1,16 @@
 """Every option, once: its name, default, help and group.
 
-The command line, `LLM(...)` and the documentation are built from these dataclasses. `EngineConfig.resolved()` fills
-what was left open and refuses what cannot be honoured; nothing downstream guesses a default.
+The command line, `LLM(...)` and the documentation are built from these dataclasses. `resolve.resolve` fills what
+was left open and refuses what cannot be honoured; nothing downstream guesses a default.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from sluice.types import SchedulerLimits
 
 CHUNKING_OFF = (-1, 0)
 MAX_PAGE_SIZE = 1024
+LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 class ConfigError(ValueError):
@@ -28,8 +30,18 @@ class Option:
     """How one field shows itself to users."""
 
     help: str
+    """One line, for `--help`."""
+    more: str = ""
+    """What else there is to know, for the documentation."""
+    unset: str = ""
+    """What an open option comes to, in words; needed where the default is None."""
     choices: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
+    """Other names that are accepted: those of the other engines, where they mean the same."""
+    sglang: str = ""
+    """SGLang's flag for the same thing, if it has one."""
+    vllm: str = ""
+    """vLLM's."""
     metavar: str = "N"
     positive: bool = False
     """Set values must be integers of at least 1."""
@@ -44,25 +56,59 @@ class ModelConfig:
     """Which model, and how it is computed."""
 
     model: str = option(
-        "", "folder or hub id of a Hugging Face checkpoint (default: the bundled model)", metavar="MODEL"
+        "",
+        "folder or hub id of a Hugging Face checkpoint",
+        unset="the bundled model",
+        sglang="--model-path",
+        vllm="MODEL",
+        metavar="MODEL",
     )
     dtype: str = option(
         "auto",
-        "type of weights, KV and computation; auto: what the checkpoint says",
+        "type: auto, float64, float32, bfloat16 or float16",
+        more="Of weights, KV and computation alike. auto: what the checkpoint says.",
         choices=("auto", "float64", "float32", "bfloat16", "float16"),
+        sglang="--dtype",
+        vllm="--dtype",
+        metavar="TYPE",
     )
-    device: str = option("auto", "auto, cpu, cuda or cuda:N; auto: cuda if there is one", metavar="DEVICE")
+    device: str = option(
+        "auto",
+        "device: auto, cpu, cuda or cuda:N",
+        more="auto: cuda if there is one.",
+        sglang="--device",
+        metavar="DEVICE",
+    )
 
 
 @dataclass(frozen=True)
 class CacheConfig:
     """The KV pool."""
 
-    page_size: int | None = option(None, "tokens per KV page (default: 32 on cpu, 64 on cuda)", positive=True)
-    max_total_tokens: int | None = option(
-        None, "size of the KV pool in tokens (default: from free memory)", positive=True
+    page_size: int | None = option(
+        None,
+        "tokens per KV page",
+        unset="32 on cpu, 64 on cuda",
+        more="A power of two. Prefixes are shared, and prompts are cut, in whole pages. Left open it shrinks to fit"
+        " into the other sizes.",
+        aliases=("block_size",),
+        sglang="--page-size",
+        vllm="--block-size",
+        positive=True,
     )
-    enable_prefix_caching: bool = option(True, "reuse the KV of equal prompt beginnings")
+    max_total_tokens: int | None = option(
+        None,
+        "size of the KV pool in tokens",
+        unset="from free memory",
+        sglang="--max-total-tokens",
+        positive=True,
+    )
+    enable_prefix_caching: bool = option(
+        True,
+        "reuse the KV of equal prompt beginnings",
+        sglang="--disable-radix-cache",
+        vllm="--enable-prefix-caching",
+    )
 
 
 @dataclass(frozen=True)
@@ -71,47 +117,177 @@ class SchedulerConfig:
 
     schedule: str = option(
         "mixed",
-        "mixed: decodes and prefill chunks share a step, decodes first; prefill-first: prefill goes before decodes",
+        "what shares a step",
+        more="mixed: decodes and prefill chunks share a step, decodes first, so a running stream never waits for a"
+        " prompt. prefill-first: prefill goes before decodes, and they share no step.",
         choices=("mixed", "prefill-first"),
+        sglang="--enable-mixed-chunk",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "most prefill tokens of one step; longer prompts are cut; -1 or 0: prompts are never cut"
-        " (default: 512 on cpu, 2048 on cuda)",
+        "prefill tokens of a step; -1: off",
+        unset="512 on cpu, 2048 on cuda",
+        more="Longer prompts are cut, in whole pages. With -1 or 0 prompts are never cut.",
+        sglang="--chunked-prefill-size",
     )
     max_batch_tokens: int | None = option(
         None,
-        "most tokens of one step, decodes included (default: chunked-prefill-size + max-running-requests)",
+        "tokens of a step, decodes too",
+        unset="chunk + running requests",
+        more="Decodes come off it first, so it must be larger than max-running-requests. Left open it is"
+        " chunked-prefill-size + max-running-requests.",
         aliases=("max_num_batched_tokens",),
+        vllm="--max-num-batched-tokens",
         positive=True,
     )
     max_running_requests: int | None = option(
         None,
-        "most requests on the device at once (default: 64 on cpu, 256 on cuda)",
+        "requests on the device at once",
+        unset="64 on cpu, 256 on cuda",
         aliases=("max_num_seqs",),
+        sglang="--max-running-requests",
+        vllm="--max-num-seqs",
         positive=True,
     )
-    depth: int = option(1, "steps in flight at once; 1: synchronous, 2: overlap", positive=True)
-    lookahead: int = option(
-        0,
-        "samples of a request that may still be on their way when its next step is planned; at most depth - 1",
+    max_prefill_tokens: int | None = option(
+        None,
+        "tokens of a step that prefills",
+        unset="no such limit",
+        more="Decodes come off it. The next prompt in order waits rather than exceed it; one that is larger than all of"
+        " it goes alone, cut if prompts may be cut.",
+        sglang="--max-prefill-tokens",
+        positive=True,
+    )
+    long_prefill_token_threshold: int | None = option(
+        None,
+        "prefill tokens of one request in a step",
+        unset="no such limit",
+        vllm="--long-prefill-token-threshold",
+        positive=True,
+    )
+    max_prefill_requests: int | None = option(
+        None,
+        "requests prefilled in one step",
+        unset="no such limit",
+        aliases=("prefill_max_requests",),
+        sglang="--prefill-max-requests",
+        positive=True,
+    )
+    max_partial_prefills: int | None = option(
+        None,
+        "prompts half computed at once",
+        unset="4",
+        more="1: one after the other. More: short prompts overtake long ones, and whoever came first has half of every"
+        " step. Left open it is 1 if prompts are never cut.",
+        aliases=("max_num_partial_prefills",),
+        vllm="--max-num-partial-prefills",
+        positive=True,
+    )
+    reserve: str = option(
+        "ratio",
+        "memory counted for running outputs",
+        more="full: all that running requests may make, so nobody is ever retracted. ratio: a share of it that sinks"
+        " while memory lasts and rises when it does not.",
+        choices=("ratio", "full"),
+    )
+    schedule_conservativeness: float | None = option(
+        None,
+        "scales the share of --reserve ratio",
+        unset="1",
+        more="0 counts no output.",
+        sglang="--schedule-conservativeness",
+        metavar="X",
+    )
+    schedule_policy: str = option(
+        "fcfs",
+        "order of waiting requests",
+        more="fcfs: arrival. lpm: longest prefix match, whoever has most of its prompt cached. priority: the request's"
+        " priority, larger values first, then arrival. Under all of them what was sent back goes first, and nobody"
+        " waits for ever.",
+        choices=("fcfs", "lpm", "priority"),
+        aliases=("scheduling_policy",),
+        sglang="--schedule-policy",
+        vllm="--scheduling-policy",
+    )
+    schedule_low_priority_values_first: bool = option(
+        False,
+        "smaller priorities go first",
+        more="Needs the policy priority.",
+        sglang="--schedule-low-priority-values-first",
+    )
+    enable_priority_preemption: bool = option(
+        False,
+        "running requests may make way for higher priorities",
+        more="Needs the policy priority. Who makes way goes on later, with what it has.",
+    )
+    enable_overlap: bool = option(
+        False,
+        "plan a step while the one before runs",
+        more="The same as --depth 2 --lookahead 1.",
+        aliases=("async_scheduling",),
+        vllm="--async-scheduling",
+    )
+    depth: int | None = option(
+        None,
+        "steps in flight at once",
+        unset="1",
+        more="1: synchronous. 2: the next step is launched before the one before is waited for.",
+        positive=True,
+    )
+    lookahead: int | None = option(
+        None,
+        "unread samples of a planned request",
+        unset="0",
+        more="How many samples of a request may still be on their way when its next token is planned; at most"
+        " depth - 1.",
     )
 
     def limits(self) -> SchedulerLimits:
         """What the scheduler needs of it, once resolved."""
         chunk, batch, running = self.chunked_prefill_size, self.max_batch_tokens, self.max_running_requests
+        partial, lookahead = self.max_partial_prefills, self.lookahead
         assert chunk is not None and batch is not None and running is not None, f"not resolved: {self}"
-        return SchedulerLimits(self.schedule, chunk, batch, running, self.lookahead)
+        assert partial is not None and lookahead is not None, f"not resolved: {self}"
+        scale = self.schedule_conservativeness
+        return SchedulerLimits(
+            schedule=self.schedule,
+            chunked_prefill_size=chunk,
+            max_batch_tokens=batch,
+            max_running_requests=running,
+            lookahead=lookahead,
+            max_prefill_tokens=self.max_prefill_tokens or 0,
+            long_prefill_token_threshold=self.long_prefill_token_threshold or 0,
+            max_prefill_requests=self.max_prefill_requests or 0,
+            max_partial_prefills=partial,
+            reserve=self.reserve,
+            conservativeness=1.0 if scale is None else scale,
+            policy=self.schedule_policy,
+            low_priority_values_first=self.schedule_low_priority_values_first,
+            priority_preemption=self.enable_priority_preemption,
+        )
 
 
 @dataclass(frozen=True)
 class ServerConfig:
     """Where and how HTTP is served."""
 
-    host: str = option("127.0.0.1", "address to listen on", metavar="HOST")
-    port: int = option(8000, "port to listen on; 0 picks a free one")
+    host: str = option("127.0.0.1", "address to listen on", sglang="--host", vllm="--host", metavar="HOST")
+    port: int = option(8000, "port to listen on; 0 picks a free one", sglang="--port", vllm="--port")
     served_model_name: str | None = option(
-        None, "name of the model in the API (default: the model's own name)", metavar="NAME"
+        None,
+        "name of the model in the API",
+        unset="the model's own name",
+        sglang="--served-model-name",
+        vllm="--served-model-name",
+        metavar="NAME",
+    )
+    log_level: str = option(
+        "warning",
+        "messages on standard error: debug, info, warning or error",
+        more="info: one line for every chunk of a prompt that is cut.",
+        choices=LOG_LEVELS,
+        sglang="--log-level",
+        metavar="LEVEL",
     )
 
 
@@ -139,38 +315,62 @@ class EngineConfig:
         Raises:
             ConfigError: a name that is no engine option (named, with the known ones), or a bad value.
         """
-        known = {name: group for group in ENGINE_GROUPS for name, _ in options_of(GROUPS[group])}
-        aliases = {alias: name for g in ENGINE_GROUPS for name, o in options_of(GROUPS[g]) for alias in o.aliases}
         values: dict[str, dict[str, Any]] = {group: {} for group in ENGINE_GROUPS}
-        for given, value in options.items():
-            name = given.replace("-", "_")
-            if name == "enable_mixed_chunk":
-                name, value = "schedule", "mixed" if value else "prefill-first"
-            name = aliases.get(name, name)
-            if name not in known:
-                raise ConfigError(f"unknown option {given!r}; known: {', '.join(sorted(known))}")
-            if name in values[known[name]]:
-                raise ConfigError(f"option {name!r} is given twice")
-            values[known[name]][name] = value
+        for name, value in canonical(options).items():
+            values[_group_of(name)][name] = value
         config = cls(**{group: GROUPS[group](**values[group]) for group in ENGINE_GROUPS})
         for group in ENGINE_GROUPS:
             check_values(getattr(config, group))
         return config
 
-    def resolved(self, device_type: str) -> EngineConfig:
-        """The same with every open option but the pool size filled (that one needs the loaded model).
 
-        Args:
-            device_type: "cpu" or "cuda", what `device` came to.
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """Another engine's flag that sets one of our options to a value."""
 
-        Raises:
-            ConfigError: contradictory options, by name and value.
-        """
-        for group in ENGINE_GROUPS:
-            check_values(getattr(self, group))
-        cache = replace(self.cache, page_size=_page_size(self, device_type))
-        scheduler = _resolve_scheduler(self.scheduler, cache, device_type)
-        return replace(self, cache=cache, scheduler=scheduler)
+    option: str
+    on: str | bool
+    off: str | bool
+
+
+SWITCHES: Mapping[str, Switch] = {
+    "enable_mixed_chunk": Switch("schedule", "mixed", "prefill-first"),
+    "disable_radix_cache": Switch("enable_prefix_caching", False, True),
+}
+
+
+def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine options under our own names: dashes, aliases and switches resolved.
+
+    Raises:
+        ConfigError: a name that is no engine option, an option given twice, or a switch that is not true or false.
+    """
+    groups = [GROUPS[group] for group in ENGINE_GROUPS]
+    known = {name for group in groups for name, _ in options_of(group)}
+    aliases = {alias: name for group in groups for name, meta in options_of(group) for alias in meta.aliases}
+    found: dict[str, Any] = {}
+    for given, value in options.items():
+        name = given.replace("-", "_")
+        if (switch := SWITCHES.get(name)) is not None:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{flag(name)} must be true or false, got {value!r}")
+            name, value = switch.option, switch.on if value else switch.off
+        name = aliases.get(name, name)
+        if name not in known:
+            raise ConfigError(f"unknown option {given!r}; known: {', '.join(sorted(known))}")
+        if name in found:
+            raise ConfigError(f"option {name!r} is given twice")
+        found[name] = value
+    return found
+
+
+def _group_of(name: str) -> str:
+    return next(group for group in ENGINE_GROUPS if any(name == item.name for item in fields(GROUPS[group])))
+
+
+def flag(name: str) -> str:
+    """An option's flag on the command line."""
+    return "--" + name.replace("_", "-")
 
 
 def options_of(group: type) -> Iterator[tuple[str, Option]]:
@@ -188,79 +388,24 @@ def check_values(group: Any) -> None:
     for item in dataclasses.fields(group):
         meta: Option = item.metadata["option"]
         value = getattr(group, item.name)
-        flag = "--" + item.name.replace("_", "-")
+        shown = flag(item.name)
         if value is None and item.default is None:
             continue
         if meta.choices and value not in meta.choices:
-            raise ConfigError(f"{flag} must be one of {', '.join(meta.choices)}, got {value!r}")
+            raise ConfigError(f"{shown} must be one of {', '.join(meta.choices)}, got {value!r}")
         if "bool" in item.type:
             if not isinstance(value, bool):
-                raise ConfigError(f"{flag} must be true or false, got {value!r}")
+                raise ConfigError(f"{shown} must be true or false, got {value!r}")
+        elif "float" in item.type:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                raise ConfigError(f"{shown} must be a number of at least 0, got {value!r}")
         elif "int" in item.type:
             if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"{flag} must be an integer, got {value!r}")
+                raise ConfigError(f"{shown} must be an integer, got {value!r}")
             if meta.positive and value < 1:
-                raise ConfigError(f"{flag} must be at least 1, got {value}")
+                raise ConfigError(f"{shown} must be at least 1, got {value}")
         elif not isinstance(value, str):
-            raise ConfigError(f"{flag} must be a text, got {value!r}")
-
-
-def _page_size(config: EngineConfig, device_type: str) -> int:
-    size = config.cache.page_size
-    chunk, batch = config.scheduler.chunked_prefill_size, config.scheduler.max_batch_tokens
-    pool = config.cache.max_total_tokens
-    if size is not None:
-        if size > MAX_PAGE_SIZE or size & (size - 1):
-            raise ConfigError(f"--page-size must be a power of two of at most {MAX_PAGE_SIZE}, got {size}")
-        for name, limit in (("chunked-prefill-size", chunk), ("max-total-tokens", pool)):
-            if limit is not None and limit not in CHUNKING_OFF and limit < size:
-                raise ConfigError(f"--{name} must be at least one page, got {limit} with --page-size {size}")
-        return size
-    size = 64 if device_type == "cuda" else 32
-    room = batch // 2 if batch is not None else None
-    for limit in (chunk, room, pool):
-        while limit is not None and limit not in CHUNKING_OFF and size > 1 and limit < size:
-            size //= 2
-    return size
-
-
-def _resolve_scheduler(config: SchedulerConfig, cache: CacheConfig, device_type: str) -> SchedulerConfig:
-    """Derive what is open so that any one option set alone is valid and has its effect."""
-    page_size = cache.page_size
-    assert page_size is not None
-    if not 0 <= config.lookahead < config.depth:
-        raise ConfigError(f"--lookahead must be from 0 to depth - 1 = {config.depth - 1}, got {config.lookahead}")
-    chunk, batch, running = (
-        config.chunked_prefill_size,
-        config.max_batch_tokens,
-        config.max_running_requests,
-    )
-    if chunk is not None and chunk < -1:
-        raise ConfigError(f"--chunked-prefill-size must be at least 1, or -1 or 0 for off, got {chunk}")
-    if batch is not None and batch <= (running or 1):
-        raise ConfigError(
-            f"--max-batch-tokens must be larger than --max-running-requests, or running decodes alone could fill"
-            f" every step: got {batch} with {running or 1} running"
-        )
-    if batch is not None and config.max_running_requests is None and batch < page_size + 1:
-        raise ConfigError(f"--max-batch-tokens must be at least --page-size + 1 = {page_size + 1}, got {batch}")
-    if running is None:
-        running = 256 if device_type == "cuda" else 64
-        if batch is not None:
-            running = max(1, min(running, batch - page_size))
-    if chunk is None:
-        chunk = max(2048 if device_type == "cuda" else 512, page_size)
-        if batch is not None:
-            chunk = max(page_size, min(chunk, batch))
-    if chunk in CHUNKING_OFF:
-        chunk = 0
-    if batch is None:
-        batch = (chunk or UNCHUNKED_BATCH_TOKENS) + running
-    return replace(config, chunked_prefill_size=chunk, max_batch_tokens=batch, max_running_requests=running)
-
-
-UNCHUNKED_BATCH_TOKENS = 8192
-"""Budget of a step when prompts are never cut and no budget is given; a longer prompt goes alone."""
+            raise ConfigError(f"{shown} must be a text, got {value!r}")
 
 
 def cache_folder() -> Path:

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MAX_CACHE_SALT = 256
+"""Characters of a `cache_salt`."""
+PRIORITIES = (-(1 << 63), (1 << 63) - 1)
+
 
 class LimitError(ValueError):
     """A request that the loaded model or its KV pool cannot honour.
 
-    `param` is the field at fault in the HTTP API's words ("prompt" or "max_tokens"); `code` is OpenAI's where one
-    exists.
+    `param` is the field at fault in the HTTP API's words; `code` is OpenAI's where one exists.
     """
 
     def __init__(self, message: str, *, param: str, code: str | None = None) -> None:
@@ -26,12 +29,14 @@ class LimitError(ValueError):
 class Limits:
     """The numbers of a loaded engine that bound a request.
 
-    `max_model_len` is the model's longest context, `max_total_tokens` the size of the KV pool, both in tokens.
+    `max_model_len` is the model's longest context, `max_total_tokens` the size of the KV pool, both in tokens;
+    `knows_priority` says that requests are ordered by priority.
     """
 
     vocab_size: int
     max_model_len: int
     max_total_tokens: int
+    knows_priority: bool = False
 
     @property
     def max_request_tokens(self) -> int:
@@ -63,6 +68,21 @@ class Limits:
             )
         return room
 
+    def check_priority(self, priority: int) -> None:
+        """
+        Raises:
+            LimitError: no 64-bit integer, or other than 0 where nothing is ordered by it.
+        """
+        low, high = PRIORITIES
+        if not isinstance(priority, int) or isinstance(priority, bool) or not low <= priority <= high:
+            raise LimitError(f"priority must be an integer of at most 64 bits, got {priority!r}", param="priority")
+        if priority and not self.knows_priority:
+            raise LimitError(
+                f"priority {priority} needs an engine that orders by priority (--schedule-policy priority);"
+                " leave it out, or send 0",
+                param="priority",
+            )
+
     def _check_ids(self, prompt: Sequence[int]) -> None:
         if not prompt:
             raise LimitError("the prompt is empty; it needs at least one token", param="prompt")
@@ -79,3 +99,22 @@ class Limits:
         else:
             limit = f"the KV pool is {self.max_total_tokens} tokens (--max-total-tokens)"
         return LimitError(f"{what}, but {limit}", param=param, code="context_length_exceeded")
+
+
+def check_cache_salt(salt: str) -> None:
+    """Refuse what cannot name a part of the prefix cache.
+
+    Raises:
+        LimitError: no text, an empty one, one of more than `MAX_CACHE_SALT` characters, or no valid Unicode.
+    """
+    if not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT:
+        got = f"{len(salt)} characters" if isinstance(salt, str) else repr(salt)
+        raise LimitError(
+            f"cache_salt must be a text of 1 to {MAX_CACHE_SALT} characters, got {got}", param="cache_salt"
+        )
+    try:
+        salt.encode()
+    except UnicodeEncodeError as error:
+        raise LimitError(
+            f"cache_salt must be valid Unicode, got an unpaired surrogate at {error.start}", param="cache_salt"
+        ) from error

@@ -17,17 +17,17 @@ from dataclasses import dataclass, field
 from itertools import count
 from os import PathLike, fspath
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sluice.assemble import EngineInfo, build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort, Message, Submit
-from sluice.limits import LimitError
+from sluice.engine.messages import Abort, Message, Stats, Submit
+from sluice.limits import LimitError, check_cache_salt
 from sluice.server.detokenize import Detokenizer, Vocabulary, spelling_of
 from sluice.server.text import Piece, TextStream
 from sluice.server.tokens import Tokenizer
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
 
 Prompt = str | Sequence[int]
 
@@ -37,18 +37,46 @@ class GenerationError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What one prompt gave."""
+class Sample:
+    """One continuation of a prompt."""
 
-    prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     """All generated tokens, the one that ended it included."""
     text: str
     """Without a stop token or stop string; empty if the checkpoint has no tokenizer."""
     finish_reason: str
     """In OpenAI's words: stop or length."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of `token_ids`; None if not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one prompt gave. `token_ids`, `text`, `finish_reason` and `logprobs` are those of its first sample."""
+
+    prompt_token_ids: tuple[int, ...]
     num_cached_tokens: int
-    """Prompt tokens whose KV was found in the cache."""
+    """Prompt tokens whose KV was found in the cache by the first sample; the others share it."""
+    samples: tuple[Sample, ...]
+    """As many as `SamplingParams.n`."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    """One for each of `prompt_token_ids`, None for the first of them; None altogether if not asked for."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.samples[0].token_ids
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+    @property
+    def finish_reason(self) -> str:
+        return self.samples[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        return self.samples[0].logprobs
 
 
 class LLM:
@@ -80,43 +108,71 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str | Sequence[str] = "",
+        priority: int | Sequence[int] = 0,
     ) -> list[Result]:
         """Continue prompts, all together. An interrupt (Ctrl-C) ends them and closes the LLM.
 
         Args:
             prompts: texts or lists of token ids; one alone counts as a list of one.
             sampling: for all prompts, or one for each; None is `SamplingParams()`.
+            cache_salt: names a part of the prefix cache, for all prompts or one for each: prompts share KV only with
+                those of the same salt. Empty is the part of all that have none.
+            priority: who goes first under `schedule_policy="priority"`, for all prompts or one for each.
 
         Returns:
             One result a prompt, in their order.
 
         Raises:
-            LimitError: a prompt is empty, has unknown ids, or does not fit with its `max_tokens`; none is started.
+            LimitError: a prompt is empty, has unknown ids, or does not fit with its `max_tokens`; a salt or a priority
+                cannot be honoured; none is started.
             ValueError: another bad argument; none is started.
             GenerationError: the engine could not finish a request; the others are ended too.
             RuntimeError: the LLM is closed.
         """
         listed = _listed(prompts)
-        params = _one_each(sampling, len(listed))
-        runs = [self._run(prompt, p, index) for index, (prompt, p) in enumerate(zip(listed, params, strict=True))]
+        count = len(listed)
+        params = _one_each("sampling", SamplingParams, SamplingParams() if sampling is None else sampling, count)
+        salts = _one_each("cache_salt", str, cache_salt, count)
+        priorities = _one_each("priority", int, priority, count)
+        asked = [_Asked(*each) for each in zip(range(count), listed, params, salts, priorities, strict=True)]
+        groups = [self._runs(each) for each in asked]
+        runs = [run for group in groups for run in group]
         try:
             self._link.submit(*runs)
             for run in runs:
                 while not run.is_done:
                     self._step()
-            return [run.result() for run in runs]
+            return [_result(group) for group in groups]
         finally:
             self._end(*runs)
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> Iterator[Piece]:
         """Continue one prompt, a piece for each token as it comes. Closing the iterator ends the request.
 
         Raises:
-            LimitError, ValueError, GenerationError, RuntimeError: as `generate`; arguments are checked at the call.
+            LimitError, ValueError, GenerationError, RuntimeError: as `generate`; arguments are checked at the call,
+                `n` must be 1, and `prompt_logprobs` None.
         """
         (alone,) = _listed([prompt])
-        (params,) = _one_each(sampling, 1)
-        return self._pieces(self._run(alone, params, 0))
+        (params,) = _one_each("sampling", SamplingParams, SamplingParams() if sampling is None else sampling, 1)
+        if params.n != 1:
+            raise ValueError(f"a stream gives one sample: n must be 1, got {params.n}; use generate")
+        if params.prompt_logprobs is not None:
+            raise ValueError(
+                f"a stream gives pieces of the output: prompt_logprobs must be None, got {params.prompt_logprobs}; use"
+                f" generate"
+            )
+        (run,) = self._runs(_Asked(0, alone, params, cache_salt, priority))
+        return self._pieces(run)
 
     def close(self) -> None:
         """Free the model and the KV pool. Twice is once."""
@@ -142,19 +198,32 @@ class LLM:
         finally:
             self._end(run)
 
-    def _run(self, prompt: Prompt, sampling: SamplingParams, index: int) -> _Run:
-        """A checked request that has not been submitted."""
+    def _runs(self, asked: _Asked) -> list[_Run]:
+        """The checked requests of one prompt, a sample each, not submitted yet."""
         self._open_engine()
-        tokens = self._token_ids(prompt, index)
+        sampling = asked.sampling
+        tokens = self._token_ids(asked.prompt, asked.index)
         try:
+            if asked.cache_salt != "":
+                check_cache_salt(asked.cache_salt)
+            self.info.limits.check_priority(asked.priority)
             room = self.info.limits.check(tokens, sampling.max_tokens)
         except LimitError as error:
-            raise LimitError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
+            raise LimitError(f"prompt {asked.index}: {error}", param=error.param, code=error.code) from error
         if sampling.stop and self._tokenizer is None:
             raise ValueError(f"stop strings need a tokenizer, and {_lacks(self.info)}; use stop_token_ids")
         resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=secrets.randbits(63))
-        detokenizer = self._tokenizer.detokenizer(tokens) if self._tokenizer else Detokenizer(_MUTE)
-        return _Run(Submit(next(self._ids), tokens, resolved), TextStream(detokenizer, sampling.stop))
+        own = [resolved.of_sample(index) for index in range(sampling.n)]
+        return [
+            _Run(
+                Submit(next(self._ids), tokens, params, index, asked.cache_salt, asked.priority),
+                TextStream(self._detokenizer(tokens), sampling.stop),
+            )
+            for index, params in enumerate(own)
+        ]
+
+    def _detokenizer(self, tokens: tuple[int, ...]) -> Detokenizer:
+        return self._tokenizer.detokenizer(tokens) if self._tokenizer else Detokenizer(_MUTE)
 
     def _token_ids(self, prompt: Prompt, index: int) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -186,6 +255,17 @@ class LLM:
             self._step()
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A prompt and all that was said about it, unchecked but for the sampling."""
+
+    index: int
+    prompt: Prompt
+    sampling: SamplingParams
+    cache_salt: str
+    priority: int
+
+
 @dataclass(slots=True, eq=False)
 class _Run:
     """A request and what came of it so far."""
@@ -194,6 +274,7 @@ class _Run:
     text: TextStream
     pieces: deque[Piece] = field(default_factory=deque)
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     error: str | None = None
 
     @property
@@ -204,6 +285,7 @@ class _Run:
         if self.is_done:
             return
         self.num_cached_tokens = output.num_cached_tokens
+        self.prompt_logprobs += output.prompt_logprobs
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             self.error = output.error or "the request was aborted"
         self.pieces.extend(self.text.push(output))
@@ -212,16 +294,23 @@ class _Run:
         if self.error is not None:
             raise GenerationError(self.error)
 
-    def result(self) -> Result:
+    def sample(self) -> Sample:
         self.raise_error()
         assert self.text.finish_reason is not None, f"{self.submit.request_id} is not done"
-        return Result(
-            prompt_token_ids=self.submit.prompt,
+        told = tuple(piece.logprobs for piece in self.pieces if piece.logprobs is not None)
+        return Sample(
             token_ids=tuple(piece.token_id for piece in self.pieces if piece.token_id is not None),
             text="".join(piece.text for piece in self.pieces),
             finish_reason=self.text.finish_reason.value,
-            num_cached_tokens=self.num_cached_tokens,
+            logprobs=None if self.submit.sampling.logprobs is None else told,
         )
+
+
+def _result(runs: Sequence[_Run]) -> Result:
+    """Of the samples of one prompt."""
+    first, *_ = runs
+    told = None if first.submit.sampling.prompt_logprobs is None else tuple(first.prompt_logprobs)
+    return Result(first.submit.prompt, first.num_cached_tokens, tuple(run.sample() for run in runs), told)
 
 
 class _LocalLink:
@@ -258,6 +347,9 @@ class _LocalLink:
             if run.is_done and output.finish_reason is None:
                 self._inbox.append(Abort(output.request_id, FinishReason.STOP))  # its text is complete
 
+    def answer(self, stats: Stats) -> None:
+        raise AssertionError(f"nobody asked for {stats}")
+
 
 _MUTE = Vocabulary(spelling_of(None), lambda token_id: None, frozenset())
 """Of a checkpoint without a tokenizer: every token is without text."""
@@ -279,18 +371,20 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return [items] if items else []
 
 
-def _one_each(sampling: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int) -> Sequence[SamplingParams]:
-    if sampling is None:
-        sampling = SamplingParams()
-    if isinstance(sampling, SamplingParams):
-        return [sampling] * num_prompts
-    if not isinstance(sampling, Sequence) or not all(isinstance(item, SamplingParams) for item in sampling):
-        raise ValueError(f"sampling must be SamplingParams or a list of them, got {sampling!r}")
-    if len(sampling) != num_prompts:
+T = TypeVar("T")
+
+
+def _one_each(name: str, kind: type[T], given: Any, num_prompts: int) -> Sequence[T]:
+    """What was given for each prompt, one value alone as many times as there are prompts."""
+    if isinstance(given, kind):
+        return [given] * num_prompts
+    if not isinstance(given, Sequence) or not all(isinstance(item, kind) for item in given):
+        raise ValueError(f"{name} must be {kind.__name__} or a list of them, got {given!r}")
+    if len(given) != num_prompts:
         raise ValueError(
-            f"there must be one SamplingParams, or one for each of {num_prompts} prompts, got {len(sampling)}"
+            f"{name} must be one {kind.__name__}, or one for each of {num_prompts} prompts, got {len(given)}"
         )
-    return sampling
+    return given
 
 
 def _checked_ids(prompt: Any, index: int) -> tuple[int, ...]:

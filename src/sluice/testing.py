@@ -7,15 +7,27 @@ what must come out.
 
 from __future__ import annotations
 
+import math
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeVar
 
-from sluice.engine.messages import Message
+from sluice.engine.messages import Message, Stats
 from sluice.engine.protocols import Pending, Runner
-from sluice.types import BatchPlan, BatchResult, Chunk, NewSlot, Output, RowError, SamplingParams
+from sluice.types import (
+    BatchPlan,
+    BatchResult,
+    Chunk,
+    NewSlot,
+    Output,
+    RowError,
+    SamplingParams,
+    TokenLogprobs,
+)
 
 
 def shadow_token(tokens: Sequence[int], seed: int, sample_index: int, vocab_size: int) -> int:
@@ -34,6 +46,42 @@ def oracle(
         if tokens[-1] in sampling.stop_token_ids:
             break
     return tuple(tokens[len(prompt) :])
+
+
+def digests(tokens: Iterable[int]) -> Iterator[int]:
+    """A hash of the tokens up to and including each."""
+    digest = 0
+    for token in tokens:
+        digest = zlib.crc32(token.to_bytes(8, "little"), digest)
+        yield digest
+
+
+def shadow_logits(digest: int, vocab_size: int) -> list[float]:
+    """The logits a shadow model gives after tokens of this digest. The largest is that of the token that
+    `shadow_token` gives for seed 0 and sample 0; up to a vocabulary of 1009 no two are equal."""
+    logits = [(digest + token * 619) % 1009 / 64 for token in range(vocab_size)]
+    logits[digest % vocab_size] += 20
+    return logits
+
+
+def shadow_logprobs(digest: int, token: int, count: int, vocab_size: int) -> TokenLogprobs:
+    """What a shadow model tells of `token` after tokens of this digest, with `count` alternatives."""
+    logits = shadow_logits(digest, vocab_size)
+    total = math.log(sum(map(math.exp, logits)))
+    best = sorted(range(vocab_size), key=lambda token: -logits[token])[:count]
+    return TokenLogprobs(token, logits[token] - total, tuple((other, logits[other] - total) for other in best))
+
+
+def oracle_logprobs(
+    prompt: Sequence[int], outputs: Sequence[int], count: int, *, vocab_size: int
+) -> tuple[tuple[TokenLogprobs, ...], tuple[TokenLogprobs, ...]]:
+    """What must be told of the prompt's tokens but the first, and of the outputs, each with `count` alternatives."""
+    tokens = [*prompt, *outputs]
+    told = tuple(
+        shadow_logprobs(digest, token, count, vocab_size)
+        for digest, token in zip(digests(tokens), tokens[1:], strict=False)
+    )
+    return told[: len(prompt) - 1], told[len(prompt) - 1 :]
 
 
 def resolved(max_tokens: int = 8, *, seed: int = 0, stop_token_ids: Iterable[int] = ()) -> SamplingParams:
@@ -94,8 +142,11 @@ class ShadowRunner:
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
             self._write(chunk, written)
-        sampled = tuple((self._sample(chunk),) for chunk in plan.chunks if chunk.samples)
-        return BatchResult(plan.step, sampled)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        sampled = tuple((self._sample(chunk),) for chunk in sampling)
+        told = tuple(self._logprobs(chunk) for chunk in sampling)
+        prompt = tuple(self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets)
+        return BatchResult(plan.step, sampled, (), told if any(told) else (), prompt)
 
     def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
         self._rows[chunk.slot].extend(chunk.new_pages)
@@ -109,15 +160,39 @@ class ShadowRunner:
             written.add(place)
             self._kv[place] = (position, token)
 
-    def _sample(self, chunk: Chunk) -> int:
+    def _seen(self, chunk: Chunk) -> list[int]:
         seen = [self._kv[self._place(chunk.slot, position)] for position in range(chunk.end)]
         assert [position for position, _ in seen] == list(range(chunk.end)), f"{chunk} sees {seen}"
+        return [token for _, token in seen]
+
+    def _sampling(self, chunk: Chunk) -> SamplingParams:
         new = self._slots[chunk.slot]
         assert new.request_id == chunk.request_id, f"{chunk} runs in the slot of request {new.request_id}"
-        assert new.sampling.seed is not None
-        token = shadow_token([token for _, token in seen], new.sampling.seed, new.sample_index, self._vocab_size)
+        return new.sampling
+
+    def _sample(self, chunk: Chunk) -> int:
+        seed, sample_index = self._sampling(chunk).seed, self._slots[chunk.slot].sample_index
+        assert seed is not None
+        token = shadow_token(self._seen(chunk), seed, sample_index, self._vocab_size)
         self._last_token[chunk.slot] = token
         return token
+
+    def _logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
+        """Of the token just sampled."""
+        count = self._sampling(chunk).logprobs
+        if count is None:
+            return ()
+        *_, digest = digests(self._seen(chunk))
+        return (shadow_logprobs(digest, self._last_token[chunk.slot], count, self._vocab_size),)
+
+    def _prompt_logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
+        count = self._sampling(chunk).prompt_logprobs
+        assert count is not None, f"{chunk} has targets nobody asked for"
+        after = islice(digests(self._seen(chunk)), chunk.start, None)
+        return tuple(
+            shadow_logprobs(digest, target, count, self._vocab_size)
+            for digest, target in zip(after, chunk.targets, strict=False)
+        )
 
     def _place(self, slot: int, position: int) -> tuple[int, int]:
         return self._rows[slot][position // self._page_size], position % self._page_size
@@ -174,10 +249,21 @@ class FaultyRunner:
 def without_row(plan: BatchPlan, result: BatchResult, row: int) -> BatchResult:
     """The result with one row failed."""
     sampling_rows = [index for index, chunk in enumerate(plan.chunks) if chunk.samples]
-    token_ids = tuple(
-        () if index == row else tokens for index, tokens in zip(sampling_rows, result.token_ids, strict=True)
+    target_rows = [index for index, chunk in enumerate(plan.chunks) if chunk.targets]
+    return replace(
+        result,
+        token_ids=_emptied(sampling_rows, result.token_ids, row),
+        logprobs=_emptied(sampling_rows, result.logprobs, row) if result.logprobs else (),
+        prompt_logprobs=_emptied(target_rows, result.prompt_logprobs, row),
+        errors=(RowError(row, f"row {row} failed"),),
     )
-    return replace(result, token_ids=token_ids, errors=(RowError(row, f"row {row} failed"),))
+
+
+T = TypeVar("T")
+
+
+def _emptied(rows: Sequence[int], entries: Sequence[tuple[T, ...]], failed: int) -> tuple[tuple[T, ...], ...]:
+    return tuple(() if row == failed else entry for row, entry in zip(rows, entries, strict=True))
 
 
 class ManualLink:
@@ -186,6 +272,7 @@ class ManualLink:
     def __init__(self) -> None:
         self._inbox: list[Message] = []
         self.outputs: list[Output] = []
+        self.stats: list[Stats] = []
 
     def put(self, *messages: Message) -> None:
         self._inbox += messages
@@ -197,9 +284,20 @@ class ManualLink:
     def send(self, outputs: Sequence[Output]) -> None:
         self.outputs += outputs
 
+    def answer(self, stats: Stats) -> None:
+        self.stats.append(stats)
+
     def tokens(self, request_id: int) -> tuple[int, ...]:
         """All tokens a request was given so far."""
         return tuple(token for out in self.outputs if out.request_id == request_id for token in out.token_ids)
+
+    def logprobs(self, request_id: int) -> tuple[TokenLogprobs, ...]:
+        """What was told of these tokens."""
+        return tuple(item for out in self.outputs if out.request_id == request_id for item in out.logprobs)
+
+    def prompt_logprobs(self, request_id: int) -> tuple[TokenLogprobs, ...]:
+        """What was told of its prompt's tokens, the first left out."""
+        return tuple(item for out in self.outputs if out.request_id == request_id for item in out.prompt_logprobs)
 
     def end(self, request_id: int) -> Output:
         """The last output of an ended request."""

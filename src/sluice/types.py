@@ -23,6 +23,10 @@ class FinishReason(StrEnum):
 
 
 MAX_TOP_K = 1 << 30
+MAX_LOGPROBS = 20
+"""Most alternatives told for one token."""
+MAX_SAMPLES = 128
+"""Most samples of one prompt."""
 SEED_RANGE = (-(1 << 63), (1 << 64) - 1)
 
 
@@ -45,6 +49,10 @@ class SamplingParams:
 
     `max_tokens=None` means as many as the context allows. `top_k` 0 or -1 is off. `temperature=0` is greedy.
     `stop` (strings) is matched against text by whoever detokenizes; the engine only sees `stop_token_ids`.
+    `n` samples are drawn of each prompt; they differ by their number alone, so with temperature 0 they are equal.
+    `logprobs` asks for the log-probability of each output token and of that many of the most likely ones beside it
+    (0: its own alone, None: nothing); `prompt_logprobs` for the same of the prompt's tokens from the second on, and
+    then no prefix is taken from the cache. See `TokenLogprobs`.
 
     Raises:
         ValueError: a field is out of range; the message names it, its value and what would be accepted.
@@ -59,6 +67,9 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -105,9 +116,21 @@ class SamplingParams:
             "a list of token ids",
         )
         _require(isinstance(self.ignore_eos, bool), "ignore_eos", self.ignore_eos, "true or false")
+        _require(_is_int(self.n) and 1 <= self.n <= MAX_SAMPLES, "n", self.n, f"an integer from 1 to {MAX_SAMPLES}")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            _require(
+                count is None or (_is_int(count) and 0 <= count <= MAX_LOGPROBS),
+                name,
+                count,
+                f"an integer from 0 to {MAX_LOGPROBS}",
+            )
+
+    def of_sample(self, index: int) -> SamplingParams:
+        """What one of several samples of a prompt asks for: the prompt's logprobs are the first one's to tell."""
+        return self if index == 0 or self.prompt_logprobs is None else replace(self, prompt_logprobs=None)
 
     def resolved(self, *, eos_ids: Iterable[int], room: int, seed: int) -> SamplingParams:
-        """What the engine gets: nothing left open, no text.
+        """What the engine gets, once for each of the `n` samples: nothing left open, no text.
 
         `room` is the number of tokens the context still holds and fills an open `max_tokens`; `seed` fills an open
         seed; the end-of-sequence ids become stop ids unless `ignore_eos`.
@@ -121,15 +144,17 @@ class SamplingParams:
             seed=seed if self.seed is None else self.seed,
             stop=(),
             stop_token_ids=tuple(sorted(stop_ids)),
+            n=1,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """What the scheduler is told: the resolved form of `config.SchedulerConfig`.
+    """What the scheduler is told: the resolved form of `config.SchedulerConfig`, where each is described.
 
-    `chunked_prefill_size=0` means prompts are never cut. `max_running_requests < max_batch_tokens`, so decodes alone
-    never fill a step.
+    `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`
+    and `max_prefill_requests` means no such limit. `max_running_requests < max_batch_tokens`, so decodes alone never
+    fill a step.
     """
 
     schedule: str
@@ -137,6 +162,30 @@ class SchedulerLimits:
     max_batch_tokens: int
     max_running_requests: int
     lookahead: int = 0
+    max_prefill_tokens: int = 0
+    long_prefill_token_threshold: int = 0
+    max_prefill_requests: int = 0
+    max_partial_prefills: int = 1
+    reserve: str = "ratio"
+    conservativeness: float = 1.0
+    policy: str = "fcfs"
+    low_priority_values_first: bool = False
+    priority_preemption: bool = False
+
+
+class Bound(StrEnum):
+    """The limit that kept a step from holding more: the first one that cut or refused something."""
+
+    NOTHING = "nothing"
+    MAX_BATCH_TOKENS = "max_batch_tokens"
+    CHUNKED_PREFILL_SIZE = "chunked_prefill_size"
+    MAX_PREFILL_TOKENS = "max_prefill_tokens"
+    LONG_PREFILL_TOKEN_THRESHOLD = "long_prefill_token_threshold"
+    MAX_PREFILL_REQUESTS = "max_prefill_requests"
+    MAX_PARTIAL_PREFILLS = "max_partial_prefills"
+    MAX_RUNNING_REQUESTS = "max_running_requests"
+    KV_PAGES = "kv_pages"
+    PREFILL_FIRST = "prefill_first"
 
 
 class Chunk(NamedTuple):
@@ -155,6 +204,8 @@ class Chunk(NamedTuple):
     """Appended to the slot's page-table row before the forward."""
     samples: bool
     """The chunk reaches the end of what is known: sample the token at position `start + length` after it."""
+    targets: tuple[int, ...] = ()
+    """The tokens at `start + 1` and on: those of the prompt whose log-probability this chunk is to give."""
 
     @property
     def end(self) -> int:
@@ -181,10 +232,26 @@ class BatchPlan:
     step: int
     new_slots: tuple[NewSlot, ...]
     chunks: tuple[Chunk, ...]
+    bound_by: Bound = Bound.NOTHING
+    num_decodes: int = 0
+    """How many of the chunks, the first ones, are decodes."""
 
     @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
+
+
+class Occupancy(NamedTuple):
+    """How full a scheduler is."""
+
+    running: int
+    """Requests on the device, half-computed prompts included."""
+    waiting: int
+    free_pages: int
+    """Pages that hold nothing."""
+    cached_pages: int
+    """Pages that hold a cached prefix which nobody uses at the moment: they can be had as well."""
+    total_pages: int
 
 
 class RowError(NamedTuple):
@@ -194,22 +261,42 @@ class RowError(NamedTuple):
     message: str
 
 
+class TokenLogprobs(NamedTuple):
+    """How likely one token was, and which tokens were most likely in its place.
+
+    A log-probability is the log-softmax of the model's raw logits, before temperature, filters and noise (vLLM's
+    default too), in float32, or float64 for a model in float64. A probability of zero is -inf.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability) of the most likely tokens, best first: as many as were asked for, or the whole of a
+    smaller vocabulary."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """What a step gave: per *sampling* chunk, in plan order, the sampled tokens (one, unless speculating).
 
-    A row named in `errors` still has its entry in `token_ids` (empty) if it was to sample.
+    A row named in `errors` still has its entry (empty) wherever it would have one.
     """
 
     step: int
     token_ids: tuple[tuple[int, ...], ...]
     errors: tuple[RowError, ...] = ()
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """Like `token_ids`, an entry empty whose request did not ask; left out if none did."""
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """Per chunk with targets, in plan order: one for each target."""
 
 
 class Output(NamedTuple):
     """What one commit tells the owner of a request. The one with a `finish_reason` is the last.
 
-    `start` is the number of output tokens before these, so a reader can drop what it has seen.
+    `start` is the number of output tokens before these, so a reader can drop what it has seen. Log-probabilities come
+    if asked for: `logprobs` one for each of `token_ids`; `prompt_logprobs` in the prompt's order from its second token
+    on, each once, a chunk at a time, all of them before or with the first output token.
     """
 
     request_id: int
@@ -218,3 +305,5 @@ class Output(NamedTuple):
     num_cached_tokens: int
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()

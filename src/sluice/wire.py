@@ -6,14 +6,14 @@ the value is checked against, so nothing is ever built from a frame that its typ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, Message, Shutdown, Submit
+from sluice.engine.messages import Abort, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.limits import Limits
 from sluice.types import Output
 
@@ -24,6 +24,7 @@ class Start:
 
     factory: str
     config: EngineConfig
+    log_level: str = "warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,10 @@ class Ready:
     eos_token_ids: tuple[int, ...]
     babbles: bool = False
     """The weights are random."""
+    config: EngineConfig = field(default_factory=EngineConfig)
+    """Resolved."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Option -> why it has its value, for those that were derived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,13 @@ class Outputs:
     outputs: tuple[Output, ...]
 
 
-Frame = Message | Outputs | Start | Ready | Failed
+Frame = Message | Outputs | Stats | Start | Ready | Failed
 
 _TYPES: dict[str, Any] = {
     "submit": Submit,
     "abort": Abort,
+    "query_stats": QueryStats,
+    "stats": Stats,
     "shutdown": Shutdown,
     "outputs": tuple[Output, ...],
     "start": Start,

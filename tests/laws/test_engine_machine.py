@@ -64,8 +64,9 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.bench.engine.in_flight)
     @rule()
     def lose_the_device(self) -> None:
-        """With nothing in flight the device's state may vanish: retract everything and go on."""
-        self.bench.scheduler.retract_all()
+        """With nothing in flight the device's state may vanish, and every request goes on where it was."""
+        self.bench.scheduler.forget_device()
+        self.bench.engine.runner = self.bench.world.shadow()
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):

@@ -13,7 +13,7 @@ from sluice.scheduler.laws import LawBroken
 from sluice.scheduler.request import Place
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
-from sluice.types import BatchPlan, FinishReason, Output
+from sluice.types import BatchPlan, FinishReason, Output, TokenLogprobs
 from worlds import Bench, World, limits_of
 
 
@@ -90,6 +90,15 @@ def generate_too_much(state: SchedulerState) -> None:
     request.tokens.extend([0] * 10)
 
 
+def tell_more_than_was_asked(state: SchedulerState) -> None:
+    state.decoding[0].num_told = 1
+
+
+def take_what_is_to_be_told_from_the_cache(state: SchedulerState) -> None:
+    request = state.partial[2]
+    request.num_targets, request.num_told = 19, request.computed - 1
+
+
 def leave_a_gap_in_a_decode(state: SchedulerState) -> None:
     state.decoding[0].tokens.extend([0])
 
@@ -163,6 +172,8 @@ DAMAGE = [
     (4, schedule_more_than_there_is),
     (4, generate_too_much),
     (4, leave_a_gap_in_a_decode),
+    (4, tell_more_than_was_asked),
+    (4, take_what_is_to_be_told_from_the_cache),
     (4, wait_with_a_promise),
     (4, wait_with_a_slot),
     (5, hold_a_page_too_many),
@@ -215,6 +226,19 @@ def planned() -> tuple[Bench, BatchPlan]:
     assert [chunk.length for chunk in plan.chunks] == [1, 1, 4]
     laws.check_plan(bench.scheduler.state, bench.scheduler.scheduler.limits, plan)
     return bench, plan
+
+
+def test_the_wrong_targets_break_law_8() -> None:
+    """One too many, one too few, none; and any if nobody asked."""
+    bench, plan = planned()
+    state, limits = bench.scheduler.state, bench.scheduler.scheduler.limits
+    with pytest.raises(LawBroken, match="law 8"):
+        laws.check_plan(state, limits, with_chunk(plan, 2, targets=(0, 0, 0, 0)))
+    state.partial[2].num_targets, state.partial[2].num_told = 19, plan.chunks[2].start
+    laws.check_plan(state, limits, with_chunk(plan, 2, targets=(0, 0, 0, 0)))
+    for count in (0, 3, 5):
+        with pytest.raises(LawBroken, match="law 8"):
+            laws.check_plan(state, limits, with_chunk(plan, 2, targets=(0,) * count))
 
 
 def with_chunk(plan: BatchPlan, row: int, **changes: object) -> BatchPlan:
@@ -290,6 +314,32 @@ def test_outputs_after_the_end_or_out_of_order_break_law_11() -> None:
     bench.scheduler.abort(0)
     with pytest.raises(LawBroken, match="law 11"):
         bench.scheduler._told([Output(0, 0, (), 0, FinishReason.ABORT)])
+
+
+def told(*tokens: int) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(token, -1.0, ()) for token in tokens)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [Output(0, 0, (9,), 0, prompt_logprobs=told(6, 7))],
+        [Output(0, 0, (9,), 0, logprobs=told(8), prompt_logprobs=told(6, 7))],
+        [Output(0, 0, (9,), 0, logprobs=told(9), prompt_logprobs=told(6))],
+        [Output(0, 0, (), 0, prompt_logprobs=told(6)), Output(0, 0, (), 0, prompt_logprobs=told(6))],
+        [Output(0, 0, (), 0, prompt_logprobs=told(6, 7, 8))],
+        [Output(1, 0, (9,), 0, logprobs=told(9))],
+        [Output(1, 0, (), 0, prompt_logprobs=told(6))],
+    ],
+    ids=["none", "another", "prompt late", "prompt twice", "prompt too long", "unasked", "prompt unasked"],
+)
+def test_wrong_logprobs_break_law_11(outputs: list[Output]) -> None:
+    """Of the tokens (5, 6, 7) of a prompt the last two are to be told, then each output; request 1 did not ask."""
+    lawful = World(limits_of(), num_pages=8, page_size=2).scheduler()
+    lawful.add(0, (5, 6, 7), replace(resolved(4), logprobs=0, prompt_logprobs=0))
+    lawful.add(1, (5, 6, 7), resolved(4))
+    with pytest.raises(LawBroken, match="law 11"):
+        lawful._told(outputs)
 
 
 def test_a_request_that_is_forgotten_breaks_law_11() -> None:

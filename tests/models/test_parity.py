@@ -143,7 +143,7 @@ def test_no_logits_asked_for_gives_none(tiny_folder: Folder) -> None:
     kv = [empty_kv(1, 16, spec.num_kv_heads, spec.head_dim, spec.dtype) for _ in range(spec.num_layers)]
     tokens = PROMPTS[0][:10]
     with torch.inference_mode():
-        first = model(forward_batch([Row(tokens[:9], 0, [0], logits=())], 16), kv, ReferenceAttention())
-        last = model(forward_batch([Row(tokens[9:], 9, [0])], 16), kv, ReferenceAttention())
+        first = model.logits(model(forward_batch([Row(tokens[:9], 0, [0], logits=())], 16), kv, ReferenceAttention()))
+        last = model.logits(model(forward_batch([Row(tokens[9:], 9, [0])], 16), kv, ReferenceAttention()))
     assert first.shape == (0, tiny_models.VOCAB_SIZE)
     torch.testing.assert_close(last, chunked_logits(model, [tokens], page_size=16, seed=0)[0][-1:])

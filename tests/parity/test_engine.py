@@ -124,8 +124,7 @@ def test_device_state_may_be_lost(
     assert not engine.is_idle, "nothing left to lose"
     assert not engine.in_flight
     streamed = [link.tokens(i) for i in range(len(prompts))]
-    engine.scheduler.retract_all()
-    engine.scheduler.state.kv.flush()
+    engine.scheduler.forget_device()
     engine.runner = recorder = RecordingRunner(empty_runner(model))
     while not engine.is_idle:
         engine.step()

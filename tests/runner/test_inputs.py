@@ -29,7 +29,8 @@ def plans(draw: st.DrawFn, page_size: int) -> BatchPlan:
         is_late = draw(st.booleans())
         ids = tuple(draw(st.integers(1, VOCAB - 1)) for _ in range(length - is_late))
         pages = tuple(next(pool) for _ in range(count))
-        chunks.append(Chunk(100 + slot, slot, start, length, ids, pages, draw(st.booleans())))
+        targets = tuple(draw(st.integers(0, VOCAB - 1)) for _ in range(draw(st.integers(0, length))))
+        chunks.append(Chunk(100 + slot, slot, start, length, ids, pages, draw(st.booleans()), targets))
     new_slots = tuple(NewSlot(chunk.slot, chunk.request_id, PARAMS, 0) for chunk in chunks)
     return BatchPlan(7, new_slots, tuple(chunks))
 
@@ -45,6 +46,7 @@ def test_batch_is_what_the_loop_says(data: st.DataObject, page_size: int) -> Non
     batch = state.forward_batch(host)
 
     ids, positions, kv_slots, tables, ends, logit_rows, sampling = [], [], [], [], [], [], []
+    target_ids, before_targets, target_rows = [], [], []
     for row, chunk in enumerate(plan.chunks):
         for i in range(chunk.length):
             position = chunk.start + i
@@ -53,6 +55,11 @@ def test_batch_is_what_the_loop_says(data: st.DataObject, page_size: int) -> Non
             kv_slots.append(chunk.new_pages[position // page_size] * page_size + position % page_size)
         ends.append(len(ids))
         tables.append([*chunk.new_pages[: -(-chunk.end // page_size)]])
+        for i, target in enumerate(chunk.targets):
+            before_targets.append(len(ids) - chunk.length + i)
+            target_ids.append(target)
+        if chunk.targets:
+            target_rows.append((row, len(chunk.targets)))
         if chunk.samples:
             logit_rows.append(len(ids) - 1)
             sampling.append((row, chunk.slot, chunk.end))
@@ -68,7 +75,9 @@ def test_batch_is_what_the_loop_says(data: st.DataObject, page_size: int) -> Non
     assert batch.q_starts.tolist() == [0, *ends]
     assert batch.kv_lens.tolist() == [*batch.kv_lens_host] == [chunk.end for chunk in plan.chunks]
     assert batch.q_lens == tuple(chunk.length for chunk in plan.chunks)
-    assert batch.logit_rows.tolist() == logit_rows
+    assert batch.logit_rows.tolist() == logit_rows + before_targets
+    assert host.target_ids.tolist() == target_ids
+    assert host.target_rows == tuple(target_rows)
     assert batch.num_decodes == decodes
     rows = zip(host.sample_rows.tolist(), host.sample_slots.tolist(), host.sample_positions.tolist(), strict=True)
     assert [*rows] == sampling

@@ -19,13 +19,13 @@ from worlds import limits_of
 
 
 def state_of(num_pages: int, page_size: int = 1) -> SchedulerState:
-    return SchedulerState(KVManager(num_pages=num_pages, page_size=page_size), num_slots=8)
+    return SchedulerState(KVManager(num_pages=num_pages, page_size=page_size), limits_of(running=8))
 
 
-def waiting(state: SchedulerState, request_id: int, length: int) -> Request:
+def waiting(state: SchedulerState, request_id: int, length: int, max_tokens: int = 8) -> Request:
     """A request of `length` tokens like nobody else's."""
     tokens = array("i", [request_id] * length)
-    request = Request(request_id, length, tokens, resolved(8))
+    request = Request(request_id, length, tokens, resolved(max_tokens))
     state.add(request)
     return request
 
@@ -35,9 +35,9 @@ def running(
 ) -> Request:
     """A request with pages for `scheduled` tokens: decoding, or partial if its prompt is longer than that."""
     request = waiting(state, request_id, length or scheduled)
-    state.start(request)
-    request.lease = state.kv.acquire([], "")
-    state.kv.extend(request.lease, scheduled)
+    lease = state.kv.acquire([], "")
+    state.start(request, lease)
+    state.kv.extend(lease, scheduled)
     request.computed = request.scheduled = scheduled
     request.in_flight = in_flight
     if length is None:
@@ -83,7 +83,7 @@ def test_pages_on_their_way_back_count() -> None:
     state = state_of(5)
     everyone = running(state, 0, 1), running(state, 1, 1), running(state, 2, 1)
     leaving = running(state, 3, 2, in_flight=1)
-    state.retract(leaving)
+    state.send_back(leaving)
     assert leaving.place is Place.DRAINING
     make_room(state, everyone[:2])
     assert retracted(*everyone) == []
@@ -135,7 +135,7 @@ def test_the_oldest_is_found_among_partial_and_decoding() -> None:
     decoding = running(state, 1, 1)
     assert state.oldest_running() is decoding
     running(state, 4, 1, length=2)
-    state.retract(decoding)
+    state.send_back(decoding)
     assert state.oldest_running() is partial
 
 
@@ -162,15 +162,11 @@ def test_a_chunk_is_cut_to_the_pages_there_are() -> None:
     assert partial.scheduled == 8
 
 
-def test_a_prompt_is_admitted_with_room_for_its_first_token() -> None:
+def test_a_prompt_is_admitted_with_room_for_its_output() -> None:
     """Admitted into the last page, it would have to take one from somebody in the next step."""
-    state = state_of(3, page_size=2)
-    running(state, 0, 1)
-    request = waiting(state, 1, 3)
-    assert adder_of(state).add_one_req(request) is AddResult.NO_TOKEN, "a page for the decode, two for the prompt"
     for length, answer in ((5, AddResult.CONTINUE), (6, AddResult.NO_TOKEN)):
         state = state_of(3, page_size=2)
-        assert adder_of(state).add_one_req(waiting(state, 0, length)) is answer
+        assert adder_of(state).add_one_req(waiting(state, 0, length, max_tokens=1)) is answer
 
 
 def test_a_prompt_as_long_as_the_budget_is_not_cut() -> None:

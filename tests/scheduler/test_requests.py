@@ -78,7 +78,7 @@ def test_a_retracted_request_does_not_count_its_own_pages_as_cached() -> None:
     plan = bench.scheduler.schedule()
     assert plan is not None
     bench.scheduler.commit(plan, bench.engine.runner.launch(plan).wait())
-    bench.scheduler.retract_all()
+    bench.scheduler.state.send_back(bench.scheduler.state.requests[0])
     assert {output.num_cached_tokens for output in run(bench)} == {0}
     assert bench.scheduler.state.requests == {}
 
@@ -113,6 +113,30 @@ def test_a_failed_chunk_in_the_middle_of_a_prompt_publishes_nothing() -> None:
     bench.scheduler.commit(plan, BatchResult(0, (), (RowError(0, "bad"),)))
     assert bench.scheduler.state.kv.tree.num_pages == 0
     assert bench.scheduler.state.kv.pool.num_free == 16
+
+
+def test_a_failed_row_takes_its_earlier_pages_out_of_the_cache() -> None:
+    """They may hold the NaNs that made it fail, and would poison every later request with the same beginning."""
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 12, resolved())
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    bench.scheduler.commit(plan, BatchResult(0, ()))
+    assert bench.scheduler.state.kv.tree.num_pages == 4
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    bench.scheduler.commit(plan, BatchResult(1, ((),), (RowError(0, "NaN logits"),)))
+    assert bench.scheduler.state.kv.tree.num_pages == 0
+    quiet_means_empty(bench.scheduler.state)
+
+
+def test_a_lost_device_leaves_nothing_cached() -> None:
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 7, resolved(3))
+    run(bench)
+    assert bench.scheduler.state.kv.tree.num_pages > 0
+    bench.scheduler.forget_device()
+    assert bench.scheduler.state.kv.tree.num_pages == 0
 
 
 def test_a_chunk_in_flight_is_not_shared_yet() -> None:

@@ -10,14 +10,14 @@ from support import add, until_retraction
 from worlds import Bench, World, check_ends, enough_steps, limits_of
 
 
-def tight(num_pages: int = 8, **rest: int) -> Bench:
+def tight(num_pages: int = 12, **rest: int) -> Bench:
     limits = limits_of(chunk=16, running=4, lookahead=rest.get("lookahead", 0))
     return Bench.of(World(limits, num_pages=num_pages, page_size=2, depth=rest.get("depth", 1), late=True))
 
 
 def test_the_victim_loses_least_work_and_is_never_the_oldest() -> None:
     bench = tight()
-    add(bench, 0, [0, 1], max_tokens=12)
+    add(bench, 0, [0, 1], max_tokens=20)
     add(bench, 1, [1, 0, 1, 0, 1], max_tokens=8)
     add(bench, 2, [1, 1, 0], max_tokens=8)
     victims = until_retraction(bench)
@@ -27,7 +27,7 @@ def test_the_victim_loses_least_work_and_is_never_the_oldest() -> None:
 
 def test_work_that_others_hold_is_not_lost() -> None:
     """A long request all of whose prompt is shared loses less than a short one that is alone."""
-    bench = tight(num_pages=12)
+    bench = tight(num_pages=30)
     add(bench, 0, [1] * 9, max_tokens=12)
     bench.engine.step()
     add(bench, 1, [0, 1, 0], max_tokens=12)

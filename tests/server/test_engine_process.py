@@ -18,7 +18,7 @@ import processes
 from serving import expected_text, run
 from sluice.config import EngineConfig
 from sluice.engine.messages import Abort, Shutdown, Submit
-from sluice.server.client import EngineClient, EngineGone
+from sluice.server.client import EngineClient, EngineGone, NewRequest
 from sluice.server.launch import EngineProcess, EngineStartError
 from sluice.server.zmq_link import SocketFolder, ZmqChannel, ZmqLink
 from sluice.testing import resolved
@@ -42,7 +42,7 @@ def test_an_engine_works_and_ends() -> None:
         assert (ready.model, ready.folder) == ("shadow", "a folder")
         client = EngineClient(engine.send)
         running = asyncio.create_task(engine.run(lambda outputs: client.dispatch(outputs.outputs)))
-        inbox = client.submit([(list(b"ab"), resolved(9))])
+        inbox = client.submit([NewRequest(tuple(b"ab"), resolved(9))])
         tokens: list[int] = []
         while client.num_open:
             tokens += [token for output in await inbox.get() for token in output.token_ids]
@@ -92,7 +92,7 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
         engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
         await engine.ready()
         client = EngineClient(engine.send)
-        inbox = client.submit([(list(b"ab"), resolved(200))])
+        inbox = client.submit([NewRequest(tuple(b"ab"), resolved(200))])
         os.kill(engine.pid, signal.SIGKILL)
         how = await engine.run(lambda outputs: None)
         assert how == "the engine was killed by signal 9"
@@ -100,7 +100,7 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
         with pytest.raises(EngineGone, match="signal 9"):
             await inbox.get()
         with pytest.raises(EngineGone, match="signal 9"):
-            client.submit([(list(b"ab"), resolved(1))])
+            client.submit([NewRequest(tuple(b"ab"), resolved(1))])
         await engine.close()
 
     run(test)
@@ -188,3 +188,29 @@ def test_a_long_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert list(long.iterdir()) == []
     ZmqLink(folder).close()
     folder.remove()
+
+
+def test_the_log_level_reaches_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    """A long prompt can be watched: a line for each of its chunks, with its id, number, extend_len and cached prefix.
+    At the default level nothing is said."""
+
+    async def read(log_level: str) -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build", log_level=log_level)
+        await engine.ready()
+        client = EngineClient(engine.send)
+        running = asyncio.create_task(engine.run(client.deliver))
+        inbox = client.submit([NewRequest(tuple(range(70)), resolved(1))])
+        while client.num_open:
+            await inbox.get()
+        await engine.close()
+        await running
+
+    run(lambda: read("warning"))
+    assert "chunk" not in capfd.readouterr().err
+    run(lambda: read("info"))
+    told = [line.partition("INFO sluice.engine: ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert [line for line in told if line] == [
+        "request 1: chunk 1 of its prompt in step 0: extend_len 32, from 0, cached prefix 0",
+        "request 1: chunk 2 of its prompt in step 1: extend_len 32, from 32, cached prefix 0",
+        "request 1: chunk 3 of its prompt in step 2: extend_len 6, from 64, cached prefix 0, the last",
+    ]

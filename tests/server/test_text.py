@@ -101,3 +101,11 @@ def test_an_end_without_a_token_releases_what_was_held() -> None:
     text = stream("stop")
     feed(text, b"st")
     assert list(text.push(Output(1, 2, (), 0, FinishReason.STOP))) == [Piece(None, "st", FinishReason.STOP)]
+
+
+def test_offsets_count_text_that_is_held_back() -> None:
+    """A token's place is known when it comes, even if a stop string may still swallow it."""
+    text = stream("bcX")
+    pieces = [piece for index, token in enumerate(b"abcd") for piece in text.push(Output(1, index, (token,), 0))]
+    assert [piece.text for piece in pieces] == ["a", "", "", "bcd"]
+    assert [piece.offset for piece in pieces] == [0, 1, 2, 3]

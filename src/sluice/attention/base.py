@@ -12,7 +12,7 @@ import torch
 class ForwardBatch:
     """One step as tensors. Rows are the plan's chunks in order, decodes (one query token) first.
 
-    N = query tokens of the step, B = rows, P = pages of the longest row, S = rows that sample.
+    N = query tokens of the step, B = rows, P = pages of the longest row, R = tokens whose logits are asked for.
     Tensors live on the model's device; the tuples repeat two of them on the host, so that no backend has to
     ask the device for a length.
     """
@@ -30,7 +30,7 @@ class ForwardBatch:
     kv_lens: torch.Tensor
     """[B] int32, tokens each row can see after this step (cached + computed + its own)"""
     logit_rows: torch.Tensor
-    """[S] int64, indices into N of the tokens after which to sample"""
+    """[R] int64, indices into N of the tokens whose logits are asked for"""
     q_lens: tuple[int, ...]
     kv_lens_host: tuple[int, ...]
     num_decodes: int

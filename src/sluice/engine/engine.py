@@ -8,24 +8,52 @@ result is known is the scheduler's affair (`lookahead`); when it can plan nothin
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
-from sluice.engine.messages import Abort, Message, Shutdown, Submit
-from sluice.engine.protocols import Link, Pending, Planner, Runner
+from sluice.engine.clock import Clock, WallClock
+from sluice.engine.messages import Abort, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.protocols import Link, Pending, Planner, Runner, TraceSink
+from sluice.engine.trace import NullTrace
 from sluice.scheduler.scheduler import DuplicateRequest
-from sluice.types import BatchPlan, FinishReason, Output
+from sluice.types import BatchPlan, BatchResult, FinishReason, Output
+
+
+class InFlight(NamedTuple):
+    """A step that was launched and not waited for."""
+
+    plan: BatchPlan
+    pending: Pending
+    launched_at: float
 
 
 class Engine:
-    """Joins a scheduler, a runner and a link."""
+    """Joins a scheduler, a runner and a link.
 
-    def __init__(self, scheduler: Planner, runner: Runner, link: Link, *, depth: int = 1) -> None:
+    Args:
+        depth: steps in flight at once.
+        clock: times the steps; None is the wall's.
+        trace: is told of every step; None keeps nothing.
+    """
+
+    def __init__(
+        self,
+        scheduler: Planner,
+        runner: Runner,
+        link: Link,
+        *,
+        depth: int = 1,
+        clock: Clock | None = None,
+        trace: TraceSink | None = None,
+    ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         self.scheduler = scheduler
         self.runner = runner
         self.link = link
         self.depth = depth
-        self.in_flight: deque[tuple[BatchPlan, Pending]] = deque()
+        self.clock = WallClock() if clock is None else clock
+        self.trace = NullTrace() if trace is None else trace
+        self.in_flight: deque[InFlight] = deque()
         self.is_open = True
 
     def run(self) -> None:
@@ -56,6 +84,9 @@ class Engine:
                 return self._submit(message)
             case Abort(request_id, reason):
                 return self.scheduler.abort(request_id, reason)
+            case QueryStats(query_id):
+                self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest))
+                return []
             case Shutdown():
                 self.is_open = False
                 return []
@@ -68,6 +99,7 @@ class Engine:
                 message.sampling,
                 sample_index=message.sample_index,
                 extra_key=message.extra_key,
+                priority=message.priority,
             )
         except DuplicateRequest:
             return []  # the stream of this id belongs to the first to use it
@@ -78,23 +110,32 @@ class Engine:
     def _launch(self, plan: BatchPlan) -> None:
         """Launch a plan. If that fails, what is in flight is committed first: plans end in the order they were made,
         and none is launched on top of one that never ran."""
+        launched_at = self.clock.now()
         try:
             pending = self.runner.launch(plan)
         except Exception as error:
             while self.in_flight:
                 self._commit_oldest()
-            self._send(self.scheduler.fail(plan, describe(error)))
+            self._fail(plan, launched_at, error)
         else:
-            self.in_flight.append((plan, pending))
+            self.in_flight.append(InFlight(plan, pending, launched_at))
 
     def _commit_oldest(self) -> None:
-        plan, pending = self.in_flight.popleft()
+        plan, pending, launched_at = self.in_flight.popleft()
         try:
             result = pending.wait()
         except Exception as error:
-            self._send(self.scheduler.fail(plan, describe(error)))
+            self._fail(plan, launched_at, error)
         else:
+            self._end(plan, result, launched_at)
             self._send(self.scheduler.commit(plan, result))
+
+    def _fail(self, plan: BatchPlan, launched_at: float, error: Exception) -> None:
+        self._end(plan, None, launched_at)
+        self._send(self.scheduler.fail(plan, describe(error)))
+
+    def _end(self, plan: BatchPlan, result: BatchResult | None, launched_at: float) -> None:
+        self.trace.ended(plan, result, launched_at, self.clock.now())
 
     def _send(self, outputs: list[Output]) -> None:
         if outputs:

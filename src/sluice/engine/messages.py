@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.types import FinishReason, SamplingParams
+from sluice.engine.trace import StepRecord
+from sluice.types import FinishReason, Occupancy, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Submit:
     sampling: SamplingParams
     sample_index: int = 0
     extra_key: str = ""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,4 +33,21 @@ class Shutdown:
     """Leave the loop after this message; what is unfinished is dropped."""
 
 
-Message = Submit | Abort | Shutdown
+@dataclass(frozen=True, slots=True)
+class QueryStats:
+    """Asks for one `Stats` with the same id. An engine that nobody asks counts nothing."""
+
+    query_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """How an engine stands: what the answer to a `QueryStats` says."""
+
+    query_id: int
+    occupancy: Occupancy
+    last_step: StepRecord | None
+    """None before the first."""
+
+
+Message = Submit | Abort | QueryStats | Shutdown

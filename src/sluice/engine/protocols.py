@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sluice.engine.messages import Message
-from sluice.types import BatchPlan, BatchResult, FinishReason, Output, SamplingParams
+from sluice.engine.messages import Message, Stats
+from sluice.engine.trace import StepRecord
+from sluice.types import BatchPlan, BatchResult, FinishReason, Occupancy, Output, SamplingParams
 
 
 class Planner(Protocol):
@@ -25,9 +26,14 @@ class Planner(Protocol):
         *,
         sample_index: int = 0,
         extra_key: str = "",
+        priority: int = 0,
     ) -> None: ...
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]: ...
+
+    def occupancy(self) -> Occupancy:
+        """How full it is now."""
+        ...
 
     def schedule(self) -> BatchPlan | None: ...
 
@@ -61,4 +67,26 @@ class Link(Protocol):
 
     def send(self, outputs: Sequence[Output]) -> None:
         """Deliver the outputs of one step (never empty)."""
+        ...
+
+    def answer(self, stats: Stats) -> None:
+        """Deliver the answer to a `QueryStats`."""
+        ...
+
+
+class TraceSink(Protocol):
+    """Is told of every step."""
+
+    @property
+    def latest(self) -> StepRecord | None:
+        """The last step it was told of, if it keeps it."""
+        ...
+
+    def ended(self, plan: BatchPlan, result: BatchResult | None, launched_at: float, ended_at: float) -> None:
+        """A step is over; steps end in the order of their plans. Called before its outputs are sent.
+
+        Args:
+            result: None if the step failed as a whole.
+            launched_at, ended_at: seconds of the engine's clock.
+        """
         ...

@@ -57,9 +57,20 @@ class KVManager:
         """Pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
-    def match(self, tokens: array[int], limit: int, extra_key: str) -> list[Node]:
-        """The cached pages equal to the beginning of `tokens`, at most `limit` tokens. Changes nothing."""
-        return self.tree.match(tokens, limit, extra_key)
+    def match(self, tokens: array[int], limit: int, extra_key: str, path: list[Node] | None = None) -> list[Node]:
+        """The cached pages equal to the beginning of `tokens`, at most `limit` tokens. Holds nothing.
+
+        Args:
+            path: what an earlier match of the same tokens found; it is brought up to date and returned.
+        """
+        path = [] if path is None else path
+        self.tree.match(path, tokens, limit, extra_key)
+        return path
+
+    def next_page(self, tokens: array[int], path: Sequence[Node], extra_key: str) -> tuple[object, ...]:
+        """Names the first page of `tokens` behind `path`: equal names mean equal tokens from the beginning on."""
+        size, start = self.page_size, len(path) * self.page_size
+        return (extra_key, path[-1] if path else None, tokens[start : start + size].tobytes())
 
     def acquire(self, path: Sequence[Node], extra_key: str) -> Lease:
         """Hold a matched path. What was evictable in it no longer is."""
@@ -97,6 +108,13 @@ class KVManager:
         count = computed // self.page_size
         self.pool.give(self.tree.adopt(lease.path, tokens, lease.pages, count, lease.extra_key))
         self.tree.unlock(lease.path)
+        lease.path, lease.pages = [], []
+
+    def discard(self, lease: Lease) -> None:
+        """Give everything back and keep none of it: the request failed, and its KV may be what is wrong with it."""
+        self.pool.give(lease.private_pages)
+        self.tree.unlock(lease.path)
+        self.pool.give(self.tree.forget(lease.path))
         lease.path, lease.pages = [], []
 
     def flush(self) -> int:

@@ -46,8 +46,9 @@ class PrefixCache(Protocol):
         """Of those, pages no path holds."""
         ...
 
-    def match(self, tokens: array[int], limit: int, extra_key: str) -> list[Node]:
-        """The longest path of whole pages equal to the beginning of `tokens`, at most `limit` tokens."""
+    def match(self, path: list[Node], tokens: array[int], limit: int, extra_key: str) -> None:
+        """Bring `path`, a path found before or empty, up to date: the longest one of whole pages equal to the beginning
+        of `tokens`, at most `limit` tokens."""
         ...
 
     def lock(self, path: Sequence[Node]) -> None:
@@ -66,6 +67,10 @@ class PrefixCache(Protocol):
         self, path: list[Node], tokens: array[int], pages: Sequence[int], count: int, extra_key: str
     ) -> list[int]:
         """Keep what is worth keeping of a leaving request's private pages; return the others."""
+        ...
+
+    def forget(self, path: Sequence[Node]) -> list[int]:
+        """Give up what of a path that was just let go nobody else holds, from its end."""
         ...
 
     def evict(self, count: int) -> list[int]:
@@ -99,16 +104,17 @@ class PrefixTree:
     def num_evictable(self) -> int:
         return self._num_pages - self._num_held
 
-    def match(self, tokens: array[int], limit: int, extra_key: str) -> list[Node]:
-        path: list[Node] = []
-        node = self._roots.get(extra_key)
-        for index in range(limit // self._page_size):
+    def match(self, path: list[Node], tokens: array[int], limit: int, extra_key: str) -> None:
+        # Whatever is in the tree has its ancestors there too, so only the end of an old path can be gone.
+        while path and path[-1].page < 0:
+            path.pop()
+        node = path[-1] if path else self._roots.get(extra_key)
+        for index in range(len(path), limit // self._page_size):
             if node is None:
                 break
             node = node.children.get(self._key(tokens, index))
             if node is not None:
                 path.append(node)
-        return path
 
     def lock(self, path: Sequence[Node]) -> None:
         for node in path:
@@ -167,6 +173,14 @@ class PrefixTree:
         elif not node.children:
             del self._roots[extra_key]
         return [*left, *pages[max(len(path), count) :]]
+
+    def forget(self, path: Sequence[Node]) -> list[int]:
+        pages: list[int] = []
+        for node in reversed(path):
+            if node.refs or node.children:
+                break
+            pages.append(self._remove(node))
+        return pages
 
     def evict(self, count: int) -> list[int]:
         assert count <= self.num_evictable, f"{count} pages to evict, {self.num_evictable} evictable"
@@ -245,8 +259,8 @@ class NoPrefix:
     num_pages = 0
     num_evictable = 0
 
-    def match(self, tokens: array[int], limit: int, extra_key: str) -> list[Node]:
-        return []
+    def match(self, path: list[Node], tokens: array[int], limit: int, extra_key: str) -> None:
+        pass
 
     def lock(self, path: Sequence[Node]) -> None:
         pass
@@ -261,6 +275,9 @@ class NoPrefix:
         self, path: list[Node], tokens: array[int], pages: Sequence[int], count: int, extra_key: str
     ) -> list[int]:
         return list(pages)
+
+    def forget(self, path: Sequence[Node]) -> list[int]:
+        return []
 
     def evict(self, count: int) -> list[int]:
         assert count == 0, f"nothing to evict, {count} pages wanted"

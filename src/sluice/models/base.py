@@ -1,4 +1,4 @@
-"""What every model is: a module from a batch and its KV to logits, with rules to read its weights."""
+"""What every model is: a module from a batch and its KV to hidden states to logits, with rules to read its weights."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
-        """One step: write the KV of every token of the batch and return the logits asked for.
+        """One step: write the KV of every token of the batch and return what the logits asked for are made of.
 
         Args:
             batch: the step.
@@ -60,5 +60,13 @@ class CausalLM(nn.Module, ABC):
             attention: what attends.
 
         Returns:
-            [S, vocab_size] logits after the tokens `batch.logit_rows`, in the model's dtype.
+            [R, hidden_size], the last hidden states of the tokens `batch.logit_rows`, normed, in the model's dtype.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden_size] to [R, vocab_size], in the model's dtype.
+
+        Apart from `forward`, so that a caller who wants many rows can take them in slices: a row of logits is as large
+        as dozens of hidden states.
         """

@@ -163,6 +163,9 @@ class GPT2(CausalLM):
         x = self.wte(batch.input_ids) + self.wpe(batch.positions)
         for block, block_kv in zip(self.h, kv, strict=True):
             x = block(x, batch, block_kv, attention)
-        x = self.ln_f(x[batch.logit_rows])
+        return self.ln_f(x[batch.logit_rows])
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `CausalLM.logits`."""
         head = self.wte if self.lm_head is None else self.lm_head
-        return functional.linear(x, head.weight)
+        return functional.linear(hidden, head.weight)

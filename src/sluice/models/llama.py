@@ -125,6 +125,9 @@ class Llama(CausalLM):
         angles = self.rotary(batch.positions)
         for layer, layer_kv in zip(self.layers, kv, strict=True):
             x = layer(x, angles, batch, layer_kv, attention)
-        x = self.norm(x[batch.logit_rows])
+        return self.norm(x[batch.logit_rows])
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `CausalLM.logits`."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return functional.linear(x, head.weight)
+        return functional.linear(hidden, head.weight)

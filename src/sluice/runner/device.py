@@ -13,6 +13,7 @@ import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.runner.inputs import HostBatch
+from sluice.runner.logprobs import LogprobWishes
 from sluice.runner.page_table import PageTable
 from sluice.runner.sampling_table import SamplingTable
 from sluice.runner.upload import upload
@@ -53,6 +54,7 @@ class DeviceState:
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device)
         self.last_token = torch.zeros(shape.num_slots, dtype=torch.int64, device=shape.device)
         self.sampling = SamplingTable(shape.num_slots, shape.vocab_size)
+        self.wishes = LogprobWishes(shape.num_slots)
         self._filled = np.zeros(shape.num_slots, dtype=bool)
 
     def check(self, plan: BatchPlan) -> None:
@@ -80,6 +82,10 @@ class DeviceState:
         if chunk.token_ids:
             low, high = min(chunk.token_ids), max(chunk.token_ids)
             _require(low >= 0 and high < shape.vocab_size, plan, f"token ids {low}..{high} of {shape.vocab_size}")
+        if chunk.targets:
+            low, high = min(chunk.targets), max(chunk.targets)
+            _require(low >= 0 and high < shape.vocab_size, plan, f"targets {low}..{high} of {shape.vocab_size}")
+            _require(len(chunk.targets) <= chunk.length, plan, f"{len(chunk.targets)} targets of {chunk.length} tokens")
         if chunk.new_pages:
             low, high = min(chunk.new_pages), max(chunk.new_pages)
             _require(low >= 0 and high < shape.num_pages, plan, f"pages {low}..{high} of {shape.num_pages}")
@@ -92,6 +98,7 @@ class DeviceState:
         """Take over new slots and pages of a checked plan."""
         for new in plan.new_slots:
             self.sampling.fill(new)
+            self.wishes.fill(new)
             self._filled[new.slot] = True
         self.page_table.clear([new.slot for new in plan.new_slots])
         self.page_table.append([(chunk.slot, chunk.new_pages) for chunk in plan.chunks if chunk.new_pages])

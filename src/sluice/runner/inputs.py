@@ -5,6 +5,7 @@ q_starts      0        1        2                         9                    1
 per token     input id, position, KV slot                                          -> N
 per row       page-table row, KV length                                            -> B
 per sample    index of its last token, slot, position of the token to be sampled   -> S
+per target    index of the token before it, its id, slot                           -> T
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UNREAD = 0
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """What `ForwardBatch` and the sampler need, before the copy to the device. N, B, S as in `ForwardBatch`."""
+    """What `ForwardBatch`, the sampler and logprobs need, before the copy to the device. N, B as in `ForwardBatch`."""
 
     input_ids: Ints
     """[N]; `UNREAD` at `late_tokens`"""
@@ -48,9 +49,13 @@ class HostBatch:
     sample_slots: Ints
     """[S]"""
     logit_rows: Ints
-    """[S] indices into N"""
+    """[S + T] indices into N: the last token of each row that samples, then the token before each target"""
     sample_positions: Ints
     """[S] position of the token being sampled"""
+    target_ids: Ints
+    """[T] prompt tokens whose log-probability is asked for"""
+    target_rows: tuple[tuple[int, int], ...]
+    """(row, its number of targets) of each row that has any; together T"""
     num_pages: int
     """Pages of the longest row."""
     num_decodes: int
@@ -75,6 +80,8 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
     is_late = np.array([len(chunk.token_ids) < chunk.length for chunk in chunks], dtype=bool)
     sample_rows = np.flatnonzero([chunk.samples for chunk in chunks])
     not_single = np.flatnonzero(lengths != 1)
+    counts = [len(chunk.targets) for chunk in chunks]
+    target_ids = np.array([token for chunk in chunks for token in chunk.targets], dtype=np.int64)
     return HostBatch(
         input_ids=_input_ids(plan),
         positions=positions,
@@ -86,11 +93,19 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
         kv_lens=ends.astype(np.int32),
         sample_rows=sample_rows,
         sample_slots=slots[sample_rows],
-        logit_rows=q_starts[1:][sample_rows] - 1,
+        logit_rows=np.concatenate((q_starts[1:][sample_rows] - 1, _ranges(q_starts[:-1], counts))),
         sample_positions=ends[sample_rows],
+        target_ids=target_ids,
+        target_rows=tuple((row, count) for row, count in enumerate(counts) if count),
         num_pages=-(-int(ends.max()) // page_size),
         num_decodes=int(not_single[0]) if len(not_single) else len(chunks),
     )
+
+
+def _ranges(starts: Ints, counts: list[int]) -> Ints:
+    """`counts[i]` numbers from `starts[i]` on, for each i."""
+    parts = [np.arange(start, start + count) for start, count in zip(starts.tolist(), counts, strict=True) if count]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
 
 def _input_ids(plan: BatchPlan) -> Ints:

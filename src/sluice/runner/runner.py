@@ -3,8 +3,10 @@
     check   refuse a plan that does not fit, before anything changes
     apply   new slots and pages
     inputs  the plan as tensors (`inputs.py`)
-    forward the model writes KV and gives logits of the rows that sample
-    sample  one token a row, kept on the device as `last_token` for the next step, and copied to the host
+    forward the model writes KV and gives hidden states of the rows that sample and of those before a target
+    sample  one token a row, kept on the device as `last_token` for the next step
+    score   log-probabilities, where asked for (`logprobs.py`)
+    land    what was sampled and scored is copied to the host (`launched.py`)
 
 On cuda all of it is queued on one stream and nothing waits: steps run in launch order, and only `wait` blocks, on
 the copy of this step's tokens. On cpu the step is computed at launch.
@@ -13,7 +15,6 @@ the copy of this step's tokens. On cpu the step is computed at launch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -21,41 +22,22 @@ import torch
 from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
 from sluice.runner.device import DeviceState
 from sluice.runner.inputs import host_batch
-from sluice.runner.sampler import FAILED, sample
-from sluice.types import BatchPlan, BatchResult, RowError
-
-BAD_LOGITS = "the model gave logits that are NaN, infinite or all -inf; the request cannot go on"
+from sluice.runner.launched import LaunchedStep
+from sluice.runner.logprobs import SLICE_BYTES, score_samples, score_targets
+from sluice.runner.sampler import sample
+from sluice.types import BatchPlan
 
 
 class Model(Protocol):
     """What the runner needs of a model."""
 
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
-        """Write the step's KV and return logits [S, vocab] after the tokens at `batch.logit_rows`."""
+        """Write the step's KV and return hidden states [R, hidden_size] of the tokens at `batch.logit_rows`."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class LaunchedStep:
-    """A step whose tokens are on the host, or on their way there."""
-
-    step: int
-    rows: tuple[int, ...]
-    """Rows of the plan that sample."""
-    tokens: torch.Tensor
-    """[S] int64 on the host"""
-    copied: torch.cuda.Event | None
-    """Set when `tokens` has arrived; None: it already has."""
-
-    def wait(self) -> BatchResult:
-        if self.copied is not None:
-            self.copied.synchronize()
-        tokens = self.tokens.tolist()
-        return BatchResult(
-            self.step,
-            tuple(() if token == FAILED else (token,) for token in tokens),
-            tuple(RowError(row, BAD_LOGITS) for row, token in zip(self.rows, tokens, strict=True) if token == FAILED),
-        )
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[R, hidden_size] to [R, vocab]."""
+        ...
 
 
 class TorchRunner:
@@ -65,12 +47,17 @@ class TorchRunner:
         model: on the state's device, in the state's dtype.
         state: emptied slots and KV; owned by the runner from now on.
         attention: the backend that every layer calls.
+        slice_bytes: most memory that the logits of prompt tokens take at once (a row at least), when their
+            log-probabilities are asked for.
     """
 
-    def __init__(self, model: Model, state: DeviceState, attention: AttentionBackend) -> None:
+    def __init__(
+        self, model: Model, state: DeviceState, attention: AttentionBackend, *, slice_bytes: int = SLICE_BYTES
+    ) -> None:
         self._model = model
         self._state = state
         self._attention = attention
+        self._slice_bytes = slice_bytes
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> LaunchedStep:
@@ -85,19 +72,17 @@ class TorchRunner:
         host = host_batch(plan, state.page_table.host, state.shape.page_size)
         batch = state.forward_batch(host)
         sampling = state.sampling.step(host.sample_slots, host.sample_positions, state.shape.device)
-        logits = self._model.forward(batch, state.kv, self._attention)
+        wishes = state.wishes.step(host)
+        hidden = self._model.forward(batch, state.kv, self._attention)
+        of_samples, of_targets = hidden.tensor_split([len(host.sample_rows)])
+        logits = self._model.logits(of_samples)
         tokens = sample(logits, sampling.rows, sampling.groups)
         state.remember(sampling.slots, tokens)
-        on_host, copied = _to_host(tokens)
-        return LaunchedStep(plan.step, tuple(host.sample_rows.tolist()), on_host, copied)
-
-
-def _to_host(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-    """Start bringing a tensor to the host."""
-    if tokens.device.type == "cpu":
-        return tokens, None
-    landing = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=True)
-    landing.copy_(tokens, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record(torch.cuda.current_stream(tokens.device))
-    return landing, copied
+        return LaunchedStep.landing(
+            plan.step,
+            host,
+            wishes,
+            tokens,
+            score_samples(logits, tokens, wishes.samples, self._slice_bytes),
+            score_targets(self._model.logits, of_targets, host, wishes.targets, self._slice_bytes),
+        )

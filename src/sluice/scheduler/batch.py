@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.request import Request
-from sluice.types import BatchPlan, Chunk, NewSlot
+from sluice.types import BatchPlan, Bound, Chunk, NewSlot
 
 
 class BatchBuilder:
@@ -15,6 +15,7 @@ class BatchBuilder:
         self._new_slots: list[NewSlot] = []
         self._chunks: list[Chunk] = []
         self.num_tokens = 0
+        self._num_decodes = 0
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -42,12 +43,14 @@ class BatchBuilder:
                 token_ids=tuple(request.tokens[start : min(end, known)]),
                 new_pages=row + new_pages,
                 samples=samples,
+                targets=request.targets(start, end) if request.num_told < request.num_targets else (),
             )
         )
         self.num_tokens += length
+        self._num_decodes += start >= request.prefill_end
         request.scheduled = end
         request.pending += samples
         request.in_flight += 1
 
-    def freeze(self, step: int) -> BatchPlan:
-        return BatchPlan(step, tuple(self._new_slots), tuple(self._chunks))
+    def freeze(self, step: int, bound_by: Bound) -> BatchPlan:
+        return BatchPlan(step, tuple(self._new_slots), tuple(self._chunks), bound_by, self._num_decodes)

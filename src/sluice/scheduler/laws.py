@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
 from sluice.kv.prefix import PrefixTree
+from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.request import Place, Request
+from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.state import SchedulerState
-from sluice.types import BatchPlan, BatchResult, FinishReason, Output, SamplingParams, SchedulerLimits
+from sluice.types import BatchPlan, BatchResult, FinishReason, Occupancy, Output, SamplingParams, SchedulerLimits
 
 
 class LawBroken(AssertionError):
@@ -112,11 +114,21 @@ def counters_are_ordered(request: Request) -> None:
         request.num_outputs <= request.max_tokens,
         f"law 4: request {request.id}: {request.num_outputs} outputs of at most {request.max_tokens}",
     )
+    require(
+        0 <= request.num_told <= request.num_targets and (request.place is Place.WAITING or is_told(request)),
+        f"law 4: request {request.id}: {request.num_told} of {request.num_targets} prompt logprobs told,"
+        f" {request.cached} tokens cached and {request.computed} computed",
+    )
     if request.place is Place.DECODING:
         require(
             known - request.scheduled <= 1,
             f"law 4: request {request.id} decodes with {known - request.scheduled} tokens left to compute",
         )
+
+
+def is_told(request: Request) -> bool:
+    """What was taken from the cache or computed has been told, as far as it is asked for."""
+    return request.num_told >= min(request.computed, request.num_targets)
 
 
 def pages_cover_the_promise(kv: KVManager, request: Request) -> None:
@@ -179,6 +191,7 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     """7. No plan is empty; tokens and prefill tokens are within their budgets; prefill-first mixes nothing."""
     require(len(plan.chunks) > 0, f"law 7: plan {plan.step} is empty")
     prefill = [c.length for c in plan.chunks if is_prefill(state, c.start, c.request_id)]
+    total, page_size = sum(prefill), state.kv.page_size
     alone_unchunked = limits.chunked_prefill_size == 0 and len(prefill) == 1
     require(
         plan.num_tokens <= limits.max_batch_tokens or alone_unchunked,
@@ -186,9 +199,29 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     )
     if limits.chunked_prefill_size:
         require(
-            sum(prefill) <= limits.chunked_prefill_size,
-            f"law 7: plan {plan.step} prefills {sum(prefill)} tokens of {limits.chunked_prefill_size}",
+            total <= limits.chunked_prefill_size,
+            f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}",
         )
+    if limits.max_prefill_tokens and prefill:
+        left = max(page_size, limits.max_prefill_tokens - (plan.num_tokens - total))
+        require(
+            total <= left or alone_unchunked,
+            f"law 7: plan {plan.step} prefills {total} tokens, {left} are left of {limits.max_prefill_tokens}",
+        )
+    if limits.long_prefill_token_threshold:
+        require(
+            max(prefill, default=0) <= limits.long_prefill_token_threshold,
+            f"law 7: one prompt of plan {plan.step} takes {prefill} of {limits.long_prefill_token_threshold}",
+        )
+    if limits.max_prefill_requests:
+        require(
+            len(prefill) <= limits.max_prefill_requests,
+            f"law 7: plan {plan.step} has {len(prefill)} prompts of {limits.max_prefill_requests}",
+        )
+    require(
+        len(state.partial) <= limits.max_partial_prefills,
+        f"law 7: {len(state.partial)} prompts are half computed, of {limits.max_partial_prefills}",
+    )
     if limits.schedule == "prefill-first":
         require(
             len(prefill) in (0, len(plan.chunks)),
@@ -202,6 +235,10 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
     require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
     kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in plan.chunks]
     require(kinds == sorted(kinds), f"law 8: plan {plan.step} has a decode behind a prefill")
+    require(
+        plan.num_decodes == kinds.count(False),
+        f"law 8: plan {plan.step} says it has {plan.num_decodes} decodes, it has {kinds.count(False)}",
+    )
     for chunk in plan.chunks:
         request = state.requests[chunk.request_id]
         require(chunk.length > 0, f"law 8: empty chunk {chunk}")
@@ -217,6 +254,9 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
             request.pending - chunk.samples <= limits.lookahead,
             f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {limits.lookahead}",
         )
+        end = min(chunk.end, request.num_targets)
+        asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.num_told < end else ()
+        require(chunk.targets == asked, f"law 8: {chunk} should have the targets {asked}")
         require(
             chunk.samples or chunk.end % state.kv.page_size == 0,
             f"law 8: {chunk} is cut inside a page of {state.kv.page_size}",
@@ -252,6 +292,29 @@ def quiet_means_empty(state: SchedulerState) -> None:
     )
 
 
+def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence[int]) -> int:
+    """12, for prompts: a bound on the steps until one is computed, under mixed steps with several partial prefills.
+
+    Args:
+        uncached: tokens to compute of the prompt and of all that came before it and are not done.
+
+    It holds as long as there are pages and a slot for whoever came first; `fair.py` says who gets what. Each of the
+    other half-computed prompts is due for a page at most once in `DUE_AFTER` steps. If all of them fit into half of
+    the smallest step, the first has a quarter of it always. If not, they take turns, and its own turn comes round in
+    `DUE_AFTER + max_partial_prefills` steps.
+    """
+    decodes, partial = limits.max_running_requests, limits.max_partial_prefills
+    room = min(limits.chunked_prefill_size, limits.max_batch_tokens - decodes)
+    if limits.max_prefill_tokens:
+        room = min(room, max(page_size, limits.max_prefill_tokens - decodes))
+    tokens, turn = max(1, room // 4 // page_size), 1
+    if room < 2 * partial * page_size or 0 < limits.max_prefill_requests <= partial:
+        tokens, turn = 1, DUE_AFTER + partial
+    if limits.long_prefill_token_threshold:
+        tokens = min(tokens, limits.long_prefill_token_threshold // page_size)
+    return sum(-(-length // (tokens * page_size)) * turn for length in uncached)
+
+
 class Lawful:
     """A scheduler under the eye of the law: the same verbs, and every law checked after each."""
 
@@ -264,6 +327,8 @@ class Lawful:
         self._next_start: dict[int, int] = {}
         self._rows: dict[int, list[int]] = {}
         self._num_outputs: dict[int, int] = {}
+        self._asked: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self._num_told: dict[int, int] = {}
 
     @property
     def has_work(self) -> bool:
@@ -277,16 +342,23 @@ class Lawful:
         *,
         sample_index: int = 0,
         extra_key: str = "",
+        priority: int = 0,
     ) -> None:
-        self.scheduler.add(request_id, prompt, sampling, sample_index=sample_index, extra_key=extra_key)
-        self._num_outputs[request_id] = 0
+        self.scheduler.add(
+            request_id, prompt, sampling, sample_index=sample_index, extra_key=extra_key, priority=priority
+        )
+        self._num_outputs[request_id] = self._num_told[request_id] = 0
+        self._asked[request_id] = (tuple(prompt), sampling)
         check_state(self.state)
+
+    def occupancy(self) -> Occupancy:
+        return self.scheduler.occupancy()
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         return self._told(self.scheduler.abort(request_id, reason))
 
-    def retract_all(self) -> None:
-        self.scheduler.retract_all()
+    def forget_device(self) -> None:
+        self.scheduler.forget_device()
         check_state(self.state)
 
     def schedule(self) -> BatchPlan | None:
@@ -299,6 +371,7 @@ class Lawful:
             )
             return None
         check_plan(self.state, self.scheduler.limits, plan)
+        self._retractions_are_bounded()
         self._decodes_go_first(plan)
         self._chunks_tile(plan)
         rows = self._rows_follow(plan)
@@ -324,6 +397,7 @@ class Lawful:
             seen = self._num_outputs[output.request_id]
             require(output.start == seen, f"law 11: {output} comes when {seen} tokens were sent")
             self._num_outputs[output.request_id] += len(output.token_ids)
+            self._logprobs_are_told(output)
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output.finish_reason
         unfinished = {r.id for r in self.state.requests.values() if r.finish_reason is None}
@@ -334,6 +408,33 @@ class Lawful:
         check_state(self.state)
         self._nothing_in_flight_is_free()
         return outputs
+
+    def _logprobs_are_told(self, output: Output) -> None:
+        """11, for log-probabilities: those asked for and no others; the prompt's once each and before its outputs."""
+        prompt, asked = self._asked[output.request_id]
+        told = tuple(item.token_id for item in output.logprobs)
+        require(
+            told == (() if asked.logprobs is None else output.token_ids),
+            f"law 11: {output} has the logprobs of tokens {told}",
+        )
+        start = self._num_told[output.request_id]
+        end = self._num_told[output.request_id] = start + len(output.prompt_logprobs)
+        told = tuple(item.token_id for item in output.prompt_logprobs)
+        targets = () if asked.prompt_logprobs is None else prompt[1:]
+        require(
+            told == targets[start:end] and (end == len(targets) or not output.token_ids),
+            f"law 11: {output} tells of the prompt's tokens {told} when {start} of {len(targets)} were told",
+        )
+
+    def _retractions_are_bounded(self) -> None:
+        """12. Nobody is sent back for ever; under full reservation nobody is retracted at all."""
+        limits = self.scheduler.limits
+        bound = 0 if limits.reserve == "full" else PROTECT_AFTER + limits.max_running_requests
+        for request in self.state.requests.values():
+            require(
+                request.retractions <= bound,
+                f"law 12: request {request.id} was retracted {request.retractions} times, {bound} at most",
+            )
 
     def _decodes_go_first(self, plan: BatchPlan) -> None:
         """A mixed plan passes over a running request only for want of a page."""

@@ -1,4 +1,4 @@
-"""The passes that fill a step, and the two tables of them.
+"""The passes that fill a step, and the tables of them.
 
 MIXED fills one batch from all passes, decodes first: no token budget is left to prefill before every running request
 has its token, so a stream never waits for a prompt. PREFILL_FIRST fills a batch with prefill and lets decodes run
@@ -7,15 +7,16 @@ only in steps that have none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.fair import fair
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.request import Request
 from sluice.scheduler.retract import make_room
 from sluice.scheduler.state import SchedulerState
-from sluice.types import SchedulerLimits
+from sluice.scheduler.twins import is_follower
+from sluice.types import Bound, SchedulerLimits
 
 Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], None]
 
@@ -23,15 +24,20 @@ Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], N
 def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
     """One token for every running request whose prompt is planned and whose samples are not too far behind."""
     ready = [r for r in state.decoding.values() if wants_decode(r, limits.lookahead)]
+    if ready:
+        state.reservation.decoded()
     page_size = state.kv.page_size
     needy = [r for r in ready if r.lease is not None and r.scheduled == len(r.lease.pages) * page_size]
     if len(needy) > state.kv.available:
+        adder.note(Bound.KV_PAGES)
         make_room(state, needy)
-        ready = sorted((r for r in ready if r.id in state.decoding), key=lambda r: r.id)
+        ready = [r for r in ready if r.id in state.decoding]
+        for request in sorted(ready, key=lambda r: r.id):
+            if request not in needy or state.kv.available:
+                batch.promise(request, 1)
+        return
     for request in ready:
-        assert request.lease is not None, f"request {request.id} decodes without pages"
-        if state.kv.missing(request.lease, request.scheduled + 1) <= state.kv.available:
-            batch.promise(request, 1)
+        batch.promise(request, 1)
 
 
 def wants_decode(request: Request, lookahead: int) -> bool:
@@ -40,23 +46,26 @@ def wants_decode(request: Request, lookahead: int) -> bool:
 
 
 def partial(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
-    """The next chunk of each prompt that is half computed: it holds a slot and pages, so it goes before new ones."""
+    """The next chunk of the prompt that is half computed: it holds a slot and pages, so it goes before new ones."""
     for request in list(state.partial.values()):
-        if request.id in state.partial:
-            adder.add_partial(request)
+        adder.add_partial(request)
 
 
 def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
-    """Waiting requests in queue order, until one is cut or refused: at most one prompt is half computed."""
-    while state.waiting and not state.partial:
-        if adder.add_one_req(state.waiting.head()) is not AddResult.CONTINUE:
+    """Waiting requests in the policy's order, until one is cut or refused: at most one prompt is half computed, and
+    while one is, others are admitted only into what a cap on its share leaves, and whole."""
+    for request in state.waiting.candidates(state.kv) if state.waiting else ():
+        if adder.is_full() or (state.partial and not limits.long_prefill_token_threshold):
+            break
+        if is_follower(state, request):
+            continue
+        if adder.admit(request) is not AddResult.CONTINUE:
             break
 
 
-TABLES: Mapping[str, tuple[tuple[Pass, ...], ...]] = MappingProxyType(
-    {
-        "mixed": ((decode, partial, admit),),
-        "prefill-first": ((partial, admit), (decode,)),
-    }
-)
-"""Name of a schedule -> groups of passes; the first group that fills anything is the step."""
+def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
+    """The groups of passes of a schedule; the first group that fills anything is the step."""
+    prefill: tuple[Pass, ...] = (partial, admit) if limits.max_partial_prefills == 1 else (fair,)
+    if limits.schedule == "mixed":
+        return ((decode, *prefill),)
+    return (prefill, (decode,))

@@ -1,7 +1,8 @@
 """PrefillAdder: how much prefill one step takes, and of whom.
 
-It answers for one step's budgets: tokens of the batch, tokens of prefill, slots and memory. It decides first, and
-only then takes pages and a slot; a refusal changes nothing.
+It answers for one step's budgets: tokens of the batch, of prefill, of one request, numbers of prompts, slots and
+memory. It decides first, and only then takes pages and a slot; a refusal changes nothing. The first limit that cuts
+or refuses something is the one that bound the step.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from enum import Enum
 
 from sluice.kv.manager import Lease
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.queue import cached_len
 from sluice.scheduler.request import Request
-from sluice.scheduler.retract import make_room
+from sluice.scheduler.retract import make_room, preempt_for
 from sluice.scheduler.state import SchedulerState
-from sluice.types import SchedulerLimits
+from sluice.types import Bound, SchedulerLimits
+
+UNLIMITED = 1 << 60
 
 
 class AddResult(Enum):
@@ -21,6 +25,7 @@ class AddResult(Enum):
 
     CONTINUE = "taken; ask again with the next"
     NO_TOKEN = "no memory"
+    NO_SLOT = "every slot is taken"
     OTHER = "a budget of this step is used up"
 
 
@@ -34,71 +39,152 @@ class PrefillAdder:
 
     def __init__(self, state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder) -> None:
         self._state = state
+        self._limits = limits
         self._batch = batch
-        self._chunking = limits.chunked_prefill_size > 0
-        self._prefill_tokens_left = limits.chunked_prefill_size if self._chunking else limits.max_batch_tokens
-        self._batch_limit = limits.max_batch_tokens
-        self._is_empty = True
+        self._chunk_left = limits.chunked_prefill_size or UNLIMITED
+        self._num_prompts = 0
+        self._reserved: int | None = None
+        self.bound_by = Bound.NOTHING
 
-    def add_partial(self, request: Request) -> AddResult:
-        """The next chunk of a request whose prompt is half computed."""
+    def note(self, bound: Bound) -> None:
+        """A limit kept something out of this step."""
+        if self.bound_by is Bound.NOTHING:
+            self.bound_by = bound
+
+    def room(self) -> int:
+        """Prefill tokens this step still takes."""
+        return max(0, self._room()[0])
+
+    def is_full(self) -> bool:
+        """No prefill token is left, and the limit that says so is noted."""
+        left, bound = self._room()
+        if left <= 0:
+            self.note(bound)
+        return left <= 0
+
+    def add_partial(self, request: Request, at_most: int = UNLIMITED) -> AddResult:
+        """The next chunk of a request whose prompt is half computed.
+
+        It goes by the pages there are, not by what is reserved: it is never skipped because others may need memory
+        later, or what it holds would be held for ever.
+        """
         lease = request.lease
         assert lease is not None, f"request {request.id} is partial without pages"
-        length = self._fit(request.extend_len)
+        length, cut_by = self._fit(request.extend_len, at_most)
         if length == 0:
+            self.note(cut_by)
             return AddResult.OTHER
         kv = self._state.kv
         if kv.missing(lease, request.scheduled + length) > kv.available:
+            self.note(Bound.KV_PAGES)
             if request is self._state.oldest_running():
                 make_room(self._state, [request])
+                self._reserved = None
             length = self._fit_memory(lease, request.scheduled, length)
             if length == 0:
                 return AddResult.NO_TOKEN
+        self.note(cut_by)
         self._take(request, length)
         return AddResult.CONTINUE
 
-    def add_one_req(self, request: Request) -> AddResult:
-        """Admit a waiting request with its first chunk.
+    def add_one_req(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
+        """Admit a waiting request with its first chunk; whole, unless it may be cut and a partial prefill may start.
 
-        Memory is checked for the whole of what the request has, cut or not, so that a prompt is not started that
-        cannot be ended; once before the matched prefix is locked and again after, because locking it takes pages out
-        of what can be evicted.
+        Memory is checked for the whole of the request, cut or not, so that a prompt is not started that cannot be
+        ended; once before the matched prefix is locked and again after, because locking it takes pages out of what
+        can be evicted.
         """
         state, kv = self._state, self._state.kv
-        if not state.free_slots or self._left() <= 0:
-            return AddResult.OTHER
-        path = kv.match(request.tokens, len(request.tokens) - 1, request.extra_key)
-        cached = len(path) * kv.page_size
-        length = self._fit(len(request.tokens) - cached)
+        if not state.free_slots:
+            self.note(Bound.MAX_RUNNING_REQUESTS)
+            return AddResult.NO_SLOT
+        extend_len = len(request.tokens) - cached_len(kv, request)
+        length, cut_by = self._fit(extend_len, at_most)
         if length == 0:
+            self.note(cut_by)
             return AddResult.OTHER
-        needed = kv.pages_for(len(request.tokens) + 1) - len(path) + self._reserved_pages()
+        may_cut = may_cut and len(state.partial) < self._limits.max_partial_prefills
+        if length < extend_len and not may_cut:
+            self.note(Bound.MAX_PARTIAL_PREFILLS)
+            return AddResult.OTHER
+        estimate = kv.pages_for(state.reservation.tokens_at_admission(request)) - len(request.path)
+        needed = estimate + self._reserved_pages()
         if needed > kv.available:
+            self.note(Bound.KV_PAGES)
             return AddResult.NO_TOKEN
-        lease = kv.acquire(path, request.extra_key)
+        lease = kv.acquire(request.path, request.extra_key)
         if needed > kv.available:
-            kv.release(lease, request.tokens, cached)
+            self.note(Bound.KV_PAGES)
+            kv.release(lease, request.tokens, len(request.path) * kv.page_size)
             return AddResult.NO_TOKEN
-        state.start(request)
-        request.lease = lease
-        request.cached = request.computed = request.scheduled = cached
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = cached
+        self.note(cut_by)
+        state.start(request, lease)
         self._batch.open_slot(request)
         self._take(request, length)
         return AddResult.CONTINUE
 
-    def _left(self) -> int:
-        return min(self._prefill_tokens_left, self._batch_limit - self._batch.num_tokens)
+    def admit(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
+        """`add_one_req`, and where priorities may preempt, lower ones are sent back for it as long as that helps."""
+        result = self.add_one_req(request, at_most, may_cut=may_cut)
+        while (
+            self._limits.priority_preemption
+            and result in (AddResult.NO_TOKEN, AddResult.NO_SLOT)
+            and preempt_for(self._state, request)
+        ):
+            self._reserved = None
+            result = self.add_one_req(request, at_most, may_cut=may_cut)
+        return result
 
-    def _fit(self, extend_len: int) -> int:
-        """Tokens of `extend_len` that fit this step."""
-        left = self._left()
-        if extend_len <= left:
-            return extend_len
-        if not self._chunking:
-            return extend_len if self._is_empty and extend_len > self._batch_limit - self._state.num_slots else 0
-        return max(0, left - left % self._state.kv.page_size)
+    def _room(self) -> tuple[int, Bound]:
+        """What the tightest budget leaves, and which it is."""
+        used = self._batch.num_tokens
+        left, bound = self._chunk_left, Bound.CHUNKED_PREFILL_SIZE
+        if self._limits.max_prefill_tokens:
+            # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
+            # budget of admission, and none of it would be starvation.
+            floor = 0 if self._num_prompts else self._state.kv.page_size
+            prefill_left = max(floor, self._limits.max_prefill_tokens - used)
+            if prefill_left < left:
+                left, bound = prefill_left, Bound.MAX_PREFILL_TOKENS
+        if self._limits.max_batch_tokens - used < left:
+            left, bound = self._limits.max_batch_tokens - used, Bound.MAX_BATCH_TOKENS
+        return left, bound
+
+    def _fit(self, extend_len: int, at_most: int) -> tuple[int, Bound]:
+        """Tokens of `extend_len` that this step's budgets let in (0 is "not this step"), and what cuts them."""
+        limits = self._limits
+        if limits.max_prefill_requests and self._num_prompts >= limits.max_prefill_requests:
+            return 0, Bound.MAX_PREFILL_REQUESTS
+        left, bound = self._room()
+        if left <= 0:
+            return 0, bound
+        if not limits.chunked_prefill_size:
+            if extend_len <= left or (self._num_prompts == 0 and extend_len > self._smallest_step()):
+                return extend_len, Bound.NOTHING
+            return 0, bound
+        if left < extend_len and self._is_left_whole(extend_len):
+            return 0, Bound.MAX_PREFILL_TOKENS
+        wanted, cut_by = min(extend_len, at_most), Bound.NOTHING
+        if limits.long_prefill_token_threshold and wanted > limits.long_prefill_token_threshold:
+            wanted, cut_by = limits.long_prefill_token_threshold, Bound.LONG_PREFILL_TOKEN_THRESHOLD
+        if left < wanted:
+            wanted, cut_by = left, bound
+        if wanted >= extend_len:
+            return extend_len, Bound.NOTHING
+        return max(0, wanted - wanted % self._state.kv.page_size), cut_by
+
+    def _is_left_whole(self, extend_len: int) -> bool:
+        """With a prefill budget, a prompt that would reach it is not cut behind others: it waits to be the first."""
+        if not self._limits.max_prefill_tokens or self._num_prompts == 0:
+            return False
+        return extend_len >= self._limits.max_prefill_tokens - self._batch.num_tokens
+
+    def _smallest_step(self) -> int:
+        """The prefill tokens for which a step has room whatever decodes it has."""
+        budget = self._limits.max_batch_tokens
+        if self._limits.max_prefill_tokens:
+            budget = min(budget, self._limits.max_prefill_tokens)
+        return budget - self._state.num_slots
 
     def _fit_memory(self, lease: Lease, start: int, length: int) -> int:
         """Of a chunk that fits the budgets, the part for which there are pages. Chunks start on a page boundary."""
@@ -107,18 +193,23 @@ class PrefillAdder:
         return length if length <= room else max(0, room)
 
     def _reserved_pages(self) -> int:
-        """Pages spoken for: the rest of started prompts, and one page for each decode to go on."""
-        kv = self._state.kv
-        rest = sum(
-            kv.missing(request.lease, len(request.tokens) + 1)
-            for request in self._state.partial.values()
-            if request.lease is not None
-        )
-        return rest + len(self._state.decoding)
+        """Pages spoken for by running requests beyond those they hold. Summed once a step, then kept up to date."""
+        if self._reserved is None:
+            self._reserved = sum(self._lacks(request) for request in self._state.running())
+        return self._reserved
+
+    def _lacks(self, request: Request) -> int:
+        assert request.lease is not None, f"request {request.id} runs without pages"
+        return self._state.kv.missing(request.lease, self._state.reservation.tokens(request))
 
     def _take(self, request: Request, length: int) -> None:
+        is_new = request.scheduled == request.cached
+        before = 0 if is_new or self._reserved is None else self._lacks(request)
         self._batch.promise(request, length)
-        self._prefill_tokens_left -= length
-        self._is_empty = False
+        self._chunk_left -= length
+        self._num_prompts += 1
+        request.planned_at = self._state.step
         if request.scheduled == request.prefill_end:
             self._state.prefilled(request)
+        if self._reserved is not None:
+            self._reserved += self._lacks(request) - before

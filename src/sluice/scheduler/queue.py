@@ -1,21 +1,40 @@
-"""The waiting queue: who is looked at next for admission."""
+"""The waiting queue: in which order requests are looked at for admission.
+
+    fcfs       in order of arrival
+    lpm        longest prefix match: whoever has most of its prompt cached
+    priority   by priority, in order of arrival within one
+
+Under all of them what was sent back (retracted, or made way for a higher priority) stands at the head of its class,
+and whoever has waited for `PROMOTE_AFTER` steps comes first, in order of arrival: nobody waits for ever.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator
+from itertools import islice
 
+from sluice.kv.manager import KVManager
 from sluice.scheduler.request import Request
+from sluice.types import SchedulerLimits
+
+PROMOTE_AFTER = 2000
+"""Steps of waiting after which a request goes before every other one, whatever the policy."""
+
+WINDOW = 128
+"""Requests looked at in one step. With more waiting, lpm is fcfs: matching them all would cost more than it saves."""
+
+Rank = tuple[bool, int, bool, int]
 
 
 class WaitingQueue:
-    """First come, first served: in order of id, which is the order of arrival.
+    """Waiting requests, sorted by rank: promoted ones, then classes of priority, then arrival."""
 
-    A retracted request comes back under its old id, so it stands before everything that has not run yet.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, limits: SchedulerLimits) -> None:
+        self._policy = limits.policy
+        self._sign = 1 if limits.low_priority_values_first else -1
         self._requests: list[Request] = []
+        self._promoted: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -26,8 +45,43 @@ class WaitingQueue:
     def head(self) -> Request:
         return self._requests[0]
 
-    def push(self, request: Request) -> None:
-        insort(self._requests, request, key=lambda waiting: waiting.id)
+    def push(self, request: Request, step: int) -> None:
+        request.waits_since = step
+        insort(self._requests, request, key=self.rank)
 
     def remove(self, request: Request) -> None:
         self._requests.remove(request)
+        self._promoted.discard(request.id)
+
+    def rank(self, request: Request) -> Rank:
+        """Smaller goes first."""
+        promoted = request.id in self._promoted
+        return not promoted, 0 if promoted else self.level(request), not request.was_running, request.id
+
+    def level(self, request: Request) -> int:
+        """The class of priority; smaller goes first, and all are in one class under the other policies."""
+        return self._sign * request.priority if self._policy == "priority" else 0
+
+    def promote(self, step: int) -> None:
+        """Move whoever has waited too long to the front."""
+        late = [
+            request
+            for request in self._requests
+            if step - request.waits_since >= PROMOTE_AFTER and request.id not in self._promoted
+        ]
+        if late:
+            self._promoted.update(request.id for request in late)
+            self._requests.sort(key=self.rank)
+
+    def candidates(self, kv: KVManager) -> list[Request]:
+        """Whom to look at in this step, in order."""
+        window = list(islice(self._requests, WINDOW))
+        if self._policy == "lpm" and len(self._requests) <= WINDOW:
+            window.sort(key=lambda r: (r.id not in self._promoted, not r.was_running, -cached_len(kv, r), r.id))
+        return window
+
+
+def cached_len(kv: KVManager, request: Request) -> int:
+    """Tokens of a waiting request found in the cache now, as far as it may use them."""
+    kv.match(request.tokens, request.cacheable, request.extra_key, request.path)
+    return len(request.path) * kv.page_size

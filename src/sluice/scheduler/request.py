@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice.kv.manager import Lease
+from sluice.kv.prefix import Node
 from sluice.types import FinishReason, SamplingParams
 
 
@@ -37,6 +38,7 @@ class Request:
     sampling: SamplingParams
     sample_index: int = 0
     extra_key: str = ""
+    priority: int = 0
 
     max_tokens: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
@@ -51,9 +53,22 @@ class Request:
     """Plans launched and not committed that hold a row of this request."""
     prefill_end: int = 0
     """Tokens known at admission: below it a chunk is prefill (prompt, or recomputed after a retraction)."""
+    num_targets: int = field(init=False)
+    """Prompt tokens whose log-probability is asked for: none, or all but the first."""
+    num_told: int = 0
+    """Of these, the first that many were told. They stay told when the request is computed again."""
     num_cached_tokens: int = -1
     """Prompt tokens found in the cache at the first admission, -1 before it."""
     retractions: int = 0
+    """Times its pages were taken for others' want of memory."""
+    preemptions: int = 0
+    """Times it made way for a higher priority."""
+    waits_since: int = 0
+    """Step at which it joined the waiting queue, this time."""
+    planned_at: int = 0
+    """Step of its latest chunk, or of its admission."""
+    path: list[Node] = field(default_factory=list)
+    """While it waits: the cached pages found for it so far. Nobody holds them, and they may be gone."""
     finish_reason: FinishReason | None = None
     """Set when it is decided; the request may still drain. None while DRAINING means: retracted, will wait again."""
 
@@ -61,10 +76,32 @@ class Request:
         assert self.sampling.max_tokens is not None and self.sampling.seed is not None, self.sampling
         self.max_tokens = self.sampling.max_tokens
         self.stop_ids = frozenset(self.sampling.stop_token_ids)
+        self.num_targets = 0 if self.sampling.prompt_logprobs is None else self.prompt_len - 1
 
     @property
     def num_outputs(self) -> int:
         return len(self.tokens) - self.prompt_len
+
+    @property
+    def cacheable(self) -> int:
+        """Most tokens that may come from the cache. At least one is left to compute: a logit is needed; and every one
+        is whose successor's log-probability is still to be told."""
+        return len(self.tokens) - 1 if self.num_told == self.num_targets else self.num_told
+
+    def targets(self, start: int, end: int) -> tuple[int, ...]:
+        """What a chunk from `start` to `end` is to give log-probabilities of: nothing if all of it is told."""
+        last = min(end, self.num_targets)
+        return tuple(self.tokens[start + 1 : last + 1]) if self.num_told < last else ()
+
+    @property
+    def was_running(self) -> bool:
+        """It waits because it was sent back."""
+        return self.retractions > 0 or self.preemptions > 0
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Some of what it knew at admission is not computed yet, though it may all be planned."""
+        return self.computed < self.prefill_end
 
     @property
     def extend_len(self) -> int:

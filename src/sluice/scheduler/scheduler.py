@@ -8,7 +8,7 @@ chunk of length 1, and a retracted request is one whose counters went back to th
 
 `schedule` makes an immutable plan and moves `scheduled`; `commit` folds the plan's result in and moves `computed`.
 Several plans may be in flight; they are committed in the order they were made. Only `add`, `abort`, `schedule`,
-`commit`, `fail` and `retract_all` change a request. No tensor, no clock, no text.
+`commit`, `fail` and `forget_device` change a request. No tensor, no clock, no text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.passes import TABLES
+from sluice.scheduler.passes import groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
@@ -27,9 +27,11 @@ from sluice.types import (
     BatchResult,
     Chunk,
     FinishReason,
+    Occupancy,
     Output,
     SamplingParams,
     SchedulerLimits,
+    TokenLogprobs,
 )
 
 
@@ -42,9 +44,9 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, kv: KVManager) -> None:
         self.limits = limits
-        self.state = SchedulerState(kv, limits.max_running_requests)
-        self._groups = TABLES[limits.schedule]
-        self._next_step = 0
+        self.state = SchedulerState(kv, limits)
+        self._groups = groups_of(limits)
+        self._page_size = kv.page_size
 
     @property
     def has_work(self) -> bool:
@@ -58,6 +60,7 @@ class Scheduler:
         *,
         sample_index: int = 0,
         extra_key: str = "",
+        priority: int = 0,
     ) -> None:
         """Queue a request.
 
@@ -65,6 +68,9 @@ class Scheduler:
             request_id: larger than every id before it; the order of ids is the order of arrival.
             prompt: at least one token id.
             sampling: resolved (`SamplingParams.resolved`).
+            sample_index: which of several samples of one prompt; they differ by it alone.
+            extra_key: namespace of the prefix cache; equal tokens under different keys share nothing.
+            priority: class under the policy `priority`, ignored under the others.
 
         Raises:
             DuplicateRequest: the id is in use.
@@ -73,7 +79,7 @@ class Scheduler:
         if request_id in self.state.requests:
             raise DuplicateRequest(f"request id {request_id} is in use")
         tokens = array("i", prompt)
-        request = Request(request_id, len(tokens), tokens, sampling, sample_index, extra_key)
+        request = Request(request_id, len(tokens), tokens, sampling, sample_index, extra_key, priority)
         kv = self.state.kv
         if not tokens:
             raise ValueError("the prompt is empty; it needs at least one token")
@@ -84,6 +90,17 @@ class Scheduler:
             )
         self.state.add(request)
 
+    def occupancy(self) -> Occupancy:
+        """How full it is now."""
+        state, kv = self.state, self.state.kv
+        return Occupancy(
+            running=len(state.partial) + len(state.decoding),
+            waiting=len(state.waiting),
+            free_pages=kv.pool.num_free,
+            cached_pages=kv.tree.num_evictable,
+            total_pages=kv.num_pages,
+        )
+
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         """End a request now, wherever it is. Unknown and ended ids give nothing."""
         request = self.state.requests.get(request_id)
@@ -93,14 +110,16 @@ class Scheduler:
 
     def schedule(self) -> BatchPlan | None:
         """Plan the next step, or None if nothing can be planned before a commit or a new request."""
+        state = self.state
+        state.waiting.promote(state.step)
         for group in self._groups:
-            batch = BatchBuilder(self.state.kv)
-            adder = PrefillAdder(self.state, self.limits, batch)
+            batch = BatchBuilder(state.kv)
+            adder = PrefillAdder(state, self.limits, batch)
             for each_pass in group:
-                each_pass(self.state, self.limits, batch, adder)
+                each_pass(state, self.limits, batch, adder)
             if len(batch):
-                plan = batch.freeze(self._next_step)
-                self._next_step += 1
+                plan = batch.freeze(state.step, adder.bound_by)
+                state.step += 1
                 return plan
         return None
 
@@ -110,17 +129,20 @@ class Scheduler:
         outputs: list[Output] = []
         errors = {error.row: error.message for error in result.errors}
         samples = iter(result.token_ids)
+        logprobs, prompt_logprobs = iter(result.logprobs), iter(result.prompt_logprobs)
         for row, chunk in enumerate(plan.chunks):
             request = self.state.requests[chunk.request_id]
             tokens: tuple[int, ...] = ()
+            of_tokens: tuple[TokenLogprobs, ...] = ()
             if chunk.samples:
                 request.pending -= 1
-                tokens = next(samples)
+                tokens, of_tokens = next(samples), next(logprobs, ())
+            of_targets = next(prompt_logprobs) if chunk.targets else ()
             if request.finish_reason is None:
                 if row in errors:
                     outputs.append(self._end(request, FinishReason.ERROR, errors[row]))
                 else:
-                    self._advance(request, chunk, tokens, outputs)
+                    self._advance(request, chunk, tokens, of_tokens, of_targets, outputs)
             self.state.landed(request)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
         return outputs
@@ -136,36 +158,49 @@ class Scheduler:
             self.state.landed(request)
         return outputs
 
-    def retract_all(self) -> None:
-        """Send every running request back to the queue, as after the loss of the device's state."""
-        for request in [*self.state.partial.values(), *self.state.decoding.values()]:
-            self.state.retract(request)
+    def forget_device(self) -> None:
+        """The device lost its state, with nothing in flight: nothing is cached any more, and what ran waits again."""
+        assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
+        for request in list(self.state.running()):
+            self.state.send_back(request)
+        self.state.kv.flush()
 
-    def _advance(self, request: Request, chunk: Chunk, tokens: tuple[int, ...], outputs: list[Output]) -> None:
+    def _advance(
+        self,
+        request: Request,
+        chunk: Chunk,
+        tokens: tuple[int, ...],
+        of_tokens: tuple[TokenLogprobs, ...],
+        of_targets: tuple[TokenLogprobs, ...],
+        outputs: list[Output],
+    ) -> None:
         """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends."""
-        request.computed = chunk.end
-        start = request.num_outputs
-        reason = None
+        end, lease = chunk.end, request.lease
+        assert lease is not None, f"request {request.id} was computed without pages"
+        request.computed = end
+        if chunk.start < request.prefill_end <= end:
+            self.state.computing.pop(request.id, None)
+        if of_targets:
+            of_targets = of_targets[request.num_told - chunk.start :]  # the first ones were told before a retraction
+            request.num_told += len(of_targets)
+        start, reason = request.num_outputs, None
         for count, token in enumerate(tokens, start=1):
             request.tokens.append(token)
-            reason = self._finish_reason(request, token)
+            if token in request.stop_ids:
+                reason = FinishReason.STOP
+            elif start + count >= request.max_tokens:
+                reason = FinishReason.LENGTH
             if reason is not None:
-                tokens = tokens[:count]
+                tokens, of_tokens = tokens[:count], of_tokens[:count]
                 break
-        assert request.lease is not None, f"request {request.id} was computed without pages"
-        self.state.kv.publish(request.lease, request.tokens, request.computed)
-        if tokens:
-            outputs.append(Output(request.id, start, tokens, request.num_cached_tokens, reason))
+        if end // self._page_size > chunk.start // self._page_size:
+            self.state.kv.publish(lease, request.tokens, end)
+        if tokens or of_targets:
+            outputs.append(
+                Output(request.id, start, tokens, request.num_cached_tokens, reason, None, of_tokens, of_targets)
+            )
         if reason is not None:
             self.state.end(request, reason)
-
-    @staticmethod
-    def _finish_reason(request: Request, token: int) -> FinishReason | None:
-        if token in request.stop_ids:
-            return FinishReason.STOP
-        if request.num_outputs >= request.max_tokens:
-            return FinishReason.LENGTH
-        return None
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
         output = Output(request.id, request.num_outputs, (), max(0, request.num_cached_tokens), reason, error)

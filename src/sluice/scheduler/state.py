@@ -2,51 +2,67 @@
 
     add -> WAITING -> PARTIAL -> DECODING -> DRAINING -> GONE
               ^                                 |
-              +---------- retracted ------------+
+              +---------- sent back ------------+
 
-A request may leave PARTIAL or DECODING at any moment: ended, aborted, failed or retracted. It then drains: it keeps
+A request may leave PARTIAL or DECODING at any moment: ended, aborted, failed or sent back. It then drains: it keeps
 its slot and pages until its last in-flight row is committed, because a step on the device may still use them. Nothing
 else in the scheduler has to know about that.
 """
 
 from __future__ import annotations
 
-from sluice.kv.manager import KVManager
+from collections.abc import Iterator
+
+from sluice.kv.manager import KVManager, Lease
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Place, Request
-from sluice.types import FinishReason
+from sluice.scheduler.reserve import reservation_of
+from sluice.types import FinishReason, SchedulerLimits
 
 
 class SchedulerState:
     """The requests of one engine by place, and the slots and pages they hold."""
 
-    def __init__(self, kv: KVManager, num_slots: int) -> None:
+    def __init__(self, kv: KVManager, limits: SchedulerLimits) -> None:
         self.kv = kv
-        self.num_slots = num_slots
-        self.free_slots = list(range(num_slots - 1, -1, -1))
+        self.reservation = reservation_of(limits)
+        self.step = 0
+        """Number of the next plan."""
+        self.num_slots = limits.max_running_requests
+        self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.requests: dict[int, Request] = {}
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(limits)
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}
+        self.computing: dict[int, Request] = {}
+        """Those of `partial` and `decoding` whose prompt is not all computed."""
 
     def add(self, request: Request) -> None:
         self.requests[request.id] = request
-        self.waiting.push(request)
+        self.waiting.push(request, self.step)
+
+    def running(self) -> Iterator[Request]:
+        yield from self.partial.values()
+        yield from self.decoding.values()
 
     def oldest_running(self) -> Request | None:
-        """The running request that came first. It is never retracted, so it always finishes."""
-        running = min(self.decoding, default=None), min(self.partial, default=None)
-        oldest = min((id for id in running if id is not None), default=None)
-        return None if oldest is None else self.requests[oldest]
+        """The running request that came first. It is never retracted for want of memory, so it always finishes."""
+        return min(self.running(), key=lambda request: request.id, default=None)
 
-    def start(self, request: Request) -> None:
-        """WAITING to PARTIAL, with a fresh slot; the lease is the caller's to set."""
+    def start(self, request: Request, lease: Lease) -> None:
+        """WAITING to PARTIAL, with a fresh slot, on the pages of a cached prefix."""
         self.waiting.remove(request)
+        request.path = []
         request.slot = self.free_slots.pop()
+        request.lease = lease
+        request.cached = request.computed = request.scheduled = len(lease.pages) * self.kv.page_size
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = request.cached
         request.prefill_end = len(request.tokens)
         request.place = Place.PARTIAL
         self.partial[request.id] = request
+        self.computing[request.id] = request
 
     def prefilled(self, request: Request) -> None:
         """PARTIAL to DECODING: everything known is planned."""
@@ -54,10 +70,9 @@ class SchedulerState:
         request.place = Place.DECODING
         self.decoding[request.id] = request
 
-    def retract(self, request: Request) -> None:
+    def send_back(self, request: Request) -> None:
         """Take pages and slot back; the request will wait again with the tokens it has."""
         assert request.place in (Place.PARTIAL, Place.DECODING), f"request {request.id} is {request.place}"
-        request.retractions += 1
         self._drain(request)
 
     def end(self, request: Request, reason: FinishReason) -> None:
@@ -79,6 +94,7 @@ class SchedulerState:
     def _drain(self, request: Request) -> None:
         running = self.partial if request.place is Place.PARTIAL else self.decoding
         del running[request.id]
+        self.computing.pop(request.id, None)
         request.place = Place.DRAINING
         self.draining[request.id] = request
         if request.in_flight == 0:
@@ -87,14 +103,17 @@ class SchedulerState:
     def _drained(self, request: Request) -> None:
         del self.draining[request.id]
         assert request.lease is not None, f"request {request.id} drains without pages"
-        self.kv.release(request.lease, request.tokens, request.computed)
+        if request.finish_reason is FinishReason.ERROR:
+            self.kv.discard(request.lease)
+        else:
+            self.kv.release(request.lease, request.tokens, request.computed)
         request.lease = None
         self.free_slots.append(request.slot)
         request.slot = -1
         if request.finish_reason is None:
             request.place = Place.WAITING
             request.cached = request.computed = request.scheduled = 0
-            self.waiting.push(request)
+            self.waiting.push(request, self.step)
         else:
             self._forget(request)
 

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sluice.server.backend import Service
 from sluice.server.errors import ApiError
 from sluice.server.generation import Generation
+from sluice.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from sluice.server.stream import DONE, event
 from sluice.server.text import Piece
-from sluice.types import FinishReason
+from sluice.server.tokens import Tokenizer
+from sluice.types import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One finished choice of an answer that is sent whole."""
+
+    pieces: Sequence[Piece]
+    prompt_logprobs: Sequence[TokenLogprobs | None] | None
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        return self.pieces[-1].finish_reason
 
 
 class Answer(Protocol):
@@ -27,67 +47,84 @@ class Answer(Protocol):
         """The event without choices that carries the usage."""
         ...
 
-    def whole(self, choices: Sequence[tuple[str, FinishReason]]) -> dict[str, Any]:
-        """The answer in one piece: text and finish reason of each choice."""
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """The answer in one piece."""
         ...
 
 
 class CompletionAnswer:
     """The answer to `POST /v1/completions`."""
 
-    def __init__(self, *, id: str, created: int, model: str) -> None:
-        self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}
+    def __init__(self, *, id: str, created: int, service: Service) -> None:
+        self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": service.model}
+        self._tokenizer = service.tokenizer
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        return self._head | {"choices": [self._choice(index, piece.text, piece.finish_reason)]}
+        return self._head | {"choices": [self._choice(index, piece.text, [piece])]}
 
     def closing(self) -> dict[str, Any]:
         return self._head | {"choices": []}
 
-    def whole(self, choices: Sequence[tuple[str, FinishReason]]) -> dict[str, Any]:
-        return self._head | {"choices": [self._choice(i, text, reason) for i, (text, reason) in enumerate(choices)]}
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        return self._head | {
+            "choices": [
+                self._choice(index, choice.text, choice.pieces)
+                | _prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
+                for index, choice in enumerate(choices)
+            ]
+        }
 
-    @staticmethod
-    def _choice(index: int, text: str, reason: FinishReason | None) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+    def _choice(self, index: int, text: str, pieces: Sequence[Piece]) -> dict[str, Any]:
+        logprobs = completion_logprobs(self._tokenizer, pieces)
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": pieces[-1].finish_reason}
 
 
 class ChatAnswer:
     """The answer to `POST /v1/chat/completions`."""
 
-    def __init__(self, *, id: str, created: int, model: str) -> None:
-        head = {"id": f"chatcmpl-{id}", "created": created, "model": model}
+    def __init__(self, *, id: str, created: int, service: Service) -> None:
+        head = {"id": f"chatcmpl-{id}", "created": created, "model": service.model}
         self._whole_head = head | {"object": "chat.completion"}
         self._chunk_head = head | {"object": "chat.completion.chunk"}
+        self._tokenizer = service.tokenizer
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return self._chunk(index, {"role": "assistant", "content": ""}, None)
+        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        return self._chunk(index, {"content": piece.text}, piece.finish_reason)
+        logprobs = chat_logprobs(self._tokenizer, [piece])
+        return self._chunk(index, {"content": piece.text}, logprobs, piece.finish_reason)
 
     def closing(self) -> dict[str, Any]:
         return self._chunk_head | {"choices": []}
 
-    def whole(self, choices: Sequence[tuple[str, FinishReason]]) -> dict[str, Any]:
-        return self._whole_head | {
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        answer = self._whole_head | {
             "choices": [
                 {
                     "index": index,
-                    "message": {"role": "assistant", "content": text},
-                    "logprobs": None,
-                    "finish_reason": reason,
+                    "message": {"role": "assistant", "content": choice.text},
+                    "logprobs": chat_logprobs(self._tokenizer, choice.pieces),
+                    "finish_reason": choice.finish_reason,
                 }
-                for index, (text, reason) in enumerate(choices)
+                for index, choice in enumerate(choices)
             ]
         }
+        return answer | _prompt_logprobs(self._tokenizer, choices[0].prompt_logprobs)
 
-    def _chunk(self, index: int, delta: dict[str, str], reason: FinishReason | None) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
+    def _chunk(
+        self, index: int, delta: dict[str, str], logprobs: dict[str, Any] | None, reason: FinishReason | None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._chunk_head | {"choices": [choice]}
+
+
+def _prompt_logprobs(tokenizer: Tokenizer, told: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
+    """The field, if it was asked for."""
+    return {} if told is None else {"prompt_logprobs": prompt_logprobs(tokenizer, told)}
 
 
 async def events(generation: Generation, answer: Answer, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
@@ -116,13 +153,11 @@ async def whole(generation: Generation, answer: Answer) -> dict[str, Any]:
     Raises:
         ApiError: 500 or 503, the engine failed it.
     """
-    texts: list[list[str]] = [[] for _ in range(generation.num_choices)]
-    reasons: list[FinishReason | None] = [None] * generation.num_choices
+    pieces: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
     with generation:
-        async for pieces in generation.pieces():
-            for index, piece in pieces:
-                texts[index].append(piece.text)
-                reasons[index] = piece.finish_reason
-        choices = [("".join(text), reason) for text, reason in zip(texts, reasons, strict=True) if reason is not None]
-        assert len(choices) == generation.num_choices, reasons
+        async for arrived in generation.pieces():
+            for index, piece in arrived:
+                pieces[index].append(piece)
+        choices = [Choice(own, generation.prompt_logprobs(index)) for index, own in enumerate(pieces)]
+        assert all(choice.finish_reason is not None for choice in choices), choices
         return answer.whole(choices) | {"usage": generation.usage().as_json()}

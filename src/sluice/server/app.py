@@ -15,6 +15,7 @@ from sluice.server.answers import Answer, ChatAnswer, CompletionAnswer, events, 
 from sluice.server.backend import Backend, Service
 from sluice.server.errors import ApiError
 from sluice.server.generation import Generation, chat_prompt, completion_prompts
+from sluice.server.info import server_info
 from sluice.server.openai import ChatCall, CompletionCall, parse_chat, parse_completion
 from sluice.server.stream import EventStream, unless_disconnected
 
@@ -34,14 +35,14 @@ def create_app(
     async def completions(request: Request) -> Response:
         call = parse_completion(await read_body(request, max_body_bytes))
         service = service_for(backend, call)
-        answer = CompletionAnswer(id=secrets.token_hex(12), created=int(clock()), model=service.model)
+        answer = CompletionAnswer(id=secrets.token_hex(12), created=int(clock()), service=service)
         return await respond(request, service, call, await completion_prompts(service, call), answer)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         call = parse_chat(await read_body(request, max_body_bytes))
         service = service_for(backend, call)
-        answer = ChatAnswer(id=secrets.token_hex(12), created=int(clock()), model=service.model)
+        answer = ChatAnswer(id=secrets.token_hex(12), created=int(clock()), service=service)
         return await respond(request, service, call, [await chat_prompt(service, call)], answer)
 
     @app.get("/v1/models")
@@ -57,6 +58,10 @@ def create_app(
     @app.get("/health")
     async def health() -> Response:
         return JSONResponse({"status": backend.status}, status_code=200 if backend.is_open else 503)
+
+    @app.get("/server_info")
+    async def info() -> Response:
+        return JSONResponse(await server_info(backend.service()))
 
     @app.get("/version")
     async def show_version() -> Response:
@@ -95,7 +100,7 @@ async def respond(
     answer: Answer,
 ) -> Response:
     """Run a call for as long as its client is there."""
-    generation = Generation(service, prompts, call.sampling)
+    generation = Generation(service, prompts, call)
     if call.stream:
         return EventStream(events(generation, answer, include_usage=call.include_usage))
     result = await unless_disconnected(request.receive, whole(generation, answer))

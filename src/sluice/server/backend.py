@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sluice.explain import Setting
 from sluice.limits import Limits
 from sluice.server.client import EngineClient
 from sluice.server.errors import ApiError, unavailable
@@ -12,13 +14,15 @@ from sluice.server.tokens import Tokenizer
 
 @dataclass(frozen=True)
 class Service:
-    """A loaded model: its name in the API, its tokenizer, its limits and the way to its engine."""
+    """A loaded model: its name in the API, its tokenizer, its limits, the way to its engine, and how it was set up."""
 
     model: str
     tokenizer: Tokenizer
     limits: Limits
     eos_token_ids: frozenset[int]
     client: EngineClient
+    engine_pid: int
+    settings: Sequence[Setting]
 
     def check_model(self, asked: str | None) -> None:
         """

@@ -8,13 +8,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
-from sluice.engine.messages import Abort, Message, Submit
+from sluice.engine.messages import Abort, Message, QueryStats, Stats, Submit
 from sluice.types import FinishReason, Output, SamplingParams
+from sluice.wire import Outputs
 
 
 class EngineGone(RuntimeError):
     """The engine cannot serve: it ended, or the server is shutting it down."""
+
+
+class NewRequest(NamedTuple):
+    """A checked request that has no id yet; the fields are those of `Submit`."""
+
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    """Resolved."""
+    sample_index: int = 0
+    extra_key: str = ""
+    priority: int = 0
 
 
 class EngineClient:
@@ -24,6 +37,7 @@ class EngineClient:
         self._send = send
         self._ids = itertools.count(1)
         self._open: dict[int, Inbox] = {}
+        self._queries: dict[int, asyncio.Future[Stats]] = {}
         self._gone: str | None = None
 
     @property
@@ -31,11 +45,8 @@ class EngineClient:
         """Requests whose end has neither arrived nor been asked for."""
         return len(self._open)
 
-    def submit(self, requests: Sequence[tuple[Sequence[int], SamplingParams]]) -> Inbox:
+    def submit(self, requests: Sequence[NewRequest]) -> Inbox:
         """Send requests and open the inbox for their outputs; whoever holds it must `close` it.
-
-        Args:
-            requests: each a checked prompt (token ids) and its resolved sampling parameters.
 
         Raises:
             EngineGone: no engine to send to.
@@ -43,13 +54,39 @@ class EngineClient:
         if self._gone is not None:
             raise EngineGone(self._gone)
         inbox = Inbox(self, [next(self._ids) for _ in requests])
-        for request_id, (prompt, sampling) in zip(inbox.request_ids, requests, strict=True):
+        for request_id, request in zip(inbox.request_ids, requests, strict=True):
             self._open[request_id] = inbox
-            self._send(Submit(request_id, tuple(prompt), sampling))
+            self._send(Submit(request_id, *request))
         return inbox
 
+    async def stats(self) -> Stats:
+        """Ask the engine how it stands; it answers between two steps.
+
+        Raises:
+            EngineGone: no engine to ask, or it ended before it answered.
+        """
+        if self._gone is not None:
+            raise EngineGone(self._gone)
+        query_id = next(self._ids)
+        self._queries[query_id] = asyncio.get_running_loop().create_future()
+        self._send(QueryStats(query_id))
+        try:
+            return await self._queries[query_id]
+        finally:
+            self._queries.pop(query_id, None)
+
+    def deliver(self, frame: Outputs | Stats) -> None:
+        """Hand out what the engine sent."""
+        match frame:
+            case Outputs(outputs):
+                self.dispatch(outputs)
+            case Stats(query_id):
+                query = self._queries.get(query_id)
+                if query is not None and not query.done():
+                    query.set_result(frame)
+
     def dispatch(self, outputs: Sequence[Output]) -> None:
-        """Hand out what the engine sent. Outputs of requests that nobody waits for any more are dropped."""
+        """Hand out the outputs of a step. Those of requests that nobody waits for any more are dropped."""
         for output in outputs:
             inbox = self._open.get(output.request_id)
             if inbox is None:
@@ -64,12 +101,15 @@ class EngineClient:
             self._send(Abort(request_id, reason))
 
     def fail(self, message: str) -> None:
-        """There is no engine any more: every open inbox and every later `submit` raises `EngineGone`."""
+        """There is no engine any more: every open inbox and query and every later one raises `EngineGone`."""
         self._gone = message
         inboxes = set(self._open.values())
         self._open.clear()
         for inbox in inboxes:
             inbox.put(EngineGone(message))
+        for query in self._queries.values():
+            if not query.done():
+                query.set_exception(EngineGone(message))
 
 
 class Inbox:

@@ -56,6 +56,13 @@ class Vocabulary:
         token = self._visible(token_id)
         return b"" if token is None else self._spelling.first(token)
 
+    def spelled(self, token_id: int) -> bytes | None:
+        """What a token spells when it is shown by itself: a special one its own name; None if the id is unknown."""
+        token = self._id_to_token(token_id)
+        if token is None:
+            return None
+        return token.encode() if token_id in self._special_ids else self.inner(token_id)
+
     def shows(self, token_id: int) -> bool:
         """Whether the token is part of the text at all."""
         return self._visible(token_id) is not None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
     link = ZmqLink(SocketFolder(Path(folder)))
     try:
         start = link.receive_start()
+        _show_log(start.log_level)
         try:
             engine, ready = find_factory(start.factory)(start.config, link)
         except Exception as error:
@@ -69,6 +71,8 @@ def build(config: EngineConfig, link: ZmqLink) -> tuple[Engine, Ready]:
         limits=info.limits,
         eos_token_ids=tuple(sorted(info.eos_token_ids)),
         babbles=info.babbles,
+        config=info.config,
+        reasons=info.reasons,
     )
 
 
@@ -78,6 +82,12 @@ def describe(error: Exception) -> str:
     if isinstance(error, ValueError | OSError) and text:
         return text
     return f"{type(error).__name__}: {text}"
+
+
+def _show_log(level: str) -> None:
+    """Our own messages on standard error, from this level up; other packages keep to warnings."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("sluice").setLevel(level.upper())
 
 
 def _die_with_server() -> None:

@@ -1,6 +1,6 @@
 """One HTTP call at the engine: prompts in, pieces of text out, tokens counted.
 
-A call with several prompts is several requests that share an inbox; each is one choice of the answer.
+A call is a request for each sample of each prompt; they share an inbox, and each is one choice of the answer.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Self
 
 from sluice.limits import LimitError
 from sluice.server.backend import Service
-from sluice.server.client import EngineGone, Inbox
+from sluice.server.client import EngineGone, Inbox, NewRequest
 from sluice.server.errors import ApiError, bad_request, unavailable
 from sluice.server.openai import ChatCall, CompletionCall
 from sluice.server.text import Piece, TextStream
 from sluice.server.tokens import TokenizerError
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
 
 LONG_TEXT = 4096
 """Characters from which tokenizing leaves the event loop: below, it takes about a millisecond."""
@@ -58,7 +58,7 @@ async def chat_prompt(service: Service, call: ChatCall) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a call, all its choices together."""
+    """Tokens of a call: each prompt once, whatever `n`; the outputs of all choices together."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -74,17 +74,23 @@ class Usage:
 
 
 class Generation:
-    """One call. Entering the `with` submits its requests, leaving it ends them, at the engine too."""
+    """One call. Entering the `with` submits its requests, leaving it ends them, at the engine too.
 
-    def __init__(self, service: Service, prompts: Sequence[Sequence[int]], sampling: SamplingParams) -> None:
+    Choices are numbered prompt by prompt, the samples of one next to each other.
+    """
+
+    def __init__(self, service: Service, prompts: Sequence[Sequence[int]], call: CompletionCall | ChatCall) -> None:
         """
         Raises:
-            ApiError: 400, a prompt that the limits refuse.
+            ApiError: 400, a prompt or a priority that the limits refuse.
         """
         self._client = service.client
-        self._requests = [(prompt, _resolved(service, prompt, sampling)) for prompt in prompts]
-        self._texts = [TextStream(service.tokenizer.detokenizer(prompt), sampling.stop) for prompt in prompts]
-        self._cached = [0] * len(prompts)
+        self._requests = [request for prompt in prompts for request in _samples(service, prompt, call)]
+        self._texts = [
+            TextStream(service.tokenizer.detokenizer(request.prompt), call.sampling.stop) for request in self._requests
+        ]
+        self._cached = [0] * len(self._requests)
+        self._prompt_logprobs: list[list[TokenLogprobs | None]] = [[None] for _ in self._requests]
         self._inbox: Inbox | None = None
         self._index: dict[int, int] = {}
 
@@ -130,22 +136,40 @@ class Generation:
         if text.finish_reason is not None:
             return []
         self._cached[index] = output.num_cached_tokens
+        self._prompt_logprobs[index] += output.prompt_logprobs
         pieces = list(text.push(output))
         if text.finish_reason is not None:
             self._client.abort(output.request_id, FinishReason.STOP)  # if a stop string did it
         return [(index, piece) for piece in pieces]
 
+    def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:
+        """Of the prompt of a choice, None in place of its first token; None if nobody asked. Complete at the end."""
+        first = index - self._requests[index].sample_index
+        return None if self._requests[first].sampling.prompt_logprobs is None else self._prompt_logprobs[first]
+
     def usage(self) -> Usage:
+        firsts = [index for index, request in enumerate(self._requests) if request.sample_index == 0]
         return Usage(
-            sum(len(prompt) for prompt, _ in self._requests),
-            sum(self._cached),
+            sum(len(self._requests[index].prompt) for index in firsts),
+            sum(self._cached[index] for index in firsts),
             sum(text.num_tokens for text in self._texts),
         )
 
 
-def _resolved(service: Service, prompt: Sequence[int], sampling: SamplingParams) -> SamplingParams:
+def _samples(service: Service, prompt: Sequence[int], call: CompletionCall | ChatCall) -> list[NewRequest]:
+    """The requests of one prompt: equal but for the number of the sample, so they share its pages and its seed."""
+    tokens = tuple(prompt)
+    sampling = _resolved(service, tokens, call)
+    return [
+        NewRequest(tokens, sampling.of_sample(sample_index), sample_index, call.extra_key, call.priority)
+        for sample_index in range(call.sampling.n)
+    ]
+
+
+def _resolved(service: Service, prompt: Sequence[int], call: CompletionCall | ChatCall) -> SamplingParams:
     try:
-        room = service.limits.check(prompt, sampling.max_tokens)
+        service.limits.check_priority(call.priority)
+        room = service.limits.check(prompt, call.sampling.max_tokens)
     except LimitError as error:
         raise bad_request(str(error), param=error.param, code=error.code) from error
-    return sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=secrets.randbits(63))
+    return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=secrets.randbits(63))

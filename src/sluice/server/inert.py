@@ -20,7 +20,6 @@ class _Anything:
 ANYTHING = _Anything()
 
 _COMMON: dict[str, tuple[Any, ...] | _Anything] = {
-    "n": (1,),
     "logit_bias": ({},),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -32,7 +31,6 @@ _COMMON: dict[str, tuple[Any, ...] | _Anything] = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "return_token_ids": (False,),
-    "priority": (0,),
     "echo": (False,),
     "user": ANYTHING,
     "metadata": ANYTHING,
@@ -41,12 +39,10 @@ _COMMON: dict[str, tuple[Any, ...] | _Anything] = {
     "safety_identifier": ANYTHING,
 }
 
-COMPLETION_ASKS_NOTHING = MappingProxyType(_COMMON | {"best_of": (1,), "suffix": ("",), "add_special_tokens": (True,)})
+COMPLETION_ASKS_NOTHING = MappingProxyType(_COMMON | {"suffix": ("",), "add_special_tokens": (True,)})
 CHAT_ASKS_NOTHING = MappingProxyType(
     _COMMON
     | {
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),

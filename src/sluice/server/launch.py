@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Message, Shutdown
+from sluice.engine.messages import Message, Shutdown, Stats
 from sluice.server.zmq_link import SocketFolder, ZmqChannel
 from sluice.wire import Failed, Outputs, Ready, Start, WireError
 
@@ -31,7 +31,7 @@ class EngineProcess:
         self._listens = False
 
     @classmethod
-    async def spawn(cls, config: EngineConfig, *, factory: str = FACTORY) -> EngineProcess:
+    async def spawn(cls, config: EngineConfig, *, factory: str = FACTORY, log_level: str = "warning") -> EngineProcess:
         """Start a process that builds an engine for `config`. Returns before the model is loaded."""
         folder = SocketFolder.fresh()
         channel = ZmqChannel(folder)
@@ -46,7 +46,7 @@ class EngineProcess:
             channel.close()
             folder.remove()
             raise
-        channel.send(Start(factory, config))
+        channel.send(Start(factory, config, log_level))
         return cls(process, folder, channel)
 
     @property
@@ -80,8 +80,8 @@ class EngineProcess:
     def send(self, message: Message) -> None:
         self._channel.send(message)
 
-    async def run(self, deliver: Callable[[Outputs], None]) -> str:
-        """Deliver outputs until the process ends. Returns how it ended."""
+    async def run(self, deliver: Callable[[Outputs | Stats], None]) -> str:
+        """Deliver outputs and answers until the process ends. Returns how it ended."""
         delivering = asyncio.create_task(self._deliver(deliver))
         await asyncio.wait({delivering, self._ended}, return_when=asyncio.FIRST_COMPLETED)
         if not delivering.done():
@@ -91,13 +91,13 @@ class EngineProcess:
         self._process.kill()
         return f"the engine spoke nonsense and was ended: {delivering.result()}"
 
-    async def _deliver(self, deliver: Callable[[Outputs], None]) -> WireError:
+    async def _deliver(self, deliver: Callable[[Outputs | Stats], None]) -> WireError:
         while True:
             try:
                 frame = await self._channel.receive()
             except WireError as error:
                 return error
-            if not isinstance(frame, Outputs):
+            if not isinstance(frame, Outputs | Stats):
                 return WireError(f"unexpected message {frame!r}")
             deliver(frame)
 

@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from sluice.limits import LimitError, check_cache_salt
 from sluice.server.errors import ApiError, bad_request
 from sluice.server.inert import CHAT_ASKS_NOTHING, COMPLETION_ASKS_NOTHING, without_inert
-from sluice.types import SamplingParams
+from sluice.types import MAX_LOGPROBS, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; a chat may fill the context."""
@@ -44,10 +45,16 @@ class _Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[str] = []
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
+    n: int = 1
+    priority: int = 0
+    cache_salt: str | None = None
+    prompt_logprobs: int | None = None
 
 
 class _Completion(_Fields, kw_only=True, forbid_unknown_fields=True):
     prompt: Any
+    best_of: int | None = None
+    logprobs: int | None = None
 
 
 class _TextPart(msgspec.Struct, tag_field="type", tag="text"):
@@ -63,17 +70,21 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class _Chat(_Fields, kw_only=True, forbid_unknown_fields=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall:
-    """`POST /v1/completions`: each prompt is a text or token ids, and becomes one choice."""
+    """`POST /v1/completions`: each prompt is a text or token ids, and becomes `sampling.n` choices."""
 
     model: str | None
     prompts: tuple[str | list[int], ...]
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    priority: int
+    extra_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,8 @@ class ChatCall:
     sampling: SamplingParams
     stream: bool
     include_usage: bool
+    priority: int
+    extra_key: str
 
 
 def parse_completion(body: bytes) -> CompletionCall:
@@ -93,13 +106,20 @@ def parse_completion(body: bytes) -> CompletionCall:
         ApiError: 400, naming the field.
     """
     fields = _convert(without_inert(_object(body), _names(_Completion), COMPLETION_ASKS_NOTHING), _Completion)
+    if fields.best_of not in (None, fields.n):
+        raise bad_request(
+            f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {fields.n}",
+            param="best_of",
+        )
     max_tokens = COMPLETION_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
     return CompletionCall(
         model=fields.model,
         prompts=_prompts(fields.prompt),
-        sampling=_sampling(fields, max_tokens),
+        sampling=_sampling(fields, max_tokens, fields.logprobs),
         stream=fields.stream,
         include_usage=_include_usage(fields),
+        priority=fields.priority,
+        extra_key=_extra_key(fields),
     )
 
 
@@ -114,9 +134,11 @@ def parse_chat(body: bytes) -> ChatCall:
     return ChatCall(
         model=fields.model,
         messages=tuple(_message(index, message) for index, message in enumerate(fields.messages)),
-        sampling=_sampling(fields, _chat_max_tokens(fields)),
+        sampling=_sampling(fields, _chat_max_tokens(fields), _chat_logprobs(fields)),
         stream=fields.stream,
         include_usage=_include_usage(fields),
+        priority=fields.priority,
+        extra_key=_extra_key(fields),
     )
 
 
@@ -224,6 +246,16 @@ def _chat_max_tokens(fields: _Chat) -> int | None:
     return one if other is None else other
 
 
+def _chat_logprobs(fields: _Chat) -> int | None:
+    if not 0 <= fields.top_logprobs <= MAX_LOGPROBS:
+        raise bad_request(
+            f"top_logprobs must be an integer from 0 to {MAX_LOGPROBS}, got {fields.top_logprobs}", param="top_logprobs"
+        )
+    if fields.top_logprobs and not fields.logprobs:
+        raise bad_request("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+    return fields.top_logprobs if fields.logprobs else None
+
+
 def _include_usage(fields: _Fields) -> bool:
     if fields.stream_options is None:
         return False
@@ -232,7 +264,24 @@ def _include_usage(fields: _Fields) -> bool:
     return bool(fields.stream_options.include_usage)
 
 
-def _sampling(fields: _Fields, max_tokens: int | None) -> SamplingParams:
+def _extra_key(fields: _Fields) -> str:
+    """The namespace of the prefix cache: the salt, or the one of all who send none."""
+    if fields.cache_salt is None:
+        return ""
+    try:
+        check_cache_salt(fields.cache_salt)
+    except LimitError as error:
+        raise bad_request(str(error), param=error.param) from error
+    return fields.cache_salt
+
+
+def _sampling(fields: _Fields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
+    if fields.stream and fields.prompt_logprobs is not None:
+        raise bad_request(
+            "prompt_logprobs is not supported with stream: true, whose events are tokens of the answer; send"
+            " stream: false",
+            param="prompt_logprobs",
+        )
     stops = [fields.stop] if isinstance(fields.stop, str) else fields.stop
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
         raise bad_request(
@@ -251,6 +300,9 @@ def _sampling(fields: _Fields, max_tokens: int | None) -> SamplingParams:
             stop=tuple(stops),
             stop_token_ids=tuple(fields.stop_token_ids),
             ignore_eos=fields.ignore_eos,
+            n=fields.n,
+            logprobs=logprobs,
+            prompt_logprobs=fields.prompt_logprobs,
         )
     except ValueError as error:  # its first word is the field
         raise bad_request(str(error), param=str(error).split()[0]) from error

@@ -9,12 +9,14 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import uvicorn
 
 from sluice.config import EngineConfig, ServerConfig
+from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
 from sluice.server.client import EngineClient
@@ -38,16 +40,23 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def run(server: ServerConfig, engine: EngineConfig, *, factory: str = FACTORY) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit status: 1 if the engine did not start, or died."""
+def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = (), factory: str = FACTORY) -> int:
+    """Serve until SIGINT or SIGTERM.
+
+    Args:
+        given: names of the options that the user set.
+
+    Returns:
+        The exit status: 1 if the engine did not start, or died.
+    """
     try:
-        return asyncio.run(serve(server, engine, factory=factory))
+        return asyncio.run(serve(server, engine, given=given, factory=factory))
     except (CannotListen, EngineStartError, TokenizerError) as error:
         print(f"sluice: error: {error}", file=sys.stderr)
         return 1
 
 
-async def serve(server: ServerConfig, engine: EngineConfig, *, factory: str = FACTORY) -> int:
+async def serve(server: ServerConfig, engine: EngineConfig, *, given: Collection[str], factory: str) -> int:
     """
     Raises:
         CannotListen: the port is in use, or the address is not this machine's.
@@ -66,7 +75,7 @@ async def serve(server: ServerConfig, engine: EngineConfig, *, factory: str = FA
         )
     )
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
-    living = asyncio.create_task(live(backend, server, engine, url, factory), name="engine")
+    living = asyncio.create_task(live(backend, server, engine, url, given=given, factory=factory), name="engine")
     stopping = asyncio.create_task(_stop_signal().wait(), name="stop-signal")
     try:
         await asyncio.wait({serving, living, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -84,22 +93,25 @@ async def serve(server: ServerConfig, engine: EngineConfig, *, factory: str = FA
         await asyncio.wait({serving})
 
 
-async def live(backend: Backend, server: ServerConfig, config: EngineConfig, url: str, factory: str) -> str:
+async def live(
+    backend: Backend, server: ServerConfig, config: EngineConfig, url: str, *, given: Collection[str], factory: str
+) -> str:
     """Start the engine, serve with it, and say how it ended. Cancelling it ends the engine.
 
     Raises:
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
-    engine = await EngineProcess.spawn(config, factory=factory)
+    engine = await EngineProcess.spawn(config, factory=factory, log_level=server.log_level)
     try:
         ready = await engine.ready()
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
         client = EngineClient(engine.send)
         name = server.served_model_name or ready.model
         eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
-        backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client))
+        settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
+        backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, engine.pid, settings))
         print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
-        how = await engine.run(lambda outputs: client.dispatch(outputs.outputs))
+        how = await engine.run(client.deliver)
         backend.close(how)
         print(f"sluice: error: {how}; answering 503 until stopped", file=sys.stderr)
         return how

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sluice.server.detokenize import Detokenizer
-from sluice.types import FinishReason, Output
+from sluice.types import FinishReason, Output, TokenLogprobs
 
 
 class StopFinder:
@@ -58,6 +58,10 @@ class Piece(NamedTuple):
     token_id: int | None
     text: str
     finish_reason: FinishReason | None = None
+    logprobs: TokenLogprobs | None = None
+    """If asked for."""
+    offset: int = 0
+    """Where the token begins: characters of text before it, those of a stop string counted."""
 
 
 class TextStream:
@@ -69,6 +73,7 @@ class TextStream:
         self.num_tokens = 0
         """Tokens generated, up to and including the one that ended the text."""
         self.finish_reason: FinishReason | None = None
+        self._length = 0
 
     def push(self, output: Output) -> Iterator[Piece]:
         """The pieces of one output, in order.
@@ -80,19 +85,23 @@ class TextStream:
         for index, token in enumerate(output.token_ids):
             if self.finish_reason is not None:
                 return
-            yield self._token(token, output.finish_reason if index == last else None)
+            logprobs = output.logprobs[index] if output.logprobs else None
+            yield self._token(token, output.finish_reason if index == last else None, logprobs)
         if self.finish_reason is None and output.finish_reason is not None:
             self.finish_reason = output.finish_reason
             yield Piece(None, self._rest(), output.finish_reason)
 
-    def _token(self, token: int, reason: FinishReason | None) -> Piece:
+    def _token(self, token: int, reason: FinishReason | None, logprobs: TokenLogprobs | None) -> Piece:
         self.num_tokens += 1
+        offset = self._length
         # A stop token ends the text and is no part of it.
-        text = "" if reason is FinishReason.STOP else self._stops.push(self._detokenizer.push(token))
+        own = "" if reason is FinishReason.STOP else self._detokenizer.push(token)
+        self._length += len(own)
+        text = self._stops.push(own)
         if not self._stops.found and reason is not None:
             text += self._rest()
         self.finish_reason = FinishReason.STOP if self._stops.found else reason
-        return Piece(token, text, self.finish_reason)
+        return Piece(token, text, self.finish_reason, logprobs, offset)
 
     def _rest(self) -> str:
         """What the end releases: an unfinished character, then what only looked like a stop string."""

@@ -108,6 +108,10 @@ class Tokenizer:
         """The text of a list of ids, without special tokens. Equal to what a `detokenizer` gives piece by piece."""
         return decode(self._vocabulary, token_ids)
 
+    def spelled(self, token_id: int) -> bytes | None:
+        """The bytes of one token by itself, special or not; they may be a part of a character. None: an unknown id."""
+        return self._vocabulary.spelled(token_id)
+
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """A stream of text that continues `prompt` (see `Detokenizer`)."""
         return Detokenizer(self._vocabulary, prompt)

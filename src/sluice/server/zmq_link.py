@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from sluice.engine.messages import Abort, Message, Shutdown, Submit
+from sluice.engine.messages import Abort, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.types import Output
 from sluice.wire import Frame, Start, WireError, decode, encode, encode_outputs
 
@@ -100,7 +100,7 @@ class ZmqLink:
                 frame = decode(self._requests.recv(flags))
             except zmq.Again:
                 return messages
-            if not isinstance(frame, Submit | Abort | Shutdown):
+            if not isinstance(frame, Submit | Abort | QueryStats | Shutdown):
                 raise WireError(f"not a message to an engine: {frame!r}")
             messages.append(frame)
             flags = zmq.NOBLOCK
@@ -108,6 +108,10 @@ class ZmqLink:
     def send(self, outputs: Sequence[Output]) -> None:
         """Queue the outputs of a step; returns at once."""
         self._outputs.send(encode_outputs(outputs))
+
+    def answer(self, stats: Stats) -> None:
+        """Queue the answer to a query; returns at once."""
+        self._outputs.send(encode(stats))
 
     def send_frame(self, frame: Frame) -> None:
         """Queue something else than outputs: `Ready` or `Failed`."""

@@ -1,0 +1,109 @@
+"""What the scheduler costs: microseconds per running request per step, and the admission of a long cached prompt.
+
+    python benchmarks/scheduler_overhead.py --json overhead.json
+
+`us_per_request_step`: `schedule` + `commit` of steps in which every request decodes, page allocation and publication
+included, page size 32, median over repeats. `admit_128k_hit_ms`: `add` + `schedule` of a prompt of 131,072 tokens of
+which all but the last page is cached.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from pathlib import Path
+
+from sluice.kv.manager import KVManager
+from sluice.scheduler.scheduler import Scheduler
+from sluice.testing import resolved
+from sluice.types import BatchPlan, BatchResult, SchedulerLimits
+
+PAGE_SIZE = 32
+PROMPT_TOKENS = 100
+LONG_TOKENS = 131_072
+
+
+def scheduler_of(running: int, num_pages: int, chunk: int = 8192) -> Scheduler:
+    limits = SchedulerLimits("mixed", chunk, chunk + running, running, max_partial_prefills=4)
+    return Scheduler(limits, KVManager(num_pages=num_pages, page_size=PAGE_SIZE))
+
+
+def result_of(plan: BatchPlan) -> BatchResult:
+    return BatchResult(plan.step, tuple((7,) for chunk in plan.chunks if chunk.samples))
+
+
+def step(scheduler: Scheduler) -> None:
+    plan = scheduler.schedule()
+    assert plan is not None
+    scheduler.commit(plan, result_of(plan))
+
+
+def us_per_request_step(running: int, steps: int) -> float:
+    """One repeat: fill the engine, then time `steps` steps of decodes only. The result's making is not timed."""
+    pages = -(-(PROMPT_TOKENS + steps + 50) // PAGE_SIZE) + 1
+    scheduler = scheduler_of(running, num_pages=running * pages)
+    for request_id in range(running):
+        scheduler.add(request_id, [request_id % 1000 + 1] * PROMPT_TOKENS, resolved(steps + 50))
+    while len(scheduler.state.decoding) < running or scheduler.state.computing:
+        step(scheduler)
+    total = 0
+    for _ in range(steps):
+        start = time.perf_counter_ns()
+        plan = scheduler.schedule()
+        total += time.perf_counter_ns() - start
+        assert plan is not None
+        assert len(plan.chunks) == running, f"{len(plan.chunks)} of {running} requests decode"
+        result = result_of(plan)
+        start = time.perf_counter_ns()
+        scheduler.commit(plan, result)
+        total += time.perf_counter_ns() - start
+    return total / steps / running / 1e3
+
+
+def admit_128k_hit_ms() -> float:
+    """One repeat: compute a prompt once, then admit it again."""
+    scheduler = scheduler_of(4, num_pages=3 * LONG_TOKENS // PAGE_SIZE)
+    prompt = [position % 50_000 for position in range(LONG_TOKENS)]
+    scheduler.add(0, prompt, resolved(1))
+    while scheduler.has_work:
+        step(scheduler)
+    start = time.perf_counter_ns()
+    scheduler.add(1, prompt, resolved(1))
+    plan = scheduler.schedule()
+    elapsed = time.perf_counter_ns() - start
+    assert plan is not None
+    assert plan.chunks[0].start == LONG_TOKENS - PAGE_SIZE, plan.chunks[0].start
+    return elapsed / 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    gc.collect()
+    per_request: dict[int, list[float]] = {running: [] for running in args.running}
+    admissions: list[float] = []
+    for _ in range(args.repeats):
+        for running in args.running:
+            per_request[running].append(us_per_request_step(running, steps=max(64, 4096 // running)))
+        admissions.append(admit_128k_hit_ms())
+    figures = {
+        "us_per_request_step": {str(running): statistics.median(values) for running, values in per_request.items()},
+        "admit_128k_hit_ms": statistics.median(admissions),
+        "repeats": args.repeats,
+        "page_size": PAGE_SIZE,
+    }
+    for running, value in figures["us_per_request_step"].items():
+        print(f"{running:>5} running: {value:5.2f} us per request and step")
+    print(f"admission of a cached prompt of 131,072 tokens: {figures['admit_128k_hit_ms']:.2f} ms")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""Writes `docs/flags.md` from the options in `sluice.config`: `python scripts/flags.py` (part of `make format`).
+
+A test compares the file with what this writes, so the documentation of a flag cannot fall behind it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import Field, fields
+from pathlib import Path
+
+from sluice.config import GROUPS, SWITCHES, Option, flag
+
+PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
+
+INTRO = """\
+# Flags
+
+<!-- Written by scripts/flags.py from src/sluice/config.py: change it there, then run `make format`. -->
+
+`sluice serve` takes all of these; `sluice generate` and `LLM(...)` take all but those of the server, `LLM` with
+underscores for dashes. A flag that is on or off is turned off by `--no-` before its name. `sluice explain` with the
+same flags shows what each option comes to and why, without loading a model; `GET /server_info` says it of a running
+server.
+
+Any one option alone is valid: what is left open makes room for it. Values, and combinations, that cannot be honoured
+are refused at the start, by name.
+
+The columns *SGLang* and *vLLM* name those engines' flag for the same thing. Names in *also accepted* work here too.
+"""
+
+
+def page() -> str:
+    """The whole document."""
+    return "\n".join([INTRO, *(section(group) for group in ("server", *(name for name in GROUPS if name != "server")))])
+
+
+def section(group: str) -> str:
+    rows = [row(item) for item in fields(GROUPS[group])]
+    head = ["flag", "default", "meaning", "SGLang", "vLLM", "also accepted"]
+    lines = [f"## {group.capitalize()}", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return "\n".join([*lines, *rows]) + "\n"
+
+
+def row(item: Field[object]) -> str:
+    """One option as a line of its group's table."""
+    option: Option = item.metadata["option"]
+    cells = [
+        "`MODEL`" if item.name == "model" else code(flag(item.name)),
+        default_of(item, option),
+        meaning_of(option),
+        code(option.sglang),
+        code(option.vllm),
+        ", ".join(code(name) for name in also_accepted(item.name, option)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def default_of(item: Field[object], option: Option) -> str:
+    if option.unset:
+        return option.unset
+    if isinstance(item.default, bool):
+        return "on" if item.default else "off"
+    return code(str(item.default))
+
+
+def meaning_of(option: Option) -> str:
+    """The help, then what the help has no room for; the choices, unless the help lists them."""
+    sentences = [f"{option.help[0].upper()}{option.help[1:]}."]
+    if option.choices and option.choices[0] not in option.help:
+        sentences.append(f"One of {', '.join(code(choice) for choice in option.choices)}.")
+    return " ".join([*sentences, option.more]).strip()
+
+
+def also_accepted(name: str, option: Option) -> list[str]:
+    switches = [
+        f"{flag(switch_name)} ({show(switch.on)})" for switch_name, switch in SWITCHES.items() if switch.option == name
+    ]
+    return [*(flag(alias) for alias in option.aliases), *switches]
+
+
+def show(value: str | bool) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def code(text: str) -> str:
+    """A name in code style, what stands behind it in parentheses left plain."""
+    name, space, rest = text.partition(" ")
+    return f"`{name}`{space}{rest}" if text else ""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,47 @@
+"""The device that an option means on this machine, and options resolved for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from sluice.config import ConfigError, EngineConfig
+from sluice.resolve import Resolution, resolve
+
+
+def pick_device(name: str) -> torch.device:
+    """The device that an option means.
+
+    Raises:
+        ConfigError: it is no device of this machine.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "cpu" or (name == "auto" and not count):
+        return torch.device("cpu")
+    kind, _, number = name.partition(":")
+    if name not in ("auto", "cuda") and not (kind == "cuda" and number.isascii() and number.isdigit()):
+        raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    index = int(number or 0)
+    if index >= count:
+        raise ConfigError(f"--device {name}: this machine has {count} usable CUDA devices")
+    return torch.device("cuda", index)
+
+
+def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
+    """Fill what is open, the device included, on this machine. What only the loaded model decides stays open.
+
+    Raises:
+        ConfigError: as `pick_device` and `resolve`.
+    """
+    device = pick_device(config.model.device)
+    resolution = resolve(config, device.type)
+    reasons = dict(resolution.reasons)
+    if config.model.device == "auto":
+        reasons["device"] = "no usable CUDA device" if device.type == "cpu" else "auto: the first CUDA device"
+    if config.model.dtype == "auto":
+        reasons["dtype"] = "auto: what the checkpoint says"
+    if config.cache.max_total_tokens is None:
+        reasons["max_total_tokens"] = "from free memory when the model is loaded"
+    resolved = replace(resolution.config, model=replace(config.model, device=str(device)))
+    return Resolution(resolved, reasons), device

@@ -1,0 +1,35 @@
+"""Time as an object: the wall's, or one that a test or a simulation moves by hand. Nothing else here reads it."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Seconds from some fixed moment."""
+
+    def now(self) -> float: ...
+
+
+class WallClock:
+    """Monotonic time of this machine."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+class VirtualClock:
+    """Time that passes when told to."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass; it never goes back."""
+        if seconds < 0:
+            raise ValueError(f"time only goes forward, got {seconds} seconds")
+        self._now += seconds

@@ -1,0 +1,77 @@
+"""The effective value of every option, and why it has it: what `sluice explain` and `GET /server_info` show."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, ServerConfig, flag, options_of
+
+Value = str | int | float | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One option as it came out."""
+
+    group: str
+    name: str
+    value: Value
+    """None: no such limit, or not known before the model is loaded; the reason says which."""
+    reason: str
+
+    def as_json(self) -> dict[str, Value]:
+        return {"value": self.value, "reason": self.reason, "group": self.group, "flag": flag(self.name)}
+
+
+def explain(
+    server: ServerConfig, engine: EngineConfig, reasons: Mapping[str, str], given: Collection[str]
+) -> list[Setting]:
+    """Every option, in the order of the groups.
+
+    Args:
+        engine: resolved.
+        reasons: of the values that were derived (`resolve.Resolution`).
+        given: names of the options that the user set.
+    """
+    config = {group: getattr(engine, group) for group in ENGINE_GROUPS} | {"server": server}
+    return [
+        Setting(group, name, getattr(config[group], name), _reason(group, name, reasons, given))
+        for group in ("server", *ENGINE_GROUPS)
+        for name, _ in options_of(GROUPS[group])
+    ]
+
+
+def _reason(group: str, name: str, reasons: Mapping[str, str], given: Collection[str]) -> str:
+    if name in given:
+        return f"you set it; {reasons[name]}" if name in reasons else "you set it"
+    if name in reasons:
+        return reasons[name]
+    unset = dict(options_of(GROUPS[group]))[name].unset
+    return f"default: {unset}" if unset else "default"
+
+
+def table(settings: Collection[Setting]) -> str:
+    """For a terminal: a block for each group; option, value, reason."""
+    rows = {setting: (flag(setting.name), show(setting.value), setting.reason) for setting in settings}
+    widths = [max(len(row[column]) for row in rows.values()) for column in (0, 1)]
+    return "\n\n".join(
+        "\n".join([f"{group}:", *(_line(rows[setting], widths) for setting in settings if setting.group == group)])
+        for group in _in_order(setting.group for setting in settings)
+    )
+
+
+def _line(row: tuple[str, str, str], widths: list[int]) -> str:
+    name, value, reason = row
+    return f"  {name:<{widths[0]}}  {value:<{widths[1]}}  {reason}"
+
+
+def show(value: Value) -> str:
+    """A value as a person would write it."""
+    if value in (None, ""):
+        return "-"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def _in_order(names: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(names))

@@ -1,0 +1,208 @@
+"""What the open options come to, and why.
+
+Any one option set alone is valid and has its effect: the others make room for it. What is set is never changed; a
+combination that cannot be honoured is refused by name. Every value that was derived has a reason, which
+`sluice explain` and `/server_info` show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sluice.config import (
+    CHUNKING_OFF,
+    ENGINE_GROUPS,
+    MAX_PAGE_SIZE,
+    CacheConfig,
+    ConfigError,
+    EngineConfig,
+    SchedulerConfig,
+    check_values,
+)
+
+UNCHUNKED_BATCH_TOKENS = 8192
+"""Budget of a step when prompts are never cut and no budget is given; a longer prompt goes alone."""
+
+PARTIAL_PREFILLS = 4
+"""Prompts half computed at once, unless told otherwise. Measured in `docs/fairness.md`: what matters is to have more
+than one; beyond a few, each further one only spreads the same tokens over more prompts."""
+
+
+@dataclass(frozen=True)
+class DeviceDefaults:
+    """Sizes that suit a kind of device."""
+
+    page_size: int
+    chunk: int
+    running: int
+
+
+DEFAULTS: Mapping[str, DeviceDefaults] = {"cpu": DeviceDefaults(32, 512, 64), "cuda": DeviceDefaults(64, 2048, 256)}
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A config in which nothing but the pool size is open (that one needs the loaded model), and the reasons."""
+
+    config: EngineConfig
+    reasons: Mapping[str, str]
+    """Option name -> why it has its value, for those that were derived."""
+
+
+def resolve(config: EngineConfig, device_type: str) -> Resolution:
+    """Fill what is open.
+
+    Args:
+        device_type: "cpu" or "cuda", what `device` came to.
+
+    Raises:
+        ConfigError: an option, or a combination, that cannot be honoured, by name and value.
+    """
+    for group in ENGINE_GROUPS:
+        check_values(getattr(config, group))
+    defaults = DEFAULTS[device_type]
+    _refuse_without_effect(config)
+    why: dict[str, str] = {}
+    overlap = _overlap(config.scheduler, why)
+    page_size = _page_size(config, defaults, device_type, why)
+    sizes = _sizes(config.scheduler, page_size, defaults, device_type, why)
+    scheduler = replace(config.scheduler, **overlap, **sizes)
+    partial = _partial_prefills(scheduler, why)
+    scheduler = replace(scheduler, max_partial_prefills=partial)
+    if scheduler.reserve == "ratio" and scheduler.schedule_conservativeness is None:
+        scheduler = replace(scheduler, schedule_conservativeness=1.0)
+    return Resolution(replace(config, cache=replace(config.cache, page_size=page_size), scheduler=scheduler), why)
+
+
+def _refuse_without_effect(config: EngineConfig) -> None:
+    """Options that would do nothing beside the others."""
+    scheduler, cache = config.scheduler, config.cache
+    is_unchunked = scheduler.chunked_prefill_size in CHUNKING_OFF
+    if is_unchunked and scheduler.long_prefill_token_threshold is not None:
+        raise ConfigError(
+            f"--long-prefill-token-threshold {scheduler.long_prefill_token_threshold} needs prompts that may be cut,"
+            f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
+        )
+    if is_unchunked and (scheduler.max_partial_prefills or 1) > 1:
+        raise ConfigError(
+            f"--max-partial-prefills {scheduler.max_partial_prefills} needs prompts that may be cut,"
+            f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
+        )
+    if scheduler.schedule_policy != "priority":
+        for name in ("schedule_low_priority_values_first", "enable_priority_preemption"):
+            if getattr(scheduler, name):
+                raise ConfigError(f"{_flag(name)} needs --schedule-policy priority, got {scheduler.schedule_policy!r}")
+    if scheduler.schedule_policy == "lpm" and not cache.enable_prefix_caching:
+        raise ConfigError("--schedule-policy lpm needs the prefix cache, but it is off (--no-enable-prefix-caching)")
+    if scheduler.reserve == "full" and scheduler.schedule_conservativeness is not None:
+        raise ConfigError(
+            f"--schedule-conservativeness {scheduler.schedule_conservativeness} needs --reserve ratio, got 'full'"
+        )
+
+
+def _overlap(config: SchedulerConfig, why: dict[str, str]) -> dict[str, Any]:
+    depth, lookahead = config.depth, config.lookahead
+    if config.enable_overlap:
+        if (depth or 2) < 2 or lookahead == 0:
+            raise ConfigError(
+                f"--enable-overlap means at least --depth 2 and --lookahead 1, got depth {depth}, lookahead {lookahead}"
+            )
+        if depth is None:
+            depth, why["depth"] = 2, "--enable-overlap"
+        if lookahead is None:
+            lookahead, why["lookahead"] = 1, "--enable-overlap"
+    if depth is None:
+        depth, why["depth"] = 1, "default: synchronous"
+    if lookahead is None:
+        lookahead, why["lookahead"] = 0, "default: plan nothing before its input is known"
+    if not 0 <= lookahead < depth:
+        raise ConfigError(f"--lookahead must be from 0 to depth - 1 = {depth - 1}, got {lookahead}")
+    return {"depth": depth, "lookahead": lookahead}
+
+
+def _page_size(config: EngineConfig, defaults: DeviceDefaults, device_type: str, why: dict[str, str]) -> int:
+    limits = _page_limits(config.scheduler, config.cache)
+    size = config.cache.page_size
+    if size is not None:
+        if size > MAX_PAGE_SIZE or size & (size - 1):
+            raise ConfigError(f"--page-size must be a power of two of at most {MAX_PAGE_SIZE}, got {size}")
+        for name, limit in limits.items():
+            if limit < size:
+                raise ConfigError(f"{name} must be at least one page, got {limit} with --page-size {size}")
+        return size
+    size = defaults.page_size
+    why["page_size"] = f"default on {device_type}"
+    if config.scheduler.max_batch_tokens is not None and config.scheduler.max_running_requests is None:
+        limits["half of --max-batch-tokens"] = max(1, config.scheduler.max_batch_tokens // 2)
+    for name, limit in limits.items():
+        while size > 1 and limit < size:
+            size //= 2
+            why["page_size"] = f"at most {name} ({limit})"
+    return size
+
+
+def _page_limits(scheduler: SchedulerConfig, cache: CacheConfig) -> dict[str, int]:
+    """What a page has to fit into, of what is set."""
+    limits: dict[str, int | None] = {
+        "--chunked-prefill-size": None
+        if scheduler.chunked_prefill_size in CHUNKING_OFF
+        else scheduler.chunked_prefill_size,
+        "--max-prefill-tokens": scheduler.max_prefill_tokens,
+        "--long-prefill-token-threshold": scheduler.long_prefill_token_threshold,
+        "--max-total-tokens": cache.max_total_tokens,
+    }
+    batch, running = scheduler.max_batch_tokens, scheduler.max_running_requests
+    if batch is not None and batch > (running or 1):
+        limits["--max-batch-tokens less running decodes"] = batch - (running or 1)
+    return {name: limit for name, limit in limits.items() if limit is not None and limit >= 1}
+
+
+def _sizes(
+    config: SchedulerConfig, page_size: int, defaults: DeviceDefaults, device_type: str, why: dict[str, str]
+) -> dict[str, int]:
+    chunk, batch, running = config.chunked_prefill_size, config.max_batch_tokens, config.max_running_requests
+    if chunk is not None and chunk < -1:
+        raise ConfigError(f"--chunked-prefill-size must be at least 1, or -1 or 0 for off, got {chunk}")
+    if batch is not None and batch <= (running or 1):
+        raise ConfigError(
+            f"--max-batch-tokens must be larger than --max-running-requests, or running decodes alone could fill"
+            f" every step: got {batch} with {running or 1} running"
+        )
+    if running is None:
+        running, why["max_running_requests"] = defaults.running, f"default on {device_type}"
+        if batch is not None and batch - page_size < running:
+            running = batch - page_size
+            why["max_running_requests"] = "leaves a page of --max-batch-tokens to prefill"
+    if chunk is None:
+        chunk, why["chunked_prefill_size"] = defaults.chunk, f"default on {device_type}"
+        if chunk < page_size:
+            chunk, why["chunked_prefill_size"] = page_size, "one page"
+        if batch is not None and batch < chunk:
+            chunk, why["chunked_prefill_size"] = batch, "--max-batch-tokens"
+    if chunk in CHUNKING_OFF:
+        chunk = 0
+    if batch is None:
+        batch = (chunk or UNCHUNKED_BATCH_TOKENS) + running
+        name = "--chunked-prefill-size" if chunk else f"{UNCHUNKED_BATCH_TOKENS} as prompts are not cut"
+        why["max_batch_tokens"] = f"{name} + --max-running-requests"
+    return {"chunked_prefill_size": chunk, "max_batch_tokens": batch, "max_running_requests": running}
+
+
+def _partial_prefills(config: SchedulerConfig, why: dict[str, str]) -> int:
+    running, partial = config.max_running_requests, config.max_partial_prefills
+    assert running is not None
+    if partial is not None:
+        if partial > running:
+            raise ConfigError(f"--max-partial-prefills must be at most --max-running-requests {running}, got {partial}")
+        return partial
+    if config.chunked_prefill_size == 0:
+        why["max_partial_prefills"] = "prompts are not cut"
+        return 1
+    why["max_partial_prefills"] = "default" if running >= PARTIAL_PREFILLS else "--max-running-requests"
+    return min(PARTIAL_PREFILLS, running)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,93 @@
+"""Several prompts half computed at once: short ones overtake, long ones are not starved.
+
+    due        prompts that had nothing for `DUE_AFTER` steps get a page each
+    first      the one that came first gets half of what the step takes, and all that the others leave
+    the rest   shortest remaining uncached work first
+
+A prompt that fits whole needs no place among the `max_partial_prefills`, so a short one never waits for a long one.
+Those places go in order of arrival, so that nobody who came later keeps the oldest out of them.
+Whoever is first gets at least half of each step (a page, if that is more), whatever arrives after it, less what is
+due to the few others that are half computed: so its prompt ends after a bounded number of steps, and the next one is
+first (`laws.steps_to_prefill` has the formula).
+"""
+
+from __future__ import annotations
+
+from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.prefill import AddResult, PrefillAdder
+from sluice.scheduler.request import Place, Request
+from sluice.scheduler.state import SchedulerState
+from sluice.scheduler.twins import is_follower
+from sluice.types import SchedulerLimits
+
+DUE_AFTER = 4
+"""Steps without a token after which a half-computed prompt is due."""
+
+NO_ROOM = (AddResult.NO_TOKEN, AddResult.NO_SLOT)
+"""Nobody behind the refused one is admitted in this step: the small ones would keep taking what it waits for."""
+
+
+def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
+    """Half-computed and waiting prompts together."""
+    partial = list(state.partial.values())
+    for request in sorted(partial, key=lambda r: r.planned_at):
+        if is_due(state, request):
+            adder.add_partial(request, at_most=state.kv.page_size)
+    served = {request.id for request in partial if request.planned_at == state.step}
+    partial = [request for request in partial if request.id not in served and request.place is Place.PARTIAL]
+    waiting = []
+    if state.waiting and not adder.is_full():
+        waiting = [request for request in state.waiting.candidates(state.kv) if not is_follower(state, request)]
+    first = first_of(state, limits, partial, waiting)
+    if first is None:
+        return
+    rest = [request for request in (*partial, *waiting) if request is not first]
+    in_turn = sorted(waiting, key=state.waiting.rank)
+    may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM
+    for request in sorted(rest, key=lambda r: order(state, limits, r)):
+        if adder.is_full():
+            break
+        if request.place is Place.WAITING and may_admit and not is_follower(state, request):
+            head = next((other for other in in_turn if other.place is Place.WAITING), None)
+            may_admit = adder.admit(request, may_cut=request is head) not in NO_ROOM
+        elif request.place is Place.PARTIAL:
+            adder.add_partial(request)
+
+
+def is_due(state: SchedulerState, request: Request) -> bool:
+    return state.step - request.planned_at >= DUE_AFTER
+
+
+def first_of(
+    state: SchedulerState, limits: SchedulerLimits, partial: list[Request], waiting: list[Request]
+) -> Request | None:
+    """Whoever came first, by class of priority. One that waits can be it only if it may be cut."""
+    candidates = partial if len(state.partial) >= limits.max_partial_prefills else [*partial, *waiting]
+    return min(candidates or waiting, key=state.waiting.rank, default=None)
+
+
+def guaranteed(state: SchedulerState, adder: PrefillAdder, rest: list[Request]) -> int:
+    """Tokens for the first: half of the step, or a page, or all that the others do not want."""
+    room = adder.room()
+    return max(room // 2, state.kv.page_size, room - sum(remaining(state, request) for request in rest))
+
+
+def remaining(state: SchedulerState, request: Request) -> int:
+    """Uncached tokens left to plan. A waiting request's path is up to date: twins were just looked for."""
+    if request.place is Place.WAITING:
+        return len(request.tokens) - len(request.path) * state.kv.page_size
+    return request.extend_len
+
+
+def order(state: SchedulerState, limits: SchedulerLimits, request: Request) -> tuple[int, int, int]:
+    """Smaller goes first: class of priority, then the policy's own order, then arrival."""
+    work = remaining(state, request)
+    key = work - len(request.tokens) if limits.policy == "lpm" else work
+    return state.waiting.level(request), key, request.id
+
+
+def offer(adder: PrefillAdder, request: Request, at_most: int) -> AddResult:
+    """Offer a request to the step, wherever it is."""
+    if request.place is Place.PARTIAL:
+        return adder.add_partial(request, at_most)
+    return adder.admit(request, at_most)

@@ -1,0 +1,114 @@
+"""How much memory is spoken for by requests that run, beyond the pages they hold.
+
+    full    the whole prompt and output from the first chunk on: nobody is ever retracted
+    ratio   the whole prompt, and a share of the output that sinks while all goes well and rises after a retraction
+
+Under `ratio` a request whose prompt is not computed yet is counted with its whole output if its prompt is all
+planned (it was just admitted on that promise), and with none if it is not: it makes no output yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from sluice.scheduler.request import Place, Request
+from sluice.types import SchedulerLimits
+
+CLIPPED_OUTPUT = 4096
+"""Most output tokens counted for one request under `ratio`: few use all they ask for."""
+
+START_RATIO = 0.7
+"""Share of the output counted at the start, times the conservativeness asked for."""
+FLOOR_SHARE = 0.14
+"""The ratio sinks to this share of its start ..."""
+DECAY_STEPS = 600
+"""... in this many steps with decodes."""
+RISE_TOKENS = 20
+"""After a retraction the ratio is what the survivors have used of their output, plus this many tokens each."""
+
+PROTECT_AFTER = 3
+"""Retractions after which a request is admitted and counted as under `full`, and is the last to be retracted again."""
+
+
+class Reservation(Protocol):
+    """A rule of reservation."""
+
+    def tokens(self, request: Request) -> int:
+        """Tokens a running request is to have pages for."""
+        ...
+
+    def tokens_at_admission(self, request: Request) -> int:
+        """Tokens there must be room for before a waiting request is started, cut or not."""
+        ...
+
+    def decoded(self) -> None:
+        """A step with decodes was planned."""
+        ...
+
+    def retracted(self, survivors: Iterable[Request]) -> None:
+        """Memory ran out, and these still run."""
+        ...
+
+
+class FullReservation:
+    """Everything a request may ever use."""
+
+    def tokens(self, request: Request) -> int:
+        return request.prompt_len + request.max_tokens
+
+    def tokens_at_admission(self, request: Request) -> int:
+        return request.prompt_len + request.max_tokens
+
+    def decoded(self) -> None:
+        pass
+
+    def retracted(self, survivors: Iterable[Request]) -> None:
+        pass
+
+
+class RatioReservation:
+    """A share of what a request may still use."""
+
+    def __init__(self, conservativeness: float) -> None:
+        self._start = min(1.0, START_RATIO * conservativeness)
+        self.ratio = self._start
+
+    def tokens(self, request: Request) -> int:
+        known = len(request.tokens)
+        if is_protected(request):
+            return request.prompt_len + request.max_tokens
+        if request.place is Place.PARTIAL:
+            return known
+        share = 1.0 if request.is_prefilling else self.ratio
+        return known + int(share * clipped_output(request))
+
+    def tokens_at_admission(self, request: Request) -> int:
+        if is_protected(request):
+            return request.prompt_len + request.max_tokens
+        return len(request.tokens) + clipped_output(request)
+
+    def decoded(self) -> None:
+        floor = FLOOR_SHARE * self._start
+        self.ratio = max(floor, self.ratio - (self._start - floor) / DECAY_STEPS)
+
+    def retracted(self, survivors: Iterable[Request]) -> None:
+        used = wanted = 0
+        for request in survivors:
+            used += request.num_outputs + RISE_TOKENS
+            wanted += request.max_tokens
+        self.ratio = max(self.ratio, min(1.0, used / (wanted + 1)))
+
+
+def is_protected(request: Request) -> bool:
+    return request.retractions >= PROTECT_AFTER
+
+
+def clipped_output(request: Request) -> int:
+    """Output tokens a request may still make, as far as they are counted."""
+    return min(request.max_tokens - request.num_outputs, CLIPPED_OUTPUT)
+
+
+def reservation_of(limits: SchedulerLimits) -> Reservation:
+    """The rule that the limits name."""
+    return FullReservation() if limits.reserve == "full" else RatioReservation(limits.conservativeness)

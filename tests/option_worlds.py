@@ -1,0 +1,72 @@
+"""Worlds made from options as users give them, and what is seen of them when requests arrive at given steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from recording import RecordingRunner
+from sluice.config import EngineConfig
+from sluice.engine.messages import Submit
+from sluice.resolve import resolve
+from sluice.types import BatchPlan
+from worlds import Bench, World, check_ends, enough_steps
+
+SMALL: Mapping[str, Any] = {
+    "page_size": 4,
+    "max_total_tokens": 96,
+    "chunked_prefill_size": 16,
+    "max_running_requests": 4,
+}
+"""Options under which a few short requests meet every limit."""
+
+
+class Arrival(NamedTuple):
+    """A request that arrives before the engine's step of this number."""
+
+    step: int
+    submit: Submit
+
+
+class Seen(NamedTuple):
+    """What an observer of the runner and of the link can tell."""
+
+    plans: tuple[BatchPlan, ...]
+    depths: tuple[int, ...]
+    """Steps in flight after each turn of the loop."""
+
+
+def world_of(options: Mapping[str, Any]) -> World:
+    """
+    Raises:
+        ConfigError: the options are refused.
+    """
+    config = resolve(EngineConfig.from_options(options), "cpu").config
+    page_size, tokens, depth = config.cache.page_size, config.cache.max_total_tokens, config.scheduler.depth
+    assert page_size is not None
+    assert tokens is not None
+    assert depth is not None
+    return World(
+        limits=config.scheduler.limits(),
+        num_pages=tokens // page_size,
+        page_size=page_size,
+        prefix_caching=config.cache.enable_prefix_caching,
+        depth=depth,
+        late=depth > 1,
+    )
+
+
+def play(world: World, arrivals: Sequence[Arrival]) -> Seen:
+    """Run an engine that obeys every law until all requests have ended as the oracle says."""
+    runner = RecordingRunner(world.shadow())
+    bench = Bench.of(world, runner)
+    submits = {arrival.submit.request_id: arrival.submit for arrival in arrivals}
+    todo, depths = sorted(arrivals, key=lambda arrival: arrival.step), []
+    while todo or not bench.engine.is_idle:
+        while todo and todo[0].step <= len(depths):
+            bench.link.put(todo.pop(0).submit)
+        bench.engine.step()
+        depths.append(len(bench.engine.in_flight))
+        assert len(depths) <= enough_steps(submits), f"law 12: still busy after {len(depths)} steps"
+    check_ends(bench, submits)
+    return Seen(tuple(runner.plans), tuple(depths))

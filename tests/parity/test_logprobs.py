@@ -1,0 +1,150 @@
+"""Log-probabilities are those of transformers' own logits, however prompts are cut, cached, batched and retracted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_models
+from expectations import MAX_TOKENS, Checkpoints, Expected, Prompt
+from recording import RecordingRunner
+from sluice import LLM, SamplingParams
+from sluice.assemble import load
+from sluice.config import EngineConfig
+from sluice.engine.messages import Submit
+from sluice.testing import ManualLink
+from sluice.types import TokenLogprobs
+
+ASKED = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True, logprobs=3, prompt_logprobs=2)
+CHUNKS = [(1, 1), (1, 7), (16, 16), (16, 17), (16, 47), (16, -1)]
+"""(page size, chunk): one token, some, a page, one more, three pages less one, all."""
+
+Exact = Callable[[str, tuple[int, ...]], torch.Tensor]
+
+
+@pytest.fixture(scope="session")
+def exact(checkpoint: Checkpoints) -> Exact:
+    """Log-probabilities after each token, [tokens, vocab_size], by transformers in float64."""
+
+    @functools.cache
+    def reference(family: str) -> torch.nn.Module:
+        return tiny_models.load_reference(checkpoint(family), torch.float64)
+
+    @functools.cache
+    def logprobs(family: str, tokens: tuple[int, ...]) -> torch.Tensor:
+        return tiny_models.logits(reference(family), tokens).log_softmax(-1)
+
+    return logprobs
+
+
+def check(
+    told: Sequence[TokenLogprobs], tokens: Sequence[int], logprobs: torch.Tensor, count: int, tolerance: float = 1e-9
+) -> None:
+    """What was told of tokens, of which row i of `logprobs` is about the i-th."""
+    assert [item.token_id for item in told] == list(tokens)
+    for item, row in zip(told, logprobs, strict=True):
+        best = row.topk(count)
+        assert item.logprob == pytest.approx(float(row[item.token_id]), abs=tolerance)
+        assert [token for token, _ in item.top] == best.indices.tolist()
+        assert [logprob for _, logprob in item.top] == pytest.approx(best.values.tolist(), abs=tolerance)
+
+
+def check_result(result: Any, logprobs: torch.Tensor) -> None:
+    prompt, outputs = result.prompt_token_ids, result.token_ids
+    first, *rest = result.prompt_logprobs
+    assert first is None
+    check(rest, prompt[1:], logprobs[: len(prompt) - 1], 2)
+    check(result.logprobs, outputs, logprobs[len(prompt) - 1 : -1], 3)
+
+
+@pytest.mark.parametrize(("page_size", "chunk"), CHUNKS)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_they_are_transformers_own(
+    family: str, page_size: int, chunk: int, checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]
+) -> None:
+    """Alone and cold; again with the prompt in the cache, of which nothing may come; in a batch, where some decode
+    while others are still read, asked for by some and not by others."""
+    options: dict[str, Any] = {"page_size": page_size, "chunked_prefill_size": chunk, "max_total_tokens": 1024}
+    with LLM(checkpoint(family), dtype="float64", **options) as llm:
+        for _ in range(2):
+            (alone,) = llm.generate([prompts[0]], ASKED)
+            check_result(alone, exact(family, prompts[0] + alone.token_ids))
+            assert alone.num_cached_tokens == 0
+        wishes = [ASKED, replace(ASKED, logprobs=None, prompt_logprobs=None), ASKED, ASKED, ASKED]
+        together = llm.generate(prompts, wishes)
+    for prompt, wish, result in zip(prompts, wishes, together, strict=True):
+        if wish is ASKED:
+            check_result(result, exact(family, prompt + result.token_ids))
+        else:
+            assert (result.logprobs, result.prompt_logprobs) == (None, None)
+
+
+@pytest.mark.parametrize("schedule", ["mixed", "prefill-first"])
+@pytest.mark.parametrize(("depth", "lookahead"), [(2, 0), (2, 1), (3, 2)])
+def test_steps_in_flight_change_nothing(
+    depth: int, lookahead: int, schedule: str, checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]
+) -> None:
+    options = {"page_size": 4, "chunked_prefill_size": 9, "max_total_tokens": 1024, "max_running_requests": 3}
+    ahead = {"depth": depth, "lookahead": lookahead, "schedule": schedule}
+    with LLM(checkpoint("qwen3"), dtype="float64", **options, **ahead) as llm:
+        for result in llm.generate(prompts, ASKED):
+            check_result(result, exact("qwen3", result.prompt_token_ids + result.token_ids))
+
+
+def test_sampled_tokens_have_the_raw_logprob(checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]) -> None:
+    """Temperature and filters choose the token and do not change what is told of it."""
+    params = replace(ASKED, temperature=1.7, top_k=5, top_p=0.8, seed=3)
+    with LLM(checkpoint("llama"), dtype="float64", max_total_tokens=1024) as llm:
+        (result,) = llm.generate([prompts[2]], params)
+    logprobs = exact("llama", prompts[2] + result.token_ids)
+    check_result(result, logprobs)
+    greedy = logprobs[len(prompts[2]) - 1 : -1].argmax(-1).tolist()
+    assert list(result.token_ids) != greedy, "nothing but the most likely token was drawn"
+
+
+def test_float32_is_near(checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]) -> None:
+    with LLM(checkpoint("llama"), dtype="float32", max_total_tokens=1024, page_size=16, chunked_prefill_size=17) as llm:
+        (result,) = llm.generate([prompts[0]], replace(ASKED, logprobs=0, prompt_logprobs=0))
+    logprobs = exact("llama", prompts[0] + result.token_ids)
+    assert result.prompt_logprobs is not None
+    assert result.logprobs is not None
+    check(result.prompt_logprobs[1:], prompts[0][1:], logprobs[: len(prompts[0]) - 1], 0, 1e-4)
+    check(result.logprobs, result.token_ids, logprobs[len(prompts[0]) - 1 : -1], 0, 1e-4)
+
+
+@pytest.mark.parametrize("forget", [False, True], ids=["pages still cached", "nothing left"])
+@pytest.mark.parametrize("after", [1, 3, 7, 9, 14])
+def test_a_retraction_loses_and_repeats_nothing(
+    after: int, forget: bool, checkpoint: Checkpoints, exact: Exact, expected: Expected, prompts: list[Prompt]
+) -> None:
+    """Sent back in the middle of its prompt (7 chunks of 8, then 5) and in the middle of its output."""
+    options = {"page_size": 4, "chunked_prefill_size": 8, "max_total_tokens": 512, "dtype": "float64"}
+    model = load(EngineConfig.from_options({"model": str(checkpoint("llama"))} | options), progress=False)
+    link, runner = ManualLink(), RecordingRunner(model.runner())
+    engine = model.engine(link, runner)
+    prompt = prompts[0]
+    link.put(Submit(0, prompt, replace(ASKED, max_tokens=MAX_TOKENS, seed=0)))
+    for _ in range(after):
+        engine.step()
+    state = engine.scheduler.state
+    told, computed = link.prompt_logprobs(0), state.requests[0].computed
+    assert len(told) == min(computed, 60)
+    state.send_back(state.requests[0])
+    if forget:
+        state.kv.flush()
+    recomputed = len(runner.plans)
+    while not engine.is_idle:
+        engine.step()
+    again = [chunk for plan in runner.plans[recomputed:] for chunk in plan.chunks]
+    assert again[0].start == (0 if forget else computed // 4 * 4)
+    assert sum(len(chunk.targets) for chunk in again) == 60 - len(told), "what was told is not scored again"
+    outputs = link.tokens(0)
+    assert list(outputs) == expected("llama", prompt)
+    logprobs = exact("llama", prompt + outputs)
+    check(link.prompt_logprobs(0), prompt[1:], logprobs[: len(prompt) - 1], 2)
+    check(link.logprobs(0), outputs, logprobs[len(prompt) - 1 : -1], 3)

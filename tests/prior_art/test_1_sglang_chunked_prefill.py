@@ -1,0 +1,201 @@
+"""One test for each row of SGLang's chunked prefill: its behaviour, under its own names."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.engine.messages import Submit
+from sluice.resolve import resolve
+from sluice.scheduler.request import Place
+from sluice.scheduler.reserve import CLIPPED_OUTPUT, RatioReservation
+from sluice.testing import resolved
+from sluice.types import Bound, FinishReason
+from support import queue, shapes_of, steps_of
+from worlds import Bench, World, check_ends, limits_of
+
+
+def bench_of(pages: int = 400, page_size: int = 4, caching: bool = True, **limits: object) -> Bench:
+    return Bench.of(World(limits_of(**limits), num_pages=pages, page_size=page_size, prefix_caching=caching))
+
+
+def test_1_1_chunked_prefill_size_is_shared_by_all_a_step_prefills() -> None:
+    bench = bench_of(chunk=16, running=4)
+    queue(bench, 0, 10)
+    queue(bench, 1, 10)
+    assert shapes_of(bench, 2) == [[(0, 0, 10), (1, 0, 4)], [(0, 10, 1), (1, 4, 6)]]
+
+
+@pytest.mark.parametrize("off", [-1, 0])
+def test_1_1_minus_one_or_nought_turns_chunking_off(off: int) -> None:
+    from sluice.config import EngineConfig
+
+    config = resolve(EngineConfig.from_options({"chunked_prefill_size": off}), "cpu").config
+    bench = Bench.of(World(config.scheduler.limits(), num_pages=400, page_size=32))
+    queue(bench, 0, 5000)
+    assert shapes_of(bench) == [[(0, 0, 5000)]]
+
+
+def test_1_2_one_request_at_a_time_is_half_prefilled_and_goes_first() -> None:
+    bench = bench_of(chunk=8, running=4)
+    queue(bench, 0, 20)
+    queue(bench, 1, 20)
+    assert shapes_of(bench, 5) == [
+        [(0, 0, 8)],
+        [(0, 8, 8)],
+        [(0, 16, 4), (1, 0, 4)],
+        [(0, 20, 1), (1, 4, 8)],
+        [(0, 21, 1), (1, 12, 8)],
+    ]
+
+
+def test_1_3_extend_len_is_what_the_cache_does_not_have_and_at_least_one_token() -> None:
+    """fill_ids = prompt + outputs, prefix_indices = what is in KV, extend_input_len = the difference."""
+    bench = bench_of(chunk=16, running=4)
+    queue(bench, 0, 12, token=7)
+    steps_of(bench)
+    queue(bench, 1, 12, token=7)
+    assert shapes_of(bench) == [[(0, 12, 1), (1, 8, 4)]], "three pages are cached, the last one is computed again"
+
+
+def test_1_4_the_chunk_budget_belongs_to_the_step_and_memory_stops_admission() -> None:
+    bench = bench_of(chunk=16, running=4, pages=12)
+    queue(bench, 0, 8, max_tokens=8)
+    queue(bench, 1, 30, max_tokens=8)
+    plans = steps_of(bench)
+    assert [chunk.request_id for plan in plans for chunk in plan.chunks] == [0]
+    assert plans[0].bound_by is Bound.KV_PAGES
+
+
+def test_1_5_a_chunk_is_cut_to_whole_pages_and_to_nothing_means_not_now() -> None:
+    bench = bench_of(chunk=11, running=4)
+    queue(bench, 0, 9)
+    queue(bench, 1, 30)
+    assert shapes_of(bench, 2) == [[(0, 0, 9)], [(0, 9, 1), (1, 0, 8)]]
+
+
+def test_1_6_memory_is_checked_for_prompt_and_clipped_output_even_if_the_prompt_is_cut() -> None:
+    bench = bench_of(chunk=8, running=4, pages=16, conservativeness=1.0)
+    queue(bench, 0, 30, max_tokens=8)
+    steps_of(bench)
+    queue(bench, 1, 24, max_tokens=8)
+    assert [chunk.request_id for chunk in steps_of(bench)[0].chunks] == [0], "10 pages are spoken for, 8 are wanted"
+
+
+def test_1_6_one_that_ends_its_prefill_reserves_its_output_and_one_that_is_cut_none() -> None:
+    bench = bench_of(chunk=8, running=4)
+    queue(bench, 0, 4, max_tokens=50)
+    queue(bench, 1, 20, max_tokens=50)
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    requests, rule = bench.scheduler.state.requests, RatioReservation(1.0)
+    assert rule.tokens(requests[0]) == 4 + 50
+    assert rule.tokens(requests[1]) == 20
+    assert CLIPPED_OUTPUT == 4096
+    queue(bench, 2, 4, max_tokens=1400)
+    requests[2].max_tokens = 100_000
+    assert rule.tokens_at_admission(requests[2]) == 4 + 4096
+
+
+def test_1_7_a_chunk_follows_whole_ones_when_the_prefill_budget_is_larger() -> None:
+    bench = bench_of(chunk=16, running=4, batch=100, max_prefill_tokens=40)
+    queue(bench, 0, 6)
+    queue(bench, 1, 30)
+    assert shapes_of(bench) == [[(0, 0, 6), (1, 0, 8)]], "30 < 34 left: cut to the chunk; and nothing after it"
+
+
+def test_1_7_a_chunk_stands_alone_when_the_prefill_budget_is_not_larger() -> None:
+    bench = bench_of(chunk=16, running=4, batch=100, max_prefill_tokens=16)
+    queue(bench, 0, 6)
+    queue(bench, 1, 30)
+    queue(bench, 2, 2)
+    assert shapes_of(bench, 2) == [[(0, 0, 6)], [(0, 6, 1), (1, 0, 12)]]
+
+
+def test_1_7_nothing_is_admitted_behind_a_cut() -> None:
+    bench = bench_of(chunk=10, running=4)
+    queue(bench, 0, 30)
+    queue(bench, 1, 1)
+    assert shapes_of(bench) == [[(0, 0, 8)]], "two tokens are left, and the next prompt has one: it waits all the same"
+
+
+def test_1_8_the_half_prefilled_request_is_never_skipped_for_what_others_may_need() -> None:
+    """Reservations leave it nothing, and it goes on with the pages there are."""
+    bench = bench_of(chunk=8, running=4, pages=20, conservativeness=1.0)
+    queue(bench, 0, 4, max_tokens=2)
+    queue(bench, 1, 40, max_tokens=8)
+    steps_of(bench, 2)
+    state = bench.scheduler.state
+    state.requests[1].max_tokens = 10_000
+    assert state.partial.keys() == {1}
+    assert shapes_of(bench) == [[(1, 12, 8)]]
+
+
+def test_1_9_running_decodes_join_the_prefill_batch() -> None:
+    bench = bench_of(chunk=8, running=4, batch=9, max_prefill_tokens=9)
+    queue(bench, 0, 2)
+    queue(bench, 1, 2)
+    steps_of(bench)
+    queue(bench, 2, 30)
+    assert shapes_of(bench) == [[(0, 2, 1), (1, 2, 1), (2, 0, 4)]], "two decodes come off 9, 7 is cut to a page"
+
+
+def test_1_10_prefill_first_runs_decodes_only_when_there_is_no_prefill() -> None:
+    bench = bench_of(schedule="prefill-first", chunk=8, running=4)
+    queue(bench, 0, 2)
+    steps_of(bench)
+    queue(bench, 1, 12)
+    assert shapes_of(bench, 3) == [[(1, 0, 8)], [(1, 8, 4)], [(0, 2, 1), (1, 12, 1)]]
+
+
+def test_1_11_a_finished_chunk_is_shared_at_once_and_survives_an_abort() -> None:
+    bench = bench_of(chunk=8, running=4, batch=32)
+    queue(bench, 0, 40, token=3)
+    steps_of(bench, 2)
+    slot, pages = bench.scheduler.state.requests[0].slot, list(bench.scheduler.state.requests[0].lease.pages)
+    bench.scheduler.abort(0)
+    queue(bench, 1, 40, token=3)
+    (plan,) = steps_of(bench)
+    assert plan.chunks[0].start == 16
+    assert plan.chunks[0].new_pages[:4] == tuple(pages)
+    assert slot in range(4)
+
+
+def test_1_14_equal_tokens_under_different_extra_keys_share_nothing() -> None:
+    bench = bench_of(chunk=32, running=4)
+    queue(bench, 0, 12, token=3, extra_key="a")
+    first = steps_of(bench, 2)
+    queue(bench, 1, 12, token=3, extra_key="b")
+    queue(bench, 2, 12, token=3, extra_key="a")
+    second = steps_of(bench)
+    pages = {
+        chunk.request_id: chunk.new_pages for plan in (first[0], *second) for chunk in plan.chunks if chunk.length > 1
+    }
+    assert not set(pages[0]) & set(pages[1])
+    assert bench.scheduler.state.requests[1].num_cached_tokens == 0
+    assert bench.scheduler.state.requests[2].num_cached_tokens == 8
+    assert pages[2][:2] == pages[0][:2]
+
+
+def test_1_15_waiting_prefilling_decoding_finished_and_back_to_waiting() -> None:
+    bench = bench_of(chunk=8, running=4)
+    queue(bench, 0, 12, max_tokens=2)
+    request = bench.scheduler.state.requests[0]
+    places = [request.place]
+    for _ in range(2):
+        steps_of(bench)
+        places.append(request.place)
+    bench.scheduler.state.send_back(request)
+    places.append(request.place)
+    while bench.scheduler.has_work:
+        steps_of(bench)
+    places.append(request.place)
+    assert places == [Place.WAITING, Place.PARTIAL, Place.DECODING, Place.WAITING, Place.GONE]
+    assert request.finish_reason is FinishReason.LENGTH
+
+
+def test_1_15_the_life_ends_with_the_oracles_tokens() -> None:
+    bench = Bench.of(World(limits_of(chunk=4, running=2), num_pages=40, page_size=4))
+    sent = {0: Submit(0, (1, 0, 1, 1, 0, 0), resolved(5))}
+    bench.link.put(*sent.values())
+    bench.drain(50)
+    check_ends(bench, sent)

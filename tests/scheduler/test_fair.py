@@ -1,0 +1,154 @@
+"""Several prompts half computed at once: nobody is stuck, nobody is starved."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.kv.manager import KVManager
+from sluice.scheduler.fair import DUE_AFTER
+from sluice.scheduler.laws import steps_to_prefill
+from sluice.scheduler.scheduler import Scheduler
+from sluice.testing import resolved
+from sluice.types import BatchResult, Bound, SchedulerLimits
+from support import queue, shape, shapes_of, steps_of
+from worlds import Bench, World, limits_of
+
+
+def bench_of(pages: int = 4000, page_size: int = 4, **limits: object) -> Bench:
+    return Bench.of(World(limits_of(**{"max_partial_prefills": 2, **limits}), num_pages=pages, page_size=page_size))
+
+
+def test_a_short_prompt_overtakes_a_long_one_in_the_step_it_arrives() -> None:
+    bench = bench_of(chunk=32, running=4)
+    queue(bench, 0, 1000)
+    assert shapes_of(bench) == [[(0, 0, 32)]], "alone it has the full budget"
+    queue(bench, 1, 8)
+    assert shapes_of(bench) == [[(0, 32, 24), (1, 0, 8)]]
+
+
+def test_the_long_one_keeps_half_of_every_step_whatever_arrives() -> None:
+    bench = bench_of(chunk=32, running=50)
+    queue(bench, 0, 400)
+    taken = []
+    for request_id in range(1, 20):
+        queue(bench, 2 * request_id, 16, max_tokens=1)
+        queue(bench, 2 * request_id + 1, 16, max_tokens=1)
+        (plan,) = steps_of(bench)
+        taken.append(sum(chunk.length for chunk in plan.chunks if chunk.request_id == 0))
+    assert min(taken) >= 16
+
+
+def test_the_shortest_of_the_others_goes_first() -> None:
+    bench = bench_of(chunk=32, running=8, max_partial_prefills=3)
+    queue(bench, 0, 400)
+    queue(bench, 1, 100)
+    queue(bench, 2, 12)
+    queue(bench, 3, 4)
+    (plan,) = steps_of(bench)
+    assert shape(plan) == [(0, 0, 16), (3, 0, 4), (2, 0, 12)]
+
+
+def test_a_short_prompt_that_fits_whole_needs_no_partial_place() -> None:
+    """Two long prompts hold both places; short ones go by all the same."""
+    bench = bench_of(chunk=32, running=8)
+    queue(bench, 0, 400)
+    queue(bench, 1, 400)
+    steps_of(bench)
+    queue(bench, 2, 300)
+    queue(bench, 3, 8)
+    (plan,) = steps_of(bench)
+    assert (3, 0, 8) in shape(plan)
+    assert len(bench.scheduler.state.partial) == 2
+    assert bench.scheduler.state.waiting.head().id == 2
+
+
+def test_no_half_computed_prompt_waits_for_more_than_eight_steps() -> None:
+    bench = bench_of(chunk=8, running=40, max_partial_prefills=4)
+    for request_id in range(4):
+        queue(bench, request_id, 120)
+        steps_of(bench)
+    for request_id in range(4, 30):
+        queue(bench, request_id, 8, max_tokens=1)
+        steps_of(bench)
+        state = bench.scheduler.state
+        assert all(state.step - 1 - request.planned_at <= 8 for request in state.partial.values())
+    assert DUE_AFTER <= 8
+
+
+def test_a_prompt_too_large_for_memory_is_not_overtaken_for_ever() -> None:
+    """While the one that came first waits for memory, small ones behind it must not keep taking it."""
+    bench = bench_of(pages=30, chunk=32, running=8, reserve="full")
+    queue(bench, 0, 20, max_tokens=40)
+    steps_of(bench)
+    queue(bench, 1, 80, max_tokens=4)
+    admitted = []
+    for request_id in range(2, 40):
+        queue(bench, request_id, 4, max_tokens=20)
+        (plan,) = steps_of(bench)
+        admitted += [new.request_id for new in plan.new_slots]
+    assert admitted == []
+    while 1 not in admitted:
+        (plan,) = steps_of(bench)
+        admitted += [new.request_id for new in plan.new_slots]
+    assert admitted[0] == 1
+
+
+def test_what_bound_a_step_of_several_prompts_is_told() -> None:
+    bench = bench_of(chunk=32, running=4)
+    queue(bench, 0, 100)
+    queue(bench, 1, 100)
+    queue(bench, 2, 100)
+    plans = steps_of(bench, 2)
+    assert [plan.bound_by for plan in plans] == [Bound.CHUNKED_PREFILL_SIZE, Bound.CHUNKED_PREFILL_SIZE]
+
+
+@settings(max_examples=300)
+@given(
+    page_size=st.sampled_from([1, 4]),
+    chunk_pages=st.integers(1, 24),
+    partial=st.integers(2, 6),
+    threshold_pages=st.sampled_from([0, 0, 1, 3]),
+    prompts=st.sampled_from([0, 0, 1, 3]),
+    arrivals=st.lists(st.tuples(st.integers(1, 120), st.integers(0, 6)), min_size=1, max_size=12),
+)
+def test_every_prompt_ends_within_its_bound(
+    page_size: int, chunk_pages: int, partial: int, threshold_pages: int, prompts: int, arrivals: list[tuple[int, int]]
+) -> None:
+    """Whatever arrives, a prompt is computed after a number of steps known when it arrives."""
+    limits = SchedulerLimits(
+        "mixed",
+        chunk_pages * page_size,
+        chunk_pages * page_size + 16,
+        16,
+        max_partial_prefills=partial,
+        long_prefill_token_threshold=threshold_pages * page_size,
+        max_prefill_requests=prompts,
+        reserve="full",
+    )
+    num_pages = sum(-(-(length + 2) // page_size) for length, _ in arrivals)
+    scheduler = Scheduler(limits, KVManager(num_pages=num_pages, page_size=page_size))
+    deadlines: dict[int, int] = {}
+    lengths: list[int] = []
+    for request_id, (length, gap) in enumerate(arrivals):
+        scheduler.add(request_id, [request_id] * length, resolved(2))
+        lengths.append(length)
+        deadlines[request_id] = scheduler.state.step + steps_to_prefill(limits, page_size, lengths)
+        step_within(scheduler, deadlines, gap)
+    while scheduler.has_work:
+        step_within(scheduler, deadlines, 1)
+
+
+def step_within(scheduler: Scheduler, deadlines: dict[int, int], count: int) -> None:
+    state = scheduler.state
+    for _ in range(count):
+        plan = scheduler.schedule()
+        if plan is None:
+            return
+        scheduler.commit(plan, BatchResult(plan.step, tuple((0,) for chunk in plan.chunks if chunk.samples)))
+        late = [
+            request.id
+            for request in (*state.waiting, *state.partial.values())
+            if state.step >= deadlines[request.id] and request.num_outputs == 0
+        ]
+        assert not late, f"prompts {late} are not computed at step {state.step}: {deadlines}"

@@ -1,0 +1,92 @@
+"""Every pair of options is either refused at the start, by name, or runs to its end under every law."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, product
+from typing import Any
+
+import pytest
+
+from option_worlds import SMALL, Arrival, play, world_of
+from sluice.config import GROUPS, ConfigError, flag, options_of
+from sluice.engine.messages import Submit
+from sluice.testing import resolved
+from worlds import World
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    "page_size": (2, 8),
+    "max_total_tokens": (48, 160),
+    "enable_prefix_caching": (False,),
+    "schedule": ("mixed", "prefill-first"),
+    "chunked_prefill_size": (-1, 7),
+    "max_batch_tokens": (8, 30),
+    "max_running_requests": (1, 3),
+    "max_prefill_tokens": (5, 20),
+    "long_prefill_token_threshold": (6,),
+    "max_prefill_requests": (1, 2),
+    "max_partial_prefills": (1, 3),
+    "reserve": ("ratio", "full"),
+    "schedule_conservativeness": (0.0, 1.5),
+    "schedule_policy": ("lpm", "priority"),
+    "schedule_low_priority_values_first": (True,),
+    "enable_priority_preemption": (True,),
+    "enable_overlap": (True,),
+    "depth": (2, 3),
+    "lookahead": (1,),
+}
+BASES = [dict(SMALL), {**SMALL, "schedule_policy": "priority"}]
+PAIRS = [
+    {one: left, other: right}
+    for one, other in combinations(VALUES, 2)
+    for left, right in product(VALUES[one], VALUES[other])
+]
+
+
+def arrivals(number: int) -> list[Arrival]:
+    """Twins, a tenant with the same prompt, a long prompt, several classes, and as many more as fill the pool."""
+    common = (1, 0, 1, 1, 0, 0, 1, 0)
+    first = [
+        Arrival(0, Submit(0, common + (1,) * 3, resolved(5), sample_index=0)),
+        Arrival(0, Submit(1, common + (1,) * 3, resolved(5), sample_index=1)),
+        Arrival(0, Submit(2, (0,) * 27, resolved(3, seed=1), priority=1)),
+        Arrival(2, Submit(3, common + (0,) * 2, resolved(12, stop_token_ids=(1,)), extra_key="tenant")),
+        Arrival(4, Submit(4, common, resolved(6, seed=2), priority=2)),
+    ]
+    draw = random.Random(number)
+    return first + [
+        Arrival(
+            draw.randrange(30),
+            Submit(
+                request_id,
+                tuple(draw.choices((0, 1), k=draw.randint(1, 30))),
+                resolved(draw.randint(1, 17)),
+                priority=draw.randrange(3),
+            ),
+        )
+        for request_id in range(5, 10)
+    ]
+
+
+def test_every_option_takes_part() -> None:
+    groups = ("cache", "scheduler")
+    assert list(VALUES) == [name for group in groups for name, _ in options_of(GROUPS[group])]
+
+
+@pytest.mark.parametrize("name", list(VALUES)[:-1])
+def test_refused_by_name_or_lawful(name: str) -> None:
+    """Two options that each work alone, and together plan nothing, or too much."""
+    pairs = [pair for pair in PAIRS if next(iter(pair)) == name]
+    accepted = [world for pair in pairs for base in BASES if (world := world_or_refusal(base, pair)) is not None]
+    assert accepted, "some of them must run"
+    for number, world in enumerate(accepted):
+        play(world, arrivals(number))
+
+
+def world_or_refusal(base: dict[str, Any], pair: dict[str, Any]) -> World | None:
+    try:
+        return world_of(base | pair)
+    except ConfigError as error:
+        if not any(flag(option) in str(error) for option in pair):
+            raise AssertionError(f"{pair} is refused without a name") from error
+        return None

@@ -1,0 +1,122 @@
+"""Every option changes something that can be seen: two values of it, the same requests, other plans.
+
+An option that is accepted and does nothing is worse than none: whoever sets it believes it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from option_worlds import SMALL, Arrival, play, world_of
+from sluice.config import GROUPS, SWITCHES, EngineConfig, flag, options_of
+from sluice.engine.messages import Submit
+from sluice.testing import resolved
+
+
+def ask(request_id: int, tokens: int, outputs: int = 4, *, first: int = 1, at: int = 0, priority: int = 0) -> Arrival:
+    """A request whose prompt is `first` and then zeros: those with the same `first` begin alike."""
+    prompt = (first, *[0] * (tokens - 1))
+    return Arrival(at, Submit(request_id, prompt, resolved(outputs), priority=priority))
+
+
+A_FEW = [ask(0, 6, 8), ask(1, 30, first=0), ask(2, 7)]
+OVER_THE_POOL = [ask(0, 8, 60), ask(1, 8, 30, first=0, at=20)]
+"""The outputs of both do not fit, what is left of them when the second arrives nearly does."""
+
+
+class Case(NamedTuple):
+    one: dict[str, Any]
+    other: dict[str, Any]
+    arrivals: Sequence[Arrival] = A_FEW
+
+
+BY_PRIORITY = {"schedule_policy": "priority", "max_running_requests": 1}
+RANKED = [ask(0, 5), ask(1, 5, first=0, priority=1), ask(2, 6, priority=2)]
+CASES = {
+    "page_size": Case({"page_size": 4}, {"page_size": 8}),
+    "max_total_tokens": Case({"max_total_tokens": 40}, {"max_total_tokens": 96}),
+    "enable_prefix_caching": Case({}, {"enable_prefix_caching": False}),
+    "schedule": Case({"schedule": "mixed"}, {"schedule": "prefill-first"}),
+    "chunked_prefill_size": Case({"chunked_prefill_size": 8}, {"chunked_prefill_size": 16}),
+    "max_batch_tokens": Case({}, {"max_batch_tokens": 12}),
+    "max_running_requests": Case({"max_running_requests": 1}, {"max_running_requests": 4}),
+    "max_prefill_tokens": Case({}, {"max_prefill_tokens": 8}),
+    "long_prefill_token_threshold": Case({}, {"long_prefill_token_threshold": 8}),
+    "max_prefill_requests": Case({}, {"max_prefill_requests": 1}),
+    "max_partial_prefills": Case({"max_partial_prefills": 1}, {"max_partial_prefills": 2}),
+    "reserve": Case({"reserve": "ratio"}, {"reserve": "full"}, OVER_THE_POOL),
+    "schedule_conservativeness": Case(
+        {"schedule_conservativeness": 0.0}, {"schedule_conservativeness": 1.4}, OVER_THE_POOL
+    ),
+    "schedule_policy": Case(
+        {"schedule_policy": "fcfs", "max_running_requests": 1},
+        {"schedule_policy": "lpm", "max_running_requests": 1},
+        [ask(0, 9), ask(1, 9, first=0), ask(2, 10)],
+    ),
+    "schedule_low_priority_values_first": Case(
+        BY_PRIORITY, BY_PRIORITY | {"schedule_low_priority_values_first": True}, RANKED
+    ),
+    "enable_priority_preemption": Case(
+        BY_PRIORITY,
+        BY_PRIORITY | {"enable_priority_preemption": True},
+        [ask(0, 5, 9), ask(1, 5, first=0, at=3, priority=1)],
+    ),
+    "enable_overlap": Case({}, {"enable_overlap": True}),
+    "depth": Case({"depth": 1}, {"depth": 2}),
+    "lookahead": Case({"depth": 2}, {"depth": 2, "lookahead": 1}),
+}
+ELSEWHERE = {
+    "model": "test_llm.py::test_a_missing_model_is_refused",
+    "dtype": "test_llm.py::test_options_have_their_effect",
+    "device": "test_llm.py::test_options_that_cannot_be_honoured_are_refused",
+    "host": "cli/test_cli.py::test_an_address_of_another_machine",
+    "port": "cli/test_cli.py::test_a_port_in_use",
+    "served_model_name": "server/test_serve.py::test_serve_the_bundled_model",
+    "log_level": "server/test_engine_process.py::test_the_log_level_reaches_the_engine",
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_changes_what_happens(name: str) -> None:
+    one, other = (SMALL | options for options in CASES[name][:2])
+    changed = {key for key in one.keys() | other.keys() if one.get(key) != other.get(key)}
+    assert changed == {name}
+    arrivals = CASES[name].arrivals
+    assert play(world_of(one), arrivals) != play(world_of(other), arrivals)
+
+
+def test_every_option_has_a_case() -> None:
+    """An option that `config` gained and this file did not."""
+    of = {group: [name for name, _ in options_of(kind)] for group, kind in GROUPS.items()}
+    assert list(CASES) == [*of["cache"], *of["scheduler"]]
+    assert list(ELSEWHERE) == [*of["model"], *of["server"]]
+
+
+@pytest.mark.parametrize("place", ELSEWHERE.values())
+def test_the_case_elsewhere_exists(place: str) -> None:
+    file, _, test = place.partition("::")
+    tree = ast.parse((Path(__file__).parent / file).read_text())
+    assert test in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+ALIASES = [(alias, name) for group in GROUPS.values() for name, meta in options_of(group) for alias in meta.aliases]
+EXAMPLES: dict[str, Any] = {"schedule_policy": "lpm", "enable_overlap": True}
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES)
+def test_an_alias_means_the_same(alias: str, name: str) -> None:
+    value = EXAMPLES.get(name, 16)
+    assert EngineConfig.from_options({alias: value}) == EngineConfig.from_options({name: value}) != EngineConfig()
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_a_switch_sets_its_option(name: str) -> None:
+    switch = SWITCHES[name]
+    on, off = (EngineConfig.from_options({flag(name)[2:]: value}) for value in (True, False))
+    assert on == EngineConfig.from_options({switch.option: switch.on})
+    assert off == EngineConfig.from_options({switch.option: switch.off}) != on
