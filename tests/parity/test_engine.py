@@ -82,12 +82,18 @@ def test_decodes_beside_a_long_prompt(schedule: str, checkpoint: Checkpoints) ->
 
 
 def test_twelve_thousand_tokens_in_two_rounds(tmp_path: Path) -> None:
-    """A prompt larger than the step's budget takes 8,192 tokens, then the other 3,808, then decodes; one that came
-    later waits behind it."""
+    """A prompt larger than the step's budget takes 8,192 tokens, then the other 3,808, then decodes; with one prompt
+    half computed at a time, one that came later waits behind it."""
     tiny_models.llama(max_position_embeddings=16384, num_hidden_layers=1).save_pretrained(tmp_path)
     model = load(
         EngineConfig.from_options(
-            {"model": str(tmp_path), "chunked_prefill_size": 8192, "max_total_tokens": 16384, "page_size": 64}
+            {
+                "model": str(tmp_path),
+                "chunked_prefill_size": 8192,
+                "max_partial_prefills": 1,
+                "max_total_tokens": 16384,
+                "page_size": 64,
+            }
         ),
         progress=False,
     )
@@ -138,7 +144,12 @@ def test_device_state_may_be_lost(
 def test_retracted_requests_go_on_as_before(checkpoint: Checkpoints, expected: Expected, prompts: list[Prompt]) -> None:
     """A pool too small for the outputs it admitted: somebody loses pages, is computed again, and nobody can tell."""
     model = loaded(
-        checkpoint("qwen3"), page_size=4, chunked_prefill_size=10, max_running_requests=3, max_total_tokens=80
+        checkpoint("qwen3"),
+        page_size=4,
+        chunked_prefill_size=10,
+        max_running_requests=3,
+        max_total_tokens=88,
+        schedule_conservativeness=0.0,
     )
     link = ManualLink()
     runner = RecordingRunner(empty_runner(model))

@@ -94,6 +94,14 @@ def test_a_prompt_too_large_for_memory_is_not_overtaken_for_ever() -> None:
     assert admitted[0] == 1
 
 
+def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
+    """They are held back as soon as it is admitted; a share kept for them would be wasted."""
+    bench = bench_of(chunk=64, running=8, max_partial_prefills=4)
+    for request_id in range(4):
+        queue(bench, request_id, 200, token=5)
+    assert shapes_of(bench) == [[(0, 0, 64)]]
+
+
 def test_what_bound_a_step_of_several_prompts_is_told() -> None:
     bench = bench_of(chunk=32, running=4)
     queue(bench, 0, 100)

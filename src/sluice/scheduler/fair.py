@@ -17,7 +17,7 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.twins import is_follower
+from sluice.scheduler.twins import are_twins, is_follower
 from sluice.types import SchedulerLimits
 
 DUE_AFTER = 4
@@ -41,7 +41,7 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
     first = first_of(state, limits, partial, waiting)
     if first is None:
         return
-    rest = [request for request in (*partial, *waiting) if request is not first]
+    rest = [r for r in (*partial, *waiting) if r is not first and not are_twins(state.kv, r, first)]
     in_turn = sorted(waiting, key=state.waiting.rank)
     may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM
     for request in sorted(rest, key=lambda r: order(state, limits, r)):
