@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
+from sluice.config import EngineConfig
+from sluice.engine.chunk_log import ChunkLog
+from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
+from sluice.engine.trace import RecentSteps
 from sluice.resolve import resolve
 from sluice.scheduler.request import Place
 from sluice.scheduler.reserve import CLIPPED_OUTPUT, RatioReservation
-from sluice.testing import resolved
+from sluice.testing import ManualLink, resolved
 from sluice.types import Bound, FinishReason
 from support import queue, shapes_of, steps_of
 from worlds import Bench, World, check_ends, limits_of
@@ -27,8 +33,6 @@ def test_1_1_chunked_prefill_size_is_shared_by_all_a_step_prefills() -> None:
 
 @pytest.mark.parametrize("off", [-1, 0])
 def test_1_1_minus_one_or_nought_turns_chunking_off(off: int) -> None:
-    from sluice.config import EngineConfig
-
     config = resolve(EngineConfig.from_options({"chunked_prefill_size": off}), "cpu").config
     bench = Bench.of(World(config.scheduler.limits(), num_pages=400, page_size=32))
     queue(bench, 0, 5000)
@@ -199,3 +203,21 @@ def test_1_15_the_life_ends_with_the_oracles_tokens() -> None:
     bench.link.put(*sent.values())
     bench.drain(50)
     check_ends(bench, sent)
+
+
+def test_1_16_each_chunk_is_told_with_request_number_extend_len_and_prefix(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(limits_of(chunk=8, running=2), num_pages=40, page_size=4)
+    link, trace = ManualLink(), ChunkLog(RecentSteps())
+    engine = Engine(world.scheduler(), world.shadow(), link, trace=trace)
+    with caplog.at_level(logging.INFO, logger="sluice.engine"):
+        link.put(Submit(7, (1, 0) * 9, resolved(1)))
+        engine.step()
+        while not engine.is_idle:
+            engine.step()
+    assert [record.getMessage() for record in caplog.records] == [
+        "request 7: chunk 1 of its prompt in step 0: extend_len 8, from 0, cached prefix 0",
+        "request 7: chunk 2 of its prompt in step 1: extend_len 8, from 8, cached prefix 0",
+        "request 7: chunk 3 of its prompt in step 2: extend_len 2, from 16, cached prefix 0, the last",
+    ]
+    assert trace.latest is not None
+    assert trace.latest.prefill_tokens == 2
