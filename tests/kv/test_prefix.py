@@ -1,5 +1,6 @@
 """The prefix tree, by example. The machine in `test_kv_machine.py` compares it with a slow twin."""
 
+import random
 from array import array
 from collections.abc import Sequence
 
@@ -231,6 +232,24 @@ def test_clearing_the_eviction_queue_forgets_no_leaf() -> None:
         leave(kv, run_request(kv, [5, 6]), [5, 6])
     assert kv.flush() == 6
     assert kv.pool.num_free == 8
+
+
+def test_clearing_the_eviction_queue_keeps_its_order() -> None:
+    """Leaves used in any order, the queue cleared in between many times: still the one used longest ago goes first."""
+    kv = KVManager(num_pages=40, page_size=1)
+    draw = random.Random(7)
+    latest: list[int] = []
+    for _ in range(600):
+        token = draw.randrange(40)
+        kv.release(kv.acquire([], ""), tokens_of(1), 0)  # time passes without anything to offer
+        lease = kv.acquire(kv.match(tokens_of(token, 0), 1, ""), "")
+        kv.extend(lease, 1)
+        kv.release(lease, tokens_of(token), 1)
+        latest = [other for other in latest if other != token] + [token]
+    while latest:
+        kv.pool.give(kv.tree.evict(1))
+        latest.pop(0)
+        assert sorted(array("i", node.key)[0] for node in kv.tree.nodes()) == sorted(latest)
 
 
 def test_caching_off_finds_nothing() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from sluice.scheduler.queue import PROMOTE_AFTER, WINDOW
 from sluice.scheduler.request import Place
+from sluice.testing import resolved
 from support import queue, shapes_of, steps_of
 from worlds import Bench, World, limits_of
 
@@ -138,13 +139,26 @@ def test_twins_under_different_keys_are_none() -> None:
     assert shapes_of(bench) == [[(0, 0, 20), (1, 0, 20)]]
 
 
-def test_a_retracted_request_stands_at_the_head_of_its_class() -> None:
+@pytest.mark.parametrize("cause", ["retractions", "preemptions"])
+def test_who_was_sent_back_stands_at_the_head_of_its_class(cause: str) -> None:
     bench = bench_of(running=2, policy="priority")
     queue(bench, 3, 4, priority=1)
     steps_of(bench, 2)
     queue(bench, 1, 4, priority=1)
     queue(bench, 2, 4, priority=2)
     request = bench.scheduler.state.requests[3]
-    request.retractions += 1
+    setattr(request, cause, 1)
     bench.scheduler.state.send_back(request)
     assert [waiting.id for waiting in bench.scheduler.state.waiting] == [2, 3, 1]
+
+
+def test_equal_next_pages_behind_different_beginnings_are_no_twins() -> None:
+    """The page that is being computed is then not the one that is wanted."""
+    bench = bench_of(running=8, chunk=64)
+    first, second, third, shared = ([token] * 4 for token in (1, 2, 3, 9))
+    for request_id, prompt in enumerate([first + second + [0], first + third + [0]]):
+        bench.scheduler.add(request_id, prompt, resolved(1))
+        steps_of(bench)
+    bench.scheduler.add(2, first + second + shared + [0], resolved(1))
+    bench.scheduler.add(3, first + third + shared + [0], resolved(1))
+    assert shapes_of(bench) == [[(2, 8, 5), (3, 8, 5)]]
