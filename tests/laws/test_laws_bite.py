@@ -105,11 +105,11 @@ def leave_a_gap_in_a_decode(state: SchedulerState) -> None:
 
 
 def wait_with_a_promise(state: SchedulerState) -> None:
-    state.waiting.head().scheduled = 1
+    next(iter(state.waiting)).scheduled = 1
 
 
 def wait_with_a_slot(state: SchedulerState) -> None:
-    state.waiting.head().slot = 0
+    next(iter(state.waiting)).slot = 0
 
 
 def hold_a_page_too_many(state: SchedulerState) -> None:
@@ -135,11 +135,11 @@ def say_the_wrong_place(state: SchedulerState) -> None:
 
 
 def wait_under_a_wrong_name(state: SchedulerState) -> None:
-    state.waiting.head().place = Place.GONE
+    next(iter(state.waiting)).place = Place.GONE
 
 
 def be_nowhere(state: SchedulerState) -> None:
-    state.waiting.remove(state.waiting.head())
+    state.waiting.remove(next(iter(state.waiting)))
 
 
 def drain_with_nothing_in_flight(state: SchedulerState) -> None:

@@ -60,7 +60,7 @@ def test_a_short_prompt_that_fits_whole_needs_no_partial_place() -> None:
     (plan,) = steps_of(bench)
     assert (3, 0, 8) in shape(plan)
     assert len(bench.scheduler.state.partial) == 2
-    assert bench.scheduler.state.waiting.head().id == 2
+    assert next(iter(bench.scheduler.state.waiting)).id == 2
 
 
 def test_no_half_computed_prompt_waits_for_more_than_eight_steps() -> None:

@@ -54,6 +54,18 @@ def test_whoever_has_waited_long_enough_goes_first(policy: str) -> None:
     assert admitted(bench, 3) == [2, 1, 3]
 
 
+def test_a_promotion_ends_with_the_wait_it_was_for() -> None:
+    bench = bench_of(running=1, chunk=64, policy="priority")
+    queue(bench, 0, 9, priority=0)
+    state = bench.scheduler.state
+    state.step += PROMOTE_AFTER
+    queue(bench, 1, 9, priority=9)
+    assert admitted(bench, 1) == [0]
+    state.requests[0].preemptions += 1
+    state.send_back(state.requests[0])
+    assert [waiting.id for waiting in state.waiting] == [1, 0]
+
+
 def test_a_higher_priority_takes_the_slot_of_a_running_lower_one() -> None:
     bench = bench_of(running=2, policy="priority", priority_preemption=True)
     for request_id in range(2):

@@ -22,7 +22,7 @@ def test_the_victim_loses_least_work_and_is_never_the_oldest() -> None:
     add(bench, 2, [1, 1, 0], max_tokens=8)
     victims = until_retraction(bench)
     assert victims == [2]
-    assert bench.scheduler.state.waiting.head().id == 2
+    assert next(iter(bench.scheduler.state.waiting)).id == 2
 
 
 def test_work_that_others_hold_is_not_lost() -> None:

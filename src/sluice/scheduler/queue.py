@@ -42,9 +42,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return iter(self._requests)
 
-    def head(self) -> Request:
-        return self._requests[0]
-
     def push(self, request: Request, step: int) -> None:
         request.waits_since = step
         insort(self._requests, request, key=self.rank)
