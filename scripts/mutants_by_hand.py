@@ -39,12 +39,6 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/prefix.py",
-        "return [*left, *pages[max(len(path), count) :]]",
-        "return [*left, *pages[count:]]",
-        "pages behind the last full one are given back although the tree owns them, or not at all",
-    ),
-    (
-        "kv/prefix.py",
         "        del parent.children[node.key]\n",
         "",
         "an evicted page is still found",

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, FaultyRunner
-from sluice.types import SamplingParams, SchedulerLimits
-from worlds import VOCAB, Bench, World, check_ends, enough_steps, worlds
+from sluice.types import SamplingParams
+from worlds import VOCAB, Bench, World, check_ends, enough_steps, random_limits
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Scenario:
 
 
 def scenarios() -> st.SearchStrategy[Scenario]:
-    return st.builds(Scenario, world=worlds(), seed=st.integers(0, 2**32), faulty=st.booleans())
+    return st.builds(random_scenario, st.integers(0, 2**32))
 
 
 def random_scenario(seed: int) -> Scenario:
@@ -32,28 +32,6 @@ def random_scenario(seed: int) -> Scenario:
     limits = random_limits(draw, page_size, running, depth)
     world = World(limits, draw.randint(3, 24), page_size, draw.random() < 0.6, depth, draw.random() < 0.5)
     return Scenario(world, seed, faulty=draw.random() < 0.5)
-
-
-def random_limits(draw: random.Random, page_size: int, running: int, depth: int) -> SchedulerLimits:
-    """Any setting that `config` lets through."""
-    chunk = draw.choice([0, page_size, page_size + 1, max(1, 3 * page_size - 1), 8 * page_size])
-    cap = max(page_size, draw.choice([page_size, 2 * page_size + 1]))
-    return SchedulerLimits(
-        schedule=draw.choice(["mixed", "prefill-first"]),
-        chunked_prefill_size=chunk,
-        max_batch_tokens=running + page_size + draw.randint(0, 3 * page_size),
-        max_running_requests=running,
-        lookahead=draw.randint(0, depth - 1),
-        max_prefill_tokens=draw.choice([0, 0, draw.randint(1, 6 * page_size)]),
-        long_prefill_token_threshold=draw.choice([0, 0, cap]) if chunk else 0,
-        max_prefill_requests=draw.choice([0, 0, 1, 2]),
-        max_partial_prefills=draw.choice([1, 1, 2, 3, 4]),
-        reserve=draw.choice(["full", "ratio", "ratio"]),
-        conservativeness=draw.choice([0.0, 0.0, 1.0]),
-        policy=(policy := draw.choice(["fcfs", "lpm", "priority"])),
-        low_priority_values_first=draw.random() < 0.5,
-        priority_preemption=policy == "priority" and draw.random() < 0.5,
-    )
 
 
 def run(scenario: Scenario) -> int:

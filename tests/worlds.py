@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -144,20 +145,34 @@ def limits_of(
     return SchedulerLimits(schedule, chunk, batch or (chunk or 64) + running, running, lookahead, **rest)
 
 
+def random_limits(draw: random.Random, page_size: int, running: int, depth: int) -> SchedulerLimits:
+    """Any setting that `config` lets through."""
+    chunk = draw.choice([0, page_size, page_size + 1, max(1, 3 * page_size - 1), 8 * page_size])
+    cap = max(page_size, draw.choice([page_size, 2 * page_size + 1]))
+    return SchedulerLimits(
+        schedule=draw.choice(["mixed", "prefill-first"]),
+        chunked_prefill_size=chunk,
+        max_batch_tokens=running + page_size + draw.randint(0, 3 * page_size),
+        max_running_requests=running,
+        lookahead=draw.randint(0, depth - 1),
+        max_prefill_tokens=draw.choice([0, 0, draw.randint(1, 6 * page_size)]),
+        long_prefill_token_threshold=draw.choice([0, 0, cap]) if chunk else 0,
+        max_prefill_requests=draw.choice([0, 0, 1, 2]),
+        max_partial_prefills=draw.choice([1, 1, 2, 3, 4]),
+        reserve=draw.choice(["full", "ratio", "ratio"]),
+        conservativeness=draw.choice([0.0, 0.0, 1.0]),
+        policy=(policy := draw.choice(["fcfs", "lpm", "priority"])),
+        low_priority_values_first=draw.random() < 0.5,
+        priority_preemption=policy == "priority" and draw.random() < 0.5,
+    )
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     page_size = draw(st.sampled_from([1, 2, 4, 16, 64]))
     depth = draw(st.integers(1, 3))
     running = draw(st.integers(1, 5))
-    limits = SchedulerLimits(
-        schedule=draw(st.sampled_from(["mixed", "prefill-first"])),
-        chunked_prefill_size=draw(
-            st.sampled_from([0, page_size, page_size + 1, max(1, 3 * page_size - 1), 8 * page_size])
-        ),
-        max_batch_tokens=running + page_size + draw(st.integers(0, 3 * page_size)),
-        max_running_requests=running,
-        lookahead=draw(st.integers(0, depth - 1)),
-    )
+    limits = random_limits(draw(st.randoms(use_true_random=False)), page_size, running, depth)
     return World(
         limits=limits,
         num_pages=draw(st.integers(3, 24)),
@@ -190,4 +205,5 @@ def submits(draw: st.DrawFn, world: World, request_id: int) -> Submit:
         ),
         sample_index=draw(st.integers(0, 1)),
         extra_key=draw(st.sampled_from(["", "", "tenant"])),
+        priority=draw(st.integers(0, 2)),
     )

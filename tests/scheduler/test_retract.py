@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sluice.engine.messages import Submit
 from sluice.scheduler.request import Place
+from sluice.scheduler.reserve import CLIPPED_OUTPUT, PROTECT_AFTER, RatioReservation
 from sluice.scheduler.retract import lost_work
 from sluice.testing import resolved
 from support import add, until_retraction
@@ -90,3 +91,16 @@ def test_a_half_prefilled_oldest_request_takes_pages_from_younger_ones() -> None
     bench.link.put(sent[0])
     bench.drain(enough_steps(sent))
     check_ends(bench, sent)
+
+
+def test_who_was_retracted_often_enough_is_counted_with_all_it_may_use() -> None:
+    """Or it could be sent back without end."""
+    bench = tight()
+    add(bench, 0, [1, 0, 1], max_tokens=9)
+    bench.engine.step()
+    request, rule = bench.scheduler.state.requests[0], RatioReservation(0.0)
+    assert (rule.tokens(request), rule.tokens_at_admission(request)) == (4, 12)
+    request.max_tokens = 5000
+    assert rule.tokens_at_admission(request) == 4 + CLIPPED_OUTPUT
+    request.retractions = PROTECT_AFTER
+    assert (rule.tokens(request), rule.tokens_at_admission(request)) == (5003, 5003)

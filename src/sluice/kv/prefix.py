@@ -172,7 +172,7 @@ class PrefixTree:
             self._offer(node)
         elif not node.children:
             del self._roots[extra_key]
-        return [*left, *pages[max(len(path), count) :]]
+        return [*left, *pages[count:]]
 
     def forget(self, path: Sequence[Node]) -> list[int]:
         pages: list[int] = []
