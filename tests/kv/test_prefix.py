@@ -214,6 +214,44 @@ def test_a_request_shorter_than_a_page_leaves_no_namespace() -> None:
     assert tree.num_namespaces == 0
 
 
+def test_a_leaf_that_eviction_was_never_told_of_is_not_offered() -> None:
+    """Another page of the same age in the queue does not speak for it. The tree is broken by hand: no call leaves it
+    so."""
+    tree = PrefixTree(1)
+    kv = KVManager(num_pages=4, page_size=1)
+    kv.tree = tree
+    leave(kv, run_request(kv, [2, 3]), [2, 3])
+    two, three = kv.match(tokens_of(2, 3), 2, "")
+    two.children.clear()
+    assert [tree.is_offered(node) for node in (two, three)] == [False, True]
+
+
+def test_a_twin_is_used_when_the_request_that_computed_it_again_leaves() -> None:
+    """Later than whatever left before, all of it."""
+    kv = KVManager(num_pages=8, page_size=1)
+    for chain in ([5], [7, 8], [5]):
+        leave(kv, run_request(kv, chain), chain)
+    pages = [node.page for chain in ([5], [7, 8]) for node in kv.match(tokens_of(*chain), 2, "")]
+    assert kv.tree.evict(3) == [pages[2], pages[1], pages[0]]
+
+
+def test_eviction_stays_in_order_after_its_queue_is_cleared() -> None:
+    """A heap from whose top stale entries were taken is not one until it is made one again."""
+    tree = PrefixTree(1)
+    kv = KVManager(num_pages=65, page_size=1)
+    kv.tree = tree
+    for token in range(64):
+        leave(kv, run_request(kv, [token]), [token])
+    assert tree.evict(20) == list(range(20))
+    touched = range(20, 27)
+    offers = 0
+    while tree.num_offers >= offers:
+        offers = tree.num_offers
+        for token in touched:
+            leave(kv, run_request(kv, [token]), [token])
+    assert tree.evict(44) == [*range(27, 64), *touched]
+
+
 def test_the_eviction_queue_does_not_grow_with_use() -> None:
     """Stale entries are cleared, or every request would leave one behind for ever."""
     tree = PrefixTree(1)

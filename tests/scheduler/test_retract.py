@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from sluice.engine.messages import Submit
 from sluice.scheduler.request import Place
-from sluice.scheduler.reserve import CLIPPED_OUTPUT, PROTECT_AFTER, RatioReservation
-from sluice.scheduler.retract import lost_work
+from sluice.scheduler.reserve import (
+    CLIPPED_OUTPUT,
+    DECAY_STEPS,
+    FLOOR_SHARE,
+    PROTECT_AFTER,
+    RISE_TOKENS,
+    START_RATIO,
+    RatioReservation,
+)
+from sluice.scheduler.retract import lost_work, make_room
+from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
 from support import add, until_retraction
 from worlds import Bench, World, check_ends, enough_steps, limits_of
@@ -104,3 +115,104 @@ def test_who_was_retracted_often_enough_is_counted_with_all_it_may_use() -> None
     assert rule.tokens_at_admission(request) == 4 + CLIPPED_OUTPUT
     request.retractions = PROTECT_AFTER
     assert (rule.tokens(request), rule.tokens_at_admission(request)) == (5003, 5003)
+
+
+def full_of_two(spare: int = 0, **rest: int) -> SchedulerState:
+    """Requests 0 and 1 run and hold every page but `spare`."""
+    bench = tight(num_pages=8, **rest)
+    add(bench, 0, [0, 1, 1], max_tokens=4)
+    add(bench, 1, [1, 0, 0], max_tokens=4)
+    bench.engine.step()
+    state = bench.scheduler.state
+    lease = state.requests[0].lease
+    assert lease is not None
+    state.kv.extend(lease, 2 * (len(lease.pages) + state.kv.available - spare))
+    assert (sorted(state.decoding), state.kv.available) == ([0, 1], spare)
+    return state
+
+
+def test_who_was_a_victim_often_enough_keeps_its_pages_unless_the_oldest_stands_still() -> None:
+    """Two that take each other's pages in turn would never end; nor would the oldest if the last one kept them."""
+    state = full_of_two()
+    oldest, last = state.requests[0], state.requests[1]
+    last.retractions = PROTECT_AFTER
+    make_room(state, [last])
+    assert last.place is Place.DECODING
+    make_room(state, [oldest, last])
+    assert last.place is not Place.DECODING
+
+
+def test_the_last_resort_is_not_asked_while_the_oldest_finds_a_page() -> None:
+    state = full_of_two(spare=1)
+    oldest, last = state.requests[0], state.requests[1]
+    last.retractions = PROTECT_AFTER
+    make_room(state, [oldest, last])
+    assert last.place is Place.DECODING
+
+
+def test_a_page_on_its_way_back_is_a_page_the_oldest_finds() -> None:
+    """One that drains will give its pages back; the last resort keeps its own until then."""
+    bench = tight(num_pages=16, depth=2, lookahead=1)
+    for request_id, prompt in enumerate(([0, 0, 1], [1, 0, 0], [0, 1, 1])):
+        add(bench, request_id, prompt, max_tokens=4)
+    for _ in range(2):
+        bench.engine.step()
+    state = bench.scheduler.state
+    oldest, last, leaving = (state.requests[i] for i in range(3))
+    assert leaving.in_flight
+    state.send_back(leaving)
+    assert oldest.lease is not None
+    state.kv.extend(oldest.lease, 2 * (len(oldest.lease.pages) + state.kv.available))
+    last.retractions = PROTECT_AFTER
+    make_room(state, [oldest, last, leaving])
+    assert last.place is not Place.DRAINING
+
+
+def test_want_of_memory_raises_the_share_that_is_reserved() -> None:
+    """Or the same requests would be admitted and thrown out again."""
+    state = full_of_two()
+    rule = state.reservation
+    assert isinstance(rule, RatioReservation)
+    make_room(state, [])
+    assert rule.ratio == 0.0
+    make_room(state, [state.requests[0]])
+    survivor = state.requests[0]
+    assert rule.ratio == min(1.0, (survivor.num_outputs + RISE_TOKENS) / (survivor.max_tokens + 1))
+
+
+def test_the_share_sinks_evenly_to_its_floor() -> None:
+    rule = RatioReservation(1.0)
+    floor = FLOOR_SHARE * START_RATIO
+    shares = [rule.ratio]
+    for _ in range(DECAY_STEPS + 5):
+        rule.decoded()
+        shares.append(rule.ratio)
+    assert shares[0] == START_RATIO
+    assert shares[DECAY_STEPS // 2] == pytest.approx((START_RATIO + floor) / 2)
+    assert shares[DECAY_STEPS - 1] > floor
+    assert shares[DECAY_STEPS + 1] == shares[-1] == floor
+
+
+def test_the_share_after_a_retraction_is_what_survivors_used_and_a_little_more() -> None:
+    """Never less than before, and never more than all."""
+    bench = tight(num_pages=300)
+    for request_id in range(2):
+        add(bench, request_id, [request_id, 1, 1], max_tokens=99)
+    for _ in range(8):
+        bench.engine.step()
+    survivors = list(bench.scheduler.state.requests.values())
+    used = [request.num_outputs for request in survivors]
+    assert min(used) > 5
+    rule = RatioReservation(0.0)
+    rule.retracted(survivors)
+    expected = (sum(used) + 2 * RISE_TOKENS) / (2 * 99 + 1)
+    assert rule.ratio == pytest.approx(expected)
+    rule.retracted(survivors[:1])
+    assert rule.ratio == pytest.approx(max(expected, (used[0] + RISE_TOKENS) / 100))
+    high = RatioReservation(1.0)
+    high.retracted(survivors)
+    assert high.ratio == START_RATIO
+    for request in survivors:
+        request.max_tokens = 3
+    high.retracted(survivors)
+    assert high.ratio == 1.0

@@ -157,6 +157,7 @@ class PrefixTree:
 
         A twin counts as used now, as if the request had shared it. Returns the pages not kept.
         """
+        self._tick += 1
         node = path[-1] if path else self._root(extra_key)
         left: list[int] = []
         for index in range(len(path), count):

@@ -10,7 +10,7 @@ from sluice.scheduler.state import SchedulerState
 
 
 def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
-    """Retract until every request of `wanted` can have one more page, or nobody is left to ask.
+    """Retract until every request of `wanted`, all of which run, can have one more page, or nobody is left to ask.
 
     The victim is the one that loses least work. The oldest running request is never a victim: whatever happens, it
     goes on and ends. One that was a victim often enough is the last resort, asked on behalf of the oldest alone; from
@@ -29,7 +29,7 @@ def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
     retracted = False
     while len(needy) > state.kv.available + coming and candidates:
         victim = candidates.pop()
-        if is_protected(victim) and (oldest is None or oldest.id not in needy or state.kv.available + coming > 0):
+        if is_protected(victim) and (oldest.id not in needy or state.kv.available + coming > 0):
             break
         needy.discard(victim.id)
         assert victim.lease is not None, f"request {victim.id} runs without pages"

@@ -46,9 +46,10 @@ class SchedulerState:
         yield from self.partial.values()
         yield from self.decoding.values()
 
-    def oldest_running(self) -> Request | None:
-        """The running request that came first. It is never retracted for want of memory, so it always finishes."""
-        return min(self.running(), key=lambda request: request.id, default=None)
+    def oldest_running(self) -> Request:
+        """The running request that came first, if any runs. It is never retracted for want of memory, so it always
+        finishes."""
+        return min(self.running(), key=lambda request: request.id)
 
     def start(self, request: Request, lease: Lease) -> None:
         """WAITING to PARTIAL, with a fresh slot, on the pages of a cached prefix."""
