@@ -142,6 +142,10 @@ def be_nowhere(state: SchedulerState) -> None:
     state.waiting.remove(next(iter(state.waiting)))
 
 
+def keep_followers_waiting_for_nobody(state: SchedulerState) -> None:
+    state.computing[0] = state.decoding[0]
+
+
 def drain_with_nothing_in_flight(state: SchedulerState) -> None:
     request = state.decoding.pop(0)
     request.place = Place.DRAINING
@@ -185,6 +189,7 @@ DAMAGE = [
     (6, wait_under_a_wrong_name),
     (6, be_nowhere),
     (6, drain_with_nothing_in_flight),
+    (6, keep_followers_waiting_for_nobody),
 ]
 
 

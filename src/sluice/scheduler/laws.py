@@ -168,6 +168,11 @@ def everyone_is_in_one_place(state: SchedulerState) -> None:
         all(request.in_flight > 0 for request in state.draining.values()),
         f"law 6: a request drains with nothing in flight: {sorted(state.draining)}",
     )
+    prefilling = {request.id for request in state.running() if request.is_prefilling}
+    require(
+        state.computing.keys() == prefilling,
+        f"law 6: prompts of {sorted(prefilling)} are being computed, not of {sorted(state.computing)}",
+    )
 
 
 def slots_are_conserved(state: SchedulerState) -> None:

@@ -178,8 +178,8 @@ class Scheduler:
         end, lease = chunk.end, request.lease
         assert lease is not None, f"request {request.id} was computed without pages"
         request.computed = end
-        if chunk.start < request.prefill_end <= end:
-            self.state.computing.pop(request.id, None)
+        if end == request.prefill_end:
+            self.state.computing.pop(request.id, None)  # one sent back in flight has left it
         if of_targets:
             of_targets = of_targets[request.num_told - chunk.start :]  # the first ones were told before a retraction
             request.num_told += len(of_targets)
