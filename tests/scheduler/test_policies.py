@@ -82,6 +82,21 @@ def test_a_higher_priority_takes_the_slot_of_a_running_lower_one() -> None:
         steps_of(bench)
 
 
+def test_one_makes_way_at_a_time() -> None:
+    """One that drains may make room enough: no second one loses its slot for the same want."""
+    bench = bench_of(running=3, lookahead=1, policy="priority", priority_preemption=True)
+    for request_id in range(3):
+        queue(bench, request_id, 4)
+    steps_of(bench, 2)
+    state = bench.scheduler.state
+    assert len(state.decoding) == 3
+    assert bench.scheduler.schedule() is not None
+    queue(bench, 3, 4, priority=5)
+    for _ in range(2):
+        bench.scheduler.schedule()
+        assert (len(state.decoding), sorted(state.draining)) == (2, [2])
+
+
 def test_equal_priorities_do_not_preempt() -> None:
     bench = bench_of(running=1, policy="priority", priority_preemption=True)
     queue(bench, 0, 4, priority=3)
