@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from sluice.engine.protocols import TraceSink
-from sluice.engine.trace import StepRecord
+from sluice.engine.trace import StepRecord, StepTimes
 from sluice.types import BatchPlan, BatchResult, Chunk
 
 LOGGER = logging.getLogger("sluice.engine")
@@ -28,12 +28,15 @@ class ChunkLog:
     def latest(self) -> StepRecord | None:
         return self._inner.latest
 
-    def ended(self, plan: BatchPlan, result: BatchResult | None, launched_at: float, ended_at: float) -> None:
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
         for new in plan.new_slots:
             self._cut.pop(new.slot, None)
         for chunk in plan.chunks[plan.num_decodes :]:
             self._note(plan, chunk)
-        self._inner.ended(plan, result, launched_at, ended_at)
+        self._inner.ended(plan, result, times)
+
+    def close(self) -> None:
+        self._inner.close()
 
     def _note(self, plan: BatchPlan, chunk: Chunk) -> None:
         number, cached = self._cut.pop(chunk.slot, (0, chunk.start))

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from sluice.engine.clock import Clock, WallClock
 from sluice.engine.messages import Abort, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.engine.protocols import Link, Pending, Planner, Runner, TraceSink
-from sluice.engine.trace import NullTrace
+from sluice.engine.trace import NullTrace, StepTimes
 from sluice.scheduler.scheduler import DuplicateRequest
-from sluice.types import BatchPlan, BatchResult, FinishReason, Output
+from sluice.types import BatchPlan, FinishReason, Output
 
 
 class InFlight(NamedTuple):
@@ -24,6 +24,7 @@ class InFlight(NamedTuple):
     plan: BatchPlan
     pending: Pending
     launched_at: float
+    launch_seconds: float
 
 
 class Engine:
@@ -70,6 +71,10 @@ class Engine:
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self._commit_oldest()
 
+    def close(self) -> None:
+        """Close the trace. No step may follow; twice is once."""
+        self.trace.close()
+
     @property
     def is_idle(self) -> bool:
         return not self.in_flight and not self.scheduler.has_work
@@ -114,28 +119,32 @@ class Engine:
         try:
             pending = self.runner.launch(plan)
         except Exception as error:
+            launch_seconds = self.clock.now() - launched_at
             while self.in_flight:
                 self._commit_oldest()
-            self._fail(plan, launched_at, error)
+            self._fail(plan, StepTimes(launched_at, self.clock.now(), launch_seconds, 0.0), error)
         else:
-            self.in_flight.append(InFlight(plan, pending, launched_at))
+            self.in_flight.append(InFlight(plan, pending, launched_at, self.clock.now() - launched_at))
 
     def _commit_oldest(self) -> None:
-        plan, pending, launched_at = self.in_flight.popleft()
+        plan, pending, launched_at, launch_seconds = self.in_flight.popleft()
+        waits_at = self.clock.now()
         try:
             result = pending.wait()
         except Exception as error:
-            self._fail(plan, launched_at, error)
+            self._fail(plan, self._times(launched_at, launch_seconds, waits_at), error)
         else:
-            self._end(plan, result, launched_at)
+            self.trace.ended(plan, result, self._times(launched_at, launch_seconds, waits_at))
             self._send(self.scheduler.commit(plan, result))
 
-    def _fail(self, plan: BatchPlan, launched_at: float, error: Exception) -> None:
-        self._end(plan, None, launched_at)
+    def _fail(self, plan: BatchPlan, times: StepTimes, error: Exception) -> None:
+        self.trace.ended(plan, None, times)
         self._send(self.scheduler.fail(plan, describe(error)))
 
-    def _end(self, plan: BatchPlan, result: BatchResult | None, launched_at: float) -> None:
-        self.trace.ended(plan, result, launched_at, self.clock.now())
+    def _times(self, launched_at: float, launch_seconds: float, waits_at: float) -> StepTimes:
+        """Of a step that was just waited for."""
+        ended_at = self.clock.now()
+        return StepTimes(launched_at, ended_at, launch_seconds, ended_at - waits_at)
 
     def _send(self, outputs: list[Output]) -> None:
         if outputs:

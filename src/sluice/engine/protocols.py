@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sluice.engine.messages import Message, Stats
-from sluice.engine.trace import StepRecord
+from sluice.engine.trace import StepRecord, StepTimes
 from sluice.types import BatchPlan, BatchResult, FinishReason, Occupancy, Output, SamplingParams
 
 
@@ -40,6 +40,10 @@ class Planner(Protocol):
     def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]: ...
 
     def fail(self, plan: BatchPlan, error: str) -> list[Output]: ...
+
+    def forget_device(self) -> None:
+        """The device lost its state, with nothing in flight."""
+        ...
 
 
 class Pending(Protocol):
@@ -82,11 +86,14 @@ class TraceSink(Protocol):
         """The last step it was told of, if it keeps it."""
         ...
 
-    def ended(self, plan: BatchPlan, result: BatchResult | None, launched_at: float, ended_at: float) -> None:
-        """A step is over; steps end in the order of their plans. Called before its outputs are sent.
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        """A step is over; steps end in the order of their plans. Called before it is committed.
 
         Args:
             result: None if the step failed as a whole.
-            launched_at, ended_at: seconds of the engine's clock.
         """
+        ...
+
+    def close(self) -> None:
+        """The engine steps no more: nothing may be left unwritten. Twice is once."""
         ...

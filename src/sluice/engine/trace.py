@@ -14,6 +14,22 @@ KEPT_STEPS = 128
 """Some seconds of steps: enough to see what an engine is at."""
 
 
+class StepTimes(NamedTuple):
+    """When a step ran, in seconds of the engine's clock, and how long the engine was in the runner for it.
+
+    A runner may compute at launch (cpu) or go on while nobody waits (cuda), so neither moment nor their difference is
+    the step's cost once several steps are in flight. The two durations are: they never overlap those of another step.
+    """
+
+    launched_at: float
+    ended_at: float
+    """When its result was there; with several steps in flight this includes waiting for the ones before."""
+    launch_seconds: float
+    """In `Runner.launch`."""
+    wait_seconds: float
+    """In `Pending.wait`."""
+
+
 class StepRecord(NamedTuple):
     """One step in numbers. Times are seconds of the engine's clock."""
 
@@ -32,7 +48,7 @@ class StepRecord(NamedTuple):
     """When its result was there; with several steps in flight this includes waiting for the ones before."""
 
 
-def record_of(plan: BatchPlan, result: BatchResult | None, launched_at: float, ended_at: float) -> StepRecord:
+def record_of(plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> StepRecord:
     """The record of a step. A result of None means that it failed as a whole."""
     rows, decodes = len(plan.chunks), plan.num_decodes
     tokens = plan.num_tokens
@@ -45,8 +61,8 @@ def record_of(plan: BatchPlan, result: BatchResult | None, launched_at: float, e
         prefill_tokens=tokens - decodes,
         bound_by=plan.bound_by,
         failed=result is None,
-        launched_at=launched_at,
-        ended_at=ended_at,
+        launched_at=times.launched_at,
+        ended_at=times.ended_at,
     )
 
 
@@ -55,7 +71,10 @@ class NullTrace:
 
     latest: StepRecord | None = None
 
-    def ended(self, plan: BatchPlan, result: BatchResult | None, launched_at: float, ended_at: float) -> None:
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        pass
+
+    def close(self) -> None:
         pass
 
 
@@ -80,5 +99,8 @@ class RecentSteps:
     def latest(self) -> StepRecord | None:
         return self._records[-1] if self._records else None
 
-    def ended(self, plan: BatchPlan, result: BatchResult | None, launched_at: float, ended_at: float) -> None:
-        self._records.append(record_of(plan, result, launched_at, ended_at))
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        self._records.append(record_of(plan, result, times))
+
+    def close(self) -> None:
+        """What was kept stays."""

@@ -1,0 +1,29 @@
+"""Everything a scheduler is built from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.kv.manager import KVManager
+from sluice.scheduler.scheduler import Scheduler
+from sluice.types import SchedulerLimits
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSetup:
+    """Two schedulers built from equal setups plan alike: that is what lets a trace be replayed."""
+
+    limits: SchedulerLimits
+    num_pages: int
+    page_size: int
+    """Tokens."""
+    prefix_caching: bool = True
+
+    def build(self) -> Scheduler:
+        """A scheduler with an empty pool.
+
+        Raises:
+            ValueError: no pages, or pages of no tokens.
+        """
+        kv = KVManager(num_pages=self.num_pages, page_size=self.page_size, prefix_caching=self.prefix_caching)
+        return Scheduler(self.limits, kv)
