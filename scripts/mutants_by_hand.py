@@ -305,12 +305,6 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/twins.py",
-        "        and other.prefill_end >= end\n",
-        "",
-        "a request is held back for a page that nobody computes",
-    ),
-    (
-        "scheduler/twins.py",
         "if end > request.cacheable or",
         "if end > request.cacheable + kv.page_size or",
         "a request is held back for a page it could not use",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -100,6 +101,16 @@ def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
     for request_id in range(4):
         queue(bench, request_id, 200, token=5)
     assert shapes_of(bench) == [[(0, 0, 64)]]
+
+
+@pytest.mark.parametrize("lengths", [(4, 4), (5, 4)])
+def test_prompts_alike_without_a_page_to_share_do_not_wait_for_each_other(lengths: tuple[int, int]) -> None:
+    """The last token of a prompt is always computed: of five equal tokens a page of four can be shared, of four none."""
+    bench = bench_of(page_size=4, chunk=64, running=8, max_partial_prefills=4)
+    for request_id, length in enumerate(lengths):
+        queue(bench, request_id, length, token=5)
+    (chunks,) = shapes_of(bench)
+    assert sorted(chunks) == [(0, 0, lengths[0]), (1, 0, lengths[1])]
 
 
 def test_what_bound_a_step_of_several_prompts_is_told() -> None:

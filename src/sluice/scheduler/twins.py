@@ -24,7 +24,6 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
     return any(
         other.lease is not None
         and len(other.lease.path) == len(request.path)
-        and other.prefill_end >= end
         and kv.next_page(other.tokens, other.lease.path, other.extra_key) == wanted
         for other in state.computing.values()
     )
