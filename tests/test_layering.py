@@ -26,6 +26,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "devices": {"config", "resolve"},
     "wire": {"types", "config", "engine", "limits"},
     "testing": {"types", "engine"},
+    "bench": {"types", "config", "engine", "limits", "assemble", "server", "bench"},
     "server": {"types", "config", "engine", "limits", "wire", "explain", "assemble", "server"},
 }
 READ_ONLY = ("Mapping", "Sequence", "Final", "frozenset")

@@ -1,4 +1,4 @@
-"""The command line: `sluice serve`, `sluice generate` and `sluice explain`.
+"""The command line: `sluice serve`, `generate`, `explain`, `bench` and `compare`.
 
 The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. Whatever a command
 needs is imported when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
@@ -11,10 +11,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
+from sluice.bench.options import add_bench_arguments, add_compare_arguments
 from sluice.config import (
     ENGINE_GROUPS,
     GROUPS,
@@ -88,6 +89,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_generate(commands)
     _add_explain(commands)
+    _add_bench(commands)
+    _add_compare(commands)
     return parser
 
 
@@ -102,17 +105,22 @@ class _ShowVersion(argparse.Action):
 
 
 def _add_command(commands: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
+    parser = _add_plain_command(commands, name, help, f"sluice {name} [MODEL] [options]", run)
+    model = dict(options_of(GROUPS["model"]))["model"]
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(model, None))
+    return parser
+
+
+def _add_plain_command(commands: Any, name: str, help: str, usage: str, run: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
         description=help[0].upper() + help[1:] + ".",
         formatter_class=HelpFormatter,
-        usage=f"sluice {name} [MODEL] [options]",
+        usage=usage,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    model = dict(options_of(GROUPS["model"]))["model"]
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(model, None))
     parser.set_defaults(run=run)
     return parser
 
@@ -142,6 +150,20 @@ def _add_explain(commands: Any) -> None:
     parser.add_argument("--json", action="store_true", dest="as_json", help="as one JSON object")
     for group in ("server", *ENGINE_GROUPS):
         _add_options(parser, group)
+
+
+def _add_bench(commands: Any) -> None:
+    usage = "sluice bench --url URL | --model MODEL [options]"
+    parser = _add_plain_command(commands, "bench", "measure a server, or the engine in this process", usage, bench)
+    add_bench_arguments(parser)
+    for group in ENGINE_GROUPS:
+        _add_options(parser, group)
+
+
+def _add_compare(commands: Any) -> None:
+    usage = "sluice compare FILE FILE | --url URL --url URL [options]"
+    parser = _add_plain_command(commands, "compare", "compare two measurements, or measure two servers", usage, compare)
+    add_compare_arguments(parser)
 
 
 def _add_options(parser: argparse.ArgumentParser, group: str) -> None:
@@ -248,6 +270,30 @@ def generate(given: dict[str, Any]) -> int:
     except (ValueError, OSError, RuntimeError) as error:
         return fail("generate", error, EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
     return 0
+
+
+def bench(given: dict[str, Any]) -> int:
+    """`sluice bench`."""
+    from sluice.bench.command import run_bench
+
+    return _run("bench", run_bench, given)
+
+
+def compare(given: dict[str, Any]) -> int:
+    """`sluice compare`."""
+    from sluice.bench.compare_command import run_compare
+
+    return _run("compare", run_compare, given)
+
+
+def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, Any]) -> int:
+    """Run a command whose errors are exceptions."""
+    try:
+        return work(given)
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        return fail(command, error, EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
 
 
 def fail(command: str, error: Exception, status: int) -> int:

@@ -1,0 +1,181 @@
+"""The engine in this process, as a target: its loop on a thread of its own, tokens timed where they leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sluice.bench.answers import Answer, Arrival, CountedBy, Earlier, Failure
+from sluice.bench.timing import Timer
+from sluice.bench.workload import Turn
+from sluice.engine.engine import Engine
+from sluice.engine.messages import Message, Shutdown, Stats, Submit
+from sluice.limits import LimitError, Limits
+from sluice.types import FinishReason, Output, SamplingParams
+
+FAILED = (FinishReason.ERROR, FinishReason.ABORT)
+
+
+@dataclass(slots=True, eq=False)
+class EngineExchange:
+    """One request. The engine's thread fills it, and nobody reads it before `done` is set."""
+
+    sent: float
+    prompt_tokens: int
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[None]
+    accepted: float | None = None
+    ended: float = 0.0
+    arrivals: list[Arrival] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    last: Output | None = None
+    refusal: str | None = None
+
+    def take(self, output: Output, now: float) -> None:
+        if output.token_ids:
+            self.arrivals.append(Arrival(now, len(output.token_ids)))
+            self.token_ids += output.token_ids
+        if output.finish_reason is not None:
+            self.last = output
+            self.end(now)
+
+    def end(self, now: float) -> None:
+        self.ended = now
+        self.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def answer(self) -> Answer:
+        failure = reason = None
+        if self.last is None:
+            assert self.refusal is not None, "a request ends with an output or a refusal"
+            failure = Failure("engine", self.refusal)
+        elif self.last.finish_reason in FAILED:
+            failure = Failure("engine", self.last.error or "the request was aborted")
+        else:
+            reason = self.last.finish_reason
+        return Answer(
+            arrivals=tuple(self.arrivals),
+            token_ids=tuple(self.token_ids),
+            counted_by=CountedBy.IDS,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=None if self.last is None else max(0, self.last.num_cached_tokens),
+            finish_reason=reason,
+            failure=failure,
+        )
+
+
+class ThreadLink:
+    """The engine's link to other threads."""
+
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._open: dict[int, EngineExchange] = {}
+        self._gone: str | None = None
+        self._lock = threading.Lock()
+        """So that a request is either open when the engine goes, or is told that it is gone."""
+
+    def submit(self, submit: Submit, exchange: EngineExchange) -> None:
+        with self._lock:
+            if self._gone is not None:
+                exchange.refusal = self._gone
+                exchange.end(self._timer.now())
+                return
+            self._open[submit.request_id] = exchange
+        self._inbox.put(submit)
+
+    def shut_down(self) -> None:
+        self._inbox.put(Shutdown())
+
+    def fail_all(self, reason: str) -> None:
+        """The engine is gone: nothing that is open will end by itself."""
+        with self._lock:
+            self._gone = reason
+            lost, self._open = list(self._open.values()), {}
+        for exchange in lost:
+            exchange.refusal = reason
+            exchange.end(self._timer.now())
+
+    def receive(self, *, block: bool) -> list[Message]:
+        found = [self._inbox.get()] if block else []
+        while not self._inbox.empty():
+            found.append(self._inbox.get())
+        return found
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        now = self._timer.now()
+        for output in outputs:
+            exchange = self._open.get(output.request_id)
+            if exchange is None:
+                continue
+            if output.finish_reason is not None:
+                del self._open[output.request_id]
+            exchange.take(output, now)
+
+    def answer(self, stats: Stats) -> None:
+        raise AssertionError(f"nobody asked for {stats}")
+
+
+@dataclass(slots=True)
+class EngineTarget:
+    """Requests to the engine behind a link."""
+
+    link: ThreadLink
+    limits: Limits
+    eos_ids: frozenset[int]
+    timer: Timer
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    ids: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def prepare(self, turn: Turn, earlier: Sequence[Earlier]) -> tuple[tuple[int, ...], int]:
+        history = tuple(itertools.chain.from_iterable((*each.turn.prompt, *each.answer.token_ids) for each in earlier))
+        return history + turn.prompt, turn.max_tokens
+
+    async def send(self, prepared: object) -> EngineExchange:
+        assert isinstance(prepared, tuple)
+        prompt, max_tokens = prepared
+        loop = asyncio.get_running_loop()
+        exchange = EngineExchange(self.timer.now(), len(prompt), loop, loop.create_future())
+        try:
+            room = self.limits.check(prompt, max_tokens)
+        except LimitError as error:
+            exchange.refusal = str(error)
+            exchange.ended = self.timer.now()
+            return exchange
+        asked = SamplingParams(max_tokens=max_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
+        sampling = asked.resolved(eos_ids=self.eos_ids, room=room, seed=secrets.randbits(63))
+        self.link.submit(Submit(next(self.ids), prompt, sampling), exchange)
+        exchange.accepted = self.timer.now()
+        await exchange.done
+        return exchange
+
+
+@contextmanager
+def running(engine: Engine, link: ThreadLink) -> Iterator[None]:
+    """Run an engine's loop on a thread; on leaving, stop it. If the loop fails, so do all requests, then and later."""
+
+    def loop() -> None:
+        reason = "the engine has ended"
+        try:
+            engine.run()
+        except Exception as error:  # reported with every request that it takes down
+            reason = f"the engine failed: {type(error).__name__}: {error}"
+        link.fail_all(reason)
+
+    thread = threading.Thread(target=loop, name="engine", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        link.shut_down()
+        thread.join()

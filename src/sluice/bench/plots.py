@@ -1,0 +1,167 @@
+"""Plots as SVG, drawn by hand: no library, nothing to load, text that a screen reader can read.
+
+Colours come from classes that the page's style defines for light and dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 760, 300
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+LOG_FROM = 20.0
+"""A logarithmic axis from this ratio of the largest value to the median: else a stall flattens all the rest."""
+CDF_POINTS = 300
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Values to pixels."""
+
+    low: float
+    high: float
+    first: float
+    last: float
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        if self.log:
+            share = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        else:
+            share = (value - self.low) / (self.high - self.low)
+        return self.first + min(max(share, 0.0), 1.0) * (self.last - self.first)
+
+    def ticks(self) -> list[float]:
+        """Round values along the axis."""
+        if self.log:
+            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
+            found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        else:
+            step = _round_step((self.high - self.low) / 6)
+            found = [index * step for index in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
+        return [tick for tick in found if self.low <= tick <= self.high * 1.000001]
+
+
+def _round_step(rough: float) -> float:
+    power = 10.0 ** math.floor(math.log10(rough))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999999)
+
+
+def value_axis(values: Sequence[float], first: float, last: float) -> Axis:
+    """An axis over positive values, logarithmic if they differ much."""
+    positive = sorted(value for value in values if value > 0)
+    if not positive:
+        return Axis(0.0, 1.0, first, last)
+    median, largest = positive[len(positive) // 2], positive[-1]
+    if largest > LOG_FROM * median:
+        low = positive[len(positive) // 100]
+        return Axis(low if low < largest else largest / 10, largest * 1.1, first, last, log=True)
+    return Axis(0.0, largest * 1.05, first, last)
+
+
+def scatter(
+    *,
+    name: str,
+    title: str,
+    description: str,
+    series: Mapping[str, Sequence[Point]],
+    windows: Sequence[tuple[float, float]],
+    x_label: str,
+    y_label: str,
+) -> str:
+    """Points over time, with windows as bands behind them. Points that would cover each other are drawn once."""
+    points = [point for own in series.values() for point in own]
+    edges = [x for x, _ in points] + [edge for window in windows for edge in window]
+    x = Axis(0.0, max([*edges, 1e-3]), LEFT, WIDTH - RIGHT)
+    y = value_axis([value for _, value in points], HEIGHT - BOTTOM, TOP)
+
+    def body() -> Iterator[str]:
+        for start, end in windows:
+            left, right = x.place(start), x.place(end)
+            yield (
+                f'<rect class="window" x="{left:.1f}" y="{TOP}" width="{max(1.0, right - left):.1f}"'
+                f' height="{HEIGHT - BOTTOM - TOP}"><title>a long prompt in prefill, {start:.2f} s to {end:.2f} s'
+                f"</title></rect>"
+            )
+        for index, own in enumerate(series.values()):
+            places = dict.fromkeys((round(x.place(at), 1), round(y.place(value), 1)) for at, value in own if value > 0)
+            path = "".join(f"M{left:g} {top:g}h0" for left, top in places)
+            yield f'<path class="dots series-{index}" d="{path}"/>'
+
+    return _figure(name, title, description, x, y, x_label, y_label, list(series), body)
+
+
+def cdf(*, name: str, title: str, description: str, series: Mapping[str, Sequence[float]], x_label: str) -> str:
+    """The share of values up to each value."""
+    x = value_axis([value for own in series.values() for value in own], LEFT, WIDTH - RIGHT)
+    y = Axis(0.0, 1.0, HEIGHT - BOTTOM, TOP)
+
+    def body() -> Iterator[str]:
+        for index, own in enumerate(series.values()):
+            steps = "L".join(f"{x.place(value):.1f} {y.place(share):.1f}" for value, share in cdf_points(own))
+            if steps:
+                yield f'<path class="line series-{index}" d="M{steps}"/>'
+
+    return _figure(name, title, description, x, y, x_label, "share", list(series), body)
+
+
+def cdf_points(values: Sequence[float]) -> list[Point]:
+    """(value, share of values up to it), all of them or as many as a plot can show, the largest always."""
+    ordered = sorted(values)
+    count = len(ordered)
+    ranks = range(1, count + 1)
+    if count > CDF_POINTS:
+        ranks = sorted({math.ceil(count * index / CDF_POINTS) for index in range(1, CDF_POINTS + 1)})  # type: ignore[assignment]
+    return [(ordered[rank - 1], rank / count) for rank in ranks]
+
+
+def _figure(
+    name: str,
+    title: str,
+    description: str,
+    x: Axis,
+    y: Axis,
+    x_label: str,
+    y_label: str,
+    legend: Sequence[str],
+    body: Callable[[], Iterator[str]],
+) -> str:
+    parts = [
+        f'<figure id="{name}"><figcaption><h3>{escape(title)}</h3><p>{escape(description)}</p></figcaption>',
+        _legend(legend),
+        f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-labelledby="{name}-title {name}-desc">',
+        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>',
+        *_grid(x, y),
+        *body(),
+        f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">'
+        f"{escape(x_label)}</text>",
+        f'<text class="label" x="14" y="{(TOP + HEIGHT - BOTTOM) / 2:.0f}" text-anchor="middle"'
+        f' transform="rotate(-90 14 {(TOP + HEIGHT - BOTTOM) / 2:.0f})">{escape(y_label)}</text>',
+        "</svg></figure>",
+    ]
+    return "\n".join(parts)
+
+
+def _legend(names: Sequence[str]) -> str:
+    items = (f'<li><span class="key series-{index}"></span>{escape(name)}</li>' for index, name in enumerate(names))
+    return f'<ul class="legend">{"".join(items)}</ul>' if len(names) > 1 else ""
+
+
+def _grid(x: Axis, y: Axis) -> Iterator[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    for tick in y.ticks():
+        place = y.place(tick)
+        yield f'<path class="grid" d="M{LEFT} {place:.1f}H{right}"/>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{place + 4:.1f}" text-anchor="end">{tick:g}</text>'
+    ticks = x.ticks()
+    # A logarithmic axis over many decades has more ticks than room.
+    ticks = ticks[:: math.ceil(len(ticks) / 12)] if ticks else []
+    for tick in ticks:
+        place = x.place(tick)
+        yield f'<path class="grid" d="M{place:.1f} {TOP}V{bottom}"/>'
+        yield f'<text class="tick" x="{place:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>'
