@@ -32,6 +32,7 @@ FILES = (
     "scheduler/passes.py",
     "scheduler/scheduler.py",
     "engine/trace.py",
+    "engine/recorder.py",
     "engine/chunk_log.py",
     "engine/engine.py",
 )

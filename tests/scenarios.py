@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from sluice.engine.messages import Abort, Submit
+from sluice.engine.recorder import Journal
 from sluice.testing import Faults, FaultyRunner
 from sluice.types import SamplingParams
 from worlds import VOCAB, Bench, World, check_ends, enough_steps, random_limits
@@ -34,12 +35,12 @@ def random_scenario(seed: int) -> Scenario:
     return Scenario(world, seed, faulty=draw.random() < 0.5)
 
 
-def run(scenario: Scenario) -> int:
-    """Play a scenario to its end and check everything. Returns the number of steps."""
+def run(scenario: Scenario, journal: Journal | None = None) -> int:
+    """Play a scenario to its end and check everything; the journal is told of it. Returns the number of steps."""
     draw = random.Random(scenario.seed)
     world = scenario.world
     faults = random_faults(draw) if scenario.faulty else Faults()
-    bench = Bench.of(world, FaultyRunner(world.shadow(), faults))
+    bench = Bench.of(world, FaultyRunner(world.shadow(), faults), journal)
     to_send, sent, steps = draw.randint(1, 10), {}, 0
     while to_send or not bench.engine.is_idle:
         if to_send and draw.random() < 0.4:
@@ -50,7 +51,7 @@ def run(scenario: Scenario) -> int:
         if sent and draw.random() < 0.05:
             bench.link.put(Abort(draw.choice(sorted(sent))))
         if not bench.engine.in_flight and draw.random() < 0.01:
-            bench.scheduler.forget_device()
+            bench.engine.scheduler.forget_device()
             bench.engine.runner = FaultyRunner(world.shadow(), random_faults(draw) if scenario.faulty else Faults())
         bench.engine.step()
         steps += 1

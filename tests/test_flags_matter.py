@@ -74,6 +74,8 @@ ELSEWHERE = {
     "model": "test_llm.py::test_a_missing_model_is_refused",
     "dtype": "test_llm.py::test_options_have_their_effect",
     "device": "test_llm.py::test_options_that_cannot_be_honoured_are_refused",
+    "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
+    "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",
     "host": "cli/test_cli.py::test_an_address_of_another_machine",
     "port": "cli/test_cli.py::test_a_port_in_use",
     "served_model_name": "server/test_serve.py::test_serve_the_bundled_model",
@@ -94,7 +96,7 @@ def test_every_option_has_a_case() -> None:
     """An option that `config` gained and this file did not."""
     of = {group: [name for name, _ in options_of(kind)] for group, kind in GROUPS.items()}
     assert list(CASES) == [*of["cache"], *of["scheduler"]]
-    assert list(ELSEWHERE) == [*of["model"], *of["server"]]
+    assert list(ELSEWHERE) == [*of["model"], *of["trace"], *of["server"]]
 
 
 @pytest.mark.parametrize("place", ELSEWHERE.values())

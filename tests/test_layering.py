@@ -27,6 +27,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "wire": {"types", "config", "engine", "limits"},
     "testing": {"types", "engine"},
     "bench": {"types", "config", "engine", "limits", "assemble", "server", "bench"},
+    "tracing": {"types", "config", "scheduler", "engine", "tracing"},
     "server": {"types", "config", "engine", "limits", "wire", "explain", "assemble", "server"},
 }
 READ_ONLY = ("Mapping", "Sequence", "Final", "frozenset")

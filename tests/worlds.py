@@ -10,12 +10,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.engine.protocols import Runner
+from sluice.engine.recorder import Journal, Recorder
+from sluice.engine.trace import NullTrace
 from sluice.kv.manager import KVManager
 from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
+from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ManualLink, ShadowRunner, oracle, oracle_logprobs
 from sluice.types import FinishReason, SamplingParams, SchedulerLimits, TokenLogprobs
 
@@ -38,6 +42,9 @@ class World:
     def pool_tokens(self) -> int:
         return self.num_pages * self.page_size
 
+    def setup(self) -> SchedulerSetup:
+        return SchedulerSetup(self.limits, self.num_pages, self.page_size, self.prefix_caching)
+
     def kv(self) -> KVManager:
         return KVManager(num_pages=self.num_pages, page_size=self.page_size, prefix_caching=self.prefix_caching)
 
@@ -59,9 +66,14 @@ class Bench:
     engine: Engine
 
     @classmethod
-    def of(cls, world: World, runner: Runner | None = None) -> Bench:
-        scheduler, link = world.scheduler(), ManualLink()
-        engine = Engine(scheduler, runner or world.shadow(), link, depth=world.depth)
+    def of(cls, world: World, runner: Runner | None = None, journal: Journal | None = None) -> Bench:
+        """With a journal, the engine's calls of the scheduler go through a recorder."""
+        scheduler, link, clock = world.scheduler(), ManualLink(), VirtualClock()
+        runner = runner or world.shadow()
+        if journal is None:
+            return cls(world, scheduler, link, Engine(scheduler, runner, link, depth=world.depth))
+        recorder = Recorder(scheduler, NullTrace(), journal, clock)
+        engine = Engine(recorder, runner, link, depth=world.depth, clock=clock, trace=recorder)
         return cls(world, scheduler, link, engine)
 
     def drain(self, max_steps: int) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
 from sluice.attention.reference import ReferenceAttention
-from sluice.config import EngineConfig, cache_folder
+from sluice.config import ConfigError, EngineConfig, cache_folder
 from sluice.devices import resolve_here
 from sluice.engine.chunk_log import ChunkLog
+from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Runner
+from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
-from sluice.kv.manager import KVManager
 from sluice.limits import Limits
 from sluice.models.default import default_model_folder
 from sluice.models.hub import resolve_checkpoint
@@ -25,6 +29,9 @@ from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
 from sluice.runner.runner import Model, TorchRunner
 from sluice.scheduler.scheduler import Scheduler
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.tracing.format import VERSION, Header
+from sluice.tracing.writer import TraceFile, create
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +70,56 @@ class LoadedModel:
         return TorchRunner(self.model, DeviceState(self.shape), ReferenceAttention())
 
     def scheduler(self) -> Scheduler:
+        return self.setup().build()
+
+    def setup(self) -> SchedulerSetup:
+        """What `scheduler` builds from."""
         config = self.info.config
-        kv = KVManager(
+        return SchedulerSetup(
+            limits=config.scheduler.limits(),
             num_pages=self.shape.num_pages,
             page_size=self.shape.page_size,
             prefix_caching=config.cache.enable_prefix_caching,
         )
-        return Scheduler(config.scheduler.limits(), kv)
+
+    @property
+    def depth(self) -> int:
+        """Steps in flight at once."""
+        depth = self.info.config.scheduler.depth
+        assert depth is not None, f"not resolved: {self.info.config}"
+        return depth
 
     def engine(self, link: Link, runner: Runner | None = None) -> Engine:
-        """An engine over a new scheduler.
+        """An engine over a new scheduler, which writes no trace.
 
         Args:
             runner: if not one of our own; it must be as empty as the scheduler.
         """
-        depth = self.info.config.scheduler.depth
-        assert depth is not None, f"not resolved: {self.info.config}"
         trace = ChunkLog(RecentSteps())
-        return Engine(self.scheduler(), runner or self.runner(), link, depth=depth, trace=trace)
+        return Engine(self.scheduler(), runner or self.runner(), link, depth=self.depth, trace=trace)
+
+    def traced_engine(self, link: Link, path: Path) -> Engine:
+        """The same, writing a trace.
+
+        Args:
+            path: made by `tracing.writer.create`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        clock = WallClock()
+        header = Header(
+            version=VERSION,
+            sluice=version("sluice"),
+            model=self.info.model.encode(errors="replace").decode(),
+            token_ids=self.info.config.trace.trace_token_ids,
+            setup=self.setup(),
+            depth=self.depth,
+            unix_time=time.time(),
+        )
+        journal = TraceFile(path, header, start=clock.now(), key=secrets.token_bytes(16))
+        recorder = Recorder(self.scheduler(), ChunkLog(RecentSteps()), journal, clock)
+        return Engine(recorder, self.runner(), link, depth=self.depth, clock=clock, trace=recorder)
 
 
 def build_engine(config: EngineConfig, link: Link, *, progress: bool) -> tuple[Engine, EngineInfo]:
@@ -95,8 +134,16 @@ def build_engine(config: EngineConfig, link: Link, *, progress: bool) -> tuple[E
         ConfigError: an option that cannot be honoured.
         CheckpointError: a model that cannot be found or loaded.
     """
+    if config.trace.trace is None:
+        loaded = load(config, progress=progress)
+        return loaded.engine(link), loaded.info
+    path = Path(config.trace.trace)
+    try:
+        create(path)  # first: a path that cannot be written is told before minutes of loading
+    except OSError as error:
+        raise ConfigError(f"--trace {path} cannot be written: {error.strerror}") from error
     loaded = load(config, progress=progress)
-    return loaded.engine(link), loaded.info
+    return loaded.traced_engine(link, path), loaded.info
 
 
 def load(config: EngineConfig, *, progress: bool) -> LoadedModel:

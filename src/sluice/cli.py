@@ -1,4 +1,4 @@
-"""The command line: `sluice serve`, `generate`, `explain`, `bench` and `compare`.
+"""The command line: `sluice serve`, `generate`, `explain`, `bench`, `compare`, `trace` and `replay`.
 
 The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. Whatever a command
 needs is imported when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
@@ -29,6 +29,7 @@ from sluice.config import (
     flag,
     options_of,
 )
+from sluice.tracing.options import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -91,6 +92,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_explain(commands)
     _add_bench(commands)
     _add_compare(commands)
+    _add_trace(commands)
+    _add_replay(commands)
     return parser
 
 
@@ -164,6 +167,17 @@ def _add_compare(commands: Any) -> None:
     usage = "sluice compare FILE FILE | --url URL --url URL [options]"
     parser = _add_plain_command(commands, "compare", "compare two measurements, or measure two servers", usage, compare)
     add_compare_arguments(parser)
+
+
+def _add_trace(commands: Any) -> None:
+    usage = "sluice trace FILE [options]"
+    add_trace_arguments(_add_plain_command(commands, "trace", "show what a trace holds", usage, trace))
+
+
+def _add_replay(commands: Any) -> None:
+    usage = "sluice replay FILE"
+    help = "plan a trace's steps again and compare"
+    add_replay_arguments(_add_plain_command(commands, "replay", help, usage, replay))
 
 
 def _add_options(parser: argparse.ArgumentParser, group: str) -> None:
@@ -284,6 +298,20 @@ def compare(given: dict[str, Any]) -> int:
     from sluice.bench.compare_command import run_compare
 
     return _run("compare", run_compare, given)
+
+
+def trace(given: dict[str, Any]) -> int:
+    """`sluice trace`."""
+    from sluice.tracing.command import run_trace
+
+    return _run("trace", run_trace, given)
+
+
+def replay(given: dict[str, Any]) -> int:
+    """`sluice replay`."""
+    from sluice.tracing.command import run_replay
+
+    return _run("replay", run_replay, given)
 
 
 def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, Any]) -> int:

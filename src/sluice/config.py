@@ -268,6 +268,25 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class TraceConfig:
+    """The record of every step."""
+
+    trace: str | None = option(
+        None,
+        "file for a line on every step and every input",
+        unset="no trace",
+        more="An old one is replaced. `sluice trace FILE` shows it, `sluice replay FILE` plans it again. See"
+        " [trace.md](trace.md).",
+        metavar="FILE",
+    )
+    trace_token_ids: bool = option(
+        True,
+        "the trace holds token ids",
+        more="Without, only how many there are, and the trace cannot be replayed. Needs a trace.",
+    )
+
+
+@dataclass(frozen=True)
 class ServerConfig:
     """Where and how HTTP is served."""
 
@@ -295,9 +314,10 @@ GROUPS: Mapping[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "trace": TraceConfig,
     "server": ServerConfig,
 }
-ENGINE_GROUPS = ("model", "cache", "scheduler")
+ENGINE_GROUPS = ("model", "cache", "scheduler", "trace")
 
 
 @dataclass(frozen=True)
@@ -307,6 +327,7 @@ class EngineConfig:
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    trace: TraceConfig = TraceConfig()
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> EngineConfig:

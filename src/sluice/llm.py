@@ -94,7 +94,8 @@ class LLM:
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, *, progress: bool = False, **options: Any) -> None:
-        config = EngineConfig.from_options({"model": "" if model is None else fspath(model), **options})
+        given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in options.items()}
+        config = EngineConfig.from_options({"model": "" if model is None else fspath(model), **given})
         self._link = _LocalLink()
         engine, self.info = build_engine(config, self._link, progress=progress)
         self._engine: Engine | None = engine
@@ -175,8 +176,10 @@ class LLM:
         return self._pieces(run)
 
     def close(self) -> None:
-        """Free the model and the KV pool. Twice is once."""
-        self._engine = None
+        """Free the model and the KV pool, and end the trace. Twice is once."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> Self:
         return self

@@ -94,6 +94,8 @@ def _refuse_without_effect(config: EngineConfig) -> None:
         for name in ("schedule_low_priority_values_first", "enable_priority_preemption"):
             if getattr(scheduler, name):
                 raise ConfigError(f"{_flag(name)} needs --schedule-policy priority, got {scheduler.schedule_policy!r}")
+    if not config.trace.trace_token_ids and config.trace.trace is None:
+        raise ConfigError("--no-trace-token-ids needs a trace (--trace FILE)")
     if scheduler.schedule_policy == "lpm" and not cache.enable_prefix_caching:
         raise ConfigError("--schedule-policy lpm needs the prefix cache, but it is off (--no-enable-prefix-caching)")
     if scheduler.reserve == "full" and scheduler.schedule_conservativeness is not None:

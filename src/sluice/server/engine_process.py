@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from sluice.config import EngineConfig
@@ -47,7 +48,8 @@ def main(arguments: list[str]) -> int:
             link.send_frame(Failed(describe(error)))
             return EXIT_FAILED_START
         link.send_frame(ready)
-        engine.run()
+        with closing(engine):
+            engine.run()
         return 0
     finally:
         link.close()

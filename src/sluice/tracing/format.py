@@ -1,0 +1,194 @@
+"""The trace file: one JSON object a line, first the header, then a record for every call into the scheduler.
+
+A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
+are numbered: a record names the number of its call, a step that of its planning too. `docs/trace.md` describes every
+field. This is the only place that knows the serializer of traces; `VERSION` changes with their meaning.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.types import BatchPlan, FinishReason, RowError, SamplingParams
+
+VERSION = 1
+
+
+class TraceError(ValueError):
+    """A file that is no trace, or not one that can be used; the message is one line for the user."""
+
+
+class End(NamedTuple):
+    """The end of a request."""
+
+    request_id: int
+    reason: FinishReason
+    num_outputs: int
+    num_cached_tokens: int
+    """Prompt tokens found in the cache when it was first admitted."""
+    error: str | None
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="header"):
+    """What the rest is about. Times in the file are seconds since `unix_time`."""
+
+    version: int
+    sluice: str
+    """Version of the package that wrote it."""
+    model: str
+    token_ids: bool
+    """False: the file holds no token ids, and cannot be replayed."""
+    setup: SchedulerSetup
+    depth: int
+    """Steps in flight at once."""
+    unix_time: float
+
+
+class Add(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="add"):
+    """A request arrived."""
+
+    number: int
+    at: float
+    request_id: int
+    prompt_len: int
+    prompt: tuple[int, ...] | None = None
+    sampling: SamplingParams
+    sample_index: int = 0
+    extra_key: str = ""
+    """A keyed hash of the real one."""
+    priority: int = 0
+    refused: str | None = None
+
+
+class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="abort"):
+    """A request was to end: by its client, a stop string, a deadline."""
+
+    number: int
+    at: float
+    request_id: int
+    reason: FinishReason
+    ends: tuple[End, ...] = ()
+    """Empty if it had ended already."""
+
+
+class Nothing(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nothing"):
+    """Nothing could be planned before a step in flight ends."""
+
+    number: int
+    at: float
+
+
+class ForgetDevice(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="forget_device"):
+    """The device lost its state; everything that ran waits again."""
+
+    number: int
+    at: float
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="step"):
+    """A step that ended, or that was in flight when the trace was closed."""
+
+    number: int | None = None
+    """Of the call that committed or failed it; None: neither happened."""
+    planned: int
+    """Number of the call that planned it."""
+    planned_at: float
+    launched_at: float | None = None
+    ended_at: float | None = None
+    host_ms: float
+    """In the scheduler."""
+    device_ms: float = 0.0
+    """In the runner: launching, and waiting for the result."""
+    wait_ms: float = 0.0
+    """Of these, waiting."""
+    plan: msgspec.Raw
+    """A `BatchPlan`."""
+    tokens: tuple[tuple[int, ...], ...] | None = None
+    """Sampled tokens of each row that samples; None without token ids, or if the step failed."""
+    counts: tuple[int, ...] = ()
+    """Their numbers, instead."""
+    prompt_logprobs: tuple[int, ...] = ()
+    """How many were told to each row with targets."""
+    row_errors: tuple[RowError, ...] = ()
+    error: str | None = None
+    ends: tuple[End, ...] = ()
+
+
+Record = Add | Abort | Nothing | ForgetDevice | Step
+KINDS = ("add", "abort", "nothing", "forget_device", "step")
+
+
+class _Head(msgspec.Struct):
+    """As much of a line as says what it is."""
+
+    kind: str = ""
+    version: int = 0
+
+
+_ENCODER = msgspec.json.Encoder()
+_RECORD = msgspec.json.Decoder(Record)
+_HEADER = msgspec.json.Decoder(Header)
+_HEAD = msgspec.json.Decoder(_Head)
+_PLAN = msgspec.json.Decoder(BatchPlan)
+
+
+def encode(line: Header | Record) -> bytes:
+    """One line, its end included."""
+    return _ENCODER.encode(line) + b"\n"
+
+
+def encode_plan(plan: BatchPlan) -> bytes:
+    """The bytes by which plans are compared."""
+    return _ENCODER.encode(plan)
+
+
+def decode_plan(data: bytes | msgspec.Raw) -> BatchPlan:
+    """
+    Raises:
+        TraceError: no plan.
+    """
+    try:
+        return _PLAN.decode(data)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"a plan that is none: {error}") from error
+
+
+def decode_header(line: bytes) -> Header:
+    """
+    Raises:
+        TraceError: no header, or one of another version.
+    """
+    head = _head(line)
+    if head.kind != "header":
+        raise TraceError("not a trace: it does not begin with a header")
+    if head.version != VERSION:
+        raise TraceError(f"a trace of version {head.version}, but this is a reader of version {VERSION}")
+    try:
+        return _HEADER.decode(line)
+    except msgspec.DecodeError as error:
+        raise TraceError(f"a bad header: {error}") from error
+
+
+def decode(line: bytes) -> Record:
+    """
+    Raises:
+        TraceError: no record, or one of an unknown kind.
+    """
+    try:
+        record: Record = _RECORD.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        kind = _head(line).kind
+        if kind not in KINDS:
+            raise TraceError(f"unknown kind of record {kind!r}; known: {', '.join(KINDS)}") from error
+        raise TraceError(f"a bad {kind!r} record: {error}") from error
+    return record
+
+
+def _head(line: bytes) -> _Head:
+    try:
+        return _HEAD.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"not a JSON object with a kind: {error}") from error

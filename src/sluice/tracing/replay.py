@@ -1,0 +1,262 @@
+"""The calls of a trace, made to the same scheduler once more: it must plan the same, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice.scheduler.scheduler import Scheduler
+from sluice.tracing.format import Abort, Add, End, ForgetDevice, Nothing, Step, TraceError, decode_plan, encode_plan
+from sluice.tracing.reader import Line, TraceReader
+from sluice.tracing.writer import ends_of
+from sluice.types import BatchPlan, BatchResult, Output, TokenLogprobs
+
+TOLD = TokenLogprobs(0, 0.0, ())
+"""Stands for a log-probability: the scheduler only counts them."""
+
+
+class ReplayError(TraceError):
+    """A trace that cannot be replayed."""
+
+
+class Planned(NamedTuple):
+    """The call that planned a step."""
+
+    step: Step
+
+
+class Ended(NamedTuple):
+    """The call that committed or failed it."""
+
+    step: Step
+
+
+Action = Add | Abort | Nothing | ForgetDevice | Planned | Ended
+
+
+class NumberedCall(NamedTuple):
+    number: int
+    line: int
+    """Where it is recorded."""
+    action: Action
+
+
+class Divergence(NamedTuple):
+    """The first thing that came out differently."""
+
+    call: int
+    line: int
+    where: str
+    """The step or the request, in words."""
+    field: str
+    recorded: str
+    replayed: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where} (call {self.call}, line {self.line}): {self.field}\n"
+            f"  recorded  {self.recorded}\n"
+            f"  replayed  {self.replayed}"
+        )
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of a replay."""
+
+    steps: int = 0
+    """That were planned alike."""
+    calls: int = 0
+    divergence: Divergence | None = None
+    unended: int = 0
+    """Calls left out because a step that was planned before them is not in the trace: it was in flight when the engine
+    was killed."""
+
+
+def replay(trace: TraceReader) -> Replayed:
+    """Make all calls of a trace, up to the first that gives something else than it gave.
+
+    Raises:
+        ReplayError: a trace without token ids, or one of a scheduler that cannot be built.
+        TraceError: a file that is broken.
+    """
+    if not trace.header.token_ids:
+        raise ReplayError("the trace was written without token ids (--no-trace-token-ids) and cannot be replayed")
+    try:
+        scheduler = trace.header.setup.build()
+    except ValueError as error:
+        raise ReplayError(f"the header's scheduler cannot be built: {error}") from error
+    replayed, player = Replayed(), Player(scheduler)
+    for call in in_order(trace, replayed):
+        replayed.divergence = player.make(call)
+        if replayed.divergence is not None:
+            break
+        replayed.calls += 1
+        replayed.steps += isinstance(call.action, Planned)
+    return replayed
+
+
+def in_order(lines: Iterable[Line], replayed: Replayed) -> Iterator[NumberedCall]:
+    """The calls as they were made: a step stands in the file where it ended, and was planned before.
+
+    Raises:
+        ReplayError: a call is missing, or there twice.
+    """
+    early: dict[int, NumberedCall] = {}
+    due = 0
+    for line in lines:
+        for call in calls_of(line):
+            if call.number < due or call.number in early:
+                raise ReplayError(f"line {line.number}: call {call.number} is there twice")
+            early[call.number] = call
+        while due in early:
+            yield early.pop(due)
+            due += 1
+    if any(isinstance(call.action, Planned) for call in early.values()):
+        raise ReplayError(f"call {due} is missing: lines were lost before line {min(c.line for c in early.values())}")
+    replayed.unended = len(early)
+
+
+def calls_of(line: Line) -> Iterator[NumberedCall]:
+    """One call, or the two of a step."""
+    record = line.record
+    if not isinstance(record, Step):
+        yield NumberedCall(record.number, line.number, record)
+        return
+    yield NumberedCall(record.planned, line.number, Planned(record))
+    if record.number is not None:
+        yield NumberedCall(record.number, line.number, Ended(record))
+
+
+class Player:
+    """Makes recorded calls to a scheduler and compares what they give."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._plans: dict[int, BatchPlan] = {}
+        """Planned and not ended, by the number of the call."""
+
+    def make(self, call: NumberedCall) -> Divergence | None:
+        """One call. A scheduler that breaks has diverged as well."""
+        try:
+            found = self._make(call.action)
+        except TraceError as error:
+            raise ReplayError(f"line {call.line}: {error}") from error
+        except Exception as error:
+            found = "what the scheduler did", "no error", f"{type(error).__name__}: {error}"
+        return None if found is None else Divergence(call.number, call.line, place_of(call.action), *found)
+
+    def _make(self, action: Action) -> tuple[str, str, str] | None:
+        match action:
+            case Planned(step):
+                return self._plan(step)
+            case Ended(step):
+                return different_ends(step.ends, self._end(step))
+            case Nothing():
+                plan = self._scheduler.schedule()
+                return None if plan is None else ("plan", "none", f"step {plan.step}: {_chunks(plan)}")
+            case Add():
+                return self._add(action)
+            case Abort():
+                return different_ends(action.ends, self._scheduler.abort(action.request_id, action.reason))
+            case ForgetDevice():
+                self._scheduler.forget_device()
+                return None
+
+    def _add(self, add: Add) -> tuple[str, str, str] | None:
+        if add.prompt is None:
+            raise ReplayError(f"request {add.request_id} has no prompt")
+        refused: str | None = None
+        try:
+            self._scheduler.add(
+                add.request_id,
+                add.prompt,
+                add.sampling,
+                sample_index=add.sample_index,
+                extra_key=add.extra_key,
+                priority=add.priority,
+            )
+        except ValueError as error:
+            refused = str(error)
+        return None if refused == add.refused else ("refusal", repr(add.refused), repr(refused))
+
+    def _plan(self, step: Step) -> tuple[str, str, str] | None:
+        plan = self._scheduler.schedule()
+        if plan is None:
+            return "plan", _chunks(decode_plan(step.plan)), "nothing to plan"
+        self._plans[step.planned] = plan
+        replayed = encode_plan(plan)
+        if replayed == bytes(step.plan):
+            return None
+        # Through the same types: a temperature asked for as 1 comes back from the file as 1.0, and means the same.
+        recorded = decode_plan(step.plan)
+        return None if replayed == encode_plan(recorded) else first_difference(recorded, plan)
+
+    def _end(self, step: Step) -> list[Output]:
+        if step.planned not in self._plans:
+            raise ReplayError(f"call {step.number} ends a step that call {step.planned} has not planned")
+        plan = self._plans.pop(step.planned)
+        if step.error is not None:
+            return self._scheduler.fail(plan, step.error)
+        if step.tokens is None:
+            raise ReplayError(f"step {plan.step} has neither tokens nor an error")
+        told = tuple((TOLD,) * count for count in step.prompt_logprobs)
+        return self._scheduler.commit(plan, BatchResult(plan.step, step.tokens, step.row_errors, (), told))
+
+
+def place_of(action: Action) -> str:
+    """What a call was about."""
+    match action:
+        case Planned(step):
+            return f"step {decode_plan(step.plan).step}, planned"
+        case Ended(step):
+            return f"step {decode_plan(step.plan).step}, ended"
+        case Add(request_id=request_id):
+            return f"request {request_id}, added"
+        case Abort(request_id=request_id):
+            return f"request {request_id}, aborted"
+        case Nothing():
+            return "a turn that planned nothing"
+        case ForgetDevice():
+            return "the loss of the device's state"
+
+
+def different_ends(recorded: tuple[End, ...], outputs: list[Output]) -> tuple[str, str, str] | None:
+    """Requests that ended otherwise."""
+    replayed = ends_of(outputs)
+    return None if replayed == recorded else ("ends", _show(recorded), _show(replayed))
+
+
+def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> tuple[str, str, str]:
+    """The first field of two plans that differs, and its values."""
+    for name, one, other in (
+        ("step", recorded.step, replayed.step),
+        ("bound_by", recorded.bound_by.value, replayed.bound_by.value),
+        ("num_decodes", recorded.num_decodes, replayed.num_decodes),
+        ("new_slots", len(recorded.new_slots), len(replayed.new_slots)),
+        ("chunks", _chunks(recorded), _chunks(replayed)),
+    ):
+        if one != other:
+            return name, _show(one), _show(other)
+    rows = [
+        (f"new_slots[{index}]", pair)
+        for index, pair in enumerate(zip(recorded.new_slots, replayed.new_slots, strict=True))
+    ] + [(f"chunks[{index}]", pair) for index, pair in enumerate(zip(recorded.chunks, replayed.chunks, strict=True))]
+    for name, (row, other_row) in rows:
+        values = zip(row._asdict().items(), other_row, strict=True)
+        for (field, value), other_value in values:
+            if value != other_value:
+                return f"{name}.{field}", _show(value), _show(other_value)
+    raise AssertionError(f"{recorded} and {replayed} differ in their bytes alone")
+
+
+def _chunks(plan: BatchPlan) -> str:
+    """Who gets which tokens."""
+    shown = (f"request {chunk.request_id} [{chunk.start}, {chunk.end})" for chunk in plan.chunks)
+    return ", ".join(shown) or "no chunks"
+
+
+def _show(value: object) -> str:
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

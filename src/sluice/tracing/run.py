@@ -1,0 +1,190 @@
+"""A trace as people ask about it: steps and requests, each with its times, instead of calls."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sluice.tracing.format import Abort, Add, End, Step, decode_plan
+from sluice.tracing.reader import Line
+from sluice.types import BatchPlan, Bound, Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """A piece of a prompt, or of tokens computed again, in one step."""
+
+    request_id: int
+    start: int
+    length: int
+
+
+class StepRun(NamedTuple):
+    """A step that ended. Times are seconds since the header's."""
+
+    step: int
+    launched_at: float
+    ended_at: float
+    host_ms: float
+    device_ms: float
+    wait_ms: float
+    num_decodes: int
+    prefills: tuple[Prefill, ...]
+    bound_by: Bound
+    error: str | None
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(piece.length for piece in self.prefills)
+
+    @property
+    def is_mixed(self) -> bool:
+        return self.num_decodes > 0 and bool(self.prefills)
+
+    @property
+    def launch(self) -> tuple[float, float]:
+        """The stretch in which the engine launched it: on cpu, computed it."""
+        return self.launched_at, self.launched_at + (self.device_ms - self.wait_ms) / 1000
+
+    @property
+    def wait(self) -> tuple[float, float]:
+        """The stretch in which the engine waited for it. No stretch of any two steps overlaps."""
+        return self.ended_at - self.wait_ms / 1000, self.ended_at
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """One request."""
+
+    request_id: int
+    added_at: float
+    prompt_len: int
+    admissions: int = 0
+    admitted_at: float | None = None
+    """Launch of its first chunk."""
+    cached: int = 0
+    """Tokens found in the cache at the first admission."""
+    chunks: int = 0
+    """Pieces of its prompt, or of tokens computed again, decodes apart."""
+    token_times: array[float] = field(default_factory=lambda: array("d"))
+    """When each output token was known."""
+    end: End | None = None
+    ended_at: float | None = None
+
+    @property
+    def sent_back(self) -> int:
+        """Times it was retracted, or made way for a higher priority, and came back."""
+        return max(0, self.admissions - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class RowFailure:
+    step: int
+    request_id: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    request_id: int
+    message: str
+
+
+@dataclass(slots=True)
+class Run:
+    """Everything a trace tells."""
+
+    steps: list[StepRun] = field(default_factory=list)
+    requests: dict[int, RequestRun] = field(default_factory=dict)
+    refused: list[Refusal] = field(default_factory=list)
+    row_failures: list[RowFailure] = field(default_factory=list)
+    unended: int = 0
+    """Steps in flight when the trace was closed."""
+
+
+def read_run(lines: Iterable[Line]) -> Run:
+    """
+    Raises:
+        TraceError: a file that is broken.
+    """
+    run = Run()
+    for line in lines:
+        match line.record:
+            case Step() as record:
+                _add_step(run, record)
+            case Add(refused=None) as add:
+                run.requests[add.request_id] = RequestRun(add.request_id, add.at, add.prompt_len)
+            case Add(refused=message) as add:
+                run.refused.append(Refusal(add.request_id, message or ""))
+            case Abort() as abort:
+                _end_requests(run, abort.ends, abort.at)
+    return run
+
+
+def _add_step(run: Run, record: Step) -> None:
+    plan = decode_plan(record.plan)
+    if record.launched_at is None or record.ended_at is None or record.number is None:
+        run.unended += 1
+        return
+    run.steps.append(
+        StepRun(
+            step=plan.step,
+            launched_at=record.launched_at,
+            ended_at=record.ended_at,
+            host_ms=record.host_ms,
+            device_ms=record.device_ms,
+            wait_ms=record.wait_ms,
+            num_decodes=plan.num_decodes,
+            prefills=tuple(
+                Prefill(chunk.request_id, chunk.start, chunk.length) for chunk in plan.chunks[plan.num_decodes :]
+            ),
+            bound_by=plan.bound_by,
+            error=record.error,
+        )
+    )
+    _admit(run, plan, record.launched_at)
+    for chunk in plan.chunks[plan.num_decodes :]:
+        if (request := run.requests.get(chunk.request_id)) is not None:
+            request.chunks += 1
+    for chunk, count in sampled(plan, record):
+        request = run.requests.get(chunk.request_id)
+        if request is not None and request.end is None:
+            request.token_times.extend([record.ended_at] * count)
+    for error in record.row_errors:
+        if error.row < len(plan.chunks):
+            run.row_failures.append(RowFailure(plan.step, plan.chunks[error.row].request_id, error.message))
+    _end_requests(run, record.ends, record.ended_at)
+
+
+def _admit(run: Run, plan: BatchPlan, at: float) -> None:
+    opened = {new.request_id for new in plan.new_slots}
+    for chunk in plan.chunks:
+        request = run.requests.get(chunk.request_id)
+        if request is None or chunk.request_id not in opened:
+            continue
+        if request.admissions == 0:
+            request.admitted_at, request.cached = at, chunk.start
+        request.admissions += 1
+
+
+def _end_requests(run: Run, ends: Sequence[End], at: float) -> None:
+    for end in ends:
+        request = run.requests.get(end.request_id)
+        if request is not None and request.end is None:
+            request.end, request.ended_at = end, at
+
+
+def sampled(plan: BatchPlan, record: Step) -> Iterator[tuple[Chunk, int]]:
+    """The rows of a step that sample, and how many tokens each gave."""
+    rows = [chunk for chunk in plan.chunks if chunk.samples]
+    counts = record.counts if record.tokens is None else [len(row) for row in record.tokens]
+    yield from zip(rows, counts, strict=False)
+
+
+def outcome(request: RequestRun) -> str:
+    """How a request ended, in a word."""
+    if request.end is None:
+        return "open"
+    return request.end.reason.value

@@ -1,0 +1,231 @@
+"""What the recorder tells of an engine's calls of its scheduler: all of them, in order, and nothing changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from option_worlds import Arrival
+from recorded import Kept, play, recorded_engine
+from sluice.engine.clock import VirtualClock
+from sluice.engine.messages import Abort, QueryStats, Submit
+from sluice.engine.recorder import Aborted, Added, DeviceForgotten, NothingPlanned, Recorder, StepEnded
+from sluice.engine.trace import NullTrace, RecentSteps, StepTimes
+from sluice.testing import Faults, resolved
+from sluice.types import BatchPlan, BatchResult, FinishReason, Output
+from worlds import Bench, World, limits_of
+
+WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
+OVERLAP = replace(WORLD, limits=limits_of(chunk=8, lookahead=1), depth=2, late=True)
+
+
+def kinds(kept: Kept) -> list[str]:
+    return [type(event).__name__ for event in kept.events]
+
+
+def steps(kept: Kept) -> list[StepEnded]:
+    return [event for event in kept.events if isinstance(event, StepEnded)]
+
+
+def numbers(kept: Kept) -> list[int]:
+    """Of all calls, as they come in the journal."""
+    told: list[int] = []
+    for event in kept.events:
+        if isinstance(event, StepEnded):
+            told += [event.planned.number] + ([] if event.ended is None else [event.ended.number])
+        else:
+            told.append(event.call.number)
+    return told
+
+
+def test_every_call_is_told_with_its_number() -> None:
+    kept = Kept()
+    engine = recorded_engine(WORLD, kept)
+    engine.link.put(Submit(0, (1,) * 10, resolved(2), 1, "salt", 3))
+    engine.step()
+    engine.link.put(Abort(0, FinishReason.STOP), Abort(7))
+    engine.step()
+    engine.scheduler.forget_device()
+    assert kinds(kept) == ["Added", "StepEnded", "Aborted", "Aborted", "NothingPlanned", "DeviceForgotten"]
+    assert numbers(kept) == list(range(7))
+    added, step, stopped, unknown = kept.events[:4]
+    assert isinstance(added, Added)
+    assert (added.submit, added.refused) == (Submit(0, (1,) * 10, resolved(2), 1, "salt", 3), None)
+    assert isinstance(step, StepEnded)
+    assert (step.planned.number, step.plan.step, step.error, step.outputs) == (1, 0, None, ())
+    assert step.result == BatchResult(0, ())
+    assert isinstance(stopped, Aborted)
+    assert stopped[1:] == (0, FinishReason.STOP, (Output(0, 0, (), 0, FinishReason.STOP),))
+    assert isinstance(unknown, Aborted)
+    assert unknown[1:] == (7, FinishReason.ABORT, ())
+    assert isinstance(kept.events[4], NothingPlanned)
+    assert isinstance(kept.events[5], DeviceForgotten)
+
+
+def test_with_steps_in_flight_the_numbers_tell_the_order() -> None:
+    """A step is told when it ends, after the one behind it was planned: in the file's order a replay would plan too
+    late."""
+    kept = Kept()
+    play(
+        recorded_engine(OVERLAP, kept),
+        [Arrival(0, Submit(0, (1,), resolved(4))), Arrival(2, Submit(1, (0,), resolved(1)))],
+    )
+    assert sorted(numbers(kept)) == list(range(len(numbers(kept))))
+    assert numbers(kept) != sorted(numbers(kept))
+    for one, other in zip(steps(kept), steps(kept)[1:], strict=False):
+        assert one.planned.number < other.planned.number
+        assert one.ended is not None
+        assert other.ended is not None
+        assert one.ended.number < other.ended.number
+    first, second = steps(kept)[:2]
+    assert first.ended is not None
+    assert second.planned.number < first.ended.number, "the second is planned before the first has ended"
+
+
+@pytest.mark.parametrize("world", [WORLD, OVERLAP])
+def test_an_engine_does_the_same_with_it(world: World) -> None:
+    arrivals = [Arrival(i, Submit(i, (i % 2,) * (3 + 5 * i), resolved(4, seed=i))) for i in range(4)]
+    plain = Bench.of(world)
+    told = play(plain.engine, arrivals).outputs
+    assert play(recorded_engine(world, Kept()), arrivals).outputs == told
+
+
+def test_what_the_scheduler_refuses_is_told_and_refused() -> None:
+    kept = Kept()
+    engine = recorded_engine(WORLD, kept)
+    engine.link.put(Submit(0, (1,), resolved(1)), Submit(0, (0,), resolved(1)), Submit(1, (1,) * 70, resolved(1)))
+    engine.step()
+    refused = [event.refused for event in kept.events if isinstance(event, Added)]
+    assert refused[:2] == [None, "request id 0 is in use"]
+    assert refused[2] is not None
+    assert "exceed the KV pool" in refused[2]
+    assert engine.link.end(1).finish_reason is FinishReason.ERROR
+
+
+@pytest.mark.parametrize("at_launch", [True, False])
+@pytest.mark.parametrize("world", [WORLD, OVERLAP])
+def test_the_time_in_the_runner_is_each_steps_own(world: World, at_launch: bool) -> None:
+    """With several steps in flight the time from launch to end counts the others' work too."""
+    kept = Kept()
+    play(recorded_engine(world, kept, at_launch=at_launch), [Arrival(0, Submit(0, (1,) * 12, resolved(5)))])
+    for step in steps(kept):
+        assert step.times is not None
+        cost = len(step.plan.chunks) / 1e3 + (step.plan.num_tokens - step.plan.num_decodes) / 1e4
+        expected = (cost, 0.0) if at_launch else (0.0, cost)
+        assert (step.times.launch_seconds, step.times.wait_seconds) == pytest.approx(expected)
+        assert step.times.ended_at - step.times.launched_at >= cost * 0.999
+        assert step.host_seconds == 0
+
+
+class SlowPlanner:
+    """Takes a second to plan and three to fold a result in."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.inner, self.clock = WORLD.scheduler(), clock
+        self.add, self.has_work = self.inner.add, True
+
+    def schedule(self) -> BatchPlan | None:
+        self.clock.advance(1)
+        return self.inner.schedule()
+
+    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+        self.clock.advance(3)
+        return self.inner.commit(plan, result)
+
+    def fail(self, plan: BatchPlan, error: str) -> list[Output]:
+        self.clock.advance(5)
+        return self.inner.fail(plan, error)
+
+
+def test_host_time_is_planning_and_folding_in() -> None:
+    kept, clock = Kept(), VirtualClock(start=100)
+    recorder = Recorder(SlowPlanner(clock), NullTrace(), kept, clock)
+    recorder.add(0, [1], resolved(3))
+    times = StepTimes(1.0, 2.0, 0.5, 0.25)
+    for fails in (False, True):
+        plan = recorder.schedule()
+        assert plan is not None
+        clock.advance(10)
+        recorder.ended(plan, None, times)
+        if fails:
+            recorder.fail(plan, "no")
+        else:
+            recorder.commit(plan, BatchResult(plan.step, ((1,),)))
+    committed, failed = steps(kept)
+    assert (committed.planned.at, committed.host_seconds, failed.host_seconds) == (100, 4, 6)
+    assert committed.ended is not None
+    assert committed.ended.at == 111
+    assert committed.times == times
+
+
+@pytest.mark.parametrize("faults", [Faults(launch_raises=frozenset({1})), Faults(wait_raises=frozenset({1}))])
+def test_a_step_that_failed_says_why(faults: Faults) -> None:
+    kept = Kept()
+    play(recorded_engine(OVERLAP, kept, faults=faults), [Arrival(0, Submit(0, (1,) * 20, resolved(2)))])
+    failed = steps(kept)[1]
+    assert failed.result is None
+    assert failed.error is not None
+    assert "InjectedFault" in failed.error
+    assert [output.request_id for output in failed.outputs] == [0]
+    assert failed.times is not None
+    assert [step.error for step in steps(kept)].count(None) == len(steps(kept)) - 1
+
+
+def test_closing_tells_what_is_in_flight_and_closes_the_rest() -> None:
+    """The step in which an engine hung or broke is the one that matters."""
+    kept, recent = Kept(), RecentSteps()
+    scheduler, clock = OVERLAP.scheduler(), VirtualClock()
+    recorder = Recorder(scheduler, recent, kept, clock)
+    recorder.add(0, (1,) * 20, resolved(3))
+    first, second = recorder.schedule(), recorder.schedule()
+    assert first is not None
+    assert second is not None
+    recorder.ended(first, BatchResult(0, ()), StepTimes(0, 1, 1, 0))
+    assert recent.latest is not None
+    assert recorder.latest == recent.latest
+    recorder.close()
+    recorder.close()
+    assert [(step.plan, step.ended, step.times) for step in steps(kept)] == [
+        (first, None, StepTimes(0, 1, 1, 0)),
+        (second, None, None),
+    ]
+    assert kept.closed == 2, "closing twice is the journal's to bear"
+
+
+def test_a_scheduler_that_breaks_leaves_its_last_call() -> None:
+    """So that a replay breaks at the same place."""
+    kept = Kept()
+    recorder = Recorder(WORLD.scheduler(), NullTrace(), kept, VirtualClock())
+    recorder.add(0, (1,), resolved(3))
+    plan = recorder.schedule()
+    assert plan is not None
+    with pytest.raises(AssertionError):
+        recorder.commit(plan, BatchResult(99, ()))
+    assert [event.ended is not None for event in steps(kept)] == [True]
+    assert steps(kept)[0].result == BatchResult(99, ())
+
+
+def test_a_journal_is_flushed_when_the_engine_may_sleep() -> None:
+    """Whoever looks at the file of an idle server wants to see the last request."""
+    kept = Kept()
+    engine = recorded_engine(WORLD, kept)
+    engine.link.put(Submit(0, (1,), resolved(2)))
+    engine.step()
+    assert kept.flushes == []
+    engine.step()
+    assert kept.flushes == [3], "when the last request has left"
+    engine.link.put(Submit(1, (1,), resolved(2)))
+    engine.step()
+    engine.link.put(Abort(1))
+    engine.step()
+    assert len(kept.flushes) == 2, "by an abort too"
+
+
+def test_questions_are_answered_and_not_told() -> None:
+    kept = Kept()
+    engine = recorded_engine(WORLD, kept)
+    engine.link.put(Submit(0, (1,), resolved(2)), QueryStats(5))
+    engine.step()
+    assert engine.link.stats[0].occupancy.waiting == 1
+    assert kinds(kept) == ["Added", "StepEnded"]

@@ -1,0 +1,111 @@
+"""Journals kept in memory, and traces of small runs on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from option_worlds import Arrival
+from sluice.engine.clock import VirtualClock
+from sluice.engine.engine import Engine
+from sluice.engine.protocols import Pending, Runner
+from sluice.engine.recorder import Event, Journal, Recorder
+from sluice.engine.trace import NullTrace
+from sluice.testing import Faults, FaultyRunner, ManualLink
+from sluice.tracing.format import VERSION, Header
+from sluice.tracing.writer import TraceFile, create
+from sluice.types import BatchPlan, BatchResult
+from worlds import World
+
+
+class Kept:
+    """A journal that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.flushes: list[int] = []
+        """Number of events at each flush."""
+        self.closed = 0
+
+    def write(self, event: Event) -> None:
+        self.events.append(event)
+
+    def flush(self) -> None:
+        self.flushes.append(len(self.events))
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class TimedRunner:
+    """Takes a millisecond a row and a tenth of one a prefill token of virtual time: at launch, as a cpu does, or while
+    it is waited for."""
+
+    def __init__(self, inner: Runner, clock: VirtualClock, *, at_launch: bool) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._at_launch = at_launch
+
+    def launch(self, plan: BatchPlan) -> Pending:
+        seconds = len(plan.chunks) / 1e3 + (plan.num_tokens - plan.num_decodes) / 1e4
+        if self._at_launch:
+            self._clock.advance(seconds)
+            seconds = 0.0
+        return TimedStep(self._inner.launch(plan), self._clock, seconds)
+
+
+class TimedStep:
+    def __init__(self, inner: Pending, clock: VirtualClock, seconds: float) -> None:
+        self._inner = inner
+        self._clock = clock
+        self._seconds = seconds
+
+    def wait(self) -> BatchResult:
+        self._clock.advance(self._seconds)
+        return self._inner.wait()
+
+
+def header_of(world: World, *, token_ids: bool = True) -> Header:
+    return Header(
+        version=VERSION,
+        sluice="0",
+        model="shadow",
+        token_ids=token_ids,
+        setup=world.setup(),
+        depth=world.depth,
+        unix_time=0.0,
+    )
+
+
+def trace_file(path: Path, world: World, *, token_ids: bool = True) -> TraceFile:
+    create(path)
+    return TraceFile(path, header_of(world, token_ids=token_ids), start=0.0, key=b"key")
+
+
+def recorded_engine(
+    world: World,
+    journal: Journal,
+    *,
+    faults: Faults | None = None,
+    at_launch: bool = True,
+    vocab_size: int = 2,
+) -> Engine:
+    """An engine over the shadow model whose steps take time; its clock begins at 0."""
+    clock = VirtualClock()
+    runner = TimedRunner(FaultyRunner(world.shadow(vocab_size), faults or Faults()), clock, at_launch=at_launch)
+    recorder = Recorder(world.scheduler(), NullTrace(), journal, clock)
+    return Engine(recorder, runner, ManualLink(), depth=world.depth, clock=clock, trace=recorder)
+
+
+def play(engine: Engine, arrivals: Sequence[Arrival], max_turns: int = 1000) -> ManualLink:
+    """Run until all arrivals have ended, and close the engine."""
+    link, todo, turn = engine.link, sorted(arrivals, key=lambda arrival: arrival.step), 0
+    assert isinstance(link, ManualLink)
+    while todo or not engine.is_idle:
+        while todo and todo[0].step <= turn:
+            link.put(todo.pop(0).submit)
+        engine.step()
+        turn += 1
+        assert turn <= max_turns, f"still busy after {turn} turns"
+    engine.close()
+    return link
