@@ -95,6 +95,50 @@ def test_a_prompt_too_large_for_memory_is_not_overtaken_for_ever() -> None:
     assert admitted[0] == 1
 
 
+def test_one_of_middling_length_is_not_starved_by_shorter_ones() -> None:
+    """It is neither the first nor ever the shortest: every few steps a page is due to it, one and no more."""
+    bench = bench_of(chunk=32, running=50)
+    queue(bench, 0, 4000)
+    queue(bench, 1, 400)
+    steps_of(bench)
+    taken = []
+    for request_id in range(2, 22):
+        queue(bench, request_id, 16, max_tokens=1)
+        (plan,) = steps_of(bench)
+        taken.append([chunk.length for chunk in plan.chunks if chunk.request_id == 1])
+    gaps = [[]] * (DUE_AFTER - 1)
+    assert taken == ([*gaps, [4]] * 5)[: len(taken)]
+
+
+def test_what_is_due_is_given_once_a_step() -> None:
+    """Two rows of one request in a step would be two writers of its pages."""
+    bench = bench_of(chunk=32, running=50)
+    queue(bench, 0, 4000)
+    queue(bench, 1, 400)
+    steps_of(bench)
+    bench.scheduler.state.requests[1].planned_at -= DUE_AFTER
+    queue(bench, 2, 4)
+    assert shapes_of(bench) == [[(1, 16, 4), (0, 16, 24), (2, 0, 4)]]
+
+
+def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() -> None:
+    """Which then waits, and is offered nothing more in this step."""
+    bench = bench_of(pages=40, chunk=16, running=4)
+    queue(bench, 0, 100, max_tokens=1)
+    queue(bench, 1, 40, max_tokens=1)
+    steps_of(bench, 2)
+    state = bench.scheduler.state
+    lease = state.requests[1].lease
+    assert lease is not None
+    assert sorted(state.partial) == [0, 1]
+    lease.pages += state.kv.pool.take(state.kv.pool.num_free)
+    state.requests[0].planned_at -= DUE_AFTER
+    plan = bench.scheduler.scheduler.schedule()
+    assert plan is not None
+    assert [chunk.request_id for chunk in plan.chunks][:1] == [0]
+    assert state.requests[1].retractions == 1
+
+
 def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
     """They are held back as soon as it is admitted; a share kept for them would be wasted."""
     bench = bench_of(chunk=64, running=8, max_partial_prefills=4)

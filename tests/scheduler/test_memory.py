@@ -166,11 +166,11 @@ def test_a_prompt_is_admitted_with_room_for_its_output() -> None:
     """Admitted into the last page, it would have to take one from somebody in the next step."""
     for length, answer in ((5, AddResult.CONTINUE), (6, AddResult.NO_TOKEN)):
         state = state_of(3, page_size=2)
-        assert adder_of(state).add_one_req(waiting(state, 0, length, max_tokens=1)) is answer
+        assert adder_of(state).admit(waiting(state, 0, length, max_tokens=1)) is answer
 
 
 def test_a_prompt_as_long_as_the_budget_is_not_cut() -> None:
     state = state_of(9, page_size=4)
     request = waiting(state, 0, 5)
-    assert adder_of(state, chunk=5).add_one_req(request) is AddResult.CONTINUE
+    assert adder_of(state, chunk=5).admit(request) is AddResult.CONTINUE
     assert request.place is Place.DECODING

@@ -52,8 +52,8 @@ class PrefillAdder:
             self.bound_by = bound
 
     def room(self) -> int:
-        """Prefill tokens this step still takes."""
-        return max(0, self._room()[0])
+        """Prefill tokens this step still takes; none if it is not positive."""
+        return self._room()[0]
 
     def is_full(self) -> bool:
         """No prefill token is left, and the limit that says so is noted."""
@@ -87,7 +87,7 @@ class PrefillAdder:
         self._take(request, length)
         return AddResult.CONTINUE
 
-    def add_one_req(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
+    def add_one_req(self, request: Request, at_most: int, *, may_cut: bool) -> AddResult:
         """Admit a waiting request with its first chunk; whole, unless it may be cut and a partial prefill may start.
 
         Memory is checked for the whole of the request, cut or not, so that a prompt is not started that cannot be
@@ -167,7 +167,7 @@ class PrefillAdder:
         wanted, cut_by = min(extend_len, at_most), Bound.NOTHING
         if limits.long_prefill_token_threshold and wanted > limits.long_prefill_token_threshold:
             wanted, cut_by = limits.long_prefill_token_threshold, Bound.LONG_PREFILL_TOKEN_THRESHOLD
-        if left < wanted:
+        if left <= wanted:
             wanted, cut_by = left, bound
         if wanted >= extend_len:
             return extend_len, Bound.NOTHING

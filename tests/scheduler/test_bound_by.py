@@ -1,0 +1,65 @@
+"""What a step says of the limit that bound it: the first one that kept something out, and nothing if nothing was."""
+
+from __future__ import annotations
+
+import pytest
+
+from sluice.types import Bound
+from support import queue, steps_of
+from worlds import Bench, World, limits_of
+
+
+def bench_of(pages: int = 400, page_size: int = 4, **limits: object) -> Bench:
+    return Bench.of(World(limits_of(**limits), num_pages=pages, page_size=page_size))
+
+
+@pytest.mark.parametrize("partial", [1, 2])
+def test_a_prompt_alone_is_bound_by_the_chunk_until_it_ends(partial: int) -> None:
+    bench = bench_of(chunk=8, max_partial_prefills=partial)
+    queue(bench, 0, 20)
+    assert [plan.bound_by for plan in steps_of(bench, 4)] == [
+        Bound.CHUNKED_PREFILL_SIZE,
+        Bound.CHUNKED_PREFILL_SIZE,
+        Bound.NOTHING,
+        Bound.NOTHING,
+    ]
+
+
+def test_a_half_computed_prompt_that_gets_nothing_is_told() -> None:
+    bench = bench_of(chunk=16, policy="priority", max_partial_prefills=2, max_prefill_requests=1)
+    queue(bench, 0, 100)
+    steps_of(bench)
+    queue(bench, 1, 100, priority=1)
+    (plan,) = steps_of(bench)
+    assert ([chunk.request_id for chunk in plan.chunks], plan.bound_by) == ([1], Bound.MAX_PREFILL_REQUESTS)
+
+
+def test_a_half_computed_prompt_without_a_page_is_told() -> None:
+    bench = bench_of(pages=20, chunk=8)
+    queue(bench, 0, 60, max_tokens=1)
+    steps_of(bench)
+    taken = bench.scheduler.state.kv.pool.take(bench.scheduler.state.kv.pool.num_free)
+    assert bench.scheduler.scheduler.schedule() is None
+    bench.scheduler.state.kv.pool.give(taken[:1])
+    plan = bench.scheduler.scheduler.schedule()
+    assert plan is not None
+    assert ([chunk.length for chunk in plan.chunks], plan.bound_by) == ([4], Bound.KV_PAGES)
+
+
+@pytest.mark.parametrize("partial", [1, 2])
+def test_decodes_that_fill_the_batch_keep_nobody_out_if_nobody_waits(partial: int) -> None:
+    bench = bench_of(chunk=8, batch=4, running=4, max_partial_prefills=partial)
+    for request_id in range(4):
+        queue(bench, request_id, 1)
+    steps_of(bench)
+    (plan,) = steps_of(bench)
+    assert (plan.num_decodes, plan.bound_by) == (4, Bound.NOTHING)
+
+
+@pytest.mark.parametrize("partial", [1, 2])
+def test_the_last_token_of_a_budget_can_be_had(partial: int) -> None:
+    bench = bench_of(page_size=1, chunk=5, max_partial_prefills=partial)
+    queue(bench, 0, 4)
+    queue(bench, 1, 1)
+    (plan,) = steps_of(bench)
+    assert (len(plan.chunks), plan.bound_by) == (2, Bound.NOTHING)
