@@ -12,9 +12,10 @@ from sluice.bench.errors import BenchError
 from sluice.bench.measure import measure_engine, measure_server
 from sluice.bench.metrics import parse_goodput
 from sluice.bench.options import BenchOptions, option_names, options_from
-from sluice.bench.records import Result, Run, read_result, write_result
+from sluice.bench.records import Result, Run
 from sluice.bench.remarks import streams_nothing
 from sluice.bench.report import table
+from sluice.bench.result_file import read_result, write_result
 from sluice.bench.workload import build_workload
 from sluice.config import ConfigError, EngineConfig, flag
 

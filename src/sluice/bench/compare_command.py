@@ -11,18 +11,16 @@ import msgspec
 
 from sluice.bench import facts
 from sluice.bench.command import checked_options, checked_path, total_failure
-from sluice.bench.compare import CONFIDENCE, Comparison, Ratio, compare
+from sluice.bench.compare import CONFIDENCE, ENOUGH_RUNS, Comparison, Ratio, compare
 from sluice.bench.errors import BenchError
 from sluice.bench.measure import describe_server, measure_once, result_of, server_target, warm_up
 from sluice.bench.options import BenchOptions, option_names
-from sluice.bench.records import Result, Run, read_result, write_result
+from sluice.bench.records import Result, Run
 from sluice.bench.report import milliseconds
+from sluice.bench.result_file import read_result, write_result
 from sluice.bench.server_target import ServerTarget
 from sluice.bench.timing import Timer, WallTimer
 from sluice.config import ConfigError, flag
-
-FEW_RUNS = 5
-"""With fewer an interval over repeats is a rough one."""
 
 
 def run_compare(given: dict[str, Any]) -> int:
@@ -72,8 +70,10 @@ async def measure_in_turns(urls: list[str], options: BenchOptions, timer: Timer 
         targets.append(target)
     runs: list[list[Run]] = [[] for _ in targets]
     for repeat in range(options.run.repeats):
-        for own, target in zip(runs, targets, strict=True):
-            own.append(await measure_once(target, options, repeat, timer))
+        for side, (own, target) in enumerate(zip(runs, targets, strict=True)):
+            # A server measured against itself would find the first side's prompts in its cache.
+            shift = side * options.run.repeats if urls[0] == urls[1] else 0
+            own.append(await measure_once(target, options, repeat + shift, timer))
     first, second = [
         result_of(options, await describe_server(target), own, facts.versions())
         for own, target in zip(runs, targets, strict=True)
@@ -97,15 +97,15 @@ def _lines(comparison: Comparison) -> Iterator[str]:
     yield f"base   {comparison.base} ({ours} run{'s' * (ours > 1)})"
     yield f"other  {comparison.other} ({theirs} run{'s' * (theirs > 1)})"
     yield ""
-    yield f"{'':<28}{'base':>12}{'other':>12}{'other/base':>12}   {CONFIDENCE:g}% interval"
+    yield f"{'':<28}{'base':>12}{'other':>12}{'other/base':>12}   {CONFIDENCE}% interval"
     for ratio in comparison.ratios:
         yield _line(ratio)
     yield ""
     yield f"Intervals are resampled over {comparison.resampled}."
     if comparison.resampled == "requests":
         yield "note: one run of each says nothing about how runs differ; use --repeats"
-    elif min(comparison.runs) < FEW_RUNS:
-        yield f"note: with fewer than {FEW_RUNS} runs of each the intervals are rough, and too narrow"
+    elif min(comparison.runs) < ENOUGH_RUNS:
+        yield f"note: with fewer than {ENOUGH_RUNS} runs of each the intervals are too narrow to call a side better"
     for difference in comparison.differences:
         yield f"note: not the same in both: {difference}"
 

@@ -16,9 +16,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from sluice.bench.answers import Earlier, Exchange, Target
+from sluice.bench.answers import Arrival, Earlier, Exchange, Target
+from sluice.bench.records import Record
 from sluice.bench.timing import Timer
 from sluice.bench.workload import Background, Session, Turn, Workload
+
+DECIMALS = 6
+"""Records keep times to the microsecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +137,30 @@ class _Run:
             prepared = self.target.prepare(each.session.turns[number + 1], tuple(earlier))
             due = exchange.ended + each.session.think
             await self.timer.until(due)
+
+
+def record_of(attempt: Attempt, start: float) -> Record:
+    """The record of an attempt, times made relative to the start."""
+    exchange, answer = attempt.exchange, attempt.exchange.answer()
+    planned = len(attempt.turn.prompt)
+    return Record(
+        session=attempt.session,
+        turn=attempt.turn_index,
+        background=attempt.background,
+        kind=attempt.turn.kind,
+        prompt_tokens=planned if answer.prompt_tokens is None else answer.prompt_tokens,
+        max_tokens=attempt.turn.max_tokens,
+        due=_since(start, attempt.due),
+        sent=_since(start, exchange.sent),
+        accepted=None if exchange.accepted is None else _since(start, exchange.accepted),
+        ended=_since(start, exchange.ended),
+        arrivals=tuple(Arrival(_since(start, at), tokens) for at, tokens in answer.arrivals),
+        counted_by=answer.counted_by,
+        cached_tokens=answer.cached_tokens,
+        finish_reason=answer.finish_reason,
+        failure=answer.failure,
+    )
+
+
+def _since(start: float, moment: float) -> float:
+    return round(moment - start, DECIMALS)

@@ -8,6 +8,8 @@ keeps one request's packets from waiting behind another's.
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -54,12 +56,19 @@ async def exchange(server: Server, request: bytes, timer: Timer, *, timeout: flo
     except TimeoutError:
         raw.failure = Failure("timeout", f"no end within {timeout:g} s")
     except OSError as error:
-        raw.failure = Failure("connection", f"{server.url}: {error.strerror or error}")
+        raw.failure = Failure("connection", explain(error))
     finally:
         raw.ended = timer.now()
         if transport is not None:
             transport.abort()
     return raw
+
+
+def explain(error: OSError) -> str:
+    """In a few words; asyncio's own has numbers and addresses in it."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {error.reason or error}"
+    return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 class _Reader(asyncio.Protocol):
@@ -99,7 +108,9 @@ class _Reader(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None and not self._done.done():
-            self._raw.failure = Failure("connection", f"the connection broke: {error}")
+            self._raw.failure = Failure(
+                "connection", f"the connection broke: {explain(error) if isinstance(error, OSError) else error}"
+            )
         self._finish()
 
     def _finish(self) -> None:

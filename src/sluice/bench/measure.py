@@ -13,13 +13,14 @@ from typing import Any
 
 from sluice.bench import facts
 from sluice.bench.answers import Answer, Target
-from sluice.bench.driver import drive
+from sluice.bench.driver import drive, record_of
 from sluice.bench.errors import BenchError
 from sluice.bench.openai_stream import CountText
 from sluice.bench.options import BenchOptions
 from sluice.bench.progress import watching
-from sluice.bench.records import FORMAT, Result, Run, record_of
+from sluice.bench.records import Result, Run
 from sluice.bench.report import summaries
+from sluice.bench.result_file import FORMAT
 from sluice.bench.server_target import ServerTarget, about_server, served_model
 from sluice.bench.timing import Lag, Timer, WallTimer
 from sluice.bench.url import find_server
