@@ -110,6 +110,25 @@ def test_one_of_middling_length_is_not_starved_by_shorter_ones() -> None:
     assert taken == ([*gaps, [4]] * 5)[: len(taken)]
 
 
+def test_of_twins_among_the_short_ones_one_is_computed() -> None:
+    """Neither is the first of all; the second becomes a follower when its twin is admitted, in the same step."""
+    bench = bench_of(chunk=64, running=8)
+    queue(bench, 0, 1000)
+    queue(bench, 1, 12, token=5)
+    queue(bench, 2, 12, token=5)
+    assert shapes_of(bench) == [[(0, 0, 40), (1, 0, 12)]]
+
+
+def test_a_waiting_prompt_of_a_higher_class_is_the_first_while_a_place_is_free() -> None:
+    bench = bench_of(chunk=32, running=8, policy="priority")
+    queue(bench, 0, 100)
+    steps_of(bench)
+    queue(bench, 1, 100, priority=1)
+    assert shapes_of(bench) == [[(1, 0, 16), (0, 32, 16)]]
+    queue(bench, 2, 100, priority=2)
+    assert shapes_of(bench) == [[(1, 16, 16), (0, 48, 16)]], "both places are taken"
+
+
 def test_what_is_due_is_given_once_a_step() -> None:
     """Two rows of one request in a step would be two writers of its pages."""
     bench = bench_of(chunk=32, running=50)
