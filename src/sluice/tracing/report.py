@@ -51,9 +51,10 @@ def _bounds(summary: Summary) -> Iterator[str]:
 
 def _trouble(summary: Summary) -> Iterator[str]:
     if summary.sent_back:
-        times = sum(each.times for each in summary.sent_back)
+        count = sum(each.times for each in summary.sent_back)
+        times = "once" if count == 1 else f"{count} times"
         names = _names([each.request_id for each in summary.sent_back])
-        yield f"sent back for want of memory or for a higher priority: {times} times; {names}"
+        yield f"sent back for want of memory or for a higher priority: {times}; {names}"
     failures = [f"step {item.step}: {item.error}" for item in summary.step_failures]
     failures += [f"step {item.step}, request {item.request_id}: {item.message}" for item in summary.row_failures]
     failures += [f"request {item.request_id} refused: {item.message}" for item in summary.refused]

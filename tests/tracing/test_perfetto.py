@@ -1,0 +1,157 @@
+"""The timeline: every chunk a slice on its request's track, and nothing that a viewer would draw wrongly."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from option_worlds import Arrival
+from recorded import play, recorded_engine, trace_file
+from scenarios import random_scenario
+from scenarios import run as live
+from sluice.engine.messages import Abort, Submit
+from sluice.testing import resolved
+from sluice.tracing.format import Step, decode_plan
+from sluice.tracing.perfetto import write_perfetto
+from sluice.tracing.reader import TraceReader
+from worlds import World, limits_of
+
+WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
+ARRIVALS = [Arrival(0, Submit(0, (1, 0, 1), resolved(6))), Arrival(3, Submit(1, (0,) * 60, resolved(2)))]
+
+Event = dict[str, Any]
+
+
+def timeline(path: Path) -> list[Event]:
+    out = io.StringIO()
+    with TraceReader(path) as trace:
+        count = write_perfetto(trace.header, trace, out)
+    events: list[Event] = json.loads(out.getvalue())["traceEvents"]
+    assert len(events) == count
+    return events
+
+
+def recorded(path: Path, arrivals: Sequence[Arrival], *, world: World = WORLD, at_launch: bool = True) -> list[Event]:
+    play(recorded_engine(world, trace_file(path, world), at_launch=at_launch), arrivals)
+    return timeline(path)
+
+
+def tracks(events: list[Event]) -> dict[str, list[Event]]:
+    """Slices and instants by the name of their track."""
+    names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    found: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event["ph"] in "Xi":
+            found[names[event["tid"]]].append(event)
+    return found
+
+
+def shown(track: list[Event]) -> list[tuple[str, float, float]]:
+    return [(event["name"], event["ts"], event.get("dur", 0.0)) for event in track]
+
+
+def test_a_timeline_of_a_known_run(tmp_path: Path) -> None:
+    found = tracks(recorded(tmp_path / "trace", ARRIVALS))
+    assert list(found) == ["request 0", "steps", "request 1"]
+    assert shown(found["request 0"]) == [
+        ("add", 0, 0),
+        ("prefill 3", 0, 1300),
+        ("decode", 1300, 1000),
+        ("decode", 2300, 1000),
+        ("decode", 3300, 8000),
+        ("decode", 11300, 2000),
+        ("decode", 13300, 1000),
+        ("finish: length", 14300, 0),
+    ]
+    assert shown(found["request 1"]) == [
+        ("add", 3300, 0),
+        ("prefill 60", 3300, 8000),
+        ("decode", 11300, 2000),
+        ("finish: length", 13300, 0),
+    ]
+    assert [event["name"] for event in found["steps"]] == ["prefill", "decode", "decode", "mixed", "decode", "decode"]
+    assert found["steps"][3]["args"]["bound by"] == "nothing"
+    assert found["request 1"][1]["args"] == {
+        "step": 3, "start": 0, "length": 60, "slot": 1, "new pages": 15, "sampled": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("at_launch", [True, False])
+def test_steps_in_flight_together_are_drawn_one_after_the_other(tmp_path: Path, at_launch: bool) -> None:
+    """Overlapping slices of one track would be drawn inside each other. Each is as long as its step really took."""
+    world = replace(WORLD, limits=replace(WORLD.limits, lookahead=1), depth=2, late=True)
+    steps = tracks(recorded(tmp_path / "trace", ARRIVALS, world=world, at_launch=at_launch))["steps"]
+    assert {event["name"]: event["dur"] for event in steps}["mixed"] == pytest.approx(8000)
+    for one, other in pairwise(steps):
+        assert one["ts"] + one["dur"] <= other["ts"] + 0.01
+
+
+def test_waiting_and_retraction_are_drawn(tmp_path: Path) -> None:
+    world = World(limits_of(chunk=16, running=3), num_pages=12, page_size=2)
+    prompts = [((0, 1), 20), ((1, 0, 1, 0, 1), 8), ((1, 1, 0), 8), ((1,), 2)]
+    arrivals = [Arrival(0, Submit(i, prompt, resolved(count))) for i, (prompt, count) in enumerate(prompts)]
+    found = tracks(recorded(tmp_path / "trace", arrivals, world=world))
+    track = found["request 2"]
+    back = [event["name"] for event in track].index("retract")
+    last, retracted, waits, prefill = track[back - 1 : back + 3]
+    assert (waits["name"], prefill["name"].split()[0]) == ("waits", "prefill")
+    assert retracted["ts"] == waits["ts"] == pytest.approx(last["ts"] + last["dur"])
+    assert waits["ts"] + waits["dur"] == pytest.approx(prefill["ts"])
+    assert [event["name"] for event in found["request 3"]][:2] == ["add", "waits"]
+
+
+def test_aborts_and_refusals_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    engine = recorded_engine(WORLD, trace_file(path, WORLD))
+    engine.link.put(Submit(0, (1,) * 100, resolved(5)), Submit(1, (1,) * 300, resolved(5)))
+    engine.step()
+    engine.link.put(Abort(0))
+    engine.step()
+    engine.close()
+    found = tracks(timeline(path))
+    assert [event["name"] for event in found["request 0"]] == ["add", "prefill 64", "abort"]
+    assert [event["name"] for event in found["steps"]] == ["refuse request 1", "prefill"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**32))
+def test_every_chunk_is_a_slice(folder: Path, seed: int) -> None:
+    """But those of requests that had ended while the step was in flight. Slices of a track never overlap."""
+    path, scenario = folder / "life", random_scenario(seed)
+    journal = trace_file(path, scenario.world)
+    live(scenario, journal)
+    journal.close()
+    drawn = tracks(timeline(path))
+    with TraceReader(path) as trace:
+        plans = [decode_plan(line.record.plan) for line in trace if isinstance(line.record, Step)]
+    chunks = {(chunk.request_id, plan.step) for plan in plans for chunk in plan.chunks}
+    slices = {
+        (int(name.split()[1]), event["args"]["step"])
+        for name, track in drawn.items()
+        if name != "steps"
+        for event in track
+        if event["ph"] == "X" and event["name"] != "waits"
+    }
+    assert slices <= chunks
+    assert chunks == slices or scenario.world.depth > 1
+    for track in drawn.values():
+        spans = [event for event in track if event["ph"] == "X"]
+        for one, other in pairwise(spans):
+            assert one["ts"] + one["dur"] <= other["ts"] + 0.01
+        instants = [event["name"] for event in track if event["ph"] == "i"]
+        assert sum(name == "abort" or name.startswith("finish") for name in instants) == (track is not drawn["steps"])

@@ -1,0 +1,181 @@
+"""What a trace says in numbers, on runs in which every time is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from option_worlds import Arrival
+from recorded import play, recorded_engine, trace_file
+from scenarios import random_scenario
+from scenarios import run as live
+from sluice.engine.messages import Abort, Submit
+from sluice.testing import Faults, ManualLink, resolved
+from sluice.tracing.reader import TraceReader
+from sluice.tracing.report import report
+from sluice.tracing.run import Prefill, Run, read_run
+from sluice.tracing.summary import SentBack, Spread, Summary, percentile, spread, summarize
+from worlds import World, limits_of
+
+WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
+STREAM = Arrival(0, Submit(0, (1, 0, 1), resolved(12)))
+TIGHT = World(limits_of(chunk=16), num_pages=12, page_size=2)
+FOR_TWO = [
+    Arrival(0, Submit(0, (0, 1), resolved(20))),
+    Arrival(0, Submit(1, (1, 0, 1, 0, 1), resolved(8))),
+    Arrival(0, Submit(2, (1, 1, 0), resolved(8))),
+]
+"""Memory for two of them at the end."""
+LONG = Arrival(3, Submit(1, (0,) * 60, resolved(2)))
+"""Arrives when the stream has three tokens, and is read in one step."""
+
+
+def run_of(path: Path) -> Run:
+    with TraceReader(path) as trace:
+        return read_run(trace)
+
+
+def summary_of(path: Path, gap_ms: float = 5.0) -> Summary:
+    with TraceReader(path) as trace:
+        return summarize(trace.header, read_run(trace), gap_ms)
+
+
+def record(
+    path: Path, *arrivals: Arrival, world: World = WORLD, at_launch: bool = True, faults: Faults | None = None
+) -> Path:
+    play(recorded_engine(world, trace_file(path, world), at_launch=at_launch, faults=faults), arrivals)
+    return path
+
+
+def test_numbers_of_a_known_run(tmp_path: Path) -> None:
+    summary = summary_of(record(tmp_path / "trace", STREAM, LONG))
+    assert (summary.steps, summary.mixed_steps, summary.decode_steps, summary.prefill_steps) == (12, 1, 10, 1)
+    assert (summary.prefill_tokens, summary.decode_tokens, summary.output_tokens) == (63, 12, 14)
+    assert (summary.prompt_tokens, summary.cached_tokens) == (63, 0)
+    assert summary.bound_by == {"nothing": 12}
+    assert summary.outcomes == {"length": 2}
+    assert summary.device_ms == Spread(p50=1.0, p99=8.0, max=8.0)
+    assert summary.seconds == pytest.approx((1.3 + 2 * 1 + 8 + 2 + 7 * 1) / 1000)
+    first, second = summary.table
+    assert (first.ttft_ms, first.itl_p50_ms, first.itl_max_ms) == (1.3, 1.0, 8.0)
+    assert (second.added_at, second.queued_ms, second.ttft_ms, second.chunks) == (0.0033, 0.0, 8.0, 1)
+
+
+@pytest.mark.parametrize("at_launch", [True, False])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_gap_is_blamed_on_the_step_that_made_it(tmp_path: Path, depth: int, at_launch: bool) -> None:
+    """A cpu that plans ahead computes the long prompt at its launch, before the step in front is committed: the stream
+    waits for a step that ends only later."""
+    limits = replace(WORLD.limits, lookahead=depth - 1)
+    world = replace(WORLD, limits=limits, depth=depth, late=depth > 1)
+    summary = summary_of(record(tmp_path / "trace", STREAM, LONG, world=world, at_launch=at_launch))
+    (gap,) = summary.gaps
+    assert gap.request_ids == (0,)
+    assert gap.ms == pytest.approx(8.0)
+    (cause, *_) = gap.causes
+    assert cause.prefills == (Prefill(1, 0, 60),)
+    assert cause.num_decodes == 1
+    assert cause.ms == gap.runner_ms == pytest.approx(8.0)
+
+
+def test_streams_that_wait_for_the_same_are_told_together(tmp_path: Path) -> None:
+    streams = [Arrival(0, Submit(i, (i % 2, 1), resolved(10))) for i in range(3)]
+    late = Arrival(4, Submit(9, (0,) * 60, resolved(1)))
+    summary = summary_of(record(tmp_path / "trace", *streams, late))
+    (gap,) = summary.gaps
+    assert gap.request_ids == (0, 1, 2)
+    assert "3 decodes" in report(summary, table=False)
+    assert "between two tokens of a stream: 3\n" in report(summary, table=False)
+
+
+def test_only_gaps_over_the_threshold_are_told(tmp_path: Path) -> None:
+    path = record(tmp_path / "trace", STREAM, LONG)
+    assert [gap.ms for gap in summary_of(path, 1.5).gaps] == [8.0, 2.0]
+    assert [gap.ms for gap in summary_of(path, 7.9).gaps] == [8.0]
+    assert summary_of(path, 8.1).gaps == ()
+
+
+def test_a_gap_of_many_steps_names_the_longest(tmp_path: Path) -> None:
+    """A prefill-first schedule reads a prompt in many steps while the stream stands still."""
+    world = replace(WORLD, limits=limits_of(schedule="prefill-first", chunk=8), num_pages=64)
+    summary = summary_of(record(tmp_path / "trace", STREAM, LONG, world=world))
+    gap = summary.gaps[0]
+    assert gap.request_ids == (0,)
+    assert gap.num_steps == 9
+    assert [cause.ms for cause in gap.causes] == [2.0, 1.8, 1.8]
+    assert gap.runner_ms == pytest.approx(gap.ms)
+    assert summary.bound_by["chunked_prefill_size"] == 7
+    assert (summary.mixed_steps, summary.prefill_steps) == (0, 9)
+
+
+def test_what_comes_from_the_cache_is_counted_once(tmp_path: Path) -> None:
+    again = Arrival(30, Submit(1, (1,) * 18, resolved(2)))
+    path = record(tmp_path / "trace", Arrival(0, Submit(0, (1,) * 18, resolved(2))), again)
+    summary = summary_of(path)
+    assert (summary.prompt_tokens, summary.cached_tokens) == (36, 16)
+    assert [row.cached_tokens for row in summary.table] == [0, 16]
+
+
+def test_who_was_sent_back_is_counted(tmp_path: Path) -> None:
+    summary = summary_of(record(tmp_path / "trace", *FOR_TWO, world=TIGHT))
+    assert summary.sent_back == (SentBack(2, 1),)
+    assert [row.sent_back for row in summary.table] == [0, 0, 1]
+    assert "sent back for want of memory or for a higher priority: once; request 2" in report(summary, table=False)
+
+
+def test_aborted_and_open_requests_have_their_word(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    engine = recorded_engine(WORLD, trace_file(path, WORLD))
+    link = engine.link
+    assert isinstance(link, ManualLink)
+    link.put(STREAM.submit, LONG.submit)
+    engine.step()
+    link.put(Abort(0))
+    engine.step()
+    engine.close()
+    summary = summary_of(path)
+    assert {row.request_id: row.outcome for row in summary.table} == {0: "abort", 1: "length"}
+    assert summary.table[0].output_tokens == 1
+
+
+def test_a_trace_of_nothing(tmp_path: Path) -> None:
+    summary = summary_of(record(tmp_path / "trace"))
+    assert (summary.steps, summary.device_ms, summary.seconds) == (0, Spread(0, 0, 0), 0)
+    assert "steps     0: 0 mixed (-)" in report(summary, table=True)
+
+
+def test_percentiles_by_rank() -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
+    assert percentile([1.0, 2.0, 3.0], 0.5) == 2.0
+    assert percentile([5.0], 0.99) == 5.0
+    assert spread([3.0, 1.0, 2.0]) == Spread(2.0, 3.0, 3.0)
+    assert spread(range(1, 201)) == Spread(100, 198, 200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("traces")
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_every_trace_can_be_summed_up(folder: Path, seed: int) -> None:
+    """Aborts, faults and lost devices included: what is counted per request and per step is the same in sum, and every
+    request has ended."""
+    path, scenario = folder / "life", random_scenario(seed)
+    journal = trace_file(path, scenario.world)
+    live(scenario, journal)
+    journal.close()
+    run, summary = run_of(path), summary_of(path)
+    assert all(request.end is not None for request in run.requests.values())
+    assert all(len(r.token_times) == r.end.num_outputs for r in run.requests.values() if r.end is not None)
+    assert sum(summary.bound_by.values()) == summary.steps == len(run.steps)
+    assert summary.mixed_steps + summary.decode_steps + summary.prefill_steps == summary.steps
+    chunks = sum(row.chunks for row in summary.table)
+    assert chunks == sum(len(step.prefills) for step in run.steps)
+    assert summary.output_tokens == sum(row.output_tokens for row in summary.table)
+    assert str(summary.steps) in report(summary, table=True)
