@@ -168,7 +168,7 @@ def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
 
 @pytest.mark.parametrize("lengths", [(4, 4), (5, 4)])
 def test_prompts_alike_without_a_page_to_share_do_not_wait_for_each_other(lengths: tuple[int, int]) -> None:
-    """The last token of a prompt is always computed: of five equal tokens a page of four can be shared, of four none."""
+    """The last token of a prompt is always computed: of five tokens a page of four can be shared, of four none."""
     bench = bench_of(page_size=4, chunk=64, running=8, max_partial_prefills=4)
     for request_id, length in enumerate(lengths):
         queue(bench, request_id, length, token=5)
