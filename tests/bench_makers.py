@@ -17,9 +17,20 @@ class ManualTimer:
     def __init__(self) -> None:
         self._now = 0.0
         self._waiting: list[tuple[float, asyncio.Future[None]]] = []
+        self.looks = 0
+        """How often somebody asked for the time: a client does whenever bytes have come."""
+        self._looked = asyncio.Event()
 
     def now(self) -> float:
+        self.looks += 1
+        self._looked.set()
         return self._now
+
+    async def looked(self, count: int) -> None:
+        """Wait until the time was asked for so often in all."""
+        while self.looks < count:
+            self._looked.clear()
+            await self._looked.wait()
 
     async def until(self, moment: float) -> None:
         if moment > self._now:

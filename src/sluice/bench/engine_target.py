@@ -8,7 +8,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 
 from sluice.bench.answers import Answer, Arrival, CountedBy, Earlier, Failure
@@ -167,7 +167,8 @@ def running(engine: Engine, link: ThreadLink) -> Iterator[None]:
     def loop() -> None:
         reason = "the engine has ended"
         try:
-            engine.run()
+            with closing(engine):
+                engine.run()
         except Exception as error:  # reported with every request that it takes down
             reason = f"the engine failed: {type(error).__name__}: {error}"
         link.fail_all(reason)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from typing import Any
 
 from sluice.bench.answers import Answer, Arrival, CountedBy, Failure
@@ -197,27 +198,23 @@ def _shared(deltas: Sequence[Delta], total: int) -> list[int]:
     counts = [0] * len(deltas)
     for index in order[:total]:
         counts[index] = 1
-    over = total - len(order)
-    if over > 0 and order:
-        characters = [max(1, len(deltas[index].text)) for index in order]
-        for index, extra in zip(order, _apportioned(over, characters), strict=True):
-            counts[index] += extra
+    # Each further token goes to the event with most text for each token it has (Webster's highest averages).
+    hungry = [(-_characters(deltas[index], 1), index) for index in order]
+    heapify(hungry)
+    for _ in range(total - len(order) if order else 0):
+        index = hungry[0][1]
+        counts[index] += 1
+        heapreplace(hungry, (-_characters(deltas[index], counts[index]), index))
     return counts
+
+
+def _characters(delta: Delta, tokens: int) -> float:
+    """Text for each token, if half of one more is counted."""
+    return max(1, len(delta.text)) / (tokens + 0.5)
 
 
 def _rank(delta: Delta) -> int:
     return 0 if delta.text else 2 if delta.finish_reason else 1
-
-
-def _apportioned(total: int, weights: Sequence[int]) -> list[int]:
-    """Whole numbers that sum up to `total`, in proportion to the weights (largest remainders)."""
-    whole = sum(weights)
-    shares = [total * weight // whole for weight in weights]
-    remainders = [total * weight % whole for weight in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda index: -remainders[index])
-    for index in by_remainder[: total - sum(shares)]:
-        shares[index] += 1
-    return shares
 
 
 def _object(content: dict[str, Any], name: str) -> dict[str, Any]:
