@@ -129,6 +129,28 @@ def test_a_waiting_prompt_of_a_higher_class_is_the_first_while_a_place_is_free()
     assert shapes_of(bench) == [[(1, 16, 16), (0, 48, 16)]], "both places are taken"
 
 
+def test_the_shortest_is_who_has_least_left_to_compute() -> None:
+    """A long prompt that is nearly all cached goes before a shorter one that is not."""
+    bench = bench_of(chunk=64, running=8)
+    queue(bench, 0, 60, max_tokens=1, token=5)
+    steps_of(bench, 2)
+    queue(bench, 1, 1000)
+    queue(bench, 2, 20)
+    queue(bench, 3, 64, token=5)
+    assert shapes_of(bench) == [[(1, 0, 40), (3, 60, 4), (2, 0, 20)]]
+
+
+def test_what_is_due_to_all_leaves_room_for_who_waits() -> None:
+    bench = bench_of(chunk=32, running=50)
+    queue(bench, 0, 400)
+    queue(bench, 1, 400)
+    steps_of(bench)
+    for request in bench.scheduler.state.partial.values():
+        request.planned_at -= DUE_AFTER
+    queue(bench, 2, 8)
+    assert shapes_of(bench) == [[(0, 16, 4), (1, 16, 4), (2, 0, 8)]]
+
+
 def test_what_is_due_is_given_once_a_step() -> None:
     """Two rows of one request in a step would be two writers of its pages."""
     bench = bench_of(chunk=32, running=50)
