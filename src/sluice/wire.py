@@ -1,6 +1,6 @@
 """Values to bytes and back: what the server, the engine and (later) the ranks say to each other.
 
-The only place that knows the serializer. A frame is a MessagePack array `[tag, value]`; the tag chooses the type that
+The only place that knows the serializer of messages. A frame is a MessagePack array `[tag, value]`; the tag chooses the type that
 the value is checked against, so nothing is ever built from a frame that its type does not allow (and no pickle).
 """
 
