@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluice import cli
-from sluice.config import GROUPS, EngineConfig, ServerConfig, options_of
+from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, ServerConfig, options_of
 from sluice.explain import explain
 from sluice.resolve import resolve
 
@@ -22,7 +22,7 @@ def explained(**options: Any) -> dict[str, tuple[Any, str]]:
 
 
 def test_every_option_has_a_value_and_a_reason() -> None:
-    names = [name for group in ("server", "model", "cache", "scheduler") for name, _ in options_of(GROUPS[group])]
+    names = [name for group in ("server", *ENGINE_GROUPS) for name, _ in options_of(GROUPS[group])]
     found = explained()
     assert list(found) == names
     assert all(reason for _, reason in found.values())
@@ -65,6 +65,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "model:",
         "cache:",
         "scheduler:",
+        "trace:",
     ]
     assert rows["--model"] == ["some/model", "you set it"]
     assert rows["--port"] == ["0", "you set it"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,16 @@ def test_a_timeline_is_written(path: Path, tmp_path: Path, capsys: pytest.Captur
 def test_a_replay(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("replay", path) == 0
     assert "12 steps planned again, every plan equal byte for byte (26 calls)" in capsys.readouterr().out
+
+
+def test_no_torch_is_loaded(path: Path) -> None:
+    """A trace is read where it was copied to, which need not be a machine for models."""
+    program = (
+        "import sys; from sluice.cli import main\n"
+        "assert main(['trace', sys.argv[1]]) == main(['replay', sys.argv[1]]) == 0\n"
+        "assert not {'torch', 'fastapi', 'zmq', 'numpy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(path)], check=True, capture_output=True)
 
 
 def test_a_replay_that_differs(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from serving import MODEL, Server, run, serving
 from shadow_engine import NUM_PAGES, PAGE_SIZE
-from sluice.config import GROUPS, options_of
+from sluice.config import ENGINE_GROUPS, GROUPS, options_of
 
 
 async def info_of(server: Server) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def test_every_option_with_value_and_reason() -> None:
         async with serving(enable_overlap=True) as server:
             config = (await info_of(server))["config"]
             assert list(config) == [
-                name for group in ("server", "model", "cache", "scheduler") for name, _ in options_of(GROUPS[group])
+                name for group in ("server", *ENGINE_GROUPS) for name, _ in options_of(GROUPS[group])
             ]
             assert config["page_size"] == {
                 "value": PAGE_SIZE,

@@ -191,6 +191,14 @@ def test_a_full_disk_ends_the_trace_and_not_the_engine(caplog: pytest.LogCapture
     assert "No space left" in messages[0]
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_disk_that_is_full_from_the_start_is_an_error() -> None:
+    """And leaves no open file behind, which would fail once more when it is collected."""
+    with pytest.raises(OSError, match="No space left"):
+        TraceFile(Path("/dev/full"), header_of(WORLD), start=0.0, key=b"")
+    gc.collect()
+
+
 def test_an_abort_is_written(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     engine = recorded_engine(WORLD, trace_file(path, WORLD))

@@ -75,8 +75,12 @@ class TraceFile:
         self._flushed_at = start
         # An engine that nobody closed still leaves a whole trace when the program ends.
         self._close = weakref.finalize(self, self._file.close)
-        self._file.write(encode(header))
-        self._file.flush()
+        try:
+            self._file.write(encode(header))
+            self._file.flush()
+        except OSError:
+            self._abandon()
+            raise
 
     def write(self, event: Event) -> None:
         if not self._close.alive:
@@ -106,6 +110,9 @@ class TraceFile:
     def _give_up(self, error: OSError) -> None:
         """Serving matters more."""
         LOGGER.warning("the trace %s ends here: %s", self._path, error.strerror)
+        self._abandon()
+
+    def _abandon(self) -> None:
         self._close.detach()
         with suppress(OSError):  # it closes all the same; what was buffered is lost
             self._file.close()
