@@ -96,8 +96,7 @@ def test_an_engine_that_dies_fails_what_is_open_and_what_comes() -> None:
     assert all("the engine failed: MemoryError: no more" in message for message in said)
 
 
-def test_the_bundled_model_in_this_process(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_the_bundled_model_in_this_process() -> None:
     options = options_from({"num_requests": 3, "prompt_tokens": "8", "max_new_tokens": 4, "ignore_eos": True})
     result = measure_engine({"model": "", "max_total_tokens": 512, "chunked_prefill_size": 64}, options)
     assert summarize(result.runs[0].requests).output_tokens == 12
