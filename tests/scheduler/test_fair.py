@@ -140,6 +140,16 @@ def test_the_shortest_is_who_has_least_left_to_compute() -> None:
     assert shapes_of(bench) == [[(1, 0, 40), (3, 60, 4), (2, 0, 20)]]
 
 
+def test_under_lpm_whoever_has_most_cached_goes_before_shorter_ones() -> None:
+    bench = bench_of(chunk=64, running=8, policy="lpm")
+    queue(bench, 0, 60, max_tokens=1, token=5)
+    steps_of(bench, 2)
+    queue(bench, 1, 1000)
+    queue(bench, 2, 4)
+    queue(bench, 3, 80, token=5)
+    assert shapes_of(bench) == [[(1, 0, 40), (3, 60, 20), (2, 0, 4)]]
+
+
 def test_what_is_due_to_all_leaves_room_for_who_waits() -> None:
     bench = bench_of(chunk=32, running=50)
     queue(bench, 0, 400)
@@ -163,7 +173,7 @@ def test_what_is_due_is_given_once_a_step() -> None:
 
 
 def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() -> None:
-    """Which then waits, and is offered nothing more in this step."""
+    """Which then waits, and may start again in the same step from what is cached: with one chunk, not two."""
     bench = bench_of(pages=40, chunk=16, running=4)
     queue(bench, 0, 100, max_tokens=1)
     queue(bench, 1, 40, max_tokens=1)
@@ -176,8 +186,8 @@ def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() ->
     state.requests[0].planned_at -= DUE_AFTER
     plan = bench.scheduler.scheduler.schedule()
     assert plan is not None
-    assert [chunk.request_id for chunk in plan.chunks][:1] == [0]
-    assert state.requests[1].retractions == 1
+    assert [chunk.request_id for chunk in plan.chunks] == [0, 1]
+    assert (state.requests[1].retractions, plan.chunks[1].start) == (1, 16)
 
 
 def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
