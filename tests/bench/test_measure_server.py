@@ -366,3 +366,19 @@ def test_waiting_for_a_time_that_is_over_returns_at_once() -> None:
         await manual.until(2.0)
 
     run(test)
+
+
+def test_tls_to_a_server_without() -> None:
+    async def plain(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async def test() -> None:
+        server = await asyncio.start_server(plain, "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(BenchError, match=r"cannot reach https://.*: TLS: "):
+                await measure(f"https://127.0.0.1:{port}")
+
+    run(test)

@@ -103,9 +103,10 @@ def cdf(*, name: str, title: str, description: str, series: Mapping[str, Sequenc
 
     def body() -> Iterator[str]:
         for index, own in enumerate(series.values()):
-            steps = "L".join(f"{x.place(value):.1f} {y.place(share):.1f}" for value, share in cdf_points(own))
-            if steps:
-                yield f'<path class="line series-{index}" d="M{steps}"/>'
+            steps = "".join(f"H{x.place(value):.1f}V{y.place(share):.1f}" for value, share in cdf_points(own))
+            if own:
+                first = f"M{x.place(min(own)):.1f} {y.place(0):.1f}"
+                yield f'<path class="line series-{index}" d="{first}{steps}"/>'
 
     return _figure(name, title, description, x, y, x_label, "share", list(series), body)
 

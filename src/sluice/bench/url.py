@@ -82,6 +82,8 @@ async def find_server(url: str, *, api_key: str | None = None) -> Server:
 
 async def _first_that_answers(addresses: list[str], port: int) -> str:
     """The address to use, since "localhost" may be two and the server listen on one; the first if none answers."""
+    if len(set(addresses)) == 1:
+        return addresses[0]
     for address in dict.fromkeys(addresses):
         try:
             _, writer = await asyncio.open_connection(address, port)
