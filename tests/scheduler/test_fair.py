@@ -174,20 +174,23 @@ def test_what_is_due_is_given_once_a_step() -> None:
 
 def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() -> None:
     """Which then waits, and may start again in the same step from what is cached: with one chunk, not two."""
-    bench = bench_of(pages=40, chunk=16, running=4)
-    queue(bench, 0, 100, max_tokens=1)
-    queue(bench, 1, 40, max_tokens=1)
+    limits = {"long_prefill_token_threshold": 8, "max_partial_prefills": 3, "policy": "priority"}
+    bench = bench_of(pages=60, chunk=64, running=4, **limits)
+    for request_id, length in enumerate([100, 60, 40]):
+        queue(bench, request_id, length, max_tokens=1, priority=request_id == 1)
     steps_of(bench, 2)
     state = bench.scheduler.state
-    lease = state.requests[1].lease
+    last, lease = state.requests[2], state.requests[2].lease
     assert lease is not None
-    assert sorted(state.partial) == [0, 1]
+    assert sorted(state.partial) == [0, 1, 2]
     lease.pages += state.kv.pool.take(state.kv.pool.num_free)
+    last.scheduled -= 8
+    last.computed -= 8
     state.requests[0].planned_at -= DUE_AFTER
     plan = bench.scheduler.scheduler.schedule()
     assert plan is not None
-    assert [chunk.request_id for chunk in plan.chunks] == [0, 1]
-    assert (state.requests[1].retractions, plan.chunks[1].start) == (1, 16)
+    assert last.retractions == 1
+    assert [chunk.request_id for chunk in plan.chunks] == [0, 1, 2]
 
 
 def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
@@ -196,6 +199,32 @@ def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
     for request_id in range(4):
         queue(bench, request_id, 200, token=5)
     assert shapes_of(bench) == [[(0, 0, 64)]]
+
+
+def test_half_computed_prompts_with_a_common_beginning_go_on_together() -> None:
+    """What they have in common is behind them: only prompts that wait can be twins."""
+    bench = bench_of(chunk=32, running=8)
+    queue(bench, 0, 4, max_tokens=1, token=5)
+    steps_of(bench, 2)
+    for request_id in (1, 2):
+        bench.scheduler.add(request_id, [5] * 4 + [request_id + 10] * 96, resolved(1))
+    assert shapes_of(bench, 2) == [[(1, 4, 16), (2, 4, 16)], [(1, 20, 16), (2, 20, 16)]]
+
+
+def test_equal_prompts_are_computed_together_without_a_prefix_cache() -> None:
+    world = World(limits_of(chunk=32, max_partial_prefills=2), num_pages=400, page_size=4, prefix_caching=False)
+    bench = Bench.of(world)
+    queue(bench, 0, 40, token=5)
+    queue(bench, 1, 40, token=5)
+    assert shapes_of(bench) == [[(0, 0, 16), (1, 0, 16)]]
+
+
+def test_a_prompt_one_token_longer_than_a_page_waits_for_its_twin() -> None:
+    """And takes nothing of the first one's share: the page is all it will ever compute."""
+    bench = bench_of(page_size=4, chunk=64, running=8)
+    queue(bench, 0, 200, token=5)
+    queue(bench, 1, 5, token=5)
+    assert shapes_of(bench, 2) == [[(0, 0, 64)], [(0, 64, 60), (1, 4, 1)]]
 
 
 @pytest.mark.parametrize("lengths", [(4, 4), (5, 4)])

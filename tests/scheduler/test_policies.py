@@ -159,6 +159,13 @@ def test_nobody_is_held_back_without_a_prefix_cache() -> None:
     assert shapes_of(bench) == [[(0, 0, 20), (1, 0, 20)]]
 
 
+def test_equal_prompts_one_token_longer_than_a_page_share_it() -> None:
+    bench = bench_of(running=8, chunk=64)
+    queue(bench, 0, 5, token=5)
+    queue(bench, 1, 5, token=5)
+    assert shapes_of(bench, 2) == [[(0, 0, 5)], [(0, 5, 1), (1, 4, 1)]]
+
+
 def test_twins_under_different_keys_are_none() -> None:
     bench = bench_of(running=8, chunk=64)
     queue(bench, 0, 20, token=5, extra_key="a")

@@ -35,6 +35,5 @@ def are_twins(kv: KVManager, one: Request, other: Request) -> bool:
         one.place is other.place is Place.WAITING
         and not isinstance(kv.tree, NoPrefix)
         and (len(one.path) + 1) * kv.page_size <= min(one.cacheable, other.cacheable)
-        and len(one.path) == len(other.path)
         and kv.next_page(one.tokens, one.path, one.extra_key) == kv.next_page(other.tokens, other.path, other.extra_key)
     )
