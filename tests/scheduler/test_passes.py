@@ -197,3 +197,13 @@ def test_a_request_that_stops_early_discards_what_ran_ahead() -> None:
     bench.drain(20)
     assert len(bench.link.tokens(0)) == 1
     check_ends(bench, sent)
+
+
+def test_a_cap_on_the_share_of_a_long_prompt_leaves_room_for_short_ones_behind_it() -> None:
+    """With one prompt half computed at a time, others are admitted into what the cap leaves, whole."""
+    bench = Bench.of(
+        World(limits_of(chunk=32, long_prefill_token_threshold=8, max_partial_prefills=1), num_pages=400, page_size=4)
+    )
+    for request_id, length in enumerate([100, 6, 100, 5]):
+        add(bench, request_id, length, token=request_id)
+    assert [shape(plan) for plan in steps_of(bench, 2)] == [[(0, 0, 8), (1, 0, 6)], [(1, 6, 1), (0, 8, 8)]]

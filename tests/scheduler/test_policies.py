@@ -26,6 +26,14 @@ def test_higher_priority_first_and_fcfs_within_one() -> None:
     assert admitted(bench, 4) == [1, 3, 0, 2]
 
 
+def test_without_a_word_the_priority_is_nought() -> None:
+    scheduler = bench_of(running=1, policy="priority").scheduler.scheduler
+    scheduler.add(0, [1, 1], resolved(1), priority=0)
+    scheduler.add(1, [1, 1], resolved(1))
+    scheduler.add(2, [1, 1], resolved(1), priority=0)
+    assert [request.id for request in scheduler.state.waiting] == [0, 1, 2]
+
+
 def test_low_values_first() -> None:
     bench = bench_of(running=1, policy="priority", low_priority_values_first=True)
     for request_id, priority in enumerate([0, 5, -1, 5]):

@@ -18,7 +18,8 @@ from sluice.scheduler.reserve import (
 from sluice.scheduler.retract import lost_work, make_room
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
-from support import add, until_retraction
+from sluice.types import Bound
+from support import add, steps_of, until_retraction
 from worlds import Bench, World, check_ends, enough_steps, limits_of
 
 
@@ -178,6 +179,48 @@ def test_want_of_memory_raises_the_share_that_is_reserved() -> None:
     make_room(state, [state.requests[0]])
     survivor = state.requests[0]
     assert rule.ratio == min(1.0, (survivor.num_outputs + RISE_TOKENS) / (survivor.max_tokens + 1))
+
+
+def test_only_steps_with_decodes_let_the_share_sink() -> None:
+    bench = Bench.of(World(limits_of(chunk=4, conservativeness=1.0), num_pages=40, page_size=2))
+    add(bench, 0, [1] * 8, max_tokens=4)
+    rule = bench.scheduler.state.reservation
+    assert isinstance(rule, RatioReservation)
+    shares = []
+    for _ in range(4):
+        bench.engine.step()
+        shares.append(rule.ratio)
+    assert shares[0] == shares[1] == START_RATIO, "two chunks of the prompt"
+    assert shares[1] > shares[2] > shares[3]
+
+
+def test_a_step_in_which_a_decode_found_no_page_says_so() -> None:
+    bench = tight()
+    for request_id in range(3):
+        add(bench, request_id, [request_id % 2, 1, request_id // 2], max_tokens=9)
+    bench.engine.step()
+    bounds = []
+    while not any(request.retractions for request in bench.scheduler.state.requests.values()):
+        (plan,) = steps_of(bench)
+        bounds.append(plan.bound_by)
+    assert bounds[-1] is Bound.KV_PAGES
+    assert set(bounds[:-1]) <= {Bound.NOTHING}
+
+
+def test_who_needs_no_page_goes_on_while_others_wait_for_one() -> None:
+    """One that drains will give its pages back: nobody is retracted, and only whoever needs a page stands still."""
+    bench = Bench.of(World(limits_of(chunk=16, lookahead=1), num_pages=12, page_size=2, depth=2))
+    for request_id, prompt in enumerate(([0, 0, 1, 1], [1, 0, 0], [0, 1, 1])):
+        bench.scheduler.add(request_id, prompt, resolved(4))
+    assert bench.scheduler.schedule() is not None
+    state = bench.scheduler.state
+    state.send_back(state.requests[2])
+    held = state.kv.pool.take(state.kv.pool.num_free)
+    plan = bench.scheduler.scheduler.schedule()
+    assert plan is not None
+    assert ([chunk.request_id for chunk in plan.chunks], plan.bound_by) == ([1], Bound.KV_PAGES)
+    assert not any(request.retractions for request in state.requests.values())
+    state.kv.pool.give(held)
 
 
 def test_the_share_sinks_evenly_to_its_floor() -> None:
