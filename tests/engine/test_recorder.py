@@ -63,6 +63,19 @@ def test_every_call_is_told_with_its_number() -> None:
     assert isinstance(kept.events[5], DeviceForgotten)
 
 
+def test_what_was_not_said_is_told_as_the_scheduler_takes_it() -> None:
+    kept, inner = Kept(), WORLD.scheduler().scheduler
+    recorder = Recorder(inner, NullTrace(), kept, VirtualClock())
+    recorder.add(0, [1, 0], resolved(2))
+    inner.add(1, [1, 0], resolved(2))
+    (added,) = kept.events
+    assert isinstance(added, Added)
+    assert added.submit == Submit(0, (1, 0), resolved(2))
+    recorded, plain = inner.state.requests[0], inner.state.requests[1]
+    for field in ("sample_index", "extra_key", "priority"):
+        assert getattr(recorded, field) == getattr(plain, field)
+
+
 def test_with_steps_in_flight_the_numbers_tell_the_order() -> None:
     """A step is told when it ends, after the one behind it was planned: in the file's order a replay would plan too
     late."""

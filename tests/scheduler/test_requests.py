@@ -42,6 +42,19 @@ def test_aborting_a_waiting_request_ends_it_at_once() -> None:
     assert not bench.scheduler.has_work
 
 
+def test_an_abort_says_how_much_of_the_prompt_came_from_the_cache() -> None:
+    """Nothing, of one that never ran."""
+    bench = bench_of()
+    for request_id in range(2):
+        bench.scheduler.add(request_id, [1] * 5, resolved(1))
+        while bench.scheduler.has_work and request_id == 0:
+            bench.engine.step()
+    bench.scheduler.add(2, [1] * 5, resolved(1))
+    assert bench.scheduler.abort(2)[0].num_cached_tokens == 0
+    bench.scheduler.schedule()
+    assert bench.scheduler.abort(1)[0].num_cached_tokens == 4
+
+
 def test_abort_twice_and_abort_of_nobody_say_nothing() -> None:
     bench = bench_of()
     bench.scheduler.add(0, [1], resolved())
