@@ -113,7 +113,7 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
         await warm_up(target, options)
         return [await measure_once(target, options, repeat, timer) for repeat in range(options.run.repeats)]
 
-    with running(engine, link):
+    with closing(engine), running(engine, link):
         found = asyncio.run(runs())
     described = {"url": None, "model": info.model, "engine": asdict(info.config)}
     return result_of(options, described, found, facts.versions(facts.IN_PROCESS_PACKAGES))
