@@ -58,4 +58,6 @@ def write_checkpoint(folder: Path, model: Llama, tokenizer: Tokenizer) -> None:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     weights = {f"model.{name}": weight.to(torch.bfloat16).contiguous() for name, weight in model.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    file = folder / "model.safetensors"
+    save_file(weights, file, metadata={"format": "pt"})
+    file.chmod(0o644)

@@ -25,7 +25,7 @@ SYSTEMS = (
     "Answer the question.",
     "You answer questions about a text.",
 )
-OUTSIDER_SHARE = 0.03
+OUTSIDER_SHARE = 0.015
 """Questions asked for a fact that the text does not hold."""
 TEXT_WEIGHT, ANSWER_WEIGHT = 0.1, 1.0
 
@@ -83,6 +83,18 @@ def recall(rng: random.Random, names: Namer, tokens: int, count: Count) -> list[
             return turns
         turns += [Turn("user", lead + question), Turn("assistant", answer)]
         lead = ""
+
+
+def echo(rng: random.Random, names: Namer, tokens: int, count: Count) -> list[Turn]:
+    """A list of facts, and the same facts again in another order: recall without questions, for the first lessons."""
+    source = FactSource(rng, names)
+    statements: list[str] = []
+    total = 0
+    while total < tokens * 0.47:
+        statements.append(source.draw().statement)
+        total += count(f" {statements[-1]}")
+    again = rng.sample(statements, len(statements))
+    return [Turn("user", " ".join(statements)), Turn("assistant", " ".join(again))]
 
 
 def acquaintance(rng: random.Random, names: Namer) -> list[Turn]:

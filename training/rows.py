@@ -37,6 +37,8 @@ class RowSource:
 
     def __init__(self, tokenizer: Tokenizer, seed: int, *, held_out: bool = False) -> None:
         self.tokenizer = tokenizer
+        self.short_share = SHORT_SHARE
+        self.echo_share = 0.0
         self.rng = random.Random(seed)
         self.names = Namer(self.rng, held_out=held_out)
         self.end, self.turn_start, self.turn_end = map(tokenizer.token_to_id, (END, TURN_START, TURN_END))
@@ -49,8 +51,9 @@ class RowSource:
     def row(self, length: int) -> Row:
         """One row of exactly `length` tokens."""
         row = Row([], [])
-        if self.rng.random() >= SHORT_SHARE:
-            self.add(row, dialogue.recall(self.rng, self.names, length, count_tokens))
+        if self.rng.random() >= self.short_share:
+            kind = dialogue.echo if self.rng.random() < self.echo_share else dialogue.recall
+            self.add(row, kind(self.rng, self.names, length, count_tokens))
         while len(row.tokens) < length:
             self.add(row, self._short())
         del row.tokens[length:], row.weights[length:]

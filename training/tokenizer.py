@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-VOCAB_SIZE = 2048
+VOCAB_SIZE = 3072
 END, TURN_START, TURN_END = "<|end|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (END, TURN_START, TURN_END)
 

@@ -35,15 +35,17 @@ class Stage:
     length: int
     rows: int
     steps: int
+    echo_share: float = 0.0
 
 
 CURRICULUM = (
-    Stage(128, 16, 2000),
-    Stage(256, 12, 1200),
-    Stage(512, 8, 1100),
-    Stage(1024, 4, 700),
-    Stage(2048, 2, 450),
-    Stage(4096, 1, 250),
+    Stage(128, 32, 300, echo_share=1.0),
+    Stage(128, 32, 500, echo_share=0.25),
+    Stage(256, 16, 900, echo_share=0.25),
+    Stage(512, 8, 900, echo_share=0.25),
+    Stage(1024, 4, 700, echo_share=0.25),
+    Stage(2048, 2, 450, echo_share=0.25),
+    Stage(4096, 1, 150, echo_share=0.25),
 )
 LEARNING_RATE = 0.006
 EMBEDDING_RATE = 0.004
@@ -68,7 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shape = Shape(tokenizer.get_vocab_size(), options.hidden_size, num_hidden_layers=options.layers)
     model = Llama(shape)
     initialise(model, options.seed)
-    stages = [Stage(s.length, s.rows, max(1, int(s.steps * options.scale))) for s in CURRICULUM[: options.stages]]
+    stages = [
+        Stage(s.length, s.rows, max(1, int(s.steps * options.scale)), s.echo_share)
+        for s in CURRICULUM[: options.stages]
+    ]
     train(model, tokenizer, stages, options.seed, options.out, options.compile, options.rate)
     write_checkpoint(options.out, model, tokenizer)
 
@@ -101,6 +106,7 @@ def train(
     step = 0
     began = time.monotonic()
     for index, stage in enumerate(stages):
+        source.echo_share = stage.echo_share
         for _ in range(stage.steps):
             factor = schedule(step, total)
             for optimizer, peak in zip(optimizers, rates, strict=True):
@@ -135,6 +141,7 @@ def step_loss(forward: Callable[[Tensor], Tensor], model: Llama, tokens: Tensor,
 def report(model: Llama, tokenizer: Tokenizer, step: int, stage: Stage, loss: Tensor, began: float) -> None:
     """One line: loss, and the share of answers on names not trained on that come out word for word."""
     source = RowSource(tokenizer, 7, held_out=True)
+    source.short_share = 0.0
     tokens, weights = source.batch(max(1, 8192 // stage.length), stage.length)
     lost = held_out_loss(model, tokens, weights)
     answered, right = exact_answers(model, tokens, weights)

@@ -144,8 +144,8 @@ class Namer:
         return self._draw(WORD_ENDINGS, ()).lower()
 
     def number(self) -> str:
-        """Two to five digits."""
-        digits = self.rng.randint(2, 5)
+        """Two to four digits."""
+        digits = self.rng.randint(2, 4)
         return str(self.rng.randint(10 ** (digits - 1), 10**digits - 1))
 
     def _draw(self, endings: tuple[str, ...], known: tuple[str, ...]) -> str:
@@ -153,7 +153,7 @@ class Namer:
         if known and not self.held_out and rng.random() < 0.25:
             return rng.choice(known)
         while True:
-            syllables = 2 if rng.random() < 0.2 else 1
+            syllables = 2 if rng.random() < 0.1 else 1
             stem = "".join(rng.choice(ONSETS) + rng.choice(VOWELS) + rng.choice(CODAS) for _ in range(syllables))
             name = (stem + rng.choice(endings)).capitalize()
             if 4 <= len(name) <= 12 and is_held_out(name) == self.held_out:
