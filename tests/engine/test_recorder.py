@@ -9,10 +9,11 @@ import pytest
 from option_worlds import Arrival
 from recorded import Kept, play, recorded_engine
 from sluice.engine.clock import VirtualClock
+from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, QueryStats, Submit
 from sluice.engine.recorder import Aborted, Added, DeviceForgotten, NothingPlanned, Recorder, StepEnded
 from sluice.engine.trace import NullTrace, RecentSteps, StepTimes
-from sluice.testing import Faults, resolved
+from sluice.testing import Faults, ManualLink, resolved
 from sluice.types import BatchPlan, BatchResult, FinishReason, Output
 from worlds import Bench, World, limits_of
 
@@ -74,6 +75,32 @@ def test_what_was_not_said_is_told_as_the_scheduler_takes_it() -> None:
     recorded, plain = inner.state.requests[0], inner.state.requests[1]
     for field in ("sample_index", "extra_key", "priority"):
         assert getattr(recorded, field) == getattr(plain, field)
+
+
+def test_a_device_that_is_forgotten_is_forgotten_by_the_scheduler() -> None:
+    kept, inner = Kept(), WORLD.scheduler().scheduler
+    engine = Engine(Recorder(inner, NullTrace(), kept, VirtualClock()), WORLD.shadow(), ManualLink())
+    engine.link.put(Submit(0, (1,) * 10, resolved(2)))
+    engine.step()
+    while not engine.is_idle:
+        engine.step()
+    assert inner.state.kv.tree.num_pages > 0
+    engine.scheduler.forget_device()
+    assert inner.state.kv.tree.num_pages == 0
+
+
+def test_closing_closes_the_trace_behind_it() -> None:
+    """It may be another file."""
+
+    class Closing(NullTrace):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    trace, kept = Closing(), Kept()
+    Recorder(WORLD.scheduler(), trace, kept, VirtualClock()).close()
+    assert (trace.closed, kept.closed) == (True, True)
 
 
 def test_with_steps_in_flight_the_numbers_tell_the_order() -> None:
@@ -233,6 +260,9 @@ def test_a_journal_is_flushed_when_the_engine_may_sleep() -> None:
     engine.link.put(Abort(1))
     engine.step()
     assert len(kept.flushes) == 2, "by an abort too"
+    engine.link.put(Submit(2, (1,) * 99, resolved(2)))
+    engine.step()
+    assert len(kept.flushes) == 3, "by a refusal too"
 
 
 def test_questions_are_answered_and_not_told() -> None:
