@@ -161,3 +161,17 @@ def test_a_prompt_left_half_read_does_not_count_for_the_next_one(caplog: pytest.
         "request 1: chunk 1",
         "request 1: chunk 2",
     ]
+
+
+def test_a_log_closes_the_trace_behind_it() -> None:
+    """Or a trace that is written to a file would lack its end."""
+
+    class Closing(NullTrace):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    trace = Closing()
+    ChunkLog(trace).close()
+    assert trace.closed
