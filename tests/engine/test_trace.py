@@ -163,15 +163,17 @@ def test_a_prompt_left_half_read_does_not_count_for_the_next_one(caplog: pytest.
     ]
 
 
-def test_a_log_closes_the_trace_behind_it() -> None:
+class ClosingTrace(NullTrace):
+    """Knows whether it was closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_engine_closes_its_trace_through_the_log() -> None:
     """Or a trace that is written to a file would lack its end."""
-
-    class Closing(NullTrace):
-        closed = False
-
-        def close(self) -> None:
-            self.closed = True
-
-    trace = Closing()
-    ChunkLog(trace).close()
+    trace = ClosingTrace()
+    Engine(WORLD.scheduler(), WORLD.shadow(), ManualLink(), trace=ChunkLog(trace)).close()
     assert trace.closed
