@@ -10,9 +10,9 @@ from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, QueryStats, Submit
-from sluice.engine.trace import NullTrace, RecentSteps
+from sluice.engine.trace import NullTrace, RecentSteps, StepTimes
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
-from sluice.types import BatchPlan, Bound, Occupancy
+from sluice.types import BatchPlan, BatchResult, Bound, Occupancy
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
@@ -32,7 +32,7 @@ class SlowRunner:
         return self.inner.launch(plan)
 
 
-def engine_of(trace: RecentSteps | ChunkLog | None, *, faults: Faults | None = None, depth: int = 1) -> Engine:
+def engine_of(trace: NullTrace | RecentSteps | ChunkLog | None, *, faults: Faults | None = None, depth: int = 1) -> Engine:
     clock = VirtualClock()
     runner = SlowRunner(WORLD, clock, faults)
     return Engine(WORLD.scheduler(), runner, ManualLink(), depth=depth, clock=clock, trace=trace)
@@ -161,6 +161,23 @@ def test_a_prompt_left_half_read_does_not_count_for_the_next_one(caplog: pytest.
         "request 1: chunk 1",
         "request 1: chunk 2",
     ]
+
+
+class KeptTimes(NullTrace):
+    """Keeps the times of every step."""
+
+    def __init__(self) -> None:
+        self.times: list[StepTimes] = []
+
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        self.times.append(times)
+
+
+def test_a_launch_that_fails_took_its_time_too() -> None:
+    trace = KeptTimes()
+    engine = engine_of(trace, faults=Faults(launch_raises=frozenset({1})))
+    run(engine, Submit(0, (1,), resolved(3)))
+    assert trace.times == [StepTimes(0, 1, 1, 0), StepTimes(1, 3, 2, 0)]
 
 
 class ClosingTrace(NullTrace):
