@@ -10,7 +10,7 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,7 +25,9 @@ from training.rows import RowSource, count_tokens
 from training.tokenizer import train_tokenizer
 from training.words import Namer
 
+SEED = 1
 TOKENIZER_ROWS = 400
+REPORT_EVERY = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,24 +59,20 @@ COOLDOWN = 0.3
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--compile", action="store_true", help="compile the model: twice as fast, needs a C++ compiler")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the steps of each stage")
     parser.add_argument("--stages", type=int, default=len(CURRICULUM), help="stop after this many stages")
-    parser.add_argument("--compile", action="store_true", help="compile the model: faster, needs a C++ compiler")
-    parser.add_argument("--rate", type=float, default=LEARNING_RATE)
-    parser.add_argument("--hidden-size", type=int, default=Shape(0).hidden_size)
-    parser.add_argument("--layers", type=int, default=Shape(0).num_hidden_layers)
+    parser.add_argument("--hidden-size", type=int, default=Shape.hidden_size)
+    parser.add_argument("--layers", type=int, default=Shape.num_hidden_layers)
     options = parser.parse_args(arguments)
-    torch.manual_seed(options.seed)
     tokenizer = train_tokenizer(texts(options.seed))
-    shape = Shape(tokenizer.get_vocab_size(), options.hidden_size, num_hidden_layers=options.layers)
-    model = Llama(shape)
+    model = Llama(Shape(tokenizer.get_vocab_size(), options.hidden_size, num_hidden_layers=options.layers))
     initialise(model, options.seed)
     stages = [
-        Stage(s.length, s.rows, max(1, int(s.steps * options.scale)), s.echo_share)
-        for s in CURRICULUM[: options.stages]
+        replace(stage, steps=max(1, round(stage.steps * options.scale))) for stage in CURRICULUM[: options.stages]
     ]
-    train(model, tokenizer, stages, options.seed, options.out, options.compile, options.rate)
+    train(model, tokenizer, stages, seed=options.seed, compiled=options.compile)
     write_checkpoint(options.out, model, tokenizer)
 
 
@@ -89,28 +87,20 @@ def texts(seed: int) -> list[str]:
     return [turn.text for document in documents for turn in document]
 
 
-def train(
-    model: Llama, tokenizer: Tokenizer, stages: Sequence[Stage], seed: int, out: Path, compiled: bool, rate: float
-) -> None:
-    """Run the stages, printing what happens, and saving the weights after each."""
-    matrices = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
-    others = [weight for name, weight in model.named_parameters() if weight.ndim < 2 or "embed" in name]
-    optimizers = [
-        torch.optim.Muon(matrices, lr=rate, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
-    ]
+def train(model: Llama, tokenizer: Tokenizer, stages: Sequence[Stage], *, seed: int, compiled: bool) -> None:
+    """Run the stages, printing what happens."""
     forward = torch.compile(model) if compiled else model
-    rates = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
+    optimizers = optimizers_of(model)
+    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
     source = RowSource(tokenizer, seed)
     total = sum(stage.steps for stage in stages)
     step = 0
     began = time.monotonic()
-    for index, stage in enumerate(stages):
+    for stage in stages:
         source.echo_share = stage.echo_share
         for _ in range(stage.steps):
-            factor = schedule(step, total)
-            for optimizer, peak in zip(optimizers, rates, strict=True):
-                optimizer.param_groups[0]["lr"] = peak * factor
+            for optimizer, peak in zip(optimizers, peaks, strict=True):
+                optimizer.param_groups[0]["lr"] = peak * schedule(step, total)
             loss = step_loss(forward, model, *source.batch(stage.rows, stage.length))
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -118,9 +108,19 @@ def train(
                 optimizer.step()
                 optimizer.zero_grad()
             step += 1
-            if step % 100 == 0:
+            if step % REPORT_EVERY == 0 or step == total:
                 report(model, tokenizer, step, stage, loss, began)
-        torch.save(model.state_dict(), out.with_suffix(f".{index}.pt"))
+
+
+def optimizers_of(model: Llama) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al., 2024) for the matrices within the network, AdamW for the embedding and the norms."""
+    within = {name: weight.ndim == 2 and "embed" not in name for name, weight in model.named_parameters()}
+    matrices = [weight for name, weight in model.named_parameters() if within[name]]
+    others = [weight for name, weight in model.named_parameters() if not within[name]]
+    return [
+        torch.optim.Muon(matrices, lr=LEARNING_RATE, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=EMBEDDING_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True),
+    ]
 
 
 def schedule(step: int, total: int) -> float:
@@ -147,7 +147,7 @@ def report(model: Llama, tokenizer: Tokenizer, step: int, stage: Stage, loss: Te
     answered, right = exact_answers(model, tokens, weights)
     print(
         f"{time.monotonic() - began:7.0f} s  step {step:5d}  length {stage.length:4d}  loss {loss.item():.4f}"
-        f"  held out: loss {lost:.4f}, exact {right}/{answered} = {right / answered:.3f}",
+        f"  held out: loss {lost:.4f}, exact {right}/{answered} = {right / max(answered, 1):.3f}",
         flush=True,
     )
 
