@@ -10,14 +10,27 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from sluice.bench.answers import Answer, Arrival, CountedBy, Earlier, Failure
 from sluice.bench.timing import Timer
 from sluice.bench.workload import Turn
-from sluice.engine.engine import Engine
 from sluice.engine.messages import Message, Shutdown, Stats, Submit
 from sluice.limits import LimitError, Limits
 from sluice.types import FinishReason, Output, SamplingParams
+
+
+class Loop(Protocol):
+    """An engine: Sluice's, or another one behind the same link."""
+
+    def run(self) -> None:
+        """Serve what the link brings until it brings `Shutdown`."""
+        ...
+
+    def close(self) -> None:
+        """Steps no more. Twice is once."""
+        ...
+
 
 FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
@@ -161,7 +174,7 @@ class EngineTarget:
 
 
 @contextmanager
-def running(engine: Engine, link: ThreadLink) -> Iterator[None]:
+def running(engine: Loop, link: ThreadLink) -> Iterator[None]:
     """Run an engine's loop on a thread; on leaving, stop it. If the loop fails, so do all requests, then and later."""
 
     def loop() -> None:

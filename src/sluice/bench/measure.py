@@ -14,6 +14,7 @@ from typing import Any
 from sluice.bench import facts
 from sluice.bench.answers import Answer, Target
 from sluice.bench.driver import drive, record_of
+from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink, running
 from sluice.bench.errors import BenchError
 from sluice.bench.openai_stream import CountText
 from sluice.bench.options import BenchOptions
@@ -91,7 +92,6 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
         BenchError: the engine refuses the workload.
     """
     from sluice.assemble import build_engine
-    from sluice.bench.engine_target import EngineTarget, ThreadLink, running
     from sluice.config import EngineConfig
     from sluice.server.tokens import Tokenizer
 
@@ -108,15 +108,24 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
         options.target.temperature,
         options.workload.ignore_eos,
     )
+    found = measure_in_process(engine, target, options)
+    described = {"url": None, "model": info.model, "engine": asdict(info.config)}
+    return result_of(options, described, found, facts.versions(facts.IN_PROCESS_PACKAGES))
+
+
+def measure_in_process(engine: Loop, target: EngineTarget, options: BenchOptions) -> list[Run]:
+    """Every run of an engine that serves `target.link`. The engine is closed afterwards.
+
+    Raises:
+        BenchError: the engine refuses the workload.
+    """
 
     async def runs() -> list[Run]:
         await warm_up(target, options)
-        return [await measure_once(target, options, repeat, timer) for repeat in range(options.run.repeats)]
+        return [await measure_once(target, options, repeat, target.timer) for repeat in range(options.run.repeats)]
 
-    with closing(engine), running(engine, link):
-        found = asyncio.run(runs())
-    described = {"url": None, "model": info.model, "engine": asdict(info.config)}
-    return result_of(options, described, found, facts.versions(facts.IN_PROCESS_PACKAGES))
+    with closing(engine), running(engine, target.link):
+        return asyncio.run(runs())
 
 
 async def warm_up(target: Target, options: BenchOptions) -> None:
