@@ -25,6 +25,37 @@ def test_a_prompt_alone_is_bound_by_the_chunk_until_it_ends(partial: int) -> Non
     ]
 
 
+@pytest.mark.parametrize(
+    ("limits", "lengths", "bound"),
+    [
+        ({"chunk": 64, "running": 1}, [4, 4], Bound.MAX_RUNNING_REQUESTS),
+        ({"chunk": 64, "batch": 9}, [4, 4, 4], Bound.MAX_BATCH_TOKENS),
+        ({"chunk": 64, "max_prefill_tokens": 8}, [4, 4, 4], Bound.MAX_PREFILL_TOKENS),
+        ({"chunk": 64, "max_prefill_requests": 2}, [4, 4, 4], Bound.MAX_PREFILL_REQUESTS),
+        ({"chunk": 64, "long_prefill_token_threshold": 8}, [20], Bound.LONG_PREFILL_TOKEN_THRESHOLD),
+        ({"chunk": 0, "batch": 12, "running": 4}, [6, 8], Bound.MAX_BATCH_TOKENS),
+        ({"chunk": 64, "max_partial_prefills": 1, "long_prefill_token_threshold": 8}, [8, 20, 20], None),
+    ],
+)
+def test_whatever_keeps_a_prompt_out_is_told(limits: dict[str, int], lengths: list[int], bound: Bound | None) -> None:
+    """Of two that do, the first: in the last case a prompt is cut before another is kept out for that."""
+    bench = bench_of(**limits)
+    for request_id, length in enumerate(lengths):
+        queue(bench, request_id, length)
+    assert steps_of(bench)[0].bound_by is (bound or Bound.LONG_PREFILL_TOKEN_THRESHOLD)
+
+
+def test_a_prompt_that_may_not_be_cut_is_told() -> None:
+    """As many prompts are half computed as may be: the next one goes whole or waits."""
+    bench = bench_of(chunk=32, max_partial_prefills=2)
+    queue(bench, 0, 400)
+    queue(bench, 1, 300)
+    steps_of(bench)
+    queue(bench, 2, 20)
+    (plan,) = steps_of(bench)
+    assert ([chunk.request_id for chunk in plan.chunks], plan.bound_by) == ([0, 1], Bound.MAX_PARTIAL_PREFILLS)
+
+
 def test_a_half_computed_prompt_that_gets_nothing_is_told() -> None:
     bench = bench_of(chunk=16, policy="priority", max_partial_prefills=2, max_prefill_requests=1)
     queue(bench, 0, 100)
