@@ -156,8 +156,6 @@ class PrefillAdder:
         if limits.max_prefill_requests and self._num_prompts >= limits.max_prefill_requests:
             return 0, Bound.MAX_PREFILL_REQUESTS
         left, bound = self._room()
-        if left <= 0:
-            return 0, bound
         if not limits.chunked_prefill_size:
             if extend_len <= left or (self._num_prompts == 0 and extend_len > self._smallest_step()):
                 return extend_len, Bound.NOTHING
