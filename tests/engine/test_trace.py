@@ -32,7 +32,9 @@ class SlowRunner:
         return self.inner.launch(plan)
 
 
-def engine_of(trace: NullTrace | RecentSteps | ChunkLog | None, *, faults: Faults | None = None, depth: int = 1) -> Engine:
+def engine_of(
+    trace: NullTrace | RecentSteps | ChunkLog | None, *, faults: Faults | None = None, depth: int = 1
+) -> Engine:
     clock = VirtualClock()
     runner = SlowRunner(WORLD, clock, faults)
     return Engine(WORLD.scheduler(), runner, ManualLink(), depth=depth, clock=clock, trace=trace)
