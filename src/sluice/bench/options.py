@@ -11,7 +11,7 @@ from sluice.config import ConfigError, Option, check_values, flag, option, optio
 
 ENDPOINTS = ("completions", "chat")
 PROMPT_FORMATS = ("ids", "text")
-PRESET_NAMES = ("rosellm", "rosellm-long", "interference", "conversation")
+PRESET_NAMES = ("rosellm", "rosellm-long", "rosellm-burst", "interference", "conversation")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "max_new_tokens": 32,
         "ignore_eos": True,
     },
+    # Bursts whose prompts are each within RoseLLM's budget of 224 tokens, and together more than three times over it.
+    "rosellm-burst": {
+        "num_requests": 64,
+        "burst_size": 16,
+        "burst_interval_ms": 400.0,
+        "prompt_tokens": "2",
+        "prompt_repeats": "1,1,1,96",
+        "max_new_tokens": 32,
+        "ignore_eos": True,
+    },
     # Four streams, and two very long prompts that arrive among them.
     "interference": {
         "background": 4,

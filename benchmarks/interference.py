@@ -1,0 +1,135 @@
+"""How much decoding streams feel of a long prompt, for every size of chunk: `sluice bench --preset interference`.
+
+    python benchmarks/make_checkpoint.py --shape qwen3-0.6b --out build/checkpoints/qwen3-0.6b
+    python benchmarks/interference.py --checkpoint build/checkpoints/qwen3-0.6b --out benchmarks/results/interference
+
+Four streams decode, two prompts of 4,000 tokens arrive; chunks of 64 to 2,048 tokens and whole prompts, in turns. It
+writes PREFIX-SIZE.json for each (for `sluice compare` and `sluice bench --from`), PREFIX.json with the medians and
+PREFIX.html with the plots. `--peer vllm` measures another engine in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.alternating import Configuration, alternate, medians
+from benchmarks.peers.environment import SetupError
+from benchmarks.peers.measure import PEERS
+from benchmarks.peers.peer import Settings
+from benchmarks.sweep_page import Plot, page
+from sluice.bench import facts
+from sluice.bench.compare import Measure
+from sluice.bench.errors import BenchError
+from sluice.bench.records import Result
+from sluice.bench.workload import LONG, SHORT
+from sluice.config import ConfigError
+
+OFF = "off"
+SIZES = "64,128,256,512,1024,2048,off"
+WHOLE_PROMPT = 8192
+"""A budget of another engine into which the long prompts fit whole."""
+ITL_P50, ITL_P99, ITL_MAX = "decoders' ITL p50", "decoders' ITL p99", "decoders' ITL max"
+MIXED_P50, MIXED_P99, TTFT = "ITL p50 in long prefills", "ITL p99 in long prefills", "long prompts' TTFT"
+MEASURES = (
+    Measure(ITL_P50, "ms", lambda summary: summary.by_kind[SHORT].itl.p50),
+    Measure(ITL_P99, "ms", lambda summary: summary.by_kind[SHORT].itl.p99),
+    Measure(ITL_MAX, "ms", lambda summary: summary.by_kind[SHORT].itl.max),
+    Measure(MIXED_P50, "ms", lambda summary: summary.itl_in_windows.p50),
+    Measure(MIXED_P99, "ms", lambda summary: summary.itl_in_windows.p99),
+    Measure(TTFT, "ms", lambda summary: summary.by_kind[LONG].ttft.mean),
+)
+PLOTS = (
+    Plot("itl", "Inter-token latency of the decoding streams", (ITL_P50, ITL_P99, ITL_MAX, MIXED_P50)),
+    Plot("ttft", "Time to first token of the long prompts", (TTFT,)),
+)
+
+
+def configurations(peer: str, settings: Settings, sizes: Sequence[str]) -> list[Configuration]:
+    """One for each size of chunk.
+
+    Raises:
+        ConfigError: a size that is neither a number of at least 1 nor "off", or one twice.
+    """
+    if len(set(sizes)) < len(sizes):
+        raise ConfigError(f"--sizes must name each size once, got {','.join(sizes)}")
+    return [Configuration(size, peer, _sized(peer, settings, size)) for size in sizes]
+
+
+def _sized(peer: str, settings: Settings, size: str) -> Settings:
+    if size == OFF and peer == "sluice":
+        return replace(settings, more=(*settings.more, "--chunked-prefill-size", "-1"))
+    if size == OFF:
+        return replace(settings, budget=WHOLE_PROMPT)
+    if not size.isdecimal() or int(size) < 1:
+        raise ConfigError(f"--sizes must be integers of at least 1, or {OFF}, with commas between them, got {size!r}")
+    return replace(settings, budget=int(size))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    settings = Settings(args.checkpoint, threads=args.threads, max_running=args.max_running)
+    given: dict[str, Any] = {"preset": "interference"}
+    if args.long_tokens is not None:
+        given["prompt_tokens"] = str(args.long_tokens)
+    try:
+        chosen = configurations(args.peer, settings, args.sizes.split(","))
+        if not args.out.parent.is_dir():
+            raise ConfigError(f"--out must be in a folder that exists, got {args.out}")
+        results = alternate(chosen, given, args.repeats, args.out)
+    except (ConfigError, SetupError, BenchError) as error:
+        print(f"interference: error: {error}", file=sys.stderr)
+        return 1
+    _write(args.out, args.peer, results)
+    return 0
+
+
+def _write(prefix: Path, peer: str, results: dict[str, Result]) -> None:
+    figures = {label: medians(result, MEASURES) for label, result in results.items()}
+    first = next(iter(results.values()))
+    record = {
+        "benchmark": "interference",
+        "peer": peer,
+        "model": first.target["model"],
+        "rounds": len(first.runs),
+        "medians_in_seconds": figures,
+        "workload": first.settings["workload"],
+        "commands": {label: result.target["peer"] for label, result in results.items()},
+        "versions": first.versions,
+        "machine": facts.machine(),
+    }
+    prefix.with_name(f"{prefix.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    introduction = (
+        f"{peer}, {first.target['model']}; {first.machine['processor']}, {first.machine['usable_cores']} cores."
+        f" By tokens of a chunk; medians of {len(first.runs)} rounds."
+    )
+    html = page("Interference of long prompts with decoding streams", introduction, figures, PLOTS, record)
+    prefix.with_name(f"{prefix.name}.html").write_text(html, encoding="utf-8")
+    for label, own in figures.items():
+        shown = "  ".join(f"{name} {1000 * value:.1f}" for name, value in own.items() if value is not None)
+        print(f"{label:>6}  {shown}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    defaults = asdict(Settings(Path()))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="where results go, no ending")
+    parser.add_argument("--peer", default="sluice", choices=PEERS, help="(default: sluice)")
+    parser.add_argument("--sizes", default=SIZES, help=f"tokens of a chunk, or off (default: {SIZES})")
+    parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
+    parser.add_argument("--threads", type=int, default=defaults["threads"], help="of the engine (default: 2)")
+    parser.add_argument("--max-running", type=int, default=defaults["max_running"], help="(default: 8)")
+    parser.add_argument("--long-tokens", type=int, help="of a long prompt, to try the script with (default: 4000)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Virtual environments of peers, one each under `build/peers/`: made once, from pinned versions."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+HOME = ROOT / "build" / "peers"
+PINS = Path(__file__).parent / "pins"
+LIST_VERSIONS = (
+    "import importlib.metadata as m, json;"
+    "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}, sort_keys=True))"
+)
+
+
+class SetupError(RuntimeError):
+    """A peer that cannot be installed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment with exactly what `pins/<name>.txt` lists.
+
+    Packages are installed without their dependencies, which the pins hold already: some peers ask for packages of
+    pictures and sound whose builds do not fit a torch for the CPU.
+    """
+
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        return HOME / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+    @property
+    def pins(self) -> Path:
+        return PINS / f"{self.name}.txt"
+
+    @property
+    def is_ready(self) -> bool:
+        return self._stamp.is_file() and self._stamp.read_text() == self.pins.read_text()
+
+    @property
+    def _stamp(self) -> Path:
+        return self.folder / ".pins"
+
+    def set_up(self) -> None:
+        """Make it, unless it is there with the same pins.
+
+        Raises:
+            SetupError: pip failed; its own message precedes.
+        """
+        if self.is_ready:
+            return
+        run([sys.executable, "-m", "venv", "--clear", str(self.folder)])
+        pip = [str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", "-r", str(self.pins)]
+        run(pip)
+        self._stamp.write_text(self.pins.read_text())
+
+    def versions(self, packages: Sequence[str]) -> dict[str, str]:
+        """Of these packages, where they are installed."""
+        printed = subprocess.run([str(self.python), "-c", LIST_VERSIONS], check=True, capture_output=True, text=True)
+        installed: dict[str, str] = json.loads(printed.stdout)
+        return {package: installed[package] for package in packages if package in installed}
+
+
+def run(command: Sequence[str]) -> None:
+    """
+    Raises:
+        SetupError: the command cannot be run or fails.
+    """
+    print("+", " ".join(command), file=sys.stderr, flush=True)
+    try:
+        done = subprocess.run(command, check=False, stdout=sys.stderr)
+    except OSError as error:
+        raise SetupError(f"cannot run {command[0]}: {error.strerror or error}") from error
+    if done.returncode != 0:
+        raise SetupError(f"{command[0]} ended with {done.returncode}")
+
+
+def own_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of these packages, where they are installed in this environment."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

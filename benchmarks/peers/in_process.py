@@ -1,0 +1,87 @@
+"""Measure an engine that is a library, inside its own environment: the workload, the client and the clock are
+`sluice bench`'s, and only what computes is the peer's.
+
+    run.py -> <peer's python> -m benchmarks.peers.<peer> REQUEST.json -> result file
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.peer import Settings
+from sluice.bench import facts
+from sluice.bench.command import checked_options, verdict
+from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink
+from sluice.bench.errors import BenchError
+from sluice.bench.measure import measure_in_process, result_of
+from sluice.bench.options import BenchOptions
+from sluice.bench.result_file import write_result
+from sluice.bench.timing import WallTimer
+from sluice.config import ConfigError
+from sluice.limits import Limits
+
+MakeLoop = Callable[[Settings, ThreadLink], tuple[Loop, dict[str, Any]]]
+"""Loads the peer; with how it came to be set, for the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `run.py` asks for."""
+
+    settings: Settings
+    given: dict[str, Any]
+    """Options of `sluice bench`, by name."""
+    peer: dict[str, Any]
+    """What the result says of the peer."""
+    out: Path
+
+    @classmethod
+    def read(cls, path: Path) -> Request:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        raw: Mapping[str, Any] = content["settings"]
+        settings = Settings(**{**raw, "checkpoint": Path(raw["checkpoint"]), "more": tuple(raw["more"])})
+        return cls(settings, content["given"], content["peer"], Path(content["out"]))
+
+
+def main(make_loop: MakeLoop) -> int:
+    """Measure as the file named on the command line says. Returns the exit status, as `sluice bench` does."""
+    request = Request.read(Path(sys.argv[1]))
+    try:
+        return _measure(request, make_loop)
+    except (ConfigError, BenchError) as error:
+        print(f"{request.peer['name']}: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _measure(request: Request, make_loop: MakeLoop) -> int:
+    options = checked_options(request.given)
+    _check(options)
+    timer = WallTimer()
+    link = ThreadLink(timer)
+    loop, configured = make_loop(request.settings, link)
+    settings = request.settings
+    limits = Limits(settings.vocab_size, settings.max_model_len, settings.kv_tokens)
+    target = EngineTarget(link, limits, _eos_ids(settings), timer, 0.0, options.workload.ignore_eos)
+    runs = measure_in_process(loop, target, options)
+    peer = request.peer | {"configuration": configured}
+    described = {"url": None, "model": settings.checkpoint.resolve().name, "peer": peer}
+    result = result_of(options, described, runs, facts.versions() | request.peer["versions"])
+    write_result(result, request.out)
+    return verdict(result)
+
+
+def _check(options: BenchOptions) -> None:
+    if options.target.temperature != 0:
+        raise ConfigError(f"in-process peers are measured with --temperature 0, got {options.target.temperature:g}")
+    if options.target.endpoint == "chat" or options.target.prompt_format == "text":
+        raise ConfigError("in-process peers take prompts as token ids, on the endpoint completions")
+
+
+def _eos_ids(settings: Settings) -> frozenset[int]:
+    value = settings.config.get("eos_token_id")
+    return frozenset([value] if isinstance(value, int) else [])

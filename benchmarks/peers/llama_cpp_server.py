@@ -1,0 +1,90 @@
+"""llama.cpp's server, compiled from the sources inside the `llama-cpp-python` package."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.peers.environment import HOME, Environment, SetupError, run
+from benchmarks.peers.peer import Command, Settings
+
+PACKAGE, VERSION = "llama-cpp-python", "0.3.36"
+OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DGGML_NATIVE=ON",
+    "-DBUILD_SHARED_LIBS=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_OPENSSL=OFF",
+)
+DEFAULT_BUDGET = 2048
+"""llama.cpp's own `--batch-size`."""
+
+
+class LlamaCpp:
+    """llama.cpp has no package of its own that holds the server."""
+
+    name = "llama.cpp"
+    packages: Sequence[str] = (PACKAGE,)
+
+    def __init__(self) -> None:
+        self.folder = HOME / "llama.cpp"
+        self.converter = Environment("convert")
+
+    @property
+    def source(self) -> Path:
+        return self.folder / f"llama_cpp_python-{VERSION}" / "vendor" / "llama.cpp"
+
+    @property
+    def server(self) -> Path:
+        return self.folder / "build" / "bin" / "llama-server"
+
+    def set_up(self) -> None:
+        self.converter.set_up()
+        if self.server.is_file():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        archive = self.folder / f"llama_cpp_python-{VERSION}.tar.gz"
+        if not archive.is_file():
+            download = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:"]
+            run([*download, "-d", str(self.folder), f"{PACKAGE}=={VERSION}"])
+        if not self.source.is_dir():
+            with tarfile.open(archive) as opened:
+                opened.extractall(self.folder, filter="data")
+        if shutil.which("cmake") is None:
+            raise SetupError("llama.cpp is compiled with cmake and a C++ compiler; cmake is not on the PATH")
+        build = self.folder / "build"
+        run(["cmake", "-S", str(self.source), "-B", str(build), *OPTIONS])
+        run(["cmake", "--build", str(build), "--target", "llama-server", "-j", "1"])
+
+    def versions(self) -> dict[str, str]:
+        return {PACKAGE: VERSION}
+
+    def prepare(self, settings: Settings) -> None:
+        target = self._model(settings)
+        if target.is_file():
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_suffix(".part")
+        script = Path(__file__).with_name("llama_cpp_convert.py")
+        command = [str(self.converter.python), str(script), str(self.source), str(settings.checkpoint)]
+        run([*command, "--outfile", str(part), "--outtype", "bf16"])
+        part.replace(target)
+
+    def serve(self, settings: Settings, port: int) -> Command:
+        batch = settings.budget or DEFAULT_BUDGET
+        arguments = [
+            *(str(self.server), "--model", str(self._model(settings))),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--threads", str(settings.threads), "--threads-batch", str(settings.threads)),
+            *("--parallel", str(settings.max_running), "--ctx-size", str(settings.kv_tokens), "--kv-unified"),
+            *("--batch-size", str(batch), "--ubatch-size", str(min(batch, 512))),
+        ]
+        return Command([*arguments, *settings.more])
+
+    def _model(self, settings: Settings) -> Path:
+        return HOME / "models" / f"{settings.checkpoint.resolve().name}.gguf"

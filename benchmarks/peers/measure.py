@@ -1,0 +1,94 @@
+"""One measurement of one engine, whichever way it is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environment import HOME, ROOT
+from benchmarks.peers.llama_cpp_server import LlamaCpp
+from benchmarks.peers.openvino_batching import OpenVINO
+from benchmarks.peers.peer import InProcessPeer, Peer, ServerPeer, Settings
+from benchmarks.peers.server_process import free_port, serving
+from benchmarks.peers.sluice_server import Sluice
+from benchmarks.peers.transformers_batching import Transformers
+from benchmarks.peers.vllm_server import VLLM
+from sluice.bench.command import checked_options, verdict
+from sluice.bench.measure import measure_server
+from sluice.bench.result_file import write_result
+
+SERVERS: dict[str, ServerPeer] = {peer.name: peer for peer in (Sluice(), VLLM(), LlamaCpp())}
+IN_PROCESS: dict[str, InProcessPeer] = {peer.name: peer for peer in (OpenVINO(), Transformers())}
+PEERS = (*SERVERS, *IN_PROCESS)
+
+
+def peer_named(name: str) -> Peer:
+    """One of `PEERS`."""
+    return SERVERS[name] if name in SERVERS else IN_PROCESS[name]
+
+
+def measure(name: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
+    """Start a peer that is set up and prepared, send the workload, stop it, write the result.
+
+    Args:
+        name: one of `PEERS`.
+        given: options of `sluice bench`, by name.
+
+    Returns:
+        The exit status of `sluice bench`; with another one than 0 there may be no file.
+
+    Raises:
+        SetupError: the server does not start.
+        ConfigError, BenchError: as `sluice bench`.
+    """
+    return (_server if name in SERVERS else _in_process)(name, settings, given, out)
+
+
+def _server(name: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
+    peer = SERVERS[name]
+    port = free_port()
+    command = peer.serve(settings, port)
+    described = _described(name, settings, peer.versions()) | {
+        "command": [_portable(part) for part in command.arguments],
+        "environment": {key: _portable(value) for key, value in command.environment.items()},
+    }
+    with serving(command, port, HOME / "logs" / f"{name}.log"):
+        result = asyncio.run(measure_server(f"http://127.0.0.1:{port}", checked_options(dict(given))))
+    target = result.target | {"model": settings.checkpoint.resolve().name, "peer": described}
+    result = replace(result, target=target, versions=result.versions | peer.versions())
+    write_result(result, out)
+    return verdict(result)
+
+
+def _in_process(name: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
+    peer = IN_PROCESS[name]
+    environment = dict(peer.environment(settings))
+    described = _described(name, settings, peer.versions()) | {"environment": environment}
+    raw = asdict(settings) | {"checkpoint": str(settings.checkpoint.resolve())}
+    request = {"settings": raw, "given": given, "peer": described, "out": str(out.resolve())}
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        json.dump(request, file)
+        file.flush()
+        paths = os.pathsep.join(str(path) for path in (ROOT, ROOT / "src"))
+        return subprocess.run(
+            [str(peer.interpreter()), "-m", peer.module, file.name],
+            check=False,
+            cwd=ROOT,
+            env=os.environ | environment | {"PYTHONPATH": paths},
+        ).returncode
+
+
+def _described(name: str, settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
+    told = asdict(settings) | {"checkpoint": settings.checkpoint.resolve().name}
+    return {"name": name, "versions": versions, "settings": told}
+
+
+def _portable(text: str) -> str:
+    """Without where the repository lies on this machine."""
+    return text.replace(f"{ROOT}{os.sep}", "")

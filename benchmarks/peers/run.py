@@ -1,0 +1,106 @@
+"""Measure an engine with `sluice bench`: install it, start it, send the workload, stop it.
+
+    python benchmarks/peers/run.py --peer vllm --checkpoint build/checkpoints/qwen3-0.6b --preset interference --json A
+
+Options that are not listed here are those of `sluice bench`. The result file holds versions, command, environment and
+machine, and `sluice compare`, `sluice bench --from` read it like any other. What each peer needs is in the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from benchmarks.peers.environment import SetupError
+from benchmarks.peers.measure import IN_PROCESS, PEERS, measure, peer_named
+from benchmarks.peers.peer import Settings
+from sluice.bench.command import checked_options, checked_path, write_text
+from sluice.bench.errors import BenchError
+from sluice.bench.html import page
+from sluice.bench.options import add_bench_arguments
+from sluice.bench.report import table
+from sluice.bench.result_file import read_result
+from sluice.config import ConfigError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args, rest = _parser().parse_known_args(arguments)
+    try:
+        return _run(args, _bench_options(rest))
+    except (ConfigError, BenchError, SetupError) as error:
+        print(f"{args.peer}: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("--peer", required=True, choices=PEERS)
+    parser.add_argument("--setup-only", action="store_true", help="install, convert if there is a checkpoint, and end")
+    parser.add_argument("--checkpoint", type=Path, help="a Hugging Face folder, see benchmarks/make_checkpoint.py")
+    parser.add_argument("--threads", type=int, default=2, help="of the engine (default: 2)")
+    parser.add_argument("--budget", type=int, help="most tokens of a step (default: the engine's own)")
+    parser.add_argument("--max-running", type=int, default=8, help="requests decoded at once (default: 8)")
+    parser.add_argument("--kv-tokens", type=int, default=32_768, help="size of the KV pool (default: 32768)")
+    parser.add_argument(
+        "--peer-arg", action="append", default=[], metavar="ARG", help="a further argument of a server: --peer-arg=--x"
+    )
+    parser.add_argument("--json", help="the result file")
+    parser.add_argument("--html", help="a report")
+    return parser
+
+
+def _bench_options(rest: Sequence[str]) -> dict[str, Any]:
+    """Options of `sluice bench` by name, those left out left out."""
+    parser = argparse.ArgumentParser(prog="run.py", allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    add_bench_arguments(parser)
+    given = vars(parser.parse_args(rest))
+    for name in ("url", "model", "source"):
+        if name in given:
+            raise ConfigError(f"--{name} is not for peers: --peer says who is measured")
+    checked_options(dict(given))
+    return given
+
+
+def _run(args: argparse.Namespace, given: dict[str, Any]) -> int:
+    json_path, html_path = checked_path("--json", args.json), checked_path("--html", args.html)
+    peer = peer_named(args.peer)
+    for name in ("threads", "max_running", "kv_tokens", "budget"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if args.checkpoint is None and not args.setup_only:
+        raise ConfigError("--checkpoint must name a folder; benchmarks/make_checkpoint.py writes one")
+    if args.checkpoint is not None and not (args.checkpoint / "config.json").is_file():
+        raise ConfigError(f"--checkpoint must name a folder with a config.json, got {str(args.checkpoint)!r}")
+    if args.peer_arg and args.peer in IN_PROCESS:
+        raise ConfigError(f"--peer-arg is for servers; {args.peer} runs in process")
+    peer.set_up()
+    if args.checkpoint is None:
+        return 0
+    settings = Settings(
+        args.checkpoint, args.threads, args.budget, args.max_running, args.kv_tokens, tuple(args.peer_arg)
+    )
+    peer.prepare(settings)
+    if args.setup_only:
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        out = json_path or Path(folder) / "result.json"
+        status = measure(args.peer, settings, given, out)
+        if out.is_file():
+            result = read_result(out)
+            print(table(result))
+            if html_path is not None:
+                write_text(html_path, page(result))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

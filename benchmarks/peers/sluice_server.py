@@ -1,0 +1,36 @@
+"""Sluice itself, started and measured the way its peers are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from benchmarks.peers.environment import ROOT, own_versions
+from benchmarks.peers.peer import Command, Settings
+
+
+class Sluice:
+    """Of this repository, by this interpreter."""
+
+    name = "sluice"
+    packages: Sequence[str] = ("sluice", "torch")
+
+    def set_up(self) -> None:
+        """There already: it runs this."""
+
+    def versions(self) -> dict[str, str]:
+        return own_versions(self.packages)
+
+    def prepare(self, settings: Settings) -> None:
+        """It reads Hugging Face folders."""
+
+    def serve(self, settings: Settings, port: int) -> Command:
+        arguments = [
+            *(sys.executable, "-m", "sluice", "serve", str(settings.checkpoint), "--port", str(port)),
+            *("--max-running-requests", str(settings.max_running)),
+            *("--max-total-tokens", str(settings.kv_tokens)),
+        ]
+        if settings.budget is not None:
+            arguments += ["--chunked-prefill-size", str(settings.budget)]
+        environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": str(settings.threads)}
+        return Command([*arguments, *settings.more], environment)
