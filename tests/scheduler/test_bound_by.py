@@ -34,6 +34,13 @@ def test_a_prompt_alone_is_bound_by_the_chunk_until_it_ends(partial: int) -> Non
         ({"chunk": 64, "max_prefill_requests": 2}, [4, 4, 4], Bound.MAX_PREFILL_REQUESTS),
         ({"chunk": 64, "long_prefill_token_threshold": 8}, [20], Bound.LONG_PREFILL_TOKEN_THRESHOLD),
         ({"chunk": 0, "batch": 12, "running": 4}, [6, 8], Bound.MAX_BATCH_TOKENS),
+        ({"chunk": 0, "batch": 14, "running": 4}, [6, 8], Bound.NOTHING),
+        ({"chunk": 64, "max_prefill_tokens": 8}, [4, 4], Bound.NOTHING),
+        (
+            {"chunk": 16, "max_partial_prefills": 2, "long_prefill_token_threshold": 8},
+            [100, 8],
+            Bound.LONG_PREFILL_TOKEN_THRESHOLD,
+        ),
         ({"chunk": 8, "max_prefill_tokens": 8}, [20], Bound.CHUNKED_PREFILL_SIZE),
         ({"chunk": 8, "batch": 8}, [20], Bound.CHUNKED_PREFILL_SIZE),
         ({"chunk": 64, "max_partial_prefills": 1, "long_prefill_token_threshold": 8}, [8, 20, 20], None),

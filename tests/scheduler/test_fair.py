@@ -190,7 +190,7 @@ def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() ->
     plan = bench.scheduler.scheduler.schedule()
     assert plan is not None
     assert last.retractions == 1
-    assert [chunk.request_id for chunk in plan.chunks] == [0, 1, 2]
+    assert [(chunk.request_id, chunk.length) for chunk in plan.chunks] == [(0, 4), (1, 8), (2, 8)]
 
 
 def test_twins_that_will_wait_take_nothing_from_the_first() -> None:

@@ -33,8 +33,8 @@ class PrefillAdder:
     """Packs prefill chunks into one step.
 
     With chunking a chunk is cut to what the budgets leave, down to whole pages; cut to nothing means "not this step".
-    Without it a prompt goes whole, or not in this step; one that would not fit beside a full set of decodes goes as
-    the only prefill of its step, over the budget, or it might never run.
+    Without it a prompt goes whole, or not in this step; one that does not fit goes as the only prefill of its step, over
+    the budget, or it might never run.
     """
 
     def __init__(self, state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder) -> None:
@@ -157,13 +157,13 @@ class PrefillAdder:
             return 0, Bound.MAX_PREFILL_REQUESTS
         left, bound = self._room()
         if not limits.chunked_prefill_size:
-            if extend_len <= left or (self._num_prompts == 0 and extend_len > self._smallest_step()):
+            if extend_len <= left or self._num_prompts == 0:
                 return extend_len, Bound.NOTHING
             return 0, bound
         if left < extend_len and self._is_left_whole(extend_len):
             return 0, Bound.MAX_PREFILL_TOKENS
-        wanted, cut_by = min(extend_len, at_most), Bound.NOTHING
-        if limits.long_prefill_token_threshold and wanted > limits.long_prefill_token_threshold:
+        wanted, cut_by = at_most, Bound.NOTHING
+        if limits.long_prefill_token_threshold and wanted >= limits.long_prefill_token_threshold:
             wanted, cut_by = limits.long_prefill_token_threshold, Bound.LONG_PREFILL_TOKEN_THRESHOLD
         if left <= wanted:
             wanted, cut_by = left, bound
@@ -176,13 +176,6 @@ class PrefillAdder:
         if not self._limits.max_prefill_tokens or self._num_prompts == 0:
             return False
         return extend_len >= self._limits.max_prefill_tokens - self._batch.num_tokens
-
-    def _smallest_step(self) -> int:
-        """The prefill tokens for which a step has room whatever decodes it has."""
-        budget = self._limits.max_batch_tokens
-        if self._limits.max_prefill_tokens:
-            budget = min(budget, self._limits.max_prefill_tokens)
-        return budget - self._state.num_slots
 
     def _fit_memory(self, lease: Lease, start: int, length: int) -> int:
         """Of a chunk that fits the budgets, the part for which there are pages. Chunks start on a page boundary."""
