@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from sluice.bench.metrics import Latencies, Spread, Summary, percentile, summarize
-from sluice.bench.records import Record, Result
+from sluice.bench.records import Record, Result, served
 
 RESAMPLES = 10_000
 REQUEST_RESAMPLES = 200
@@ -231,7 +231,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _label(result: Result) -> str:
-    return f"{result.target['model']} at {result.target['url'] or 'in process'}"
+    return f"{served(result.target)} at {result.target['url'] or 'in process'}"
 
 
 def _differences(base: Result, other: Result) -> Iterator[str]:

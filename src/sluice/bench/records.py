@@ -5,6 +5,7 @@ Times are seconds after the run's start, on the client's clock. From these alone
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,3 +76,9 @@ class Result:
     runs: tuple[Run, ...]
     summaries: list[dict[str, Any]] = field(default_factory=list)
     """What `metrics.summarize` says of each run, for other readers of the file; ours compute it again."""
+
+
+def served(target: Mapping[str, Any]) -> str:
+    """The model, and by which other engine if one was started to be measured (`benchmarks/peers`)."""
+    peer = target.get("peer")
+    return f"{target['model']} by {peer['name']}" if isinstance(peer, dict) else str(target["model"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sluice.bench.metrics import Errors, Latencies, Spread, Summary, errors, parse_goodput, summarize
-from sluice.bench.records import Result, Run
+from sluice.bench.records import Result, Run, served
 from sluice.bench.remarks import remarks
 
 HEADINGS = ("mean", "p50", "p90", "p95", "p99", "max")
@@ -32,7 +32,7 @@ def table(result: Result) -> str:
 def title(result: Result) -> str:
     """Who was measured, and when."""
     target = result.target
-    return f"{target['url'] or 'in process'} · {target['model']} · {result.runs[0].started}"
+    return f"{target['url'] or 'in process'} · {served(target)} · {result.runs[0].started}"
 
 
 def run_lines(run: Run, summary: Summary) -> Iterator[str]:
