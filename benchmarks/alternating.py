@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from sluice.bench.metrics import Summary
 from sluice.bench.records import Result
 from sluice.bench.report import summaries
 from sluice.bench.result_file import read_result, write_result
+from sluice.config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +31,17 @@ class Configuration:
     settings: Settings
 
 
+Measurer = Callable[[str, Settings, dict[str, Any], Path], int]
+"""As `peers.measure.measure`."""
+
+
 def alternate(
-    configurations: Sequence[Configuration], given: Mapping[str, Any], repeats: int, prefix: Path
+    configurations: Sequence[Configuration],
+    given: Mapping[str, Any],
+    repeats: int,
+    prefix: Path,
+    *,
+    measurer: Measurer = measure,
 ) -> dict[str, Result]:
     """Measure each once, then each again. Every measurement has an engine started for it; a round has one seed.
 
@@ -45,6 +55,8 @@ def alternate(
     Raises:
         SetupError, ConfigError, BenchError: as `peers.measure.measure`; or a measurement in which all failed.
     """
+    if repeats < 1:
+        raise ConfigError(f"--repeats must be at least 1, got {repeats}")
     for configuration in configurations:
         peer = peer_named(configuration.peer)
         peer.set_up()
@@ -56,10 +68,12 @@ def alternate(
             label = configuration.label
             print(f"{repeat + 1} of {repeats}: {label}", file=sys.stderr, flush=True)
             path = prefix.with_name(f"{prefix.name}-{label}.json")
-            status = measure(configuration.peer, configuration.settings, seeded, path)
+            part = path.with_suffix(".part")
+            status = measurer(configuration.peer, configuration.settings, seeded, part)
             if status != 0:
                 raise BenchError(f"the measurement of {label} failed")
-            found[label] = _joined(found.get(label), read_result(path))
+            found[label] = _joined(found.get(label), read_result(part))
+            part.unlink()
             write_result(found[label], path)
     return found
 

@@ -1,0 +1,112 @@
+"""Configurations in turns, their medians, and the page that shows them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench_makers import record, result
+from benchmarks.alternating import Configuration, alternate, medians
+from benchmarks.interference import ITL_MAX, MEASURES, PLOTS, TTFT, configurations
+from benchmarks.peers.peer import Settings
+from benchmarks.sweep_page import page
+from sluice.bench.errors import BenchError
+from sluice.bench.measure import REPEAT_SEED
+from sluice.bench.result_file import read_result, write_result
+from sluice.config import ConfigError
+
+HERE = Settings(Path("nowhere"))
+
+
+class Clockwork:
+    """An engine whose stalls are known: each measurement is 10 ms slower than the one before."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.asked: list[tuple[int | None, int]] = []
+        self.fails_at = fails_at
+
+    def __call__(self, peer: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
+        if len(self.asked) == self.fails_at:
+            return 1
+        self.asked.append((settings.budget, given["seed"]))
+        slow = 0.01 * len(self.asked)
+        short = record(1.0, 1.1, 1.1 + slow, due=0.0)
+        long = record(1.05 + slow, due=1.0, kind="long")
+        write_result(result([short, long]), out)
+        return 0
+
+
+def two() -> Sequence[Configuration]:
+    return [Configuration(label, "sluice", Settings(Path("nowhere"), budget=int(label))) for label in ("64", "128")]
+
+
+def test_configurations_take_turns_and_a_round_shares_a_seed(tmp_path: Path) -> None:
+    """A A B B would give whatever slows the machine later to B alone."""
+    engine = Clockwork()
+    found = alternate(two(), {"seed": 7}, 3, tmp_path / "sweep", measurer=engine)
+    seeds = [7 + REPEAT_SEED * repeat for repeat in range(3)]
+    assert engine.asked == [(budget, seed) for seed in seeds for budget in (64, 128)]
+    assert {path.name for path in tmp_path.iterdir()} == {"sweep-64.json", "sweep-128.json"}
+    for label in ("64", "128"):
+        kept = read_result(tmp_path / f"sweep-{label}.json")
+        assert len(kept.runs) == len(found[label].runs) == kept.settings["run"]["repeats"] == 3
+    # The first and every second measurement after it: 10, 30 and 50 ms.
+    assert medians(found["64"], MEASURES)[ITL_MAX] == pytest.approx(0.1)
+    assert medians(found["64"], MEASURES)[TTFT] == pytest.approx(0.05 + 0.03)
+    assert medians(found["128"], MEASURES)[TTFT] == pytest.approx(0.05 + 0.04)
+
+
+def test_a_failure_keeps_what_was_measured_before(tmp_path: Path) -> None:
+    with pytest.raises(BenchError, match="the measurement of 128 failed"):
+        alternate(two(), {}, 3, tmp_path / "sweep", measurer=Clockwork(fails_at=3))
+    assert len(read_result(tmp_path / "sweep-64.json").runs) == 2
+    assert len(read_result(tmp_path / "sweep-128.json").runs) == 1
+
+
+def test_no_rounds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--repeats must be at least 1, got 0"):
+        alternate(two(), {}, 0, tmp_path / "sweep", measurer=Clockwork())
+
+
+def test_off_cuts_nothing() -> None:
+    """Sluice is told so; another engine gets a budget into which the long prompts of the preset fit whole."""
+    ours = configurations("sluice", HERE, ["64", "off"])
+    assert [item.settings.budget for item in ours] == [64, None]
+    assert ours[1].settings.more == ("--chunked-prefill-size", "-1")
+    (other,) = configurations("vllm", HERE, ["off"])
+    assert other.settings.budget is not None
+    assert other.settings.budget > 4000 + 4
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [(["64", "x"], "got 'x'"), (["0"], "got '0'"), (["64", "64"], "each size once, got 64,64"), ([""], "got ''")],
+)
+def test_a_size_that_is_none_is_refused(sizes: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"--sizes must .*{message}"):
+        configurations("sluice", HERE, sizes)
+
+
+def test_the_page_shows_every_number_and_loads_nothing() -> None:
+    names = [measure.name for measure in MEASURES]
+    figures = {label: dict.fromkeys(names, seconds) for label, seconds in (("64", 0.02), ("off", 2.0))}
+    html = page("Title & more", "who", figures, PLOTS, {"cpu": "<x>"})
+    assert not re.search(r"(src|href)=|@import|url\(", html)
+    assert "Title &amp; more" in html
+    assert html.count("<td>20.00</td>") == html.count("<td>2000.0</td>") == len(names)
+    for plot in PLOTS:
+        (line, *_) = re.findall(r'class="line series-0" d="M([\d.]+) ([\d.]+)L([\d.]+) ([\d.]+)"', html)
+        left, low, right, high = map(float, line)
+        assert left < right, plot.name
+        assert low > high, "more milliseconds are further up"
+
+
+def test_a_page_without_numbers_says_so() -> None:
+    """An engine whose long prompts all failed has none."""
+    names = [measure.name for measure in MEASURES]
+    html = page("T", "i", {"64": dict.fromkeys(names)}, PLOTS, {})
+    assert "Time to first token of the long prompts: nothing to show." in html
