@@ -20,6 +20,8 @@ OPTIONS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_OPENSSL=OFF",
+    # Or the build would download a web page.
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
 DEFAULT_BUDGET = 2048
 """llama.cpp's own `--batch-size`."""
@@ -83,6 +85,8 @@ class LlamaCpp:
             *("--threads", str(settings.threads), "--threads-batch", str(settings.threads)),
             *("--parallel", str(settings.max_running), "--ctx-size", str(settings.kv_tokens), "--kv-unified"),
             *("--batch-size", str(batch), "--ubatch-size", str(min(batch, 512))),
+            # No copies of finished requests' KV: prompts of the workloads never come again.
+            *("--cache-ram", "0"),
         ]
         return Command([*arguments, *settings.more])
 
