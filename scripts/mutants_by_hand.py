@@ -227,7 +227,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/prefill.py",
-        "wanted > limits.long_prefill_token_threshold:",
+        "wanted >= limits.long_prefill_token_threshold:",
         "extend_len < limits.long_prefill_token_threshold:",
         "the cap on one prompt's share does nothing",
     ),
