@@ -137,7 +137,12 @@ def load(settings: Settings, link: ThreadLink) -> tuple[OpenVINOLoop, dict[str, 
     scheduler.dynamic_split_fuse = True
     if settings.budget is not None:
         scheduler.max_num_batched_tokens = settings.budget
-    properties = {"INFERENCE_NUM_THREADS": settings.threads}
+    # As everybody else: left to itself it keeps KV in 8 bits.
+    properties = {
+        "INFERENCE_NUM_THREADS": settings.threads,
+        "INFERENCE_PRECISION_HINT": "bf16",
+        "KV_CACHE_PRECISION": "bf16",
+    }
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(model_folder(settings)), scheduler, "CPU", properties)
     configured = {"scheduler": scheduler.to_string(), "properties": properties}
     return OpenVINOLoop(pipeline, link), configured

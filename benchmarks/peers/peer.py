@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from sluice.config import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -46,12 +48,16 @@ class Settings:
         """Of 16-bit keys and values over all layers."""
         if "n_embd" in self.config:
             return 4 * self._integer("n_layer") * self._integer("n_embd")
-        heads, head_dim = self._integer("num_key_value_heads"), self._integer("head_dim")
-        return 4 * self._integer("num_hidden_layers") * heads * head_dim
+        heads = self._integer("num_attention_heads")
+        kv_heads = self._integer("num_key_value_heads", heads)
+        head_dim = self._integer("head_dim", self._integer("hidden_size") // heads)
+        return 4 * self._integer("num_hidden_layers") * kv_heads * head_dim
 
-    def _integer(self, name: str) -> int:
-        value = self.config[name]
-        assert isinstance(value, int), f"{name} in {self.checkpoint}/config.json is {value!r}"
+    def _integer(self, name: str, default: int | None = None) -> int:
+        value = self.config.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int):
+            raise ConfigError(f"{self.checkpoint}/config.json: {name} must be an integer, got {value!r}")
         return value
 
 

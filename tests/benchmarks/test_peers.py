@@ -32,6 +32,7 @@ from sluice.bench.records import Run
 from sluice.bench.result_file import read_result
 from sluice.bench.timing import WallTimer
 from sluice.bench.workload import Turn
+from sluice.config import ConfigError
 from sluice.limits import Limits
 
 SERVER = """
@@ -183,6 +184,12 @@ def test_kv_bytes_of_a_token(shape: str, expected: int, tmp_path: Path) -> None:
     """Keys and values of 16 bits: Qwen3-0.6B has 112 KiB a token."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape].config()))
     assert Settings(tmp_path).kv_bytes_per_token == expected
+
+
+def test_a_checkpoint_without_a_size_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 4, "hidden_size": 64}')
+    with pytest.raises(ConfigError, match=r"config\.json: num_hidden_layers must be an integer, got None"):
+        _ = Settings(tmp_path).kv_bytes_per_token
 
 
 def test_help_needs_no_peer() -> None:
