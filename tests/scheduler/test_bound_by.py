@@ -54,6 +54,16 @@ def test_whatever_keeps_a_prompt_out_is_told(limits: dict[str, int], lengths: li
     assert steps_of(bench)[0].bound_by is (bound or Bound.LONG_PREFILL_TOKEN_THRESHOLD)
 
 
+@pytest.mark.parametrize(("length", "taken"), [(12, [4]), (11, [4, 4])])
+def test_a_prompt_that_reaches_the_prefill_budget_is_not_cut_behind_another(length: int, taken: list[int]) -> None:
+    """One token less, and it may be."""
+    bench = bench_of(chunk=8, max_prefill_tokens=16)
+    queue(bench, 0, 4)
+    queue(bench, 1, length)
+    (plan,) = steps_of(bench)
+    assert [chunk.length for chunk in plan.chunks] == taken
+
+
 def test_a_prompt_that_may_not_be_cut_is_told() -> None:
     """As many prompts are half computed as may be: the next one goes whole or waits."""
     bench = bench_of(chunk=32, max_partial_prefills=2)
