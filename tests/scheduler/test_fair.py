@@ -150,6 +150,17 @@ def test_under_lpm_whoever_has_most_cached_goes_before_shorter_ones() -> None:
     assert shapes_of(bench) == [[(1, 0, 40), (3, 60, 20), (2, 0, 4)]]
 
 
+def test_what_a_half_computed_prompt_takes_is_no_longer_reserved_for_it() -> None:
+    """Counted twice, its pages would keep out a prompt behind it, for which the pool has exactly the room."""
+    bench = bench_of(pages=21, chunk=16, running=8, max_partial_prefills=3, policy="priority")
+    queue(bench, 0, 40, max_tokens=1)
+    steps_of(bench)
+    queue(bench, 1, 4, max_tokens=1, priority=1)
+    queue(bench, 2, 28, max_tokens=1)
+    bench.scheduler.scheduler.limits = limits_of(chunk=64, running=8, max_partial_prefills=3, policy="priority")
+    assert shapes_of(bench) == [[(1, 0, 4), (0, 16, 24), (2, 0, 28)]]
+
+
 def test_what_is_due_to_all_leaves_room_for_who_waits() -> None:
     bench = bench_of(chunk=32, running=50)
     queue(bench, 0, 400)

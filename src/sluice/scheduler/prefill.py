@@ -195,7 +195,7 @@ class PrefillAdder:
 
     def _take(self, request: Request, length: int) -> None:
         is_new = request.scheduled == request.cached
-        before = 0 if is_new or self._reserved is None else self._lacks(request)
+        before = 0 if is_new else self._lacks(request)
         self._batch.promise(request, length)
         self._chunk_left -= length
         self._num_prompts += 1
