@@ -1,7 +1,7 @@
 """How much decoding streams feel of a long prompt, for every size of chunk: `sluice bench --preset interference`.
 
     python benchmarks/make_checkpoint.py --shape qwen3-0.6b --out build/checkpoints/qwen3-0.6b
-    python benchmarks/interference.py --checkpoint build/checkpoints/qwen3-0.6b --out benchmarks/results/interference
+    python benchmarks/interference.py --checkpoint build/checkpoints/qwen3-0.6b --out benchmarks/results/qwen3-0.6b
 
 Four streams decode, two prompts of 4,000 tokens arrive; chunks of 64 to 2,048 tokens and whole prompts, in turns. It
 writes PREFIX-SIZE.json for each (for `sluice compare` and `sluice bench --from`), PREFIX.json with the medians and

@@ -1,7 +1,7 @@
 """What a budget for prefill brings, and what chunks bring beside it: RoseLLM's measurement in Sluice's terms, in turns.
 
     python benchmarks/make_checkpoint.py --shape gpt2-124m --out build/checkpoints/gpt2-124m
-    python benchmarks/rosellm.py --checkpoint build/checkpoints/gpt2-124m --out benchmarks/results/rosellm
+    python benchmarks/rosellm.py --checkpoint build/checkpoints/gpt2-124m --out benchmarks/results/gpt2-124m
 
     prefill-first           whole prompts, and nobody decodes in a step that has one
     prefill-first-budget    the same, at most --max-prefill-tokens of prompts in a step
