@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import os
 import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -22,3 +27,22 @@ def ends(pid: int, seconds: float) -> bool:
 def children(pid: int) -> list[int]:
     """The processes that a process started and that still run."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def served_at(port: int, *options: str) -> Iterator[str]:
+    """The URL of a server of the bundled model that can be used already; ended with what it is given."""
+    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert any(line.strip().startswith("curl") for line in process.stdout), "the server ended"
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,23 +17,23 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import sluice
+from random_checkpoint import random_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
 from sluice.limits import LimitError
 from sluice.llm import GenerationError
-from sluice.models.default import default_model_folder
 from sluice.models.errors import CheckpointError
 from sluice.server.tokens import Tokenizer
 from sluice.types import FinishReason
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 IDS = [7, 8, 9, 300]
-"""Of the bundled model's vocabulary of 384."""
+"""Of a vocabulary of 384."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return default_model_folder(tmp_path_factory.mktemp("cache"))
+    return random_checkpoint(tmp_path_factory.mktemp("random"))
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 @pytest.fixture
 def bare(folder: Path, tmp_path: Path) -> Path:
-    """The bundled model without its tokenizer."""
+    """A checkpoint without a tokenizer."""
     copy = tmp_path / "bare"
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("tokenizer*"))
     return copy
@@ -261,12 +262,12 @@ def test_options_have_their_effect(folder: Path) -> None:
         assert len(llm.generate([[5] * 90], SamplingParams(max_tokens=6, ignore_eos=True))[0].token_ids) == 6
 
 
-def test_without_a_name_the_bundled_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with LLM(max_total_tokens=64) as llm:
-        assert llm.info.babbles
-        assert llm.info.folder.is_relative_to(tmp_path)
-        assert len(llm.generate("Hello", GREEDY)[0].token_ids) == 12
+def test_without_a_name_the_bundled_model_is_loaded() -> None:
+    with LLM(max_total_tokens=256) as llm:
+        assert llm.info.is_bundled
+        (result,) = llm.generate("Once upon a time there was", SamplingParams(max_tokens=120, temperature=0.0))
+    assert result.finish_reason == "stop"
+    assert re.fullmatch(r"( [a-z ]+[.,]| [A-Z][a-z, ]+[.!]|[^\ufffd])+", result.text)
 
 
 def test_public_names_load_when_used() -> None:

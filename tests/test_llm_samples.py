@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from random_checkpoint import random_checkpoint
 from recording import RecordingRunner
 from sluice import LLM, SamplingParams, cli
 from sluice.limits import LimitError
-from sluice.models.default import default_model_folder
 from sluice.types import BatchPlan
 
 PAGE_SIZE = 16
@@ -22,7 +22,7 @@ SHARED = 96
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return default_model_folder(tmp_path_factory.mktemp("cache"))
+    return random_checkpoint(tmp_path_factory.mktemp("random"))
 
 
 @pytest.fixture

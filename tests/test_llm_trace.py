@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from random_checkpoint import random_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
-from sluice.models.default import default_model_folder
 from sluice.tracing.reader import TraceReader
 from sluice.tracing.replay import Replayed, ReplayError, replay
 
@@ -21,7 +21,7 @@ ASKED = SamplingParams(max_tokens=6, seed=1, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return default_model_folder(tmp_path_factory.mktemp("cache"))
+    return random_checkpoint(tmp_path_factory.mktemp("random"))
 
 
 def llm_of(folder: Path, **options: Any) -> LLM:

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
+from sluice.models.bundled import BUNDLED
 from training.questions import Question, question
 
 LENGTHS = (128, 256, 512, 1024, 2000, 3000, 4000)
@@ -25,7 +26,7 @@ MAX_TOKENS = 40
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--tokenizer", type=Path, default=Path("src/sluice/models/bundled/tokenizer.json"))
+    parser.add_argument("--tokenizer", type=Path, default=BUNDLED / "tokenizer.json")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--each", type=int, default=8, help="questions for each length and depth")
     parser.add_argument("--concurrency", type=int, default=8)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from sluice.attention.reference import ReferenceAttention
-from sluice.config import ConfigError, EngineConfig, cache_folder
+from sluice.config import ConfigError, EngineConfig
 from sluice.devices import resolve_here
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
@@ -21,7 +21,7 @@ from sluice.engine.protocols import Link, Runner
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.limits import Limits
-from sluice.models.default import default_model_folder
+from sluice.models.bundled import BUNDLED
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.spec import ModelSpec
@@ -42,8 +42,8 @@ class EngineInfo:
     """Name: the hub id, or the folder's own name."""
     folder: Path
     """Where the checkpoint is, its tokenizer included."""
-    babbles: bool
-    """The bundled model, whose weights are random."""
+    is_bundled: bool
+    """The model that comes with Sluice: nobody named one."""
     architecture: str
     eos_token_ids: frozenset[int]
     """Of the model; the tokenizer may know more."""
@@ -150,18 +150,19 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     """The part of `build_engine` that takes long; several engines may share what it returns."""
     resolution, device = resolve_here(config)
     config, reasons = resolution.config, dict(resolution.reasons)
-    folder, babbles = _checkpoint(config.model.model)
+    is_bundled = not config.model.model
+    folder = BUNDLED if is_bundled else resolve_checkpoint(config.model.model)
     model, spec = load_model(folder, dtype=config.model.dtype, device=device, progress=progress)
     shape = _device_shape(config, spec, device)
     total = shape.num_pages * shape.page_size
-    name = folder.resolve().name if babbles or Path(config.model.model).is_dir() else config.model.model
+    name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
         reasons["max_total_tokens"] = f"{config.cache.max_total_tokens} in whole pages"
     dtype = str(spec.dtype).removeprefix("torch.")
     info = EngineInfo(
         model=name,
         folder=folder,
-        babbles=babbles,
+        is_bundled=is_bundled,
         architecture=spec.architecture,
         eos_token_ids=frozenset(spec.eos_token_ids),
         dtype=spec.dtype,
@@ -175,13 +176,6 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         reasons=reasons,
     )
     return LoadedModel(model, spec, shape, info)
-
-
-def _checkpoint(model: str) -> tuple[Path, bool]:
-    """The folder of a model, and whether it is the bundled one."""
-    if not model:
-        return default_model_folder(cache_folder()), True
-    return resolve_checkpoint(model), False
 
 
 def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device) -> DeviceShape:

@@ -35,7 +35,7 @@ from sluice.types import SamplingParams
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 GENERATE_MAX_TOKENS = 128
 HELP_WIDTH = 110
-BABBLES = "The bundled model has random weights: it babbles. Name a real one: sluice generate MODEL --prompt TEXT"
+BUNDLED = "This is the small model that comes with Sluice. Name a large one: sluice generate MODEL --prompt TEXT"
 SAMPLING_OPTIONS: Mapping[str, tuple[type, str, str]] = {
     "max_tokens": (int, "N", f"most tokens to generate (default: {GENERATE_MAX_TOKENS})"),
     "temperature": (float, "X", "0: always the likeliest token (default: 1.0)"),
@@ -274,8 +274,8 @@ def generate(given: dict[str, Any]) -> int:
 
     try:
         with LLM(progress=True, **given) as llm:
-            if llm.info.babbles:
-                print(BABBLES, file=sys.stderr)
+            if llm.info.is_bundled:
+                print(BUNDLED, file=sys.stderr)
             for piece in llm.stream(prompt, sampling):
                 print(piece.text, end="", flush=True)
             print()

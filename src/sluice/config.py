@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
 from sluice.types import SchedulerLimits
@@ -427,10 +425,3 @@ def check_values(group: Any) -> None:
                 raise ConfigError(f"{shown} must be at least 1, got {value}")
         elif not isinstance(value, str):
             raise ConfigError(f"{shown} must be a text, got {value!r}")
-
-
-def cache_folder() -> Path:
-    """Where this user's generated files are kept: `sluice` under XDG_CACHE_HOME, or under ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore a relative path.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "sluice"

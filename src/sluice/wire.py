@@ -1,7 +1,8 @@
 """Values to bytes and back: what the server, the engine and (later) the ranks say to each other.
 
-The only place that knows the serializer of messages. A frame is a MessagePack array `[tag, value]`; the tag chooses the type that
-the value is checked against, so nothing is ever built from a frame that its type does not allow (and no pickle).
+The only place that knows the serializer of messages. A frame is a MessagePack array `[tag, value]`; the tag chooses the
+type that the value is checked against, so nothing is ever built from a frame that its type does not allow (and no
+pickle).
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Ready:
     folder: str
     limits: Limits
     eos_token_ids: tuple[int, ...]
-    babbles: bool = False
-    """The weights are random."""
+    is_bundled: bool = False
+    """The model that comes with Sluice."""
     config: EngineConfig = field(default_factory=EngineConfig)
     """Resolved."""
     reasons: Mapping[str, str] = field(default_factory=dict)

@@ -8,7 +8,6 @@ import os
 import selectors
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import openai
 import pytest
 
 import processes
+from processes import free_port
 from serving import parse_events
 from tokenizer_makers import byte_tokenizer
 
@@ -32,12 +32,6 @@ from sluice.server.serve import run
 port, model, factory = sys.argv[1:]
 sys.exit(run(ServerConfig(port=int(port)), EngineConfig.from_options({"model": model}), factory=factory))
 """
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -89,7 +83,7 @@ def stops(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT
     return process.wait(timeout=10)
 
 
-def test_serve_the_bundled_model(tmp_path: Path) -> None:
+def test_serve_the_bundled_model() -> None:
     """The whole way: command line, processes, torch, the printed curl, the stock client, Ctrl-C."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -104,7 +98,7 @@ def test_serve_the_bundled_model(tmp_path: Path) -> None:
         "--served-model-name",
         "tiny",
     )
-    with server(*command, XDG_CACHE_HOME=str(tmp_path)) as process:
+    with server(*command) as process:
         before = statuses_until_ready(process, url)
         assert before[0] == 503
         assert before == sorted(before, reverse=True), "once served, /health must stay at 200"

@@ -72,7 +72,7 @@ def build(config: EngineConfig, link: ZmqLink) -> tuple[Engine, Ready]:
         folder=str(info.folder),
         limits=info.limits,
         eos_token_ids=tuple(sorted(info.eos_token_ids)),
-        babbles=info.babbles,
+        is_bundled=info.is_bundled,
         config=info.config,
         reasons=info.reasons,
     )

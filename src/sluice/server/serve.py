@@ -152,15 +152,18 @@ def announcement(url: str, name: str, ready: Ready, *, chat: bool) -> str:
     """What a person who started the server needs to know."""
     limits = ready.limits
     lines = [f"Sluice serves {name} at {url}/v1 (up to {limits.max_request_tokens} tokens a request)."]
-    if ready.babbles:
-        lines.append("It babbles: the bundled model has random weights. Serve a real one with: sluice serve MODEL")
+    if ready.is_bundled:
+        lines.append(
+            "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."
+            " Serve a large one with: sluice serve MODEL"
+        )
     lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
     return "\n".join(lines)
 
 
 def curl(url: str, name: str, *, chat: bool) -> str:
     """A command that streams an answer, ready to paste."""
-    asked = "Tell me about sluices."
+    asked = "What is a sluice?"
     body: dict[str, object] = {"model": name}
     body |= {"messages": [{"role": "user", "content": asked}]} if chat else {"prompt": asked}
     body |= {"max_tokens": 64, "stream": True}

@@ -1,4 +1,4 @@
-"""The bundled model: a tiny random Llama that babbles, so that a server starts without any download.
+"""A tiny random Llama with a tokenizer and a chat template: a checkpoint that loads at once and babbles.
 
 Its tokenizer is byte-level BPE trained on a few sentences, so it encodes any text.
 """
@@ -6,16 +6,12 @@ Its tokenizer is byte-level BPE trained on a few sentences, so it encodes any te
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-NAME = "default-model-1"
-"""Folder in the cache. The number changes with the content, so an old copy is never served as the new one."""
 VOCAB_SIZE = 384
 HIDDEN_SIZE = 64
 INNER_SIZE = 176
@@ -44,34 +40,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def default_model_folder(cache: Path) -> Path:
-    """The folder of the bundled model, made at first use.
-
-    Args:
-        cache: where it is kept; made if missing. Processes may race for it: each writes its own copy beside, and
-            the first to rename wins.
-
-    Raises:
-        OSError: the cache cannot be written.
-    """
-    folder = cache / NAME
-    if folder.is_dir():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=cache))
-    try:
-        write_checkpoint(draft)
-        draft.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return folder
-
-
-def write_checkpoint(folder: Path) -> None:
-    """Write the checkpoint's files into an existing folder; the same bytes every time."""
+def random_checkpoint(folder: Path) -> Path:
+    """Write the checkpoint's files into an existing folder; the same bytes every time. Returns the folder."""
     tokenizer = train_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIALS}
@@ -92,6 +62,7 @@ def write_checkpoint(folder: Path) -> None:
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     save_file(random_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def train_tokenizer() -> Tokenizer:
