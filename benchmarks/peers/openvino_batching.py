@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,8 @@ class OpenVINOLoop:
 
     def run(self) -> None:
         while True:
+            # The pipeline holds Python's interpreter lock during a step: whoever waited for it to send goes first.
+            time.sleep(0)
             for message in self._link.receive(block=not self._open):
                 if isinstance(message, Shutdown):
                     return
