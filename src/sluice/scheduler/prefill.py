@@ -33,8 +33,8 @@ class PrefillAdder:
     """Packs prefill chunks into one step.
 
     With chunking a chunk is cut to what the budgets leave, down to whole pages; cut to nothing means "not this step".
-    Without it a prompt goes whole, or not in this step; one that does not fit goes as the only prefill of its step, over
-    the budget, or it might never run.
+    Without it a prompt goes whole, or not in this step; one that does not fit goes as the only prefill of its step,
+    over the budget, or it might never run.
     """
 
     def __init__(self, state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder) -> None:
