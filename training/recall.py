@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from sluice.models.bundled import BUNDLED
 from training.questions import Question, question
 
-LENGTHS = (128, 256, 512, 1024, 2000, 3000, 4000)
+LENGTHS = (128, 256, 512, 1024, 2000, 3000, 4050)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 MAX_TOKENS = 40
 
