@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from training.checkpoint import CHAT_TEMPLATE
+
 VOCAB_SIZE = 384
 HIDDEN_SIZE = 64
 INNER_SIZE = 176
@@ -31,12 +33,6 @@ SENTENCES = (
     "She opened the gate a little more, and the stream below began to run again.",
     "What is the name of this place? It is the old mill at the end of the canal.",
     "Please tell the keeper that three more boats are coming up the river this evening.",
-)
-CHAT_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 
 

@@ -63,11 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="compile the model: twice as fast, needs a C++ compiler")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies the steps of each stage")
     parser.add_argument("--stages", type=int, default=len(CURRICULUM), help="stop after this many stages")
-    parser.add_argument("--hidden-size", type=int, default=Shape.hidden_size)
-    parser.add_argument("--layers", type=int, default=Shape.num_hidden_layers)
     options = parser.parse_args(arguments)
     tokenizer = train_tokenizer(texts(options.seed))
-    model = Llama(Shape(tokenizer.get_vocab_size(), options.hidden_size, num_hidden_layers=options.layers))
+    model = Llama(Shape(tokenizer.get_vocab_size()))
     initialise(model, options.seed)
     stages = [
         replace(stage, steps=max(1, round(stage.steps * options.scale))) for stage in CURRICULUM[: options.stages]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from sluice import LLM, SamplingParams
+from sluice.models.bundled import BUNDLED
 from training import train
 from training.checkpoint import write_checkpoint
 from training.model import Llama, Shape, initialise
@@ -29,6 +31,14 @@ def test_it_learns_and_leaves_a_checkpoint_that_can_be_served(
     write_checkpoint(tmp_path, model, tokenizer)
     with LLM(tmp_path, max_total_tokens=64) as llm:
         assert len(llm.generate("The river", SamplingParams(max_tokens=4, ignore_eos=True))[0].token_ids) == 4
+
+
+def test_the_command_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing but the folder named, and one step: its defaults once could not be used at all."""
+    train.main(["--out", str(tmp_path), "--stages", "1", "--scale", "0.001"])
+    assert "step     1  length  128" in capsys.readouterr().out
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config == json.loads((BUNDLED / "config.json").read_text())
 
 
 def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
