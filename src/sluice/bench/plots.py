@@ -115,9 +115,9 @@ def cdf_points(values: Sequence[float]) -> list[Point]:
     """(value, share of values up to it), all of them or as many as a plot can show, the largest always."""
     ordered = sorted(values)
     count = len(ordered)
-    ranks = range(1, count + 1)
+    ranks: Sequence[int] = range(1, count + 1)
     if count > CDF_POINTS:
-        ranks = sorted({math.ceil(count * index / CDF_POINTS) for index in range(1, CDF_POINTS + 1)})  # type: ignore[assignment]
+        ranks = sorted({math.ceil(count * index / CDF_POINTS) for index in range(1, CDF_POINTS + 1)})
     return [(ordered[rank - 1], rank / count) for rank in ranks]
 
 
