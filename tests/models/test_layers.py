@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice.models.layers import ACTIVATIONS, RMSNorm, Rotary, rotate
+from sluice.models.layers import ACTIVATIONS, RMSNorm, Rotary
+from sluice.models.ops import rotate
 from sluice.models.rope import DefaultRope
 
 
@@ -37,8 +38,8 @@ def test_rotation_depends_on_distance_alone() -> None:
     rotary = Rotary(DefaultRope(100.0), 8, torch.float64)
 
     def product(q_position: int, k_position: int) -> torch.Tensor:
-        turned_q = rotate(q, *rotary(torch.tensor([q_position])))
-        return (turned_q * rotate(k, *rotary(torch.tensor([k_position])))).sum()
+        turned_q = rotate(q, rotary(torch.tensor([q_position])))
+        return (turned_q * rotate(k, rotary(torch.tensor([k_position])))).sum()
 
     torch.testing.assert_close(product(7, 3), product(1007, 1003), rtol=1e-10, atol=1e-10)
     assert abs(float(product(7, 3) - product(7, 4))) > 1e-3

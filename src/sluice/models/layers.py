@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from sluice.models.fields import Fields
+from sluice.models.ops import Angles, Norm, Ops, TorchOps, compute_dtype
 from sluice.models.rope import Rope
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
@@ -36,13 +37,8 @@ def read_activation(config: Fields, name: str, default: str) -> str:
     return value
 
 
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What norms and rotary angles are computed in: float64 stays float64, all else is float32."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
 class RMSNorm(nn.Module):
-    """Root mean square norm (Zhang and Sennrich, 2019) over the last dimension."""
+    """The weight of a root mean square norm over the last dimension."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -51,9 +47,12 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] to the same, in x's dtype."""
-        wide = x.to(compute_dtype(x.dtype))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
-        return self.weight * wide.to(x.dtype)
+        return TorchOps().rms_norm(x, self.norm)
+
+    @property
+    def norm(self) -> Norm:
+        """The same, for `Ops`."""
+        return Norm(self.weight, self.eps)
 
 
 class Rotary(nn.Module):
@@ -68,18 +67,12 @@ class Rotary(nn.Module):
         frequencies = rope.inverse_frequencies(head_dim, compute_dtype(dtype))
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
-    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[N] int64 to cos and sin, each [N, 1, head_dim]."""
+    def forward(self, positions: torch.Tensor) -> Angles:
+        """The angles of positions [N] int64."""
         angles = positions[:, None].to(self.inv_freq.dtype) * self.inv_freq
         angles = torch.cat((angles, angles), dim=-1)[:, None]
         cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
-        return cos.to(self.dtype), sin.to(self.dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Turn x [N, heads, head_dim]; pair i is elements i and i + head_dim / 2, as Hugging Face stores weights."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
+        return Angles(cos.to(self.dtype), sin.to(self.dtype))
 
 
 class GatedMLP(nn.Module):
@@ -92,6 +85,8 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(inner_size, hidden_size, bias=bias, dtype=dtype)
         self.activation = ACTIVATIONS[activation]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, hidden_size] to the same."""
-        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        is_silu = self.activation is functional.silu
+        return self.down_proj(ops.silu_and_mul(gate, up) if is_silu else self.activation(gate) * up)

@@ -12,8 +12,9 @@ from torch.nn import functional
 from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.hf_config import CheckpointConfig
-from sluice.models.layers import GatedMLP, RMSNorm, Rotary, rotate
+from sluice.models.layers import GatedMLP, RMSNorm, Rotary
 from sluice.models.llama_config import LlamaConfig, read_llama_config
+from sluice.models.ops import Angles, HeadNorms, Ops, TorchOps
 from sluice.models.spec import ModelSpec
 
 
@@ -31,30 +32,38 @@ class LlamaAttention(nn.Module):
         self.k_proj = nn.Linear(hidden, kv_size, bias=qkv_bias, dtype=dtype)
         self.v_proj = nn.Linear(hidden, kv_size, bias=qkv_bias, dtype=dtype)
         self.o_proj = nn.Linear(q_size, hidden, bias=config.output_bias, dtype=dtype)
-        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
+        self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
     def forward(
         self,
         x: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        angles: Angles,
         batch: ForwardBatch,
         kv: LayerKV,
         attention: AttentionBackend,
+        ops: Ops,
     ) -> torch.Tensor:
-        """[N, hidden_size] to the same; `angles` are cos and sin of the batch's positions."""
-        q = rotate(self.q_norm(self._heads(self.q_proj(x))), *angles)
-        k = rotate(self.k_norm(self._heads(self.k_proj(x))), *angles)
-        kv.store(batch.kv_slots, k, self._heads(self.v_proj(x)))
+        """[N, hidden_size] to the same; `angles` are those of the batch's positions."""
+        q, k, v = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q = ops.rotate_and_store(q, k, v, angles, self._head_norms(), kv, batch.kv_slots)
         out, _ = attention.attend(q, kv, batch, scale=self.scale, window=self.window)
         return self.o_proj(out.flatten(1))
 
     def _heads(self, x: torch.Tensor) -> torch.Tensor:
         return x.unflatten(-1, (-1, self.head_dim))
 
+    def _head_norms(self) -> HeadNorms | None:
+        if self.q_norm is None or self.k_norm is None:
+            return None
+        return HeadNorms(self.q_norm.norm, self.k_norm.norm)
+
 
 class LlamaLayer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual."""
+    """Attention and MLP, each behind a norm and added to the residual.
+
+    What the MLP gives is added by whoever comes next, since adding and the norm after it are one operation.
+    """
 
     def __init__(self, config: LlamaConfig, window: int | None, dtype: torch.dtype) -> None:
         super().__init__()
@@ -67,14 +76,19 @@ class LlamaLayer(nn.Module):
     def forward(
         self,
         x: torch.Tensor,
-        angles: tuple[torch.Tensor, torch.Tensor],
+        delta: torch.Tensor | None,
+        angles: Angles,
         batch: ForwardBatch,
         kv: LayerKV,
         attention: AttentionBackend,
-    ) -> torch.Tensor:
-        """[N, hidden_size] to the same."""
-        x = x + self.self_attn(self.input_layernorm(x), angles, batch, kv, attention)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        ops: Ops,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual x [N, hidden_size] and what is still to be added to it, to the same after this layer."""
+        norm = self.input_layernorm.norm
+        x, normed = (x, ops.rms_norm(x, norm)) if delta is None else ops.add_rms_norm(x, delta, norm)
+        attended = self.self_attn(normed, angles, batch, kv, attention, ops)
+        x, normed = ops.add_rms_norm(x, attended, self.post_attention_layernorm.norm)
+        return x, self.mlp(normed, ops)
 
 
 class Llama(CausalLM):
@@ -86,6 +100,7 @@ class Llama(CausalLM):
         super().__init__()
         dtype = spec.dtype
         self.spec = spec
+        self.ops: Ops = TorchOps()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
         self.rotary = Rotary(config.rope, config.head_dim, dtype)
         self.layers = nn.ModuleList(LlamaLayer(config, window, dtype) for window in config.windows)
@@ -123,9 +138,13 @@ class Llama(CausalLM):
         """See `CausalLM.forward`."""
         x = self.embed_tokens(batch.input_ids)
         angles = self.rotary(batch.positions)
+        delta: torch.Tensor | None = None
         for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x = layer(x, angles, batch, layer_kv, attention)
-        return self.norm(x[batch.logit_rows])
+            x, delta = layer(x, delta, angles, batch, layer_kv, attention, self.ops)
+        rows = batch.logit_rows
+        if delta is None:
+            return self.ops.rms_norm(x[rows], self.norm.norm)
+        return self.ops.add_rms_norm(x[rows], delta[rows], self.norm.norm)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.logits`."""
