@@ -12,6 +12,7 @@ from torch import nn
 
 from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
 from sluice.models.hf_config import CheckpointConfig
+from sluice.models.linear import Packer
 from sluice.models.spec import ModelSpec
 
 
@@ -49,6 +50,13 @@ class CausalLM(nn.Module, ABC):
     @abstractmethod
     def tied(self) -> bool:
         """Whether the head is the embedding."""
+
+    @abstractmethod
+    def pack(self, packer: Packer) -> None:
+        """Lay the weights out, once, when all are there. Only then can the model be computed.
+
+        Modules whose weights are packed into others are gone afterwards, and parameters have other names.
+        """
 
     @abstractmethod
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:

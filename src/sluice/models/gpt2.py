@@ -8,13 +8,13 @@ from typing import Self
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.fields import Fields
 from sluice.models.hf_config import CheckpointConfig
 from sluice.models.layers import ACTIVATIONS, read_activation
+from sluice.models.linear import Packer
 from sluice.models.spec import ModelSpec
 
 
@@ -72,6 +72,10 @@ class GPT2Attention(nn.Module):
         self.c_attn = nn.Linear(hidden, 3 * hidden, dtype=dtype)
         self.c_proj = nn.Linear(hidden, hidden, dtype=dtype)
 
+    def pack(self, packer: Packer) -> None:
+        """Afterwards it can be computed."""
+        self.c_attn, self.c_proj = packer.linear(self.c_attn), packer.linear(self.c_proj)
+
     def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: LayerKV, attention: AttentionBackend) -> torch.Tensor:
         """[N, hidden_size] to the same."""
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
@@ -88,6 +92,10 @@ class GPT2MLP(nn.Module):
         self.c_fc = nn.Linear(config.hidden_size, config.inner_size, dtype=dtype)
         self.c_proj = nn.Linear(config.inner_size, config.hidden_size, dtype=dtype)
         self.activation = ACTIVATIONS[config.activation]
+
+    def pack(self, packer: Packer) -> None:
+        """Afterwards it can be computed."""
+        self.c_fc, self.c_proj = packer.linear(self.c_fc), packer.linear(self.c_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, hidden_size] to the same."""
@@ -125,6 +133,7 @@ class GPT2(CausalLM):
         super().__init__()
         dtype = spec.dtype
         self.spec = spec
+        self._tied = config.tie_word_embeddings
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
         self.wpe = nn.Embedding(config.num_positions, config.hidden_size, dtype=dtype)
         self.h = nn.ModuleList(GPT2Block(config, scale, dtype) for scale in config.scales)
@@ -156,7 +165,17 @@ class GPT2(CausalLM):
     @property
     def tied(self) -> bool:
         """See `CausalLM.tied`."""
-        return self.lm_head is None
+        return self._tied
+
+    def pack(self, packer: Packer) -> None:
+        """See `CausalLM.pack`."""
+        for block in self.h:
+            block.attn.pack(packer)
+            block.mlp.pack(packer)
+        if self.lm_head is None:
+            self.wte, self.lm_head = packer.tied(self.wte)
+        else:
+            self.lm_head = packer.linear(self.lm_head)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
         """See `CausalLM.forward`."""
@@ -167,5 +186,4 @@ class GPT2(CausalLM):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.logits`."""
-        head = self.wte if self.lm_head is None else self.lm_head
-        return functional.linear(hidden, head.weight)
+        return self.lm_head(hidden)

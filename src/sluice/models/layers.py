@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from sluice.models.fields import Fields
+from sluice.models.linear import Packer
 from sluice.models.ops import Angles, Norm, Ops, TorchOps, compute_dtype
 from sluice.models.rope import Rope
 
@@ -85,8 +86,14 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(inner_size, hidden_size, bias=bias, dtype=dtype)
         self.activation = ACTIVATIONS[activation]
 
+    def pack(self, packer: Packer) -> None:
+        """Gate and up become one layer. Afterwards the MLP can be computed."""
+        self.gate_up_proj = packer.linear(self.gate_proj, self.up_proj)
+        self.down_proj = packer.linear(self.down_proj)
+        del self.gate_proj, self.up_proj
+
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, hidden_size] to the same."""
-        gate, up = self.gate_proj(x), self.up_proj(x)
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         is_silu = self.activation is functional.silu
         return self.down_proj(ops.silu_and_mul(gate, up) if is_silu else self.activation(gate) * up)

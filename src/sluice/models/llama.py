@@ -7,12 +7,12 @@ from typing import Self
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.hf_config import CheckpointConfig
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
+from sluice.models.linear import Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config
 from sluice.models.ops import Angles, HeadNorms, Ops, TorchOps
 from sluice.models.spec import ModelSpec
@@ -26,6 +26,7 @@ class LlamaAttention(nn.Module):
         hidden, head_dim, qkv_bias = config.hidden_size, config.head_dim, config.qkv_bias
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
         self.head_dim = head_dim
+        self.head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self.scale = head_dim**-0.5
         self.window = window
         self.q_proj = nn.Linear(hidden, q_size, bias=qkv_bias, dtype=dtype)
@@ -34,6 +35,12 @@ class LlamaAttention(nn.Module):
         self.o_proj = nn.Linear(q_size, hidden, bias=config.output_bias, dtype=dtype)
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
+
+    def pack(self, packer: Packer) -> None:
+        """q, k and v become one layer."""
+        self.qkv_proj = packer.linear(self.q_proj, self.k_proj, self.v_proj)
+        self.o_proj = packer.linear(self.o_proj)
+        del self.q_proj, self.k_proj, self.v_proj
 
     def forward(
         self,
@@ -45,13 +52,10 @@ class LlamaAttention(nn.Module):
         ops: Ops,
     ) -> torch.Tensor:
         """[N, hidden_size] to the same; `angles` are those of the batch's positions."""
-        q, k, v = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).split(self.head_counts, dim=1)
         q = ops.rotate_and_store(q, k, v, angles, self._head_norms(), kv, batch.kv_slots)
         out, _ = attention.attend(q, kv, batch, scale=self.scale, window=self.window)
         return self.o_proj(out.flatten(1))
-
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.head_dim))
 
     def _head_norms(self) -> HeadNorms | None:
         if self.q_norm is None or self.k_norm is None:
@@ -101,6 +105,7 @@ class Llama(CausalLM):
         dtype = spec.dtype
         self.spec = spec
         self.ops: Ops = TorchOps()
+        self._tied = config.tie_word_embeddings
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
         self.rotary = Rotary(config.rope, config.head_dim, dtype)
         self.layers = nn.ModuleList(LlamaLayer(config, window, dtype) for window in config.windows)
@@ -132,7 +137,17 @@ class Llama(CausalLM):
     @property
     def tied(self) -> bool:
         """See `CausalLM.tied`."""
-        return self.lm_head is None
+        return self._tied
+
+    def pack(self, packer: Packer) -> None:
+        """See `CausalLM.pack`."""
+        for layer in self.layers:
+            layer.self_attn.pack(packer)
+            layer.mlp.pack(packer)
+        if self.lm_head is None:
+            self.embed_tokens, self.lm_head = packer.tied(self.embed_tokens)
+        else:
+            self.lm_head = packer.linear(self.lm_head)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
         """See `CausalLM.forward`."""
@@ -148,5 +163,4 @@ class Llama(CausalLM):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.logits`."""
-        head = self.embed_tokens if self.lm_head is None else self.lm_head
-        return functional.linear(hidden, head.weight)
+        return self.lm_head(hidden)

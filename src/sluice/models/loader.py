@@ -11,6 +11,7 @@ from tqdm import tqdm
 from sluice.models.base import CausalLM
 from sluice.models.errors import CheckpointError
 from sluice.models.hf_config import CheckpointConfig, read_config
+from sluice.models.linear import Packer, PlainPacker
 from sluice.models.registry import model_class
 from sluice.models.spec import ModelSpec
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
@@ -23,13 +24,16 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 
 
-def load_model(folder: Path, *, dtype: str, device: torch.device, progress: bool) -> tuple[CausalLM, ModelSpec]:
+def load_model(
+    folder: Path, *, dtype: str, device: torch.device, progress: bool, packer: Packer | None = None
+) -> tuple[CausalLM, ModelSpec]:
     """Load the checkpoint in `folder`, every parameter filled exactly once.
 
     Args:
         dtype: a key of `DTYPES`, or "auto" for what the checkpoint says.
         device: where the weights go. No more than one tensor is held beside them.
         progress: draw a progress bar on standard error.
+        packer: lays the weights out; None leaves them to torch as they are.
 
     Raises:
         CheckpointError: the config is not supported, a file is missing or broken, or a tensor is missing,
@@ -46,7 +50,7 @@ def load_model(folder: Path, *, dtype: str, device: torch.device, progress: bool
         for tensor in stored_tensors(folder):
             filler.fill(tensor)
             bar.update(tensor.value.nbytes)
-    filler.finish()
+    filler.finish(packer or PlainPacker())
     # What is left are buffers computed from the config.
     return model.to(device), model.spec
 
@@ -92,14 +96,16 @@ class _Filler:
         self.filled[target] = filled
         self.sources[target] = tensor.name, tensor.file
 
-    def finish(self) -> None:
-        """Hand the tensors to the model."""
+    def finish(self, packer: Packer) -> None:
+        """Hand the tensors to the model, which lays them out."""
         missing = [name for name in self.expected if name not in self.filled]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(f"the checkpoint lacks the tensor {missing[0]}{more}")
         self.model.load_state_dict(self.filled, assign=True)
         self.model.requires_grad_(False)
+        self.filled.clear()  # or every weight would be there twice until all are packed
+        self.model.pack(packer)
 
     def _oriented(self, tensor: StoredTensor, target: str) -> torch.Tensor:
         """The stored value in the model's shape."""
