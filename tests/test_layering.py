@@ -20,7 +20,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "attention": {"types", "attention"},
     "models": {"types", "attention", "models"},
     "runner": {"types", "config", "attention", "models", "runner"},
-    "limits": set(),
+    "limits": {"types"},
     "resolve": {"types", "config"},
     "explain": {"config"},
     "devices": {"config", "resolve"},

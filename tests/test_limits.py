@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.limits import LimitError, Limits
+from sluice.types import SamplingParams
 
 
 @pytest.mark.parametrize("pool", [10, 100])
@@ -37,3 +38,17 @@ def test_a_small_pool_is_named() -> None:
     """Blaming the model's context for a pool that the user made too small."""
     with pytest.raises(LimitError, match=r"KV pool is 8 tokens \(--max-total-tokens\)"):
         Limits(vocab_size=5, max_model_len=20, max_total_tokens=8).check([1] * 8, 1)
+
+
+def test_what_sampling_asks_of_the_model() -> None:
+    """A bias or a stop token beyond the vocabulary, which would be an index error in the runner or silently nothing."""
+    limits = Limits(vocab_size=5, max_model_len=20, max_total_tokens=30)
+    assert limits.check_sampling([1] * 15, SamplingParams(max_tokens=None, min_tokens=5, logit_bias={4: 1})) == 5
+    for params, param, said in [
+        (SamplingParams(max_tokens=5, logit_bias={5: 1}), "logit_bias", "token id 5 in logit_bias"),
+        (SamplingParams(max_tokens=5, stop_token_ids=[9]), "stop_token_ids", "token id 9 in stop_token_ids"),
+        (SamplingParams(max_tokens=None, min_tokens=6), "min_tokens", "min_tokens 6, but the model's context is 20"),
+    ]:
+        with pytest.raises(LimitError, match=said) as refused:
+            limits.check_sampling([1] * 15, params)
+        assert refused.value.param == param

@@ -39,6 +39,19 @@ from sluice.types import SamplingParams
         ("prompt_logprobs", -1, "0 to 20"),
         ("prompt_logprobs", 21, "0 to 20"),
         ("prompt_logprobs", 1.0, "an integer"),
+        ("min_tokens", -1, "at least 0 and at most 16"),
+        ("min_tokens", 17, "at least 0 and at most 16"),
+        ("min_tokens", True, "an integer"),
+        ("presence_penalty", 2.1, "-2 to 2"),
+        ("frequency_penalty", -2.1, "-2 to 2"),
+        ("frequency_penalty", float("nan"), "-2 to 2"),
+        ("repetition_penalty", 0, "0.01"),
+        ("repetition_penalty", 101, "100"),
+        ("logit_bias", {3: 101}, "-100 to 100"),
+        ("logit_bias", {3: True}, "-100 to 100"),
+        ("logit_bias", ((3, 1), (3, 2)), "one number for each"),
+        ("logit_bias", 7, "by token id"),
+        ("logit_bias", (1, 2), "by token id"),
     ],
 )
 def test_a_bad_value_is_named_with_what_is_accepted(field: str, value: object, accepted: str) -> None:
@@ -64,6 +77,12 @@ def test_a_bad_value_is_named_with_what_is_accepted(field: str, value: object, a
         {"logprobs": 20},
         {"prompt_logprobs": 0},
         {"prompt_logprobs": 20},
+        {"max_tokens": 5, "min_tokens": 5},
+        {"max_tokens": None, "min_tokens": 5000},
+        {"presence_penalty": -2, "frequency_penalty": 2.0},
+        {"repetition_penalty": 0.01},
+        {"repetition_penalty": 100},
+        {"logit_bias": {0: -100, 7: 100.0}},
     ],
 )
 def test_the_ends_of_the_ranges_are_accepted(good: dict) -> None:
@@ -81,3 +100,9 @@ def test_resolving_fills_what_is_open_and_nothing_else() -> None:
     params = SamplingParams(max_tokens=5, seed=1, ignore_eos=True, stop_token_ids=[7])
     params = params.resolved(eos_ids=[2], room=40, seed=9)
     assert (params.max_tokens, params.seed, params.stop_token_ids) == (5, 1, (7,))
+
+
+@pytest.mark.parametrize("token", [-1, 2**31, "5", 1.0])
+def test_a_bias_is_by_token_id(token: object) -> None:
+    with pytest.raises(ValueError, match="logit_bias must be by token id"):
+        SamplingParams(logit_bias={token: 1})

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sluice.types import SamplingParams
+
 MAX_CACHE_SALT = 256
 """Characters of a `cache_salt`."""
 PRIORITIES = (-(1 << 63), (1 << 63) - 1)
@@ -66,6 +68,24 @@ class Limits:
                 f"prompt of {length} tokens + max_tokens {max_tokens} = {length + max_tokens} tokens",
                 "max_tokens",
             )
+        return room
+
+    def check_sampling(self, prompt: Sequence[int], sampling: SamplingParams) -> int:
+        """`check`, and what sampling asks of the vocabulary and of the room there is.
+
+        Raises:
+            LimitError: as `check`; a stop token or a bias of no token there is, or more `min_tokens` than fit.
+        """
+        room = self.check(prompt, sampling.max_tokens)
+        if sampling.min_tokens > room:
+            raise self._too_long(f"prompt of {len(prompt)} tokens + min_tokens {sampling.min_tokens}", "min_tokens")
+        biased = [token for token, _ in sampling.logit_bias]
+        for param, ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+            if ids and max(ids) >= self.vocab_size:
+                raise LimitError(
+                    f"token id {max(ids)} in {param} is outside the vocabulary: ids are 0 to {self.vocab_size - 1}",
+                    param=param,
+                )
         return room
 
     def check_priority(self, priority: int) -> None:

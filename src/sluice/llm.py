@@ -210,7 +210,7 @@ class LLM:
             if asked.cache_salt != "":
                 check_cache_salt(asked.cache_salt)
             self.info.limits.check_priority(asked.priority)
-            room = self.info.limits.check(tokens, sampling.max_tokens)
+            room = self.info.limits.check_sampling(tokens, sampling)
         except LimitError as error:
             raise LimitError(f"prompt {asked.index}: {error}", param=error.param, code=error.code) from error
         if sampling.stop and self._tokenizer is None:
@@ -220,7 +220,7 @@ class LLM:
         return [
             _Run(
                 Submit(next(self._ids), tokens, params, index, asked.cache_salt, asked.priority),
-                TextStream(self._detokenizer(tokens), sampling.stop),
+                TextStream(self._detokenizer(tokens), sampling.stop, sampling.min_tokens),
             )
             for index, params in enumerate(own)
         ]
@@ -289,7 +289,7 @@ class _Run:
             return
         self.num_cached_tokens = output.num_cached_tokens
         self.prompt_logprobs += output.prompt_logprobs
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+        if output.finish_reason is not None and output.finish_reason.is_failure:
             self.error = output.error or "the request was aborted"
         self.pieces.extend(self.text.push(output))
 

@@ -7,19 +7,29 @@ back is one `BatchResult`. Everything here is plain data: no tensor, no clock, n
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. STOP and LENGTH carry OpenAI's names."""
+    """Why a request ended. STOP and LENGTH carry OpenAI's names; every other one is a failure."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     ERROR = "error"
+    OVERLOAD = "overload"
+    """It was never taken: too much waits already."""
+    EXPIRED = "expired"
+    """It had not begun when it was to have begun."""
+    TIMEOUT = "timeout"
+    """It had not ended when it was to have ended."""
+
+    @property
+    def is_failure(self) -> bool:
+        return self not in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 MAX_TOP_K = 1 << 30
@@ -27,6 +37,12 @@ MAX_LOGPROBS = 20
 """Most alternatives told for one token."""
 MAX_SAMPLES = 128
 """Most samples of one prompt."""
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_BIAS = 100
+"""Largest `logit_bias`, up or down: it decides on its own."""
+MAX_PENALTY = 2
+"""Largest presence or frequency penalty, up or down."""
+REPETITION_PENALTIES = (0.01, 100)
 SEED_RANGE = (-(1 << 63), (1 << 64) - 1)
 
 
@@ -39,8 +55,20 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKEN_ID
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
+    """What `logit_bias` is given as."""
+    try:
+        return tuple((token, value) for token, value in (bias.items() if isinstance(bias, Mapping) else bias))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"logit_bias must be numbers by token id, got {bias!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +81,11 @@ class SamplingParams:
     `logprobs` asks for the log-probability of each output token and of that many of the most likely ones beside it
     (0: its own alone, None: nothing); `prompt_logprobs` for the same of the prompt's tokens from the second on, and
     then no prefix is taken from the cache. See `TokenLogprobs`.
+
+    What changes logits before anything else, in this order: `logit_bias` is added, by token id; `repetition_penalty`
+    divides positive logits, and multiplies the others, of tokens in the prompt or the output (Keskar et al., "CTRL",
+    2019); `frequency_penalty` is taken off for each time a token was generated, and `presence_penalty` once if it was
+    (OpenAI's); stop tokens cannot come before `min_tokens` are there, and stop strings are not looked for in these.
 
     Raises:
         ValueError: a field is out of range; the message names it, its value and what would be accepted.
@@ -70,12 +103,19 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int = 1
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit); a mapping is taken too."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
         max_tokens, seed = self.max_tokens, self.seed
         _require(
             max_tokens is None or (_is_int(max_tokens) and max_tokens >= 1),
@@ -110,7 +150,7 @@ class SamplingParams:
             "a non-empty string or a list of them",
         )
         _require(
-            all(_is_int(token) and token >= 0 for token in self.stop_token_ids),
+            all(_is_token_id(token) for token in self.stop_token_ids),
             "stop_token_ids",
             self.stop_token_ids,
             "a list of token ids",
@@ -124,6 +164,41 @@ class SamplingParams:
                 count,
                 f"an integer from 0 to {MAX_LOGPROBS}",
             )
+        self._check_adjustments()
+
+    def _check_adjustments(self) -> None:
+        """What changes logits."""
+        accepted = "an integer of at least 0" + ("" if self.max_tokens is None else f" and at most {self.max_tokens}")
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        _require(_is_int(self.min_tokens) and 0 <= self.min_tokens <= most, "min_tokens", self.min_tokens, accepted)
+        for name, penalty in (
+            ("presence_penalty", self.presence_penalty),
+            ("frequency_penalty", self.frequency_penalty),
+        ):
+            _require(
+                _is_number(penalty) and abs(penalty) <= MAX_PENALTY,
+                name,
+                penalty,
+                f"a number from -{MAX_PENALTY} to {MAX_PENALTY}",
+            )
+        low, high = REPETITION_PENALTIES
+        penalty = self.repetition_penalty
+        _require(_is_number(penalty) and low <= penalty <= high, "repetition_penalty", penalty, f"in [{low}, {high}]")
+        for token, bias in self.logit_bias:
+            _require(_is_token_id(token), "logit_bias", token, "by token id")
+            _require(
+                _is_number(bias) and abs(bias) <= MAX_BIAS,
+                "logit_bias",
+                {token: bias},
+                f"a number from -{MAX_BIAS} to {MAX_BIAS} for each token",
+            )
+        ids = {token for token, _ in self.logit_bias}
+        _require(len(ids) == len(self.logit_bias), "logit_bias", self.logit_bias, "one number for each token")
+
+    @property
+    def has_penalties(self) -> bool:
+        """The logits depend on the tokens before."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     def of_sample(self, index: int) -> SamplingParams:
         """What one of several samples of a prompt asks for: the prompt's logprobs are the first one's to tell."""
@@ -223,6 +298,10 @@ class NewSlot(NamedTuple):
     request_id: int
     sampling: SamplingParams
     sample_index: int
+    prompt_len: int = 0
+    """Tokens of the prompt: those behind them are outputs."""
+    history: tuple[int, ...] = ()
+    """All tokens known, if the sampling has penalties: those of a cached prefix come in no chunk."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ WISHES = [
     SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=8, temperature=1.3, top_p=0.9),
     SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=-1, min_p=0.05),
     SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, temperature=0.0),
+    SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=7, frequency_penalty=0.8, repetition_penalty=1.4),
+    SamplingParams(max_tokens=MAX_TOKENS, min_tokens=MAX_TOKENS, seed=9, presence_penalty=2, logit_bias={2: 30}),
 ]
 
 
@@ -33,7 +35,7 @@ WISHES = [
 def test_company_and_schedule_change_no_sampled_token(
     family: str, options: dict[str, object], checkpoint: Checkpoints, prompts: list[Prompt]
 ) -> None:
-    asked = [prompts[2], prompts[1], prompts[2], prompts[1], prompts[2]]
+    asked = [prompts[2], prompts[1], prompts[2], prompts[1], prompts[2], prompts[1], prompts[2]]
     alone = []
     with LLM(checkpoint(family), dtype="float64", max_total_tokens=512, page_size=16) as llm:
         for prompt, params in zip(asked, WISHES, strict=True):

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from serving import MODEL, Server, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, PAGE_SIZE
-from sluice.engine.messages import Abort
+from sluice.engine.messages import Abort, Submit
 from sluice.types import FinishReason
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -162,6 +162,23 @@ def test_sampling_reaches_the_engine() -> None:
                 assert (await server.complete(prompt="ab", max_tokens=6, seed=seed))["choices"][0]["text"] == text
             drawn = {(await server.complete(prompt="ab"))["choices"][0]["text"] for _ in range(4)}
             assert len(drawn) > 1, "requests without a seed must not all draw the same one"
+
+    run(test)
+
+
+def test_what_changes_logits_reaches_the_engine() -> None:
+    """The shadow model has no logits to change; `tests/runner/test_adjust.py` says what becomes of them."""
+    asked = {"min_tokens": 3, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.2}
+
+    async def test() -> None:
+        async with serving() as server:
+            await server.complete(prompt="ab", max_tokens=4, logit_bias={"7": -2.5, "09": 1}, **asked)
+            await server.post(CHAT, messages=HELLO, max_tokens=4, logit_bias={"7": -2.5, "09": 1}, **asked)
+            submits = [message for message in server.sent if isinstance(message, Submit)]
+            assert len(submits) == 2
+            for submit in submits:
+                assert {name: getattr(submit.sampling, name) for name in asked} == asked
+                assert submit.sampling.logit_bias == ((7, -2.5), (9, 1.0))
 
     run(test)
 

@@ -109,3 +109,11 @@ def test_offsets_count_text_that_is_held_back() -> None:
     pieces = [piece for index, token in enumerate(b"abcd") for piece in text.push(Output(1, index, (token,), 0))]
     assert [piece.text for piece in pieces] == ["a", "", "", "bcd"]
     assert [piece.offset for piece in pieces] == [0, 1, 2, 3]
+
+
+def test_stop_strings_are_looked_for_behind_the_minimum() -> None:
+    """A minimum that holds back the end of the sequence but not a stop string is no minimum."""
+    text = TextStream(TOKENIZER.detokenizer(), ["b"], min_tokens=3)
+    pieces = feed(text, b"abxabx")
+    assert "".join(piece.text for piece in pieces) == "abxa"
+    assert (text.num_tokens, text.finish_reason) == (5, FinishReason.STOP)

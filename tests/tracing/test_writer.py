@@ -23,7 +23,15 @@ from worlds import World, limits_of
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
 VOCAB = 9_973
 PROMPT = tuple(range(7_001, 7_021))
-ASKED = SamplingParams(max_tokens=5, seed=3, stop_token_ids=(8_123,), logprobs=2, prompt_logprobs=1)
+ASKED = SamplingParams(
+    max_tokens=5,
+    seed=3,
+    stop_token_ids=(8_123,),
+    logprobs=2,
+    prompt_logprobs=1,
+    presence_penalty=1,
+    logit_bias={8_124: 1.0},
+)
 """Ids beyond every other integer of the file."""
 
 
@@ -78,7 +86,7 @@ def test_a_line_for_every_step_and_input(tmp_path: Path) -> None:
 def test_without_token_ids_there_are_none(tmp_path: Path) -> None:
     """Neither of prompts, of outputs, of targets nor of stop tokens; their numbers remain."""
     link = record(tmp_path / "trace", token_ids=False)
-    told = {token for token in (*PROMPT, *link.tokens(0), *ASKED.stop_token_ids) if token > 999}
+    told = {token for token in (*PROMPT, *link.tokens(0), *ASKED.stop_token_ids, 8_124) if token > 999}
     assert len(told) > 21
     assert integers(written(tmp_path / "trace")) & told == set()
     lines = written(tmp_path / "trace")

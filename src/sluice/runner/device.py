@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV
+from sluice.runner.adjust import Adjustments
 from sluice.runner.inputs import HostBatch
 from sluice.runner.logprobs import LogprobWishes
 from sluice.runner.page_table import PageTable
@@ -54,6 +55,7 @@ class DeviceState:
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device)
         self.last_token = torch.zeros(shape.num_slots, dtype=torch.int64, device=shape.device)
         self.sampling = SamplingTable(shape.num_slots, shape.vocab_size)
+        self.adjustments = Adjustments(shape.num_slots, shape.vocab_size, shape.device)
         self.wishes = LogprobWishes(shape.num_slots)
         self._filled = np.zeros(shape.num_slots, dtype=bool)
 
@@ -68,6 +70,15 @@ class DeviceState:
         _require(len(plan.chunks) > 0, plan, "it has no chunks")
         _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
         _require(len(used) == len(plan.chunks), plan, "it runs a slot twice")
+        for new in plan.new_slots:
+            biased = max((token for token, _ in new.sampling.logit_bias), default=0)
+            low, high = min(new.history, default=0), max(new.history, default=0)
+            _require(biased < self.shape.vocab_size, plan, f"a bias of token {biased} of {self.shape.vocab_size}")
+            _require(
+                low >= 0 and high < self.shape.vocab_size,
+                plan,
+                f"a history of tokens {low}..{high} of {self.shape.vocab_size}",
+            )
         for slot in fresh | used:
             _require(0 <= slot < self.shape.num_slots, plan, f"slot {slot} of {self.shape.num_slots}")
         for chunk in plan.chunks:
@@ -98,6 +109,7 @@ class DeviceState:
         """Take over new slots and pages of a checked plan."""
         for new in plan.new_slots:
             self.sampling.fill(new)
+            self.adjustments.fill(new)
             self.wishes.fill(new)
             self._filled[new.slot] = True
         self.page_table.clear([new.slot for new in plan.new_slots])

@@ -4,6 +4,7 @@
     apply   new slots and pages
     inputs  the plan as tensors (`inputs.py`)
     forward the model writes KV and gives hidden states of the rows that sample and of those before a target
+    adjust  bias, penalties, minimum length, where asked for (`adjust.py`)
     sample  one token a row, kept on the device as `last_token` for the next step
     score   log-probabilities, where asked for (`logprobs.py`)
     land    what was sampled and scored is copied to the host (`launched.py`)
@@ -72,12 +73,16 @@ class TorchRunner:
         host = host_batch(plan, state.page_table.host, state.shape.page_size)
         batch = state.forward_batch(host)
         sampling = state.sampling.step(host.sample_slots, host.sample_positions, state.shape.device)
+        adjustments = state.adjustments.step(host.sample_slots, host.sample_positions)
         wishes = state.wishes.step(host)
         hidden = self._model.forward(batch, state.kv, self._attention)
         of_samples, of_targets = hidden.tensor_split([len(host.sample_rows)])
         logits = self._model.logits(of_samples)
-        tokens = sample(logits, sampling.rows, sampling.groups)
+        wanted = logits if adjustments is None else adjustments.apply(logits)
+        tokens = sample(wanted, sampling.rows, sampling.groups)
         state.remember(sampling.slots, tokens)
+        if adjustments is not None:
+            adjustments.sampled(tokens)
         return LaunchedStep.landing(
             plan.step,
             host,

@@ -22,7 +22,11 @@ class BatchBuilder:
 
     def open_slot(self, request: Request) -> None:
         """The request's slot is new: say what it needs to know."""
-        self._new_slots.append(NewSlot(request.slot, request.id, request.sampling, request.sample_index))
+        sampling = request.sampling
+        history = tuple(request.tokens) if sampling.has_penalties else ()
+        self._new_slots.append(
+            NewSlot(request.slot, request.id, sampling, request.sample_index, request.prompt_len, history)
+        )
 
     def promise(self, request: Request, length: int) -> None:
         """Plan the next `length` tokens of a request. Its first chunk brings the pages of the matched prefix."""

@@ -87,7 +87,8 @@ class Generation:
         self._client = service.client
         self._requests = [request for prompt in prompts for request in _samples(service, prompt, call)]
         self._texts = [
-            TextStream(service.tokenizer.detokenizer(request.prompt), call.sampling.stop) for request in self._requests
+            TextStream(service.tokenizer.detokenizer(request.prompt), call.sampling.stop, call.sampling.min_tokens)
+            for request in self._requests
         ]
         self._cached = [0] * len(self._requests)
         self._prompt_logprobs: list[list[TokenLogprobs | None]] = [[None] for _ in self._requests]
@@ -129,7 +130,7 @@ class Generation:
             yield [pair for output in outputs for pair in self._fold(output)]
 
     def _fold(self, output: Output) -> list[tuple[int, Piece]]:
-        if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+        if output.finish_reason is not None and output.finish_reason.is_failure:
             raise ApiError(500, output.error or "the request was aborted", code="request_failed")
         index = self._index[output.request_id]
         text = self._texts[index]
@@ -169,7 +170,7 @@ def _samples(service: Service, prompt: Sequence[int], call: CompletionCall | Cha
 def _resolved(service: Service, prompt: Sequence[int], call: CompletionCall | ChatCall) -> SamplingParams:
     try:
         service.limits.check_priority(call.priority)
-        room = service.limits.check(prompt, call.sampling.max_tokens)
+        room = service.limits.check_sampling(prompt, call.sampling)
     except LimitError as error:
         raise bad_request(str(error), param=error.param, code=error.code) from error
     return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=secrets.randbits(63))

@@ -20,12 +20,7 @@ class _Anything:
 ANYTHING = _Anything()
 
 _COMMON: dict[str, tuple[Any, ...] | _Anything] = {
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
     "length_penalty": (1,),
-    "min_tokens": (0,),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),

@@ -49,6 +49,11 @@ class _Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     priority: int = 0
     cache_salt: str | None = None
     prompt_logprobs: int | None = None
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}
 
 
 class _Completion(_Fields, kw_only=True, forbid_unknown_fields=True):
@@ -275,6 +280,14 @@ def _extra_key(fields: _Fields) -> str:
     return fields.cache_salt
 
 
+def _logit_bias(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """JSON spells token ids as texts."""
+    for token in given:
+        if re.fullmatch(r"[0-9]{1,10}", token) is None:
+            raise bad_request(f"logit_bias must be by token id, got {token!r}", param="logit_bias")
+    return tuple((int(token), bias) for token, bias in given.items())
+
+
 def _sampling(fields: _Fields, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
     if fields.stream and fields.prompt_logprobs is not None:
         raise bad_request(
@@ -303,6 +316,11 @@ def _sampling(fields: _Fields, max_tokens: int | None, logprobs: int | None) -> 
             n=fields.n,
             logprobs=logprobs,
             prompt_logprobs=fields.prompt_logprobs,
+            min_tokens=fields.min_tokens,
+            presence_penalty=fields.presence_penalty,
+            frequency_penalty=fields.frequency_penalty,
+            repetition_penalty=fields.repetition_penalty,
+            logit_bias=_logit_bias(fields.logit_bias),
         )
     except ValueError as error:  # its first word is the field
         raise bad_request(str(error), param=str(error).split()[0]) from error

@@ -65,10 +65,17 @@ class Piece(NamedTuple):
 
 
 class TextStream:
-    """Folds the outputs of one request into pieces of text, one per token."""
+    """Folds the outputs of one request into pieces of text, one per token.
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = ()) -> None:
+    Args:
+        detokenizer: of this request.
+        stop: strings that end the text.
+        min_tokens: stop strings are looked for behind the text of so many tokens.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._detokenizer = detokenizer
+        self._min_tokens = min_tokens
         self._stops = StopFinder(stop)
         self.num_tokens = 0
         """Tokens generated, up to and including the one that ended the text."""
@@ -97,7 +104,7 @@ class TextStream:
         # A stop token ends the text and is no part of it.
         own = "" if reason is FinishReason.STOP else self._detokenizer.push(token)
         self._length += len(own)
-        text = self._stops.push(own)
+        text = self._stops.push(own) if self.num_tokens > self._min_tokens else own
         if not self._stops.found and reason is not None:
             text += self._rest()
         self.finish_reason = FinishReason.STOP if self._stops.found else reason

@@ -196,12 +196,12 @@ class LineMaker:
     def _without_ids(self, plan: BatchPlan) -> BatchPlan:
         return replace(
             plan,
-            new_slots=tuple(new._replace(sampling=self._sampling(new.sampling)) for new in plan.new_slots),
+            new_slots=tuple(new._replace(sampling=self._sampling(new.sampling), history=()) for new in plan.new_slots),
             chunks=tuple(chunk._replace(token_ids=(), targets=()) for chunk in plan.chunks),
         )
 
     def _sampling(self, sampling: SamplingParams) -> SamplingParams:
-        return sampling if self._token_ids else replace(sampling, stop_token_ids=())
+        return sampling if self._token_ids else replace(sampling, stop_token_ids=(), logit_bias=())
 
     def _hashed(self, extra_key: str) -> str:
         if not extra_key:

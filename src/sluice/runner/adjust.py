@@ -1,0 +1,183 @@
+"""Logits as a request wants them before it samples: a bias, penalties, and no end before `min_tokens`.
+
+Each row by itself and in this order: the bias is added; penalties go by the tokens so far (`token_counts`); stop
+tokens become -inf while there are too few outputs. A row that asks for none of it keeps its logits bit by bit, whatever
+its neighbours ask for. Log-probabilities are told of the model's own logits, which stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sluice.runner.inputs import Ints
+from sluice.runner.sampler import SLICE_ELEMENTS
+from sluice.runner.token_counts import TokenCounts
+from sluice.runner.upload import upload
+from sluice.types import NewSlot
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """Of P rows, each [P] float64."""
+
+    repetition: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
+
+    def of(self, rows: slice) -> Penalties:
+        return Penalties(self.repetition[rows], self.frequency[rows], self.presence[rows])
+
+
+def penalized(
+    logits: torch.Tensor, in_prompt: torch.Tensor, outputs: torch.Tensor, penalties: Penalties
+) -> torch.Tensor:
+    """Logits with penalties for tokens that were there before (`SamplingParams` says how).
+
+    Args:
+        logits: [P, vocab] float32 or float64.
+        in_prompt: [P, vocab] bool.
+        outputs: [P, vocab] int32, how often each token was generated.
+        penalties: of P rows.
+    """
+    repetition = penalties.repetition.to(logits.dtype)[:, None]
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(in_prompt | (outputs > 0), repeated, logits)
+    frequency, presence = (each.to(logits.dtype)[:, None] for each in (penalties.frequency, penalties.presence))
+    return logits - frequency * outputs - presence * (outputs > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Single logits: (row, token id) and a value for each, all [E]."""
+
+    rows: torch.Tensor
+    ids: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepAdjustments:
+    """What a step's logits are changed by, on the device."""
+
+    counts: TokenCounts
+    bias: Entries | None
+    stops: Entries | None
+    penalties: Penalties | None
+    penalized_rows: torch.Tensor
+    """[P] of the step's rows"""
+    count_rows: torch.Tensor
+    """[P] of `counts`"""
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits [S, vocab] to sample from: a copy, float64 for float64, else float32."""
+        logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
+        if self.bias is not None:
+            values = self.bias.values.to(logits.dtype)
+            logits.index_put_((self.bias.rows, self.bias.ids), values, accumulate=True)
+        if self.penalties is not None:
+            self._penalize(logits, self.penalties)
+        if self.stops is not None:
+            logits.index_put_((self.stops.rows, self.stops.ids), self.stops.values.to(logits.dtype))
+        return logits
+
+    def _penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
+        """In place, some rows at a time: the work takes several times their memory."""
+        per_slice = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
+        for start in range(0, len(self.penalized_rows), per_slice):
+            part = slice(start, start + per_slice)
+            rows, counted = self.penalized_rows[part], self.count_rows[part]
+            theirs = logits.index_select(0, rows)
+            in_prompt, outputs = self.counts.in_prompt(counted), self.counts.outputs(counted)
+            logits.index_copy_(0, rows, penalized(theirs, in_prompt, outputs, penalties.of(part)))
+
+    def sampled(self, tokens: torch.Tensor) -> None:
+        """Count what the step's rows [S] sampled."""
+        if self.penalties is not None:
+            self.counts.count(self.count_rows, tokens.index_select(0, self.penalized_rows))
+
+
+class Adjustments:
+    """What each slot's request wants, kept on the host; the counts are on the device.
+
+    Args:
+        num_slots: rows.
+        vocab_size: stop ids beyond it cannot be sampled anyway.
+        device: where the logits will be.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._counts = TokenCounts(vocab_size, device)
+        self._is_penalized: npt.NDArray[np.bool_] = np.zeros(num_slots, dtype=bool)
+        self._penalties: npt.NDArray[np.float64] = np.zeros((3, num_slots))
+        self._bias: dict[int, tuple[Ints, npt.NDArray[np.float64]]] = {}
+        self._stops: dict[int, tuple[Ints, npt.NDArray[np.float64]]] = {}
+        self._no_stop_before: Ints = np.zeros(num_slots, dtype=np.int64)
+        """Position from which a stop token may be sampled."""
+
+    def fill(self, new: NewSlot) -> None:
+        """Take over a new request's wishes, and what it has generated so far."""
+        slot, params = new.slot, new.sampling
+        self._is_penalized[slot] = params.has_penalties
+        if params.has_penalties:
+            self._penalties[:, slot] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            self._counts.open(slot, new.history[: new.prompt_len], new.history[new.prompt_len :])
+        else:
+            self._counts.close(slot)
+        self._bias.pop(slot, None)
+        self._stops.pop(slot, None)
+        if params.logit_bias:
+            ids, values = zip(*params.logit_bias, strict=True)
+            self._bias[slot] = np.array(ids, dtype=np.int64), np.array(values, dtype=np.float64)
+        stops = [token for token in params.stop_token_ids if token < self._vocab_size]
+        if params.min_tokens and stops:
+            self._stops[slot] = np.array(stops, dtype=np.int64), np.full(len(stops), -np.inf)
+            self._no_stop_before[slot] = new.prompt_len + params.min_tokens
+
+    def step(self, slots: Ints, positions: Ints) -> StepAdjustments | None:
+        """What the logits of a step's S sampling rows are changed by; None if nobody wants anything.
+
+        Args:
+            slots: [S] slot of each row.
+            positions: [S] position of the token each row samples.
+        """
+        numbered = list(enumerate(slots.tolist()))
+        biased = [(row, self._bias[slot]) for row, slot in numbered if slot in self._bias] if self._bias else []
+        stopped = (
+            [
+                (row, self._stops[slot])
+                for row, slot in numbered
+                if slot in self._stops and positions[row] < self._no_stop_before[slot]
+            ]
+            if self._stops
+            else []
+        )
+        rows = np.flatnonzero(self._is_penalized[slots])
+        if not biased and not stopped and len(rows) == 0:
+            return None
+        theirs = slots[rows]
+        penalized_rows, count_rows, *numbers = upload(
+            self._device, rows, self._counts.rows(theirs), *self._penalties[:, theirs]
+        )
+        return StepAdjustments(
+            self._counts,
+            self._entries(biased),
+            self._entries(stopped),
+            Penalties(*numbers) if len(rows) else None,
+            penalized_rows,
+            count_rows,
+        )
+
+    def _entries(self, wanted: Sequence[tuple[int, tuple[Ints, npt.NDArray[np.float64]]]]) -> Entries | None:
+        if not wanted:
+            return None
+        rows = np.concatenate([np.full(len(ids), row, dtype=np.int64) for row, (ids, _) in wanted])
+        ids = np.concatenate([ids for _, (ids, _) in wanted])
+        values = np.concatenate([values for _, (_, values) in wanted])
+        return Entries(*upload(self._device, rows, ids, values))
