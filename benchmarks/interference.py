@@ -46,9 +46,10 @@ MEASURES = (
     Measure(MIXED_P99, "ms", lambda summary: summary.itl_in_windows.p99),
     Measure(TTFT, "ms", lambda summary: summary.by_kind[LONG].ttft.mean),
 )
+X_LABEL = "tokens of a chunk"
 PLOTS = (
-    Plot("itl", "Inter-token latency of the decoding streams", (ITL_P50, ITL_P99, ITL_MAX, MIXED_P50)),
-    Plot("ttft", "Time to first token of the long prompts", (TTFT,)),
+    Plot("itl", "Inter-token latency of the decoding streams", (ITL_P50, ITL_P99, ITL_MAX, MIXED_P50), X_LABEL),
+    Plot("ttft", "Time to first token of the long prompts", (TTFT,), X_LABEL),
 )
 
 

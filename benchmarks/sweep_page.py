@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from sluice.bench.html import STYLE
-from sluice.bench.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis
+from sluice.bench.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, legend, x_tick, x_title, y_ticks
 from sluice.bench.report import milliseconds
 
 Figures = Mapping[str, Mapping[str, float | None]]
@@ -25,6 +25,7 @@ class Plot:
     name: str
     title: str
     shown: Sequence[str]
+    x_label: str
 
 
 def page(title: str, introduction: str, figures: Figures, plots: Sequence[Plot], record: object) -> str:
@@ -73,34 +74,21 @@ def _plot(plot: Plot, figures: Figures) -> str:
     return "\n".join(
         [
             f'<figure id="{escape(plot.name)}"><figcaption><h3>{escape(plot.title)}</h3></figcaption>',
-            _legend(plot.shown),
+            legend(plot.shown),
             f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-label="{escape(_spoken(plot, figures))}">',
-            *_grid(y, places),
+            *y_ticks(y, "ms"),
+            *(x_tick(place, label) for label, place in places.items()),
+            x_title(plot.x_label),
             *(_line(index, name, figures, places, y) for index, name in enumerate(plot.shown)),
             "</svg></figure>",
         ]
     )
 
 
-def _legend(names: Sequence[str]) -> str:
-    items = (f'<li><span class="key series-{index}"></span>{escape(name)}</li>' for index, name in enumerate(names))
-    return f'<ul class="legend">{"".join(items)}</ul>'
-
-
-def _grid(y: Axis, places: Mapping[str, float]) -> Iterator[str]:
-    for tick in y.ticks():
-        place = y.place(tick)
-        yield f'<path class="grid" d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}"/>'
-        yield f'<text class="tick" x="{LEFT - 6}" y="{place + 4:.1f}" text-anchor="end">{tick:g}</text>'
-    for label, place in places.items():
-        text = f'y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{escape(label)}</text>'
-        yield f'<text class="tick" x="{place:.1f}" {text}'
-    middle = (TOP + HEIGHT - BOTTOM) / 2
-    yield f'<text class="label" x="14" y="{middle:.0f}" transform="rotate(-90 14 {middle:.0f})">ms</text>'
-
-
 def _line(index: int, name: str, figures: Figures, places: Mapping[str, float], y: Axis) -> str:
     points = [(places[label], y.place(1000 * value)) for label, own in figures.items() if (value := own[name])]
+    if not points:
+        return ""
     path = "L".join(f"{x:.1f} {top:.1f}" for x, top in points)
     dots = "".join(f"M{x:.1f} {top:.1f}h0" for x, top in points)
     return f'<path class="line series-{index}" d="M{path}"/><path class="dots series-{index}" d="{dots}"/>'

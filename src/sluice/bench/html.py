@@ -24,17 +24,22 @@ body { margin: 0 auto; padding: 2rem 1rem 4rem; max-width: 62rem; background: va
 h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; }
 h3 { font-size: 1rem; margin: 0; } p { margin: .2rem 0; }
 .sub, figcaption p, dt { color: var(--faint); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1rem 0; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(13rem, 45%), 1fr)); gap: .75rem;
+  margin: 1rem 0; }
 .tiles div { background: var(--panel); border-radius: .5rem; padding: .75rem 1rem; }
+.tiles dt { font-size: .9rem; white-space: nowrap; }
 .tiles dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; margin: .5rem 0 1.5rem; }
 caption { text-align: left; font-weight: 600; padding: .25rem 0; }
 th, td { padding: .3rem .6rem; text-align: right; border-bottom: 1px solid var(--rule); }
-th[scope=row], td.text { text-align: left; font-weight: 400; overflow-wrap: anywhere; }
+th[scope=row] { text-align: left; font-weight: 400; white-space: nowrap; position: sticky; left: 0;
+  background: var(--back); }
+td.text { text-align: left; overflow-wrap: anywhere; min-width: 14rem; }
 thead th { color: var(--faint); font-weight: 500; }
-figure { margin: 1.5rem 0; } svg { width: 100%; height: auto; display: block; }
-.legend { list-style: none; display: flex; gap: 1.2rem; margin: .3rem 0; padding: 0; font-size: .9rem; }
+figure { margin: 1.5rem 0; } svg { overflow: visible; width: 100%; height: auto; display: block; }
+.legend { list-style: none; display: flex; flex-wrap: wrap;
+  gap: .2rem 1.2rem; margin: .3rem 0; padding: 0; font-size: .9rem; }
 .key { display: inline-block; width: .8rem; height: .8rem; border-radius: 50%; margin-right: .4rem; }
 .key.series-1 { border-radius: 0; }
 .key.series-0 { background: var(--s0); } .key.series-1 { background: var(--s1); }
@@ -48,6 +53,8 @@ path.series-2 { stroke: var(--s2); } path.series-3 { stroke: var(--s3); }
 .window { fill: var(--window); fill-opacity: .28; }
 .grid { stroke: var(--rule); stroke-width: 1; fill: none; }
 .tick, .label { fill: var(--faint); font-size: 12px; font-family: system-ui, sans-serif; }
+@media (max-width: 40rem) { .tick, .label { font-size: 21px; } .dots { stroke-width: 5; } .line { stroke-width: 3.5; }
+  table { font-size: .85rem; } th, td { padding: .3rem; } }
 .note { border-left: 4px solid var(--window); background: var(--panel); padding: .5rem .9rem; margin: .5rem 0; }
 pre { background: var(--panel); padding: 1rem; border-radius: .5rem; overflow-x: auto; font-size: .85rem; }
 """
@@ -130,9 +137,14 @@ def _table(name: str, caption: str, shown: Sequence[tuple[str, Spread]]) -> str:
         for label, values in shown
     )
     return (
-        f'<div class="scroll"><table id="{escape(name)}"><caption>{escape(caption)}</caption>'
+        f'<div {_scroll(caption)}><table id="{escape(name)}"><caption>{escape(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
+
+
+def _scroll(label: str) -> str:
+    """What is wider than the page scrolls by itself, by keyboard too."""
+    return f'class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"'
 
 
 def _errors(run: Run, prefix: str) -> Iterator[str]:
@@ -140,7 +152,7 @@ def _errors(run: Run, prefix: str) -> Iterator[str]:
     if not failed:
         return
     yield f'<section id="{prefix}errors" aria-labelledby="{prefix}errors-heading">'
-    yield f'<h2 id="{prefix}errors-heading">Failed requests</h2><div class="scroll"><table>'
+    yield f'<h2 id="{prefix}errors-heading">Failed requests</h2><div {_scroll("failed requests")}><table>'
     yield '<thead><tr><th scope="col">kind</th><th scope="col">requests</th><th scope="col">waited up to, ms</th>'
     yield '<th scope="col">the first said</th></tr></thead><tbody>'
     for item in failed:
@@ -199,7 +211,7 @@ def _spoken(values: Mapping[str, Sequence[float]]) -> str:
     for kind, own in values.items():
         if own:
             ordered = sorted(own)
-            said.append(f"{kind}: half within {ordered[len(own) // 2]:.1f} ms, all within {ordered[-1]:.1f} ms")
+            said.append(f"{kind}: half within {ordered[(len(own) - 1) // 2]:.1f} ms, all within {ordered[-1]:.1f} ms")
     return "Share of values up to each value. " + "; ".join(said) + "."
 
 

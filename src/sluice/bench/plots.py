@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 760, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 72, 16, 34, 62
+"""Room around the plot for text that a narrow page shows larger."""
+MOST_TICKS = 12
 LOG_FROM = 20.0
 """A logarithmic axis from this ratio of the largest value to the median: else a stall flattens all the rest."""
 CDF_POINTS = 300
@@ -137,32 +139,52 @@ def _figure(
         _legend(legend),
         f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-labelledby="{name}-title {name}-desc">',
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>',
-        *_grid(x, y),
+        *y_ticks(y, y_label),
+        *_x_ticks(x),
         *body(),
-        f'<text class="label" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">'
-        f"{escape(x_label)}</text>",
-        f'<text class="label" x="14" y="{(TOP + HEIGHT - BOTTOM) / 2:.0f}" text-anchor="middle"'
-        f' transform="rotate(-90 14 {(TOP + HEIGHT - BOTTOM) / 2:.0f})">{escape(y_label)}</text>',
+        x_title(x_label),
         "</svg></figure>",
     ]
     return "\n".join(parts)
 
 
 def _legend(names: Sequence[str]) -> str:
+    return legend(names) if len(names) > 1 else ""
+
+
+def legend(names: Sequence[str]) -> str:
+    """Which colour is what."""
     items = (f'<li><span class="key series-{index}"></span>{escape(name)}</li>' for index, name in enumerate(names))
-    return f'<ul class="legend">{"".join(items)}</ul>' if len(names) > 1 else ""
+    return f'<ul class="legend">{"".join(items)}</ul>'
 
 
-def _grid(x: Axis, y: Axis) -> Iterator[str]:
-    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    for tick in y.ticks():
+def y_ticks(y: Axis, title: str) -> Iterator[str]:
+    """The vertical axis: lines across the plot, their values, and above them what they are."""
+    for tick in _thinned(y.ticks()):
         place = y.place(tick)
-        yield f'<path class="grid" d="M{LEFT} {place:.1f}H{right}"/>'
-        yield f'<text class="tick" x="{LEFT - 6}" y="{place + 4:.1f}" text-anchor="end">{tick:g}</text>'
-    ticks = x.ticks()
-    # A logarithmic axis over many decades has more ticks than room.
-    ticks = ticks[:: math.ceil(len(ticks) / 12)] if ticks else []
-    for tick in ticks:
+        yield f'<path class="grid" d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}"/>'
+        yield f'<text class="tick" x="{LEFT - 6}" y="{place + 5:.1f}" text-anchor="end">{tick:g}</text>'
+    yield f'<text class="label" x="4" y="18">{escape(title)}</text>'
+
+
+def _x_ticks(x: Axis) -> Iterator[str]:
+    for tick in _thinned(x.ticks()):
         place = x.place(tick)
-        yield f'<path class="grid" d="M{place:.1f} {TOP}V{bottom}"/>'
-        yield f'<text class="tick" x="{place:.1f}" y="{bottom + 16}" text-anchor="middle">{tick:g}</text>'
+        yield f'<path class="grid" d="M{place:.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
+        yield x_tick(place, f"{tick:g}")
+
+
+def x_tick(place: float, text: str) -> str:
+    """A value below the horizontal axis."""
+    return f'<text class="tick" x="{place:.1f}" y="{HEIGHT - BOTTOM + 26}" text-anchor="middle">{escape(text)}</text>'
+
+
+def x_title(text: str) -> str:
+    """What the horizontal axis is."""
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    return f'<text class="label" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(text)}</text>'
+
+
+def _thinned(ticks: Sequence[float]) -> Sequence[float]:
+    """A logarithmic axis over many decades has more ticks than room."""
+    return ticks[:: math.ceil(len(ticks) / MOST_TICKS)] if ticks else ticks
