@@ -56,34 +56,34 @@ SIZES: dict[str, Any] = {
 
 def llama(**changes: Any) -> PreTrainedModel:
     """Llama 3.x: grouped queries, llama3 RoPE scaling, untied, unless changed."""
-    return _made(LlamaForCausalLM, LlamaConfig(**(SIZES | {"rope_parameters": LLAMA3_ROPE} | changes)))
+    return made(LlamaForCausalLM, LlamaConfig(**(SIZES | {"rope_parameters": LLAMA3_ROPE} | changes)))
 
 
 def llama2(**changes: Any) -> PreTrainedModel:
     """Llama 2: as many KV heads as heads, plain RoPE; here with biases everywhere."""
     kwargs = SIZES | {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True} | changes
-    return _made(LlamaForCausalLM, LlamaConfig(**kwargs))
+    return made(LlamaForCausalLM, LlamaConfig(**kwargs))
 
 
 def mistral(**changes: Any) -> PreTrainedModel:
     """Mistral: one sliding window on every layer, head_dim that is not hidden_size / heads."""
-    return _made(MistralForCausalLM, MistralConfig(**(SIZES | {"sliding_window": WINDOW, "head_dim": 10} | changes)))
+    return made(MistralForCausalLM, MistralConfig(**(SIZES | {"sliding_window": WINDOW, "head_dim": 10} | changes)))
 
 
 def qwen2(**changes: Any) -> PreTrainedModel:
     """Qwen2: biases on q, k and v, tied embeddings."""
-    return _made(Qwen2ForCausalLM, Qwen2Config(**(SIZES | {"tie_word_embeddings": True} | changes)))
+    return made(Qwen2ForCausalLM, Qwen2Config(**(SIZES | {"tie_word_embeddings": True} | changes)))
 
 
 def qwen2_windows(**changes: Any) -> PreTrainedModel:
     """Qwen2 with a sliding window from the second layer on."""
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-    return _made(Qwen2ForCausalLM, Qwen2Config(**(SIZES | windows | changes)))
+    return made(Qwen2ForCausalLM, Qwen2Config(**(SIZES | windows | changes)))
 
 
 def qwen3(**changes: Any) -> PreTrainedModel:
     """Qwen3: q and k normalised per head, head_dim that is not hidden_size / heads."""
-    return _made(Qwen3ForCausalLM, Qwen3Config(**(SIZES | {"head_dim": 12, "tie_word_embeddings": True} | changes)))
+    return made(Qwen3ForCausalLM, Qwen3Config(**(SIZES | {"head_dim": 12, "tie_word_embeddings": True} | changes)))
 
 
 def gpt2(**changes: Any) -> PreTrainedModel:
@@ -97,7 +97,7 @@ def gpt2(**changes: Any) -> PreTrainedModel:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    return _made(GPT2LMHeadModel, GPT2Config(**(sizes | changes)))
+    return made(GPT2LMHeadModel, GPT2Config(**(sizes | changes)))
 
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
@@ -119,13 +119,13 @@ def save(family: str, folder: Path) -> Path:
 
 def load_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
     """What transformers makes of a checkpoint. In float64 use it only through `logits` and `greedy`."""
-    with _exact(dtype):
+    with exact(dtype):
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
 def logits(reference: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
     """transformers' logits after every token, [tokens, vocab_size], without any cache."""
-    with _exact(reference.dtype), torch.inference_mode():
+    with exact(reference.dtype), torch.inference_mode():
         return reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
@@ -139,7 +139,7 @@ def greedy(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int
 
 def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int) -> list[int]:
     """What transformers' own greedy `generate` gives, with its cache and without an end-of-sequence token."""
-    with _exact(reference.dtype), torch.inference_mode():
+    with exact(reference.dtype), torch.inference_mode():
         tokens = reference.generate(
             torch.tensor([list(token_ids)]),
             attention_mask=torch.ones(1, len(token_ids), dtype=torch.int64),
@@ -151,7 +151,8 @@ def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: i
     return tokens[0, len(token_ids) :].tolist()
 
 
-def _made(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+def made(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+    """A model with weights large enough that every part of it shows in the logits; the same ones every time."""
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
@@ -183,7 +184,8 @@ def _wide(value: Any) -> Any:
 
 
 @contextmanager
-def _exact(dtype: torch.dtype) -> Iterator[None]:
+def exact(dtype: torch.dtype) -> Iterator[None]:
+    """Within it, code of transformers computes in float64 throughout, if that is the dtype."""
     if dtype != torch.float64:
         yield
         return

@@ -152,12 +152,18 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     config, reasons = resolution.config, dict(resolution.reasons)
     is_bundled = not config.model.model
     folder = BUNDLED if is_bundled else resolve_checkpoint(config.model.model)
-    model, spec = load_model(folder, dtype=config.model.dtype, device=device, progress=progress)
+    asked = config.model
+    model, spec = load_model(
+        folder, dtype=asked.dtype, device=device, progress=progress, implementation=asked.model_impl
+    )
     shape = _device_shape(config, spec, device)
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
         reasons["max_total_tokens"] = f"{config.cache.max_total_tokens} in whole pages"
+    if asked.model_impl == "auto":
+        has = "a" if spec.implementation == "native" else "no"
+        reasons["model_impl"] = f"{spec.architecture} has {has} native implementation"
     dtype = str(spec.dtype).removeprefix("torch.")
     info = EngineInfo(
         model=name,
@@ -170,7 +176,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         limits=Limits(spec.vocab_size, spec.max_model_len, total, config.scheduler.schedule_policy == "priority"),
         config=replace(
             config,
-            model=replace(config.model, model=config.model.model or name, dtype=dtype),
+            model=replace(asked, model=asked.model or name, dtype=dtype, model_impl=spec.implementation),
             cache=replace(config.cache, max_total_tokens=total),
         ),
         reasons=reasons,

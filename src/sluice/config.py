@@ -77,6 +77,16 @@ class ModelConfig:
         sglang="--device",
         metavar="DEVICE",
     )
+    model_impl: str = option(
+        "auto",
+        "whose code computes it: auto, native or transformers",
+        more="auto: transformers, with our paged attention, where there is no native implementation of the checkpoint's"
+        " architecture; slower, and needs the extra `transformers`.",
+        choices=("auto", "native", "transformers"),
+        sglang="--model-impl",
+        vllm="--model-impl",
+        metavar="IMPL",
+    )
 
 
 @dataclass(frozen=True)

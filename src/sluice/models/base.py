@@ -31,32 +31,10 @@ class WeightRules:
     """The parameter that the head is when the two are tied."""
 
 
-class CausalLM(nn.Module, ABC):
+class PagedLM(nn.Module, ABC):
     """A decoder-only language model over paged KV. It holds weights and nothing of any request."""
 
-    rules: ClassVar[WeightRules]
     spec: ModelSpec
-
-    @classmethod
-    @abstractmethod
-    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
-        """Build the module, with unset weights, on the default device.
-
-        Raises:
-            CheckpointError: the config is not supported.
-        """
-
-    @property
-    @abstractmethod
-    def tied(self) -> bool:
-        """Whether the head is the embedding."""
-
-    @abstractmethod
-    def pack(self, packer: Packer) -> None:
-        """Lay the weights out, once, when all are there. Only then can the model be computed.
-
-        Modules whose weights are packed into others are gone afterwards, and parameters have other names.
-        """
 
     @abstractmethod
     def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
@@ -77,4 +55,31 @@ class CausalLM(nn.Module, ABC):
 
         Apart from `forward`, so that a caller who wants many rows can take them in slices: a row of logits is as large
         as dozens of hidden states.
+        """
+
+
+class CausalLM(PagedLM):
+    """One of our own: it says how its weights are read, tensor by tensor."""
+
+    rules: ClassVar[WeightRules]
+
+    @classmethod
+    @abstractmethod
+    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
+        """Build the module, with unset weights, on the default device.
+
+        Raises:
+            CheckpointError: the config is not supported.
+        """
+
+    @property
+    @abstractmethod
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+
+    @abstractmethod
+    def pack(self, packer: Packer) -> None:
+        """Lay the weights out, once, when all are there. Only then can the model be computed.
+
+        Modules whose weights are packed into others are gone afterwards, and parameters have other names.
         """

@@ -30,7 +30,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False,),
     "use_mrope": (False,),
 }
-"""Fields that change the numbers in a way no family here supports, with the values that change nothing."""
+"""Fields that change the numbers in a way no native family supports, with the values that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,34 @@ class CheckpointConfig:
 
 
 def read_config(folder: Path) -> CheckpointConfig:
-    """Read the configuration of a checkpoint folder.
+    """Read the configuration of a checkpoint folder, for one of the native families.
 
     Raises:
         CheckpointError: a file is missing or broken, or the config asks for something unsupported.
     """
-    fields = Fields.read(folder / "config.json")
+    checkpoint = read_any_config(folder)
+    refuse_unsupported(checkpoint.fields)
+    return checkpoint
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """
+    Raises:
+        CheckpointError: a field asks for what no native family computes.
+    """
     for name, neutral in NEUTRAL.items():
         value = fields.get(name)
         if value is not None and value not in neutral:
             raise CheckpointError(f"{fields.source}: {name} = {value!r} is not supported")
+
+
+def read_any_config(folder: Path) -> CheckpointConfig:
+    """Read what every implementation needs to know.
+
+    Raises:
+        CheckpointError: a file is missing or broken.
+    """
+    fields = Fields.read(folder / "config.json")
     return CheckpointConfig(
         architecture=_architecture(fields),
         fields=fields,

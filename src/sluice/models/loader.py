@@ -1,4 +1,5 @@
-"""From a checkpoint folder to a model: built without memory, then filled tensor by tensor."""
+"""From a checkpoint folder to a model: built without memory, then filled tensor by tensor; or, where we have no code
+for it, loaded by transformers (`fallback`)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from sluice.models.base import CausalLM
+from sluice.models.base import CausalLM, PagedLM
 from sluice.models.errors import CheckpointError
-from sluice.models.hf_config import CheckpointConfig, read_config
+from sluice.models.fallback.load import load_fallback
+from sluice.models.hf_config import CheckpointConfig, read_any_config, refuse_unsupported
 from sluice.models.linear import Packer, PlainPacker
-from sluice.models.registry import model_class
+from sluice.models.registry import is_native, model_class
 from sluice.models.spec import ModelSpec
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 
@@ -25,22 +27,42 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 
 def load_model(
-    folder: Path, *, dtype: str, device: torch.device, progress: bool, packer: Packer | None = None
-) -> tuple[CausalLM, ModelSpec]:
+    folder: Path,
+    *,
+    dtype: str,
+    device: torch.device,
+    progress: bool,
+    implementation: str = "auto",
+    packer: Packer | None = None,
+) -> tuple[PagedLM, ModelSpec]:
     """Load the checkpoint in `folder`, every parameter filled exactly once.
 
     Args:
         dtype: a key of `DTYPES`, or "auto" for what the checkpoint says.
-        device: where the weights go. No more than one tensor is held beside them.
+        device: where the weights go. Natively no more than one tensor is held beside them.
         progress: draw a progress bar on standard error.
-        packer: lays the weights out; None leaves them to torch as they are.
+        implementation: "native", "transformers", or "auto": transformers where there is no native one.
+        packer: lays native weights out; None leaves them to torch as they are.
 
     Raises:
         CheckpointError: the config is not supported, a file is missing or broken, or a tensor is missing,
             unexpected, twice there, of the wrong shape or of no floating-point dtype.
     """
-    checkpoint = read_config(folder)
+    checkpoint = read_any_config(folder)
+    if implementation == "transformers" or (implementation == "auto" and not is_native(checkpoint.architecture)):
+        chosen = _resolve_dtype(folder, checkpoint, dtype)
+        model: PagedLM = load_fallback(folder, checkpoint, dtype=chosen, device=device, progress=progress)
+    else:
+        packer = packer or PlainPacker()
+        model = _load_native(folder, checkpoint, dtype=dtype, device=device, progress=progress, packer=packer)
+    return model, model.spec
+
+
+def _load_native(
+    folder: Path, checkpoint: CheckpointConfig, *, dtype: str, device: torch.device, progress: bool, packer: Packer
+) -> CausalLM:
     architecture = model_class(checkpoint.architecture)
+    refuse_unsupported(checkpoint.fields)
     chosen = _resolve_dtype(folder, checkpoint, dtype)
     with torch.device("meta"):
         model = architecture.from_checkpoint(checkpoint, chosen)
@@ -50,9 +72,9 @@ def load_model(
         for tensor in stored_tensors(folder):
             filler.fill(tensor)
             bar.update(tensor.value.nbytes)
-    filler.finish(packer or PlainPacker())
+    filler.finish(packer)
     # What is left are buffers computed from the config.
-    return model.to(device), model.spec
+    return model.to(device)
 
 
 def _resolve_dtype(folder: Path, checkpoint: CheckpointConfig, dtype: str) -> torch.dtype:

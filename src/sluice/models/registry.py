@@ -16,6 +16,11 @@ ARCHITECTURES: Mapping[str, type[CausalLM]] = {
 }
 
 
+def is_native(architecture: str) -> bool:
+    """Whether there is a class for it here."""
+    return architecture in ARCHITECTURES
+
+
 def model_class(architecture: str) -> type[CausalLM]:
     """The class for a name in the `architectures` of a `config.json`.
 
@@ -23,5 +28,8 @@ def model_class(architecture: str) -> type[CausalLM]:
         CheckpointError: there is none; the message lists the known ones.
     """
     if architecture not in ARCHITECTURES:
-        raise CheckpointError(f"architecture {architecture!r} is not supported; known: {', '.join(ARCHITECTURES)}")
+        raise CheckpointError(
+            f"architecture {architecture!r} is not supported natively; known: {', '.join(ARCHITECTURES)}; others"
+            " may run with --model-impl transformers"
+        )
     return ARCHITECTURES[architecture]

@@ -24,6 +24,8 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
     """Of weights, KV and computation."""
+    implementation: str = "native"
+    """"native" or "transformers": whose code computes it."""
 
     @property
     def kv_bytes_per_token(self) -> int:

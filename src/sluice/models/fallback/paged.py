@@ -1,0 +1,190 @@
+"""Paged attention where transformers asks for attention, and a model of theirs around it.
+
+transformers computes everything between two attentions. Its layers call an attention function by name; ours, `NAME`,
+hands each call to the step that the model was called with, so nothing about a step is kept anywhere. The step stores
+keys and values in pages and lets a backend attend, as a native layer does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.models.base import PagedLM
+from sluice.models.errors import CheckpointError
+from sluice.models.spec import ModelSpec
+
+NAME = "sluice_paged"
+SAYS_NOTHING = frozenset({"position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict"})
+"""What layers pass along to every attention function and which changes nothing for ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """What one layer asks for, beside its queries, keys and values."""
+
+    layer: int
+    scale: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None
+    """[heads], a score for each head that takes its share of the softmax and gives nothing (gpt-oss)."""
+
+
+class Step(Protocol):
+    """Who answers the layers of one call of a model."""
+
+    def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            q: [N, heads, head_dim].
+            k, v: [N, kv_heads, head_dim].
+
+        Returns:
+            [N, heads, head_dim]
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """A step over paged KV."""
+
+    batch: ForwardBatch
+    kv: Sequence[LayerKV]
+    attention: AttentionBackend
+
+    def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """See `Step.attend`."""
+        layer = self.kv[call.layer]
+        layer.store(self.batch.kv_slots, k, v)
+        out, lse = self.attention.attend(
+            q,
+            layer,
+            self.batch,
+            scale=call.scale,
+            window=call.window,
+            softcap=call.softcap,
+            need_lse=call.sinks is not None,
+        )
+        if call.sinks is None:
+            return out
+        assert lse is not None
+        return out * torch.sigmoid(lse - call.sinks).unsqueeze(-1).to(out.dtype)
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    sluice_step: Step | None = None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function that transformers calls.
+
+    Args:
+        query: [1, heads, N, head_dim]; `key` and `value` likewise with their heads.
+
+    Returns:
+        [1, N, heads, head_dim], and no weights.
+
+    Raises:
+        CheckpointError: the layer asks for what paged attention does not do.
+    """
+    asked = sorted(
+        name for name, value in others.items() if not (name in SAYS_NOTHING or value is None or value is False)
+    )
+    if sluice_step is None:
+        raise CheckpointError(f"{type(module).__name__} does not pass on what its attention needs")
+    if attention_mask is not None:
+        raise CheckpointError(f"{type(module).__name__} makes an attention mask of its own")
+    if asked:
+        raise CheckpointError(f"{type(module).__name__} asks its attention for {', '.join(asked)}")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        raise CheckpointError(f"{type(module).__name__} lets tokens see later ones")
+    if not isinstance(getattr(module, "layer_idx", None), int):
+        raise CheckpointError(f"{type(module).__name__} does not say which layer it is")
+    if dropout:
+        raise CheckpointError(f"{type(module).__name__} drops attention at random")
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    call = AttentionCall(int(module.layer_idx), scale, sliding_window, softcap, s_aux)
+    out = sluice_step.attend(call, _tokens_first(query), _tokens_first(key), _tokens_first(value))
+    return out.unsqueeze(0), None
+
+
+def _tokens_first(x: torch.Tensor) -> torch.Tensor:
+    """[1, heads, N, head_dim] to [N, heads, head_dim]"""
+    return x.squeeze(0).transpose(0, 1)
+
+
+def register() -> None:
+    """Make `attend` known to transformers as `NAME`; twice is once."""
+    AttentionInterface.register(NAME, attend)
+
+
+@dataclass
+class _Hidden(ModelOutput):
+    """What decoders return, with every field that any head looks at."""
+
+    last_hidden_state: torch.Tensor | None = None
+    past_key_values: None = None
+    hidden_states: None = None
+    attentions: None = None
+    cross_attentions: None = None
+    router_logits: None = None
+
+
+class _Given(nn.Module):
+    """Stands where a causal language model has its decoder, and gives back hidden states that are there already."""
+
+    def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Hidden:
+        return _Hidden(last_hidden_state=inputs_embeds)
+
+
+class TransformersLM(PagedLM):
+    """A causal language model of transformers, taken apart into decoder and head.
+
+    The head is the whole of its class around the decoder: whatever it does to logits (a bias, a soft cap, a scale) it
+    does here.
+
+    Args:
+        model: in evaluation mode, its attention set to `NAME`; its decoder is taken out of it.
+    """
+
+    def __init__(self, model: PreTrainedModel, spec: ModelSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        self.decoder = model.get_decoder()
+        place = next(name for name, module in model.named_modules() if module is self.decoder)
+        model.set_submodule(place, _Given())
+        self.head = model
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+        """See `PagedLM.forward`."""
+        output = self.decoder(
+            input_ids=batch.input_ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            sluice_step=PagedStep(batch, kv, attention),
+        )
+        return output.last_hidden_state[0, batch.logit_rows]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `PagedLM.logits`."""
+        return self.head(inputs_embeds=hidden[None], use_cache=False).logits[0]
