@@ -123,6 +123,21 @@ def check_logprobs(link: ManualLink, submit: Submit, vocab_size: int) -> None:
         assert_same_logprobs(told_of_prompt, expected if outputs else expected[: len(told_of_prompt)])
 
 
+def oracle_of(
+    submit: Submit, vocab_size: int = VOCAB
+) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...], tuple[TokenLogprobs, ...]]:
+    """What a request must give in all: tokens, their log-probabilities and the prompt's, each if asked for."""
+    asked, prompt = submit.sampling, submit.prompt
+    tokens = oracle(prompt, asked, sample_index=submit.sample_index, vocab_size=vocab_size)
+    of_tokens = oracle_logprobs(prompt, tokens, asked.logprobs or 0, vocab_size=vocab_size)[1]
+    of_prompt = oracle_logprobs(prompt, (), asked.prompt_logprobs or 0, vocab_size=vocab_size)[0]
+    return (
+        tokens,
+        () if asked.logprobs is None else of_tokens,
+        () if asked.prompt_logprobs is None else of_prompt,
+    )
+
+
 def assert_same_logprobs(told: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> None:
     """The same tokens, and the same numbers but for rounding."""
     assert [ids_of(item) for item in told] == [ids_of(item) for item in expected]

@@ -213,3 +213,19 @@ def test_a_setup_builds_what_it_says() -> None:
         scheduler.add(0, [1] * 20, resolved(1))
     with pytest.raises(ValueError, match="page_size must be at least 1, got 0"):
         replace(setup, page_size=0).build()
+
+
+def test_a_request_that_another_engine_began_replays(tmp_path: Path) -> None:
+    """Its outputs come in no step of this trace: without them every plan after it would differ."""
+    path, told = tmp_path / "trace", SamplingParams(max_tokens=6, seed=0, prompt_logprobs=0)
+    resumed = [
+        Submit(0, (1, 0, 1), resolved(6), output_ids=(1, 1, 0, 1)),
+        Submit(1, (0,) * 20, told, num_told=8),
+    ]
+    play(recorded_engine(WORLD, trace_file(path, WORLD)), [Arrival(0, submit) for submit in resumed])
+    found = replayed(path)
+    assert (found.divergence, found.steps > 0) == (None, True)
+    edit(path, "add", lambda record: record.update(output_ids=[1, 1, 0, 0]))
+    different = replayed(path).divergence
+    assert different is not None
+    assert different.field == "chunks[0].token_ids"

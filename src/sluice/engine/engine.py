@@ -105,6 +105,8 @@ class Engine:
                 sample_index=message.sample_index,
                 extra_key=message.extra_key,
                 priority=message.priority,
+                output_ids=message.output_ids,
+                num_told=message.num_told,
             )
         except DuplicateRequest:
             return []  # the stream of this id belongs to the first to use it

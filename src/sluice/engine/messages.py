@@ -10,7 +10,11 @@ from sluice.types import FinishReason, Occupancy, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A new request. `sampling` is resolved (see `SamplingParams.resolved`); `request_id` is never used twice."""
+    """A new request. `sampling` is resolved (see `SamplingParams.resolved`); `request_id` is never used twice.
+
+    One that an engine had begun and another goes on with carries what it was given so far: `output_ids`, and of the
+    prompt's log-probabilities how many were told (`num_told`). These stay outputs, as after a retraction.
+    """
 
     request_id: int
     prompt: tuple[int, ...]
@@ -18,6 +22,8 @@ class Submit:
     sample_index: int = 0
     extra_key: str = ""
     priority: int = 0
+    output_ids: tuple[int, ...] = ()
+    num_told: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class Planner(Protocol):
         sample_index: int = 0,
         extra_key: str = "",
         priority: int = 0,
+        output_ids: Sequence[int] = (),
+        num_told: int = 0,
     ) -> None: ...
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]: ...

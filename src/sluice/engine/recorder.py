@@ -140,17 +140,28 @@ class Recorder:
         sample_index: int = 0,
         extra_key: str = "",
         priority: int = 0,
+        output_ids: Sequence[int] = (),
+        num_told: int = 0,
     ) -> None:
         call, refused = self._call(), None
         try:
             self._planner.add(
-                request_id, prompt, sampling, sample_index=sample_index, extra_key=extra_key, priority=priority
+                request_id,
+                prompt,
+                sampling,
+                sample_index=sample_index,
+                extra_key=extra_key,
+                priority=priority,
+                output_ids=output_ids,
+                num_told=num_told,
             )
         except ValueError as error:
             refused = str(error)
             raise
         finally:
-            submit = Submit(request_id, tuple(prompt), sampling, sample_index, extra_key, priority)
+            submit = Submit(
+                request_id, tuple(prompt), sampling, sample_index, extra_key, priority, tuple(output_ids), num_told
+            )
             self._journal.write(Added(call, submit, refused))
             self._rest()
 

@@ -348,11 +348,20 @@ class Lawful:
         sample_index: int = 0,
         extra_key: str = "",
         priority: int = 0,
+        output_ids: Sequence[int] = (),
+        num_told: int = 0,
     ) -> None:
         self.scheduler.add(
-            request_id, prompt, sampling, sample_index=sample_index, extra_key=extra_key, priority=priority
+            request_id,
+            prompt,
+            sampling,
+            sample_index=sample_index,
+            extra_key=extra_key,
+            priority=priority,
+            output_ids=output_ids,
+            num_told=num_told,
         )
-        self._num_outputs[request_id] = self._num_told[request_id] = 0
+        self._num_outputs[request_id], self._num_told[request_id] = len(output_ids), num_told
         self._asked[request_id] = (tuple(prompt), sampling)
         check_state(self.state)
 

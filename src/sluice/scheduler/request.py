@@ -95,8 +95,8 @@ class Request:
 
     @property
     def was_running(self) -> bool:
-        """It waits because it was sent back."""
-        return self.retractions > 0 or self.preemptions > 0
+        """It waits because it was sent back, or because the engine that began it is gone."""
+        return self.retractions > 0 or self.preemptions > 0 or self.num_outputs > 0
 
     @property
     def is_prefilling(self) -> bool:

@@ -61,6 +61,8 @@ class Scheduler:
         sample_index: int = 0,
         extra_key: str = "",
         priority: int = 0,
+        output_ids: Sequence[int] = (),
+        num_told: int = 0,
     ) -> None:
         """Queue a request.
 
@@ -71,23 +73,33 @@ class Scheduler:
             sample_index: which of several samples of one prompt; they differ by it alone.
             extra_key: namespace of the prefix cache; equal tokens under different keys share nothing.
             priority: class under the policy `priority`, ignored under the others.
+            output_ids: what another engine gave it already: it goes on behind them, as after a retraction.
+            num_told: log-probabilities of its prompt that were told already.
 
         Raises:
             DuplicateRequest: the id is in use.
-            ValueError: an empty prompt, or prompt + output that could never fit the KV pool.
+            ValueError: an empty prompt, prompt + output that could never fit the KV pool, or nothing left to do.
         """
         if request_id in self.state.requests:
             raise DuplicateRequest(f"request id {request_id} is in use")
         tokens = array("i", prompt)
-        request = Request(request_id, len(tokens), tokens, sampling, sample_index, extra_key, priority)
+        prompt_len = len(tokens)
+        tokens.extend(output_ids)
+        request = Request(
+            request_id, prompt_len, tokens, sampling, sample_index, extra_key, priority, num_told=num_told
+        )
         kv = self.state.kv
-        if not tokens:
+        if not prompt_len:
             raise ValueError("the prompt is empty; it needs at least one token")
-        if kv.pages_for(len(tokens) + request.max_tokens) > kv.num_pages:
+        if kv.pages_for(prompt_len + request.max_tokens) > kv.num_pages:
             raise ValueError(
-                f"prompt of {len(tokens)} tokens + max_tokens {request.max_tokens} exceed the KV pool of"
+                f"prompt of {prompt_len} tokens + max_tokens {request.max_tokens} exceed the KV pool of"
                 f" {kv.num_pages * kv.page_size} tokens"
             )
+        if not 0 <= num_told <= request.num_targets:
+            raise ValueError(f"{num_told} log-probabilities of the prompt were told, it has {request.num_targets}")
+        if request.num_outputs >= request.max_tokens:
+            raise ValueError(f"{request.num_outputs} tokens were given already, max_tokens is {request.max_tokens}")
         self.state.add(request)
 
     def occupancy(self) -> Occupancy:

@@ -59,7 +59,7 @@ class SchedulerState:
         request.lease = lease
         request.cached = request.computed = request.scheduled = len(lease.pages) * self.kv.page_size
         if request.num_cached_tokens < 0:
-            request.num_cached_tokens = request.cached
+            request.num_cached_tokens = min(request.cached, request.prompt_len)  # its own outputs may be cached too
         request.prefill_end = len(request.tokens)
         request.place = Place.PARTIAL
         self.partial[request.id] = request

@@ -60,6 +60,11 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     extra_key: str = ""
     """A keyed hash of the real one."""
     priority: int = 0
+    num_outputs: int = 0
+    """Tokens that an engine before gave it."""
+    output_ids: tuple[int, ...] | None = None
+    num_told: int = 0
+    """Log-probabilities of its prompt that an engine before told."""
     refused: str | None = None
 
 

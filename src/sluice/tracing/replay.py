@@ -176,6 +176,8 @@ class Player:
                 sample_index=add.sample_index,
                 extra_key=add.extra_key,
                 priority=add.priority,
+                output_ids=add.output_ids or (),
+                num_told=add.num_told,
             )
         except ValueError as error:
             refused = str(error)

@@ -169,6 +169,9 @@ class LineMaker:
             sample_index=submit.sample_index,
             extra_key=self._hashed(submit.extra_key),
             priority=submit.priority,
+            num_outputs=len(submit.output_ids),
+            output_ids=submit.output_ids if self._token_ids and submit.output_ids else None,
+            num_told=submit.num_told,
             refused=_clean(event.refused),
         )
 

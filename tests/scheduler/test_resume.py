@@ -1,0 +1,97 @@
+"""A request that another engine began: it goes on behind what it was given, as if nothing had happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scenarios import random_submit
+from sluice.engine.messages import Submit
+from sluice.scheduler.laws import quiet_means_empty
+from sluice.testing import oracle, resolved
+from sluice.types import FinishReason
+from worlds import VOCAB, Bench, World, assert_same_logprobs, end_of, enough_steps, limits_of, oracle_of, worlds
+
+
+def cut(bench: Bench, submit: Submit) -> Submit:
+    """The same request with all that it was given by now."""
+    return replace(
+        submit,
+        output_ids=bench.link.tokens(submit.request_id),
+        num_told=len(bench.link.prompt_logprobs(submit.request_id)),
+    )
+
+
+@settings(max_examples=120)
+@given(world=worlds(), seed=st.integers(0, 2**32), data=st.data())
+def test_a_run_cut_anywhere_goes_on_in_another_engine(world: World, seed: int, data: st.DataObject) -> None:
+    """Tokens, their log-probabilities and those of the prompt, of both engines together: nothing lost, repeated or
+    changed, and `max_tokens` counts what came before the cut."""
+    draw = data.draw(st.randoms(use_true_random=False))
+    sent = [random_submit(draw, world, request_id=index) for index in range(draw.randint(1, 5))]
+    first, second = Bench.of(world), Bench.of(world)
+    first.link.put(*sent)
+    for _ in range(data.draw(st.integers(0, 60))):
+        first.engine.step()
+    ended = {output.request_id for output in first.link.outputs if output.finish_reason is not None}
+    left = [cut(first, submit) for submit in sent if submit.request_id not in ended]
+    second.link.put(*left)
+    second.drain(enough_steps({submit.request_id: submit for submit in left}))
+    for submit in left:
+        tokens, logprobs, of_prompt = oracle_of(submit)
+        end, request_id = second.link.end(submit.request_id), submit.request_id
+        assert submit.output_ids + second.link.tokens(request_id) == tokens
+        assert_same_logprobs(first.link.logprobs(request_id) + second.link.logprobs(request_id), logprobs)
+        told = first.link.prompt_logprobs(request_id) + second.link.prompt_logprobs(request_id)
+        assert_same_logprobs(told, of_prompt)
+        assert (end.finish_reason, end.start + len(end.token_ids)) == (end_of(tokens, submit.sampling), len(tokens))
+    quiet_means_empty(second.scheduler.state)
+
+
+def bench_of() -> Bench:
+    return Bench.of(World(limits_of(chunk=8, running=1), num_pages=16, page_size=2))
+
+
+def test_one_that_was_begun_goes_before_those_that_were_not() -> None:
+    """A stream that had begun must not stand behind prompts that nobody has read yet."""
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 3, resolved(2))
+    bench.scheduler.add(1, [0] * 3, resolved(2), output_ids=oracle([0] * 3, resolved(1), vocab_size=VOCAB))
+    plan = bench.scheduler.schedule()
+    assert plan is not None
+    assert [chunk.request_id for chunk in plan.chunks] == [1]
+
+
+def test_the_room_it_needs_is_that_of_the_whole_request() -> None:
+    """Counted with its outputs twice, a request near the pool's size could never be resumed."""
+    bench = bench_of()
+    bench.scheduler.add(0, [1] * 20, resolved(12), output_ids=oracle([1] * 20, resolved(11), vocab_size=VOCAB))
+    bench.drain(10)
+    assert bench.link.end(0).finish_reason is FinishReason.LENGTH
+    assert bench.link.end(0).start == 11
+
+
+def test_its_own_outputs_are_not_told_as_cached_prompt() -> None:
+    """A twin's outputs may be in the cache as well; `usage` would count more cached tokens than the prompt has."""
+    bench = bench_of()
+    outputs = oracle([1] * 3, resolved(8), vocab_size=VOCAB)
+    bench.scheduler.add(0, [1] * 3, resolved(8))
+    bench.drain(20)
+    bench.scheduler.add(1, [1] * 3, resolved(8), output_ids=outputs[:6])
+    bench.drain(20)
+    assert bench.link.end(1).num_cached_tokens == 3
+
+
+def test_nothing_left_to_do_is_refused() -> None:
+    with pytest.raises(ValueError, match="8 tokens were given already, max_tokens is 8"):
+        bench_of().scheduler.scheduler.add(0, [1], resolved(8), output_ids=[1] * 8)
+
+
+@pytest.mark.parametrize("num_told", [-1, 3])
+def test_more_told_than_there_is_to_tell_is_refused(num_told: int) -> None:
+    """It would skip tokens of the prompt, or take pages whose logits are still wanted."""
+    with pytest.raises(ValueError, match=f"{num_told} log-probabilities of the prompt were told, it has 2"):
+        bench_of().scheduler.scheduler.add(0, [1] * 3, replace(resolved(8), prompt_logprobs=0), num_told=num_told)
