@@ -74,6 +74,7 @@ ELSEWHERE = {
     "model": "test_llm.py::test_a_missing_model_is_refused",
     "dtype": "test_llm.py::test_options_have_their_effect",
     "device": "test_llm.py::test_options_that_cannot_be_honoured_are_refused",
+    "threads": "test_llm.py::test_threads_compute",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",
     "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",

@@ -236,6 +236,7 @@ def test_closed_is_closed(folder: Path) -> None:
         ({"max_total_tokens": 1 << 50}, "--max-total-tokens 1125899906842624 takes"),
         ({"page_size": 64, "max_total_tokens": 63}, "--max-total-tokens must be at least one page"),
         ({"page_size": 3}, "--page-size must be a power of two"),
+        ({"threads": 1 << 20}, "--threads must be at most"),
         ({"lookahead": 1}, "--lookahead must be from 0 to depth - 1"),
     ],
 )
@@ -260,6 +261,17 @@ def test_options_have_their_effect(folder: Path) -> None:
         assert info.config.scheduler.max_batch_tokens == 40
         assert info.config.scheduler.schedule == "prefill-first"
         assert len(llm.generate([[5] * 90], SamplingParams(max_tokens=6, ignore_eos=True))[0].token_ids) == 6
+
+
+def test_threads_compute(folder: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with LLM(folder, max_total_tokens=100, threads=1) as llm:
+            assert llm.info.config.model.threads == 1
+            assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_without_a_name_the_bundled_model_is_loaded() -> None:

@@ -152,6 +152,8 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     config, reasons = resolution.config, dict(resolution.reasons)
     is_bundled = not config.model.model
     folder = BUNDLED if is_bundled else resolve_checkpoint(config.model.model)
+    if config.model.threads is not None:
+        torch.set_num_threads(config.model.threads)
     asked = config.model
     model, spec = load_model(
         folder, dtype=asked.dtype, device=device, progress=progress, implementation=asked.model_impl

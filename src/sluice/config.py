@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -76,6 +77,13 @@ class ModelConfig:
         more="auto: cuda if there is one.",
         sglang="--device",
         metavar="DEVICE",
+    )
+    threads: int | None = option(
+        None,
+        "threads that compute, on cpu",
+        unset="physical cores, or OMP_NUM_THREADS",
+        more="Cores are those that this process may use: its affinity, its cpuset and its container's share count.",
+        positive=True,
     )
     model_impl: str = option(
         "auto",
@@ -316,6 +324,12 @@ class ServerConfig:
         sglang="--log-level",
         metavar="LEVEL",
     )
+
+
+def threads_from_environment() -> int | None:
+    """What OMP_NUM_THREADS says, by which libraries that compute are told; None if it says nothing."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdecimal() and int(first) > 0 else None
 
 
 GROUPS: Mapping[str, type] = {

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from sluice.config import ConfigError, EngineConfig
+from sluice.config import ConfigError, EngineConfig, threads_from_environment
+from sluice.cores import usable_cores, usable_processors
 from sluice.resolve import Resolution, resolve
 
 
@@ -32,7 +33,7 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
     """Fill what is open, the device included, on this machine. What only the loaded model decides stays open.
 
     Raises:
-        ConfigError: as `pick_device` and `resolve`.
+        ConfigError: as `pick_device` and `resolve`; or threads that this machine or device does not have.
     """
     device = pick_device(config.model.device)
     resolution = resolve(config, device.type)
@@ -43,5 +44,25 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
         reasons["dtype"] = "auto: what the checkpoint says"
     if config.cache.max_total_tokens is None:
         reasons["max_total_tokens"] = "from free memory when the model is loaded"
-    resolved = replace(resolution.config, model=replace(config.model, device=str(device)))
+    threads = _threads(config.model.threads, device, reasons)
+    resolved = replace(resolution.config, model=replace(config.model, device=str(device), threads=threads))
     return Resolution(resolved, reasons), device
+
+
+def _threads(asked: int | None, device: torch.device, reasons: dict[str, str]) -> int | None:
+    """How many threads compute on a CPU; None where none do."""
+    if device.type != "cpu":
+        if asked is not None:
+            raise ConfigError(f"--threads {asked} needs --device cpu, got {device}")
+        return None
+    most = len(usable_processors())
+    if asked is not None:
+        if asked > most:
+            raise ConfigError(f"--threads must be at most {most}, the processors this process may use, got {asked}")
+        return asked
+    told = threads_from_environment()
+    if told is not None:
+        reasons["threads"] = "OMP_NUM_THREADS" if told <= most else "OMP_NUM_THREADS, but no more than processors"
+        return min(told, most)
+    reasons["threads"] = "physical cores that this process may use"
+    return usable_cores()

@@ -7,12 +7,14 @@ after the model has loaded, and never more than what `max_running_requests` requ
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from sluice.cgroups import ROOT, Group, groups
 from sluice.config import ConfigError
 
 SHARE: Mapping[str, float] = {"cpu": 0.5, "cuda": 0.85}
@@ -79,7 +81,7 @@ def pool_pages(request: PoolRequest, free_bytes: int, device_type: str) -> int:
     return pages
 
 
-def free_memory(device: torch.device, root: Path = Path("/")) -> int:
+def free_memory(device: torch.device, root: Path = ROOT) -> int:
     """Bytes that can still be allocated on a device: of the machine and of the container this runs in.
 
     Args:
@@ -88,7 +90,7 @@ def free_memory(device: torch.device, root: Path = Path("/")) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    left = (_cgroup_left(group) for group in _cgroups(root))
+    left = (_group_left(group) for group in groups("memory", root))
     return max(0, min([_machine_free(root), *(count for count in left if count is not None)]))
 
 
@@ -100,43 +102,31 @@ def _machine_free(root: Path) -> int:
     return _table(meminfo)["MemAvailable:"] * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Cgroup:
-    """A control group that may limit memory, and how its version of the interface calls things."""
+class _Names(NamedTuple):
+    """How a version of the interface of control groups calls things."""
 
-    folder: Path
     limit: str
     usage: str
     reclaimable: str
     """In memory.stat: file cache that is given up before the limit bites."""
 
 
-def _cgroups(root: Path) -> Iterator[_Cgroup]:
-    """The groups this process is in, with all above them: a limit holds for everything below."""
-    membership = root / "proc/self/cgroup"
-    if not membership.exists():
-        return
-    for line in membership.read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        inner = PurePosixPath(path.lstrip("/"))
-        for level in (inner, *inner.parents):
-            if not controllers:
-                folder = root / "sys/fs/cgroup" / level
-                yield _Cgroup(folder, "memory.max", "memory.current", "inactive_file")
-            elif "memory" in controllers.split(","):
-                folder = root / "sys/fs/cgroup/memory" / level
-                yield _Cgroup(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+NAMES: Mapping[int, _Names] = {
+    1: _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: _Names("memory.max", "memory.current", "inactive_file"),
+}
 
 
-def _cgroup_left(group: _Cgroup) -> int | None:
+def _group_left(group: Group) -> int | None:
     """What a group may still use; None if it sets no limit, or is not visible from inside this container."""
-    limit, usage = group.folder / group.limit, group.folder / group.usage
+    names = NAMES[group.version]
+    limit, usage = group.folder / names.limit, group.folder / names.usage
     if not limit.exists() or not usage.exists():
         return None
     allowed = limit.read_text().strip()
     if allowed == "max":
         return None
-    reclaimable = _table(group.folder / "memory.stat").get(group.reclaimable, 0)
+    reclaimable = _table(group.folder / "memory.stat").get(names.reclaimable, 0)
     return int(allowed) - int(usage.read_text()) + reclaimable
 
 
