@@ -6,19 +6,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.peer import Settings
+from benchmarks.peers.neighbour import neighbour
+from benchmarks.peers.peer import Job, Settings
 from sluice.bench import facts
 from sluice.bench.command import checked_options, verdict
-from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink
+from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink, running
 from sluice.bench.errors import BenchError
-from sluice.bench.measure import measure_in_process, result_of
+from sluice.bench.measure import measure_all, result_of
 from sluice.bench.options import BenchOptions
 from sluice.bench.result_file import write_result
 from sluice.bench.timing import WallTimer
@@ -34,18 +38,17 @@ class Request:
     """What `run.py` asks for."""
 
     settings: Settings
-    given: dict[str, Any]
-    """Options of `sluice bench`, by name."""
     peer: dict[str, Any]
-    """What the result says of the peer."""
-    out: Path
+    """What the results say of the peer."""
+    jobs: tuple[Job, ...]
 
     @classmethod
     def read(cls, path: Path) -> Request:
         content = json.loads(path.read_text(encoding="utf-8"))
         raw: Mapping[str, Any] = content["settings"]
         settings = Settings(**{**raw, "checkpoint": Path(raw["checkpoint"]), "more": tuple(raw["more"])})
-        return cls(settings, content["given"], content["peer"], Path(content["out"]))
+        jobs = tuple(Job(**{**job, "out": Path(job["out"])}) for job in content["jobs"])
+        return cls(settings, content["peer"], jobs)
 
 
 def main(make_loop: MakeLoop) -> int:
@@ -59,20 +62,27 @@ def main(make_loop: MakeLoop) -> int:
 
 
 def _measure(request: Request, make_loop: MakeLoop) -> int:
-    options = checked_options(request.given)
-    _check(options)
+    asked = [checked_options(dict(job.given)) for job in request.jobs]
+    for options in asked:
+        _check(options)
     timer = WallTimer()
     link = ThreadLink(timer)
-    loop, configured = make_loop(request.settings, link)
     settings = request.settings
+    loop, configured = make_loop(settings, link)
     limits = Limits(settings.vocab_size, settings.max_model_len, settings.kv_tokens)
-    target = EngineTarget(link, limits, _eos_ids(settings), timer, 0.0, options.workload.ignore_eos)
-    runs = measure_in_process(loop, target, options)
     peer = request.peer | {"configuration": configured}
     described = {"url": None, "model": settings.checkpoint.resolve().name, "peer": peer}
-    result = result_of(options, described, runs, facts.versions() | request.peer["versions"])
-    write_result(result, request.out)
-    return verdict(result)
+    ids = itertools.count(1)
+    with closing(loop), running(loop, link):
+        for job, options in zip(request.jobs, asked, strict=True):
+            target = EngineTarget(link, limits, _eos_ids(settings), timer, 0.0, options.workload.ignore_eos, ids)
+            with neighbour(job.busy_processor):
+                runs = asyncio.run(measure_all(target, options))
+            result = result_of(options, described, runs, facts.versions() | request.peer["versions"])
+            write_result(result, job.out)
+            if (status := verdict(result)) != 0:
+                return status
+    return 0
 
 
 def _check(options: BenchOptions) -> None:

@@ -7,14 +7,16 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.environment import HOME, ROOT
 from benchmarks.peers.llama_cpp_server import LlamaCpp
+from benchmarks.peers.neighbour import neighbour
 from benchmarks.peers.openvino_batching import OpenVINO
-from benchmarks.peers.peer import InProcessPeer, Peer, ServerPeer, Settings
+from benchmarks.peers.peer import InProcessPeer, Job, Peer, ServerPeer, Settings
 from benchmarks.peers.server_process import free_port, serving
 from benchmarks.peers.sluice_server import Sluice
 from benchmarks.peers.transformers_batching import Transformers
@@ -34,23 +36,27 @@ def peer_named(name: str) -> Peer:
 
 
 def measure(name: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
-    """Start a peer that is set up and prepared, send the workload, stop it, write the result.
+    """`measure_jobs` of one."""
+    return measure_jobs(name, settings, [Job(given, out)])
+
+
+def measure_jobs(name: str, settings: Settings, jobs: Sequence[Job]) -> int:
+    """Start a peer that is set up and prepared, send the workloads one after the other, stop it, write the results.
 
     Args:
         name: one of `PEERS`.
-        given: options of `sluice bench`, by name.
 
     Returns:
-        The exit status of `sluice bench`; with another one than 0 there may be no file.
+        The first exit status of `sluice bench` that is not 0; what came after it was not measured.
 
     Raises:
         SetupError: the server does not start.
         ConfigError, BenchError: as `sluice bench`.
     """
-    return (_server if name in SERVERS else _in_process)(name, settings, given, out)
+    return (_server if name in SERVERS else _in_process)(name, settings, jobs)
 
 
-def _server(name: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
+def _server(name: str, settings: Settings, jobs: Sequence[Job]) -> int:
     peer = SERVERS[name]
     port = free_port()
     command = peer.serve(settings, port)
@@ -59,19 +65,24 @@ def _server(name: str, settings: Settings, given: dict[str, Any], out: Path) -> 
         "environment": {key: _portable(value) for key, value in command.environment.items()},
     }
     with serving(command, port, HOME / "logs" / f"{name}.log"):
-        result = asyncio.run(measure_server(f"http://127.0.0.1:{port}", checked_options(dict(given))))
-    target = result.target | {"model": settings.checkpoint.resolve().name, "peer": described}
-    result = replace(result, target=target, versions=result.versions | peer.versions())
-    write_result(result, out)
-    return verdict(result)
+        for job in jobs:
+            with neighbour(job.busy_processor):
+                result = asyncio.run(measure_server(f"http://127.0.0.1:{port}", checked_options(dict(job.given))))
+            target = result.target | {"model": settings.checkpoint.resolve().name, "peer": described}
+            result = replace(result, target=target, versions=result.versions | peer.versions())
+            write_result(result, job.out)
+            if (status := verdict(result)) != 0:
+                return status
+    return 0
 
 
-def _in_process(name: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
+def _in_process(name: str, settings: Settings, jobs: Sequence[Job]) -> int:
     peer = IN_PROCESS[name]
     environment = dict(peer.environment(settings))
     described = _described(name, settings, peer.versions()) | {"environment": environment}
     raw = asdict(settings) | {"checkpoint": str(settings.checkpoint.resolve())}
-    request = {"settings": raw, "given": given, "peer": described, "out": str(out.resolve())}
+    asked = [asdict(job) | {"out": str(job.out.resolve())} for job in jobs]
+    request = {"settings": raw, "peer": described, "jobs": asked}
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         json.dump(request, file)
         file.flush()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sluice.config import ConfigError
 
@@ -68,6 +68,18 @@ class Command:
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Beside that of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A workload, sent to an engine that runs."""
+
+    given: Mapping[str, Any]
+    """Options of `sluice bench`, by name."""
+    out: Path
+    """The result file."""
+    busy_processor: int | None = None
+    """A neighbour keeps it busy meanwhile."""
 
 
 class Peer(Protocol):

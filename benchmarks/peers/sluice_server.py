@@ -29,8 +29,9 @@ class Sluice:
             *(sys.executable, "-m", "sluice", "serve", str(settings.checkpoint), "--port", str(port)),
             *("--max-running-requests", str(settings.max_running)),
             *("--max-total-tokens", str(settings.kv_tokens)),
+            *("--threads", str(settings.threads)),
         ]
         if settings.budget is not None:
             arguments += ["--chunked-prefill-size", str(settings.budget)]
-        environment = {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": str(settings.threads)}
+        environment = {"PYTHONPATH": str(ROOT / "src")}
         return Command([*arguments, *settings.more], environment)

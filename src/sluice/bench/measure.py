@@ -25,7 +25,7 @@ from sluice.bench.result_file import FORMAT
 from sluice.bench.server_target import ServerTarget, about_server, served_model
 from sluice.bench.timing import Lag, Timer, WallTimer
 from sluice.bench.url import find_server
-from sluice.bench.workload import build_workload, warmup_turns
+from sluice.bench.workload import Workload, build_workload, warmup_turns
 
 REPEAT_SEED = 1_000_003
 """Apart enough that the prompts of no repeat are those of another seed's first."""
@@ -120,12 +120,18 @@ def measure_in_process(engine: Loop, target: EngineTarget, options: BenchOptions
         BenchError: the engine refuses the workload.
     """
 
-    async def runs() -> list[Run]:
-        await warm_up(target, options)
-        return [await measure_once(target, options, repeat, target.timer) for repeat in range(options.run.repeats)]
-
     with closing(engine), running(engine, target.link):
-        return asyncio.run(runs())
+        return asyncio.run(measure_all(target, options))
+
+
+async def measure_all(target: EngineTarget, options: BenchOptions) -> list[Run]:
+    """Every run of an engine whose loop runs.
+
+    Raises:
+        BenchError: the engine refuses the workload.
+    """
+    await warm_up(target, options)
+    return [await measure_once(target, options, repeat, target.timer) for repeat in range(options.run.repeats)]
 
 
 async def warm_up(target: Target, options: BenchOptions) -> None:
@@ -151,10 +157,15 @@ def _check_warm_up(answer: Answer) -> None:
         )
 
 
-async def measure_once(target: Target, options: BenchOptions, repeat: int, timer: Timer) -> Run:
-    """One run. Each repeat has prompts, lengths and arrivals of its own, the same for every target."""
+def workload_of(options: BenchOptions, repeat: int) -> Workload:
+    """Each repeat has prompts, lengths and arrivals of its own, the same for every target."""
     seeded = replace(options.workload, seed=options.workload.seed + REPEAT_SEED * repeat)
-    workload = build_workload(seeded, vocab_size=options.target.vocab_size)
+    return build_workload(seeded, vocab_size=options.target.vocab_size)
+
+
+async def measure_once(target: Target, options: BenchOptions, repeat: int, timer: Timer) -> Run:
+    """One run, of `workload_of` this repeat."""
+    workload = workload_of(options, repeat)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     label = "measuring" if options.run.repeats == 1 else f"measuring {repeat + 1} of {options.run.repeats}"
     lag = Lag(timer)

@@ -1,0 +1,137 @@
+"""What is measured: workloads, what is read off them, and what Sluice aims at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.peer import Settings
+from sluice.bench.metrics import Summary
+from sluice.bench.workload import LONG, SHORT
+
+QWEN3, GPT2 = "qwen3-0.6b", "gpt2-124m"
+WHOLE, CHUNK = 2048, 256
+"""Budgets: a prompt of the prefill row in one piece, and one that keeps streams flowing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One number of a run."""
+
+    name: str
+    unit: str
+    """"ms" (the number is in seconds) or "/s"."""
+    of: Callable[[Summary], float | None]
+    aim: float | None = None
+    """Ours over the best peer's, at most for a time, at least for a rate; None: shown without an aim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A workload on a checkpoint."""
+
+    name: str
+    title: str
+    checkpoint: str
+    budget: int | None
+    given: Mapping[str, Any]
+    numbers: Sequence[Number]
+    is_disturbed: bool = False
+    """A neighbour keeps the last processor of the engine busy."""
+    undisturbed: str | None = None
+    """The row that is the same without the neighbour."""
+
+
+def _closed(requests: int, at_once: int, prompt: int, output: int, **more: Any) -> dict[str, Any]:
+    """Requests of one size, so many at a time."""
+    return {
+        "num_requests": requests,
+        "concurrency": at_once,
+        "prompt_tokens": str(prompt),
+        "max_new_tokens": output,
+        "ignore_eos": True,
+        **more,
+    }
+
+
+def _itl(aim: float | None) -> Number:
+    return Number("ITL p50", "ms", lambda summary: summary.all.itl.p50, aim)
+
+
+ROWS: tuple[Row, ...] = (
+    Row("decode-1", "decode, batch 1", QWEN3, WHOLE, _closed(3, 1, 64, 64), [_itl(1 / 1.15)]),
+    Row("decode-8", "decode, batch 8", QWEN3, WHOLE, _closed(8, 8, 64, 64), [_itl(1 / 1.2)]),
+    Row(
+        "prefill",
+        "prefill of 2,048 tokens",
+        QWEN3,
+        WHOLE,
+        _closed(3, 1, 2048, 2),
+        [Number("TTFT p50", "ms", lambda summary: summary.all.ttft.p50, 1 / 1.2)],
+    ),
+    Row(
+        "cached",
+        "decode at 4,000 tokens, batch 4",
+        QWEN3,
+        WHOLE,
+        # All are long, so that gaps outside windows are those of steps without any prefill.
+        _closed(4, 4, 4000, 48, long_prompt_tokens=1000, warmup=0),
+        [Number("ITL p50 after the prefills", "ms", lambda summary: summary.itl_outside.p50, 1 / 1.2)],
+    ),
+    Row(
+        "neighbour",
+        "decode, batch 1, one processor taken",
+        QWEN3,
+        WHOLE,
+        _closed(2, 1, 64, 64, warmup=0),
+        [_itl(None), Number("ITL mean", "ms", lambda summary: summary.all.itl.mean)],
+        is_disturbed=True,
+        undisturbed="decode-1",
+    ),
+    Row(
+        "interference",
+        "4 decodes beside prompts of 4,000 tokens, chunk 256",
+        QWEN3,
+        CHUNK,
+        {"preset": "interference"},
+        [
+            Number("ITL p50", "ms", lambda summary: summary.by_kind[SHORT].itl.p50),
+            Number("ITL p50 in prefills", "ms", lambda summary: summary.itl_in_windows.p50),
+            Number("ITL p99", "ms", lambda summary: summary.by_kind[SHORT].itl.p99, 0.6),
+            Number("ITL max", "ms", lambda summary: summary.by_kind[SHORT].itl.max, 0.6),
+            Number("long TTFT", "ms", lambda summary: summary.by_kind[LONG].ttft.mean, 1.0),
+        ],
+    ),
+    Row(
+        "rosellm",
+        "GPT-2 124M, 32 requests",
+        GPT2,
+        None,
+        {"preset": "rosellm"},
+        [
+            Number("ITL p50", "ms", lambda summary: summary.all.itl.p50),
+            Number("ITL p99", "ms", lambda summary: summary.all.itl.p99, 0.7),
+            Number("tokens/s", "/s", lambda summary: summary.output_per_second, 1.0),
+        ],
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Rows that one start of an engine serves."""
+
+    settings: Settings
+    rows: Sequence[Row] = field(default_factory=tuple)
+
+
+def sessions(rows: Sequence[Row], checkpoints: Path, threads: int) -> list[Session]:
+    """The rows by what an engine has to be started with, in their order."""
+    ordered = [row for row in ROWS if row in rows]
+    return [
+        Session(Settings(checkpoints / checkpoint, threads=threads, budget=budget), tuple(own))
+        for (checkpoint, budget), own in groupby(ordered, key=lambda row: (row.checkpoint, row.budget))
+    ]
