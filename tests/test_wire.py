@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.config import EngineConfig
+from sluice.engine.histogram import Tally
 from sluice.engine.messages import Abort, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.meter import Totals
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
 from sluice.types import Bound, FinishReason, Occupancy, Output, SamplingParams, TokenLogprobs
@@ -50,10 +52,14 @@ OUTPUT = st.builds(
 LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS, knows_priority=st.booleans())
 SECONDS = st.floats(0, 1e9)
 RECORD = st.builds(StepRecord, IDS, IDS, IDS, IDS, IDS, IDS, st.sampled_from(Bound), st.booleans(), SECONDS, SECONDS)
+TALLY = st.builds(Tally, st.lists(SECONDS, max_size=3).map(tuple), st.lists(IDS, max_size=4).map(tuple), SECONDS)
+TOTALS = st.builds(
+    Totals, IDS, IDS, IDS, IDS, IDS, st.lists(IDS, max_size=3).map(tuple), *[st.none() | TALLY for _ in range(5)]
+)
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Submit, IDS, TOKENS, SAMPLING, IDS, st.text(max_size=5), st.integers(-(2**63), 2**63 - 1)),
     st.builds(QueryStats, IDS),
-    st.builds(Stats, IDS, st.builds(Occupancy, IDS, IDS, IDS, IDS, IDS), st.none() | RECORD),
+    st.builds(Stats, IDS, st.builds(Occupancy, *[IDS] * 7), st.none() | RECORD, TOTALS),
     st.builds(Abort, IDS, REASONS),
     st.just(Shutdown()),
     st.builds(Outputs, st.lists(OUTPUT, max_size=3).map(tuple)),

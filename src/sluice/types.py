@@ -331,6 +331,10 @@ class Occupancy(NamedTuple):
     cached_pages: int
     """Pages that hold a cached prefix which nobody uses at the moment: they can be had as well."""
     total_pages: int
+    partial: int = 0
+    """Of those that run, how many have a prompt that is not all planned."""
+    retractions: int = 0
+    """How often a running request was sent back to wait, since the scheduler was made."""
 
 
 class RowError(NamedTuple):

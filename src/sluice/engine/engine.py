@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sluice.engine.clock import Clock, WallClock
 from sluice.engine.messages import Abort, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.meter import Meter
 from sluice.engine.protocols import Link, Pending, Planner, Runner, TraceSink
 from sluice.engine.trace import NullTrace, StepTimes
 from sluice.scheduler.scheduler import DuplicateRequest
@@ -54,6 +55,7 @@ class Engine:
         self.depth = depth
         self.clock = WallClock() if clock is None else clock
         self.trace = NullTrace() if trace is None else trace
+        self.meter = Meter()
         self.in_flight: deque[InFlight] = deque()
         self.is_open = True
 
@@ -90,7 +92,7 @@ class Engine:
             case Abort(request_id, reason):
                 return self.scheduler.abort(request_id, reason)
             case QueryStats(query_id):
-                self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest))
+                self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest, self.meter.totals()))
                 return []
             case Shutdown():
                 self.is_open = False
@@ -112,12 +114,14 @@ class Engine:
             return []  # the stream of this id belongs to the first to use it
         except ValueError as error:
             return [Output(message.request_id, 0, (), 0, FinishReason.ERROR, str(error))]
+        self.meter.arrived(message.request_id, self.clock.now())
         return []
 
     def _launch(self, plan: BatchPlan) -> None:
         """Launch a plan. If that fails, what is in flight is committed first: plans end in the order they were made,
         and none is launched on top of one that never ran."""
         launched_at = self.clock.now()
+        self.meter.planned(plan, launched_at)
         try:
             pending = self.runner.launch(plan)
         except Exception as error:
@@ -136,11 +140,14 @@ class Engine:
         except Exception as error:
             self._fail(plan, self._times(launched_at, launch_seconds, waits_at), error)
         else:
-            self.trace.ended(plan, result, self._times(launched_at, launch_seconds, waits_at))
+            times = self._times(launched_at, launch_seconds, waits_at)
+            self.trace.ended(plan, result, times)
+            self.meter.ended(plan, times, failed=False)
             self._send(self.scheduler.commit(plan, result))
 
     def _fail(self, plan: BatchPlan, times: StepTimes, error: Exception) -> None:
         self.trace.ended(plan, None, times)
+        self.meter.ended(plan, times, failed=True)
         self._send(self.scheduler.fail(plan, describe(error)))
 
     def _times(self, launched_at: float, launch_seconds: float, waits_at: float) -> StepTimes:
@@ -150,6 +157,7 @@ class Engine:
 
     def _send(self, outputs: list[Output]) -> None:
         if outputs:
+            self.meter.sent(outputs, self.clock.now())
             self.link.send(outputs)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from sluice.engine.meter import Totals
 from sluice.engine.trace import StepRecord
 from sluice.types import FinishReason, Occupancy, SamplingParams
 
@@ -41,7 +42,7 @@ class Shutdown:
 
 @dataclass(frozen=True, slots=True)
 class QueryStats:
-    """Asks for one `Stats` with the same id. An engine that nobody asks counts nothing."""
+    """Asks for one `Stats` with the same id."""
 
     query_id: int
 
@@ -54,6 +55,8 @@ class Stats:
     occupancy: Occupancy
     last_step: StepRecord | None
     """None before the first."""
+    totals: Totals = field(default_factory=Totals)
+    """Since the engine began."""
 
 
 Message = Submit | Abort | QueryStats | Shutdown

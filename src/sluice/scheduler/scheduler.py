@@ -111,6 +111,8 @@ class Scheduler:
             free_pages=kv.pool.num_free,
             cached_pages=kv.tree.num_evictable,
             total_pages=kv.num_pages,
+            partial=len(state.partial),
+            retractions=state.retractions,
         )
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:

@@ -28,6 +28,8 @@ class SchedulerState:
         self.reservation = reservation_of(limits)
         self.step = 0
         """Number of the next plan."""
+        self.retractions = 0
+        """How often a running request was sent back, for whatever reason."""
         self.num_slots = limits.max_running_requests
         self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.requests: dict[int, Request] = {}
@@ -74,6 +76,7 @@ class SchedulerState:
     def send_back(self, request: Request) -> None:
         """Take pages and slot back; the request will wait again with the tokens it has."""
         assert request.place in (Place.PARTIAL, Place.DECODING), f"request {request.id} is {request.place}"
+        self.retractions += 1
         self._drain(request)
 
     def end(self, request: Request, reason: FinishReason) -> None:

@@ -1,0 +1,128 @@
+"""What an engine has done since it began, in numbers that only grow: for whoever asks how it stands.
+
+Times of a request are taken where they happen. Requests wait in the engine, so nobody else knows for how long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice.engine.histogram import Histogram, Tally
+from sluice.engine.trace import StepTimes
+from sluice.types import BatchPlan, Bound, Output
+
+STEP_TOKENS: tuple[float, ...] = tuple(1 << power for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+STEP_SECONDS: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+REQUEST_SECONDS: tuple[float, ...] = (
+    *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0),
+    *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+"""vLLM's buckets for times of a request, with finer ones at the lower end."""
+
+
+class Totals(NamedTuple):
+    """Counts since the engine began."""
+
+    steps: int = 0
+    failed_steps: int = 0
+    decode_tokens: int = 0
+    """One for each decode row."""
+    prefill_chunks: int = 0
+    prefill_tokens: int = 0
+    bound_by: tuple[int, ...] = ()
+    """Steps by the limit that bound them, in the order of `Bound`."""
+    tokens: Tally | None = None
+    """Of a step, decodes and prefill."""
+    step_seconds: Tally | None = None
+    """That the engine was in the runner for a step."""
+    queue_seconds: Tally | None = None
+    """From a request's arrival to the launch of its first step."""
+    prefill_seconds: Tally | None = None
+    """From there to its first token."""
+    decode_seconds: Tally | None = None
+    """From there to its end."""
+
+
+@dataclass(slots=True)
+class _Times:
+    """Of an open request."""
+
+    arrived: float
+    began: float | None = None
+    first: float | None = None
+
+
+class Meter:
+    """Counts steps and times requests. Times are seconds of the engine's clock."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, _Times] = {}
+        self._steps = self._failed = self._decodes = self._chunks = self._prefill = 0
+        self._bound_by = dict.fromkeys(Bound, 0)
+        self._tokens = Histogram(STEP_TOKENS)
+        self._step_seconds = Histogram(STEP_SECONDS)
+        self._queue = Histogram(REQUEST_SECONDS)
+        self._to_first = Histogram(REQUEST_SECONDS)
+        self._to_end = Histogram(REQUEST_SECONDS)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are being timed."""
+        return len(self._open)
+
+    def arrived(self, request_id: int, now: float) -> None:
+        """A request was queued."""
+        self._open[request_id] = _Times(now)
+
+    def planned(self, plan: BatchPlan, now: float) -> None:
+        """A step is about to be launched."""
+        for slot in plan.new_slots:
+            times = self._open.get(slot.request_id)
+            if times is not None and times.began is None:
+                times.began = now
+                self._queue.add(now - times.arrived)
+
+    def ended(self, plan: BatchPlan, times: StepTimes, *, failed: bool) -> None:
+        """A step is over."""
+        tokens, decodes = plan.num_tokens, plan.num_decodes
+        self._steps += 1
+        self._failed += failed
+        self._decodes += decodes
+        self._chunks += len(plan.chunks) - decodes
+        self._prefill += tokens - decodes
+        self._bound_by[plan.bound_by] += 1
+        self._tokens.add(tokens)
+        self._step_seconds.add(times.launch_seconds + times.wait_seconds)
+
+    def sent(self, outputs: Sequence[Output], now: float) -> None:
+        """These are about to leave."""
+        for output in outputs:
+            if output.start == 0 and output.token_ids:
+                self._first_token(output.request_id, now)
+            if output.finish_reason is not None:
+                times = self._open.pop(output.request_id, None)
+                if times is not None and times.first is not None:
+                    self._to_end.add(now - times.first)
+
+    def _first_token(self, request_id: int, now: float) -> None:
+        times = self._open.get(request_id)
+        if times is not None and times.began is not None:
+            times.first = now
+            self._to_first.add(now - times.began)
+
+    def totals(self) -> Totals:
+        return Totals(
+            steps=self._steps,
+            failed_steps=self._failed,
+            decode_tokens=self._decodes,
+            prefill_chunks=self._chunks,
+            prefill_tokens=self._prefill,
+            bound_by=tuple(self._bound_by.values()),
+            tokens=self._tokens.tally(),
+            step_seconds=self._step_seconds.tally(),
+            queue_seconds=self._queue.tally(),
+            prefill_seconds=self._to_first.tally(),
+            decode_seconds=self._to_end.tally(),
+        )
