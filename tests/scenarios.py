@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from sluice.engine.messages import Abort, Submit
+from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.engine.recorder import Journal
 from sluice.testing import Faults, FaultyRunner
-from sluice.types import SamplingParams
+from sluice.types import FinishReason, SamplingParams
 from worlds import VOCAB, Bench, World, check_ends, enough_steps, random_limits
+
+ABORTS = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.EXPIRED)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,9 @@ def run(scenario: Scenario, journal: Journal | None = None) -> int:
             bench.link.put(submit)
             to_send -= 1
         if sent and draw.random() < 0.05:
-            bench.link.put(Abort(draw.choice(sorted(sent))))
+            bench.link.put(Abort(draw.choice(sorted(sent)), draw.choice(ABORTS)))
+        if draw.random() < 0.02:
+            bench.link.put(FlushCache(steps))
         if not bench.engine.in_flight and draw.random() < 0.01:
             bench.engine.scheduler.forget_device()
             bench.engine.runner = FaultyRunner(world.shadow(), random_faults(draw) if scenario.faulty else Faults())

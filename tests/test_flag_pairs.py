@@ -31,6 +31,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "schedule_policy": ("lpm", "priority"),
     "schedule_low_priority_values_first": (True,),
     "enable_priority_preemption": (True,),
+    "max_queued_requests": (1, 3),
+    "max_queued_tokens": (10, 40),
     "enable_overlap": (True,),
     "depth": (2, 3),
     "lookahead": (1,),

@@ -66,6 +66,8 @@ CASES = {
         BY_PRIORITY | {"enable_priority_preemption": True},
         [ask(0, 5, 9), ask(1, 5, first=0, at=3, priority=1)],
     ),
+    "max_queued_requests": Case({}, {"max_queued_requests": 1}, [ask(number, 5) for number in range(6)]),
+    "max_queued_tokens": Case({}, {"max_queued_tokens": 20}),
     "enable_overlap": Case({}, {"enable_overlap": True}),
     "depth": Case({"depth": 1}, {"depth": 2}),
     "lookahead": Case({"depth": 2}, {"depth": 2, "lookahead": 1}),

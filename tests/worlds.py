@@ -27,6 +27,9 @@ VOCAB = 2
 """Two tokens: prefixes collide all the time."""
 
 
+NEVER_BEGUN = (FinishReason.OVERLOAD, FinishReason.EXPIRED)
+
+
 @dataclass(frozen=True)
 class World:
     """Everything an engine can be set to."""
@@ -96,9 +99,11 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
     for request_id, submit in submits.items():
         last, tokens = bench.link.end(request_id), bench.link.tokens(request_id)
         expected = oracle(submit.prompt, submit.sampling, sample_index=submit.sample_index, vocab_size=vocab_size)
-        if last.finish_reason in (FinishReason.ABORT, FinishReason.ERROR):
+        assert last.finish_reason is not None
+        if last.finish_reason.is_failure:
             assert tokens == expected[: len(tokens)], f"request {request_id} gave {tokens}, oracle {expected}"
-            assert faults or last.finish_reason is FinishReason.ABORT, f"nothing failed, but {last}"
+            assert faults or last.finish_reason is not FinishReason.ERROR, f"nothing failed, but {last}"
+            assert not tokens or last.finish_reason not in NEVER_BEGUN, f"{last} after {tokens}"
         else:
             assert tokens == expected, f"request {request_id} gave {tokens}, oracle {expected}"
             assert last.finish_reason is end_of(expected, submit.sampling), f"{last} after {expected}"
@@ -191,6 +196,8 @@ def random_limits(draw: random.Random, page_size: int, running: int, depth: int)
         policy=(policy := draw.choice(["fcfs", "lpm", "priority"])),
         low_priority_values_first=draw.random() < 0.5,
         priority_preemption=policy == "priority" and draw.random() < 0.5,
+        max_queued_requests=draw.choice([0, 0, 0, 1, 3]),
+        max_queued_tokens=draw.choice([0, 0, 0, 5 * page_size]),
     )
 
 

@@ -236,6 +236,27 @@ class SchedulerConfig:
         "running requests may make way for higher priorities",
         more="Needs the policy priority. Who makes way goes on later, with what it has.",
     )
+    max_queued_requests: int | None = option(
+        None,
+        "requests that may wait",
+        unset="no such limit",
+        more="Whoever comes while so many wait is refused at once, with status 503 and a `Retry-After`. Retracted"
+        " requests wait however many there are.",
+        aliases=("max_num_queued_reqs",),
+        sglang="--max-queued-requests",
+        vllm="--max-num-queued-reqs",
+        positive=True,
+    )
+    max_queued_tokens: int | None = option(
+        None,
+        "uncached tokens that may wait",
+        unset="no such limit",
+        more="What is still to be prefilled of all prompts, cached beginnings left out: it bounds the time to the first"
+        " token. A prompt is refused if it would exceed it, unless nothing waits.",
+        aliases=("max_num_queued_tokens",),
+        vllm="--max-num-queued-tokens",
+        positive=True,
+    )
     enable_overlap: bool = option(
         False,
         "plan a step while the one before runs",
@@ -280,6 +301,8 @@ class SchedulerConfig:
             policy=self.schedule_policy,
             low_priority_values_first=self.schedule_low_priority_values_first,
             priority_preemption=self.enable_priority_preemption,
+            max_queued_requests=self.max_queued_requests or 0,
+            max_queued_tokens=self.max_queued_tokens or 0,
         )
 
 

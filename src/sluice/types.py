@@ -227,9 +227,9 @@ class SamplingParams:
 class SchedulerLimits:
     """What the scheduler is told: the resolved form of `config.SchedulerConfig`, where each is described.
 
-    `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`
-    and `max_prefill_requests` means no such limit. `max_running_requests < max_batch_tokens`, so decodes alone never
-    fill a step.
+    `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`,
+    `max_prefill_requests`, `max_queued_requests` and `max_queued_tokens` means no such limit.
+    `max_running_requests < max_batch_tokens`, so decodes alone never fill a step.
     """
 
     schedule: str
@@ -246,6 +246,8 @@ class SchedulerLimits:
     policy: str = "fcfs"
     low_priority_values_first: bool = False
     priority_preemption: bool = False
+    max_queued_requests: int = 0
+    max_queued_tokens: int = 0
 
 
 class Bound(StrEnum):

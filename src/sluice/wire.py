@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.limits import Limits
 from sluice.types import Output
 
@@ -64,6 +64,7 @@ _TYPES: dict[str, Any] = {
     "submit": Submit,
     "abort": Abort,
     "query_stats": QueryStats,
+    "flush_cache": FlushCache,
     "stats": Stats,
     "shutdown": Shutdown,
     "outputs": tuple[Output, ...],

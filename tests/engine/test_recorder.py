@@ -10,7 +10,7 @@ from option_worlds import Arrival
 from recorded import Kept, play, recorded_engine
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort, QueryStats, Submit
+from sluice.engine.messages import Abort, FlushCache, QueryStats, Submit
 from sluice.engine.recorder import Aborted, Added, DeviceForgotten, NothingPlanned, Recorder, StepEnded
 from sluice.engine.trace import NullTrace, RecentSteps, StepTimes
 from sluice.testing import Faults, ManualLink, resolved
@@ -48,8 +48,11 @@ def test_every_call_is_told_with_its_number() -> None:
     engine.link.put(Abort(0, FinishReason.STOP), Abort(7))
     engine.step()
     engine.scheduler.forget_device()
-    assert kinds(kept) == ["Added", "StepEnded", "Aborted", "Aborted", "NothingPlanned", "DeviceForgotten"]
-    assert numbers(kept) == list(range(7))
+    engine.link.put(FlushCache(1))
+    engine.step()
+    kinds_of_calls = ["Added", "StepEnded", "Aborted", "Aborted", "NothingPlanned", "DeviceForgotten", "CacheFlushed"]
+    assert kinds(kept) == [*kinds_of_calls, "NothingPlanned"]
+    assert numbers(kept) == list(range(9))
     added, step, stopped, unknown = kept.events[:4]
     assert isinstance(added, Added)
     assert (added.submit, added.refused) == (Submit(0, (1,) * 10, resolved(2), 1, "salt", 3), None)

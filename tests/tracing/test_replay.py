@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from scenarios import random_scenario, run
-from sluice.engine.messages import Submit
+from sluice.engine.messages import FlushCache, Submit
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import Faults, resolved
 from sluice.tracing.format import TraceError
@@ -128,6 +128,25 @@ def test_other_ends_are_named(tmp_path: Path) -> None:
     found = replayed(path).divergence
     assert found is not None
     assert (found.field, "stop" in found.recorded, "length" in found.replayed) == ("ends", True, True)
+
+
+def test_a_deadline_and_a_flush_are_inputs(tmp_path: Path) -> None:
+    """The scheduler knows no clock: without them in the trace a replay would go on with what was dropped."""
+    path = tmp_path / "trace"
+    late = [replace(arrival.submit, begin_by=0.0005, end_by=0.002) for arrival in ARRIVALS]
+    engine = recorded_engine(WORLD, trace_file(path, WORLD))
+    engine.link.put(*late[:3])
+    engine.step()
+    engine.step()
+    engine.link.put(FlushCache(1), Submit(9, (1,) * 9, resolved(2)))
+    engine.step()
+    link = play(engine, [])
+    assert [link.end(i).finish_reason.value for i in range(3)] == ["timeout", "timeout", "expired"]
+    assert replayed(path).divergence is None
+    edit(path, "flush_cache", lambda record: record.update(pages=99))
+    found = replayed(path).divergence
+    assert found is not None
+    assert (found.where, found.field, found.recorded) == ("a flush of the cache", "pages", "99")
 
 
 def test_a_scheduler_that_breaks_is_named(tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ class Loop(Protocol):
         ...
 
 
-FAILED = (FinishReason.ERROR, FinishReason.ABORT)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +70,7 @@ class EngineExchange:
         if self.last is None:
             assert self.refusal is not None, "a request ends with an output or a refusal"
             failure = Failure("engine", self.refusal)
-        elif self.last.finish_reason in FAILED:
+        elif self.last.finish_reason is not None and self.last.finish_reason.is_failure:
             failure = Failure("engine", self.last.error or "the request was aborted")
         else:
             reason = self.last.finish_reason

@@ -11,10 +11,12 @@ from collections import deque
 from typing import NamedTuple
 
 from sluice.engine.clock import Clock, WallClock
-from sluice.engine.messages import Abort, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.deadlines import Deadlines
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.engine.meter import Meter
 from sluice.engine.protocols import Link, Pending, Planner, Runner, TraceSink
 from sluice.engine.trace import NullTrace, StepTimes
+from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.scheduler import DuplicateRequest
 from sluice.types import BatchPlan, FinishReason, Output
 
@@ -57,6 +59,7 @@ class Engine:
         self.trace = NullTrace() if trace is None else trace
         self.meter = Meter()
         self.in_flight: deque[InFlight] = deque()
+        self._deadlines = Deadlines()
         self.is_open = True
 
     def run(self) -> None:
@@ -67,6 +70,7 @@ class Engine:
     def step(self) -> None:
         """One turn of the loop."""
         self._receive()
+        self._expire()
         plan = self.scheduler.schedule()
         if plan is not None:
             self._launch(plan)
@@ -92,8 +96,10 @@ class Engine:
             case Abort(request_id, reason):
                 return self.scheduler.abort(request_id, reason)
             case QueryStats(query_id):
-                self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest, self.meter.totals()))
-                return []
+                return self._answer(query_id)
+            case FlushCache(query_id):
+                self.scheduler.flush_cache()
+                return self._answer(query_id)
             case Shutdown():
                 self.is_open = False
                 return []
@@ -112,10 +118,23 @@ class Engine:
             )
         except DuplicateRequest:
             return []  # the stream of this id belongs to the first to use it
+        except QueueFull as error:
+            return [Output(message.request_id, 0, (), 0, FinishReason.OVERLOAD, str(error))]
         except ValueError as error:
             return [Output(message.request_id, 0, (), 0, FinishReason.ERROR, str(error))]
         self.meter.arrived(message.request_id, self.clock.now())
+        self._deadlines.watch(message)
         return []
+
+    def _answer(self, query_id: int) -> list[Output]:
+        self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest, self.meter.totals()))
+        return []
+
+    def _expire(self) -> None:
+        """Drop what is late before the step is planned: nothing is computed for nobody."""
+        if self._deadlines:
+            for request_id, reason in self._deadlines.due(self.clock.now()):
+                self._send(self.scheduler.abort(request_id, reason))
 
     def _launch(self, plan: BatchPlan) -> None:
         """Launch a plan. If that fails, what is in flight is committed first: plans end in the order they were made,
@@ -158,6 +177,7 @@ class Engine:
     def _send(self, outputs: list[Output]) -> None:
         if outputs:
             self.meter.sent(outputs, self.clock.now())
+            self._deadlines.forget(outputs)
             self.link.send(outputs)
 
 

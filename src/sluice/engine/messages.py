@@ -25,6 +25,11 @@ class Submit:
     priority: int = 0
     output_ids: tuple[int, ...] = ()
     num_told: int = 0
+    begin_by: float | None = None
+    """Drop it if it has not begun by then, in seconds of the engine's clock (`clock.WallClock` is one for all processes
+    of a machine)."""
+    end_by: float | None = None
+    """End it then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,15 @@ class QueryStats:
 
 
 @dataclass(frozen=True, slots=True)
+class FlushCache:
+    """Forget every cached page that nobody uses, and then answer like `QueryStats`."""
+
+    query_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stats:
-    """How an engine stands: what the answer to a `QueryStats` says."""
+    """How an engine stands: what the answer to a `QueryStats` or `FlushCache` says."""
 
     query_id: int
     occupancy: Occupancy
@@ -59,4 +71,4 @@ class Stats:
     """Since the engine began."""
 
 
-Message = Submit | Abort | QueryStats | Shutdown
+Message = Submit | Abort | QueryStats | FlushCache | Shutdown

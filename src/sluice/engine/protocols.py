@@ -33,6 +33,10 @@ class Planner(Protocol):
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]: ...
 
+    def flush_cache(self) -> int:
+        """Forget every cached page that nobody uses. Returns how many."""
+        ...
+
     def occupancy(self) -> Occupancy:
         """How full it is now."""
         ...
@@ -76,7 +80,7 @@ class Link(Protocol):
         ...
 
     def answer(self, stats: Stats) -> None:
-        """Deliver the answer to a `QueryStats`."""
+        """Deliver the answer to a `QueryStats` or a `FlushCache`."""
         ...
 
 

@@ -51,6 +51,14 @@ class NothingPlanned(NamedTuple):
     call: Call
 
 
+class CacheFlushed(NamedTuple):
+    """`flush_cache`."""
+
+    call: Call
+    pages: int
+    """That it forgot."""
+
+
 class DeviceForgotten(NamedTuple):
     """`forget_device`."""
 
@@ -74,7 +82,7 @@ class StepEnded(NamedTuple):
     outputs: tuple[Output, ...]
 
 
-Event = Added | Aborted | NothingPlanned | DeviceForgotten | StepEnded
+Event = Added | Aborted | NothingPlanned | CacheFlushed | DeviceForgotten | StepEnded
 
 
 class Journal(Protocol):
@@ -171,6 +179,13 @@ class Recorder:
         self._journal.write(Aborted(call, request_id, reason, tuple(outputs)))
         self._rest()
         return outputs
+
+    def flush_cache(self) -> int:
+        call = self._call()
+        pages = self._planner.flush_cache()
+        self._journal.write(CacheFlushed(call, pages))
+        self._rest()
+        return pages
 
     def forget_device(self) -> None:
         call = self._call()

@@ -371,6 +371,11 @@ class Lawful:
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         return self._told(self.scheduler.abort(request_id, reason))
 
+    def flush_cache(self) -> int:
+        pages = self.scheduler.flush_cache()
+        check_state(self.state)
+        return pages
+
     def forget_device(self) -> None:
         self.scheduler.forget_device()
         check_state(self.state)

@@ -34,6 +34,8 @@ class WaitingQueue:
         self._policy = limits.policy
         self._sign = 1 if limits.low_priority_values_first else -1
         self._requests: list[Request] = []
+        self.uncached_tokens = 0
+        """Sum of `Request.uncached`."""
         self._promoted: set[int] = set()
 
     def __len__(self) -> int:
@@ -44,11 +46,18 @@ class WaitingQueue:
 
     def push(self, request: Request, step: int) -> None:
         request.waits_since = step
+        self.uncached_tokens += request.uncached
         insort(self._requests, request, key=self.rank)
 
     def remove(self, request: Request) -> None:
         self._requests.remove(request)
+        self.uncached_tokens -= request.uncached
         self._promoted.discard(request.id)
+
+    def set_uncached(self, request: Request, tokens: int) -> None:
+        """What a waiting request lacks was counted anew."""
+        self.uncached_tokens += tokens - request.uncached
+        request.uncached = tokens
 
     def rank(self, request: Request) -> Rank:
         """Smaller goes first."""

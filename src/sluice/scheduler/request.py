@@ -67,6 +67,8 @@ class Request:
     """Step at which it joined the waiting queue, this time."""
     planned_at: int = 0
     """Step of its latest chunk, or of its admission."""
+    uncached: int = 0
+    """Tokens not found in the cache when they were last counted; nobody counts without --max-queued-tokens."""
     path: list[Node] = field(default_factory=list)
     """While it waits: the cached pages found for it so far. Nobody holds them, and they may be gone."""
     finish_reason: FinishReason | None = None
@@ -77,6 +79,11 @@ class Request:
         self.max_tokens = self.sampling.max_tokens
         self.stop_ids = frozenset(self.sampling.stop_token_ids)
         self.num_targets = 0 if self.sampling.prompt_logprobs is None else self.prompt_len - 1
+
+    @property
+    def has_begun(self) -> bool:
+        """It was admitted at least once, here or by an engine before."""
+        return self.num_cached_tokens >= 0 or self.num_outputs > 0
 
     @property
     def num_outputs(self) -> int:

@@ -20,6 +20,7 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.passes import groups_of
 from sluice.scheduler.prefill import PrefillAdder
+from sluice.scheduler.queue_limits import QueueLimits
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import (
@@ -46,6 +47,7 @@ class Scheduler:
         self.limits = limits
         self.state = SchedulerState(kv, limits)
         self._groups = groups_of(limits)
+        self._queue_limits = QueueLimits(self.state, limits)
         self._page_size = kv.page_size
 
     @property
@@ -78,10 +80,14 @@ class Scheduler:
 
         Raises:
             DuplicateRequest: the id is in use.
+            QueueFull: too much waits already.
             ValueError: an empty prompt, prompt + output that could never fit the KV pool, or nothing left to do.
         """
         if request_id in self.state.requests:
             raise DuplicateRequest(f"request id {request_id} is in use")
+        resumes = bool(output_ids or num_told)
+        if not resumes:
+            self._queue_limits.check_count()
         tokens = array("i", prompt)
         prompt_len = len(tokens)
         tokens.extend(output_ids)
@@ -100,6 +106,8 @@ class Scheduler:
             raise ValueError(f"{num_told} log-probabilities of the prompt were told, it has {request.num_targets}")
         if request.num_outputs >= request.max_tokens:
             raise ValueError(f"{request.num_outputs} tokens were given already, max_tokens is {request.max_tokens}")
+        if not resumes:
+            self._queue_limits.check_tokens(request)
         self.state.add(request)
 
     def occupancy(self) -> Occupancy:
@@ -116,9 +124,12 @@ class Scheduler:
         )
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
-        """End a request now, wherever it is. Unknown and ended ids give nothing."""
+        """End a request now, wherever it is. Unknown and ended ids give nothing, nor does EXPIRED for one that has
+        begun."""
         request = self.state.requests.get(request_id)
         if request is None or request.finish_reason is not None:
+            return []
+        if reason is FinishReason.EXPIRED and request.has_begun:
             return []
         return [self._end(request, reason)]
 
@@ -126,6 +137,11 @@ class Scheduler:
         """Plan the next step, or None if nothing can be planned before a commit or a new request."""
         state = self.state
         state.waiting.promote(state.step)
+        plan = self._plan(state)
+        state.left_waiting = len(state.waiting) > 0
+        return plan
+
+    def _plan(self, state: SchedulerState) -> BatchPlan | None:
         for group in self._groups:
             batch = BatchBuilder(state.kv)
             adder = PrefillAdder(state, self.limits, batch)
@@ -178,6 +194,10 @@ class Scheduler:
         for request in list(self.state.running()):
             self.state.send_back(request)
         self.state.kv.flush()
+
+    def flush_cache(self) -> int:
+        """Forget every cached page that nobody uses. Returns how many."""
+        return self.state.kv.flush()
 
     def _advance(
         self,

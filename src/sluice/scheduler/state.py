@@ -34,6 +34,8 @@ class SchedulerState:
         self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.requests: dict[int, Request] = {}
         self.waiting = WaitingQueue(limits)
+        self.left_waiting = False
+        """The last plan left requests waiting."""
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}

@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 import zmq.asyncio
 
-from sluice.engine.messages import Abort, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.types import Output
 from sluice.wire import Frame, Start, WireError, decode, encode, encode_outputs
 
@@ -100,7 +100,7 @@ class ZmqLink:
                 frame = decode(self._requests.recv(flags))
             except zmq.Again:
                 return messages
-            if not isinstance(frame, Submit | Abort | QueryStats | Shutdown):
+            if not isinstance(frame, Submit | Abort | QueryStats | FlushCache | Shutdown):
                 raise WireError(f"not a message to an engine: {frame!r}")
             messages.append(frame)
             flags = zmq.NOBLOCK

@@ -79,6 +79,14 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_f
     """Empty if it had ended already."""
 
 
+class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="flush_cache"):
+    """Cached pages that nobody used were forgotten."""
+
+    number: int
+    at: float
+    pages: int
+
+
 class Nothing(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nothing"):
     """Nothing could be planned before a step in flight ends."""
 
@@ -122,8 +130,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     ends: tuple[End, ...] = ()
 
 
-Record = Add | Abort | Nothing | ForgetDevice | Step
-KINDS = ("add", "abort", "nothing", "forget_device", "step")
+Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Step
+KINDS = ("add", "abort", "nothing", "flush_cache", "forget_device", "step")
 
 
 class _Head(msgspec.Struct):

@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.scheduler.scheduler import Scheduler
-from sluice.tracing.format import Abort, Add, End, ForgetDevice, Nothing, Step, TraceError, decode_plan, encode_plan
+from sluice.tracing.format import (
+    Abort,
+    Add,
+    End,
+    FlushCache,
+    ForgetDevice,
+    Nothing,
+    Step,
+    TraceError,
+    decode_plan,
+    encode_plan,
+)
 from sluice.tracing.reader import Line, TraceReader
 from sluice.tracing.writer import ends_of
 from sluice.types import BatchPlan, BatchResult, Output, TokenLogprobs
@@ -32,7 +43,7 @@ class Ended(NamedTuple):
     step: Step
 
 
-Action = Add | Abort | Nothing | ForgetDevice | Planned | Ended
+Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Planned | Ended
 
 
 class NumberedCall(NamedTuple):
@@ -160,6 +171,9 @@ class Player:
                 return self._add(action)
             case Abort():
                 return different_ends(action.ends, self._scheduler.abort(action.request_id, action.reason))
+            case FlushCache(pages=pages):
+                flushed = self._scheduler.flush_cache()
+                return None if flushed == pages else ("pages", str(pages), str(flushed))
             case ForgetDevice():
                 self._scheduler.forget_device()
                 return None
@@ -220,6 +234,8 @@ def place_of(action: Action) -> str:
             return f"request {request_id}, aborted"
         case Nothing():
             return "a turn that planned nothing"
+        case FlushCache():
+            return "a flush of the cache"
         case ForgetDevice():
             return "the loss of the device's state"
 

@@ -19,11 +19,12 @@ from typing import BinaryIO
 
 import msgspec
 
-from sluice.engine.recorder import Aborted, Added, DeviceForgotten, Event, NothingPlanned, StepEnded
+from sluice.engine.recorder import Aborted, Added, CacheFlushed, DeviceForgotten, Event, NothingPlanned, StepEnded
 from sluice.tracing.format import (
     Abort,
     Add,
     End,
+    FlushCache,
     ForgetDevice,
     Header,
     Nothing,
@@ -154,6 +155,8 @@ class LineMaker:
                 )
             case NothingPlanned((number, at)):
                 return Nothing(number=number, at=self._time(at))
+            case CacheFlushed((number, at), pages):
+                return FlushCache(number=number, at=self._time(at), pages=pages)
             case DeviceForgotten((number, at)):
                 return ForgetDevice(number=number, at=self._time(at))
 

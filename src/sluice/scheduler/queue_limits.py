@@ -1,0 +1,76 @@
+"""How much may wait: whoever comes while the queue is full is told so at once, and costs nothing.
+
+Only `add` asks. What was accepted once is never refused: a retracted request waits again however full the queue is.
+"""
+
+from __future__ import annotations
+
+from sluice.scheduler.queue import cached_len
+from sluice.scheduler.request import Request
+from sluice.scheduler.state import SchedulerState
+from sluice.types import SchedulerLimits
+
+
+class QueueFull(ValueError):
+    """There is no room in the queue for a request that is otherwise fine."""
+
+
+class QueueLimits:
+    """Bounds on what waits, in requests and in tokens.
+
+    Tokens are those still to be prefilled before a newcomer gets its turn: of waiting requests what is not cached, of
+    half-computed ones what is not planned. What a waiting request lacks is looked up when it comes; it is looked up
+    again, once a step at most, before anybody is refused for it.
+    """
+
+    def __init__(self, state: SchedulerState, limits: SchedulerLimits) -> None:
+        self._state = state
+        self._max_requests = limits.max_queued_requests
+        self._max_tokens = limits.max_queued_tokens
+        self._recounted_at = -1
+
+    def check_count(self) -> None:
+        """
+        Raises:
+            QueueFull: as many requests wait as may. Those that came since the last plan do not count as far as there
+                are free slots, unless that plan left others waiting all the same.
+        """
+        waiting = len(self._state.waiting)
+        free = 0 if self._state.left_waiting else len(self._state.free_slots)
+        if self._max_requests and waiting >= self._max_requests + free:
+            raise QueueFull(
+                f"the queue is full: {waiting} requests wait, --max-queued-requests is {self._max_requests}"
+            )
+
+    def check_tokens(self, request: Request) -> None:
+        """
+        Raises:
+            QueueFull: the request's uncached tokens and those that wait already are more than may wait. A request alone
+                is never too many.
+        """
+        if not self._max_tokens:
+            return
+        request.uncached = self._uncached(request)
+        if not self._has_room(request.uncached) and self._recounted_at != self._state.step:
+            self._recount()
+        if not self._has_room(request.uncached):
+            raise QueueFull(
+                f"the queue is full: {self._waiting_tokens()} uncached tokens wait and the prompt adds"
+                f" {request.uncached}, --max-queued-tokens is {self._max_tokens}"
+            )
+
+    def _has_room(self, tokens: int) -> bool:
+        waiting = self._waiting_tokens()
+        return waiting == 0 or waiting + tokens <= self._max_tokens
+
+    def _waiting_tokens(self) -> int:
+        partial = sum(request.extend_len for request in self._state.partial.values())
+        return partial + self._state.waiting.uncached_tokens
+
+    def _uncached(self, request: Request) -> int:
+        return len(request.tokens) - cached_len(self._state.kv, request)
+
+    def _recount(self) -> None:
+        self._recounted_at = self._state.step
+        for request in self._state.waiting:
+            self._state.waiting.set_uncached(request, self._uncached(request))

@@ -1,0 +1,131 @@
+"""Requests that are late are dropped before anything is computed for them."""
+
+from __future__ import annotations
+
+import random
+
+from recording import RecordingRunner
+from sluice.engine.clock import VirtualClock
+from sluice.engine.deadlines import KEPT_STALE, Deadlines
+from sluice.engine.engine import Engine
+from sluice.engine.messages import Abort, FlushCache, Submit
+from sluice.engine.trace import RecentSteps
+from sluice.testing import ManualLink, ShadowRunner, resolved
+from sluice.types import FinishReason, Output
+from support import shape
+from worlds import World, limits_of
+
+
+class Bench:
+    """An engine with one slot whose clock is moved by hand."""
+
+    def __init__(self, running: int = 1) -> None:
+        world = World(limits_of(chunk=8, running=running), num_pages=32, page_size=4)
+        self.clock, self.link = VirtualClock(), ManualLink()
+        self.runner = RecordingRunner(ShadowRunner(page_size=4))
+        self.scheduler = world.scheduler()
+        self.engine = Engine(self.scheduler, self.runner, self.link, clock=self.clock, trace=RecentSteps())
+
+    def submit(self, request_id: int, *, begin_by: float | None = None, end_by: float | None = None) -> None:
+        sampling = resolved(20)
+        self.link.put(Submit(request_id, (request_id, 2, 3), sampling, begin_by=begin_by, end_by=end_by))
+
+    def step(self, seconds: float = 1.0) -> None:
+        self.engine.step()
+        self.clock.advance(seconds)
+
+    def rows_of(self, request_id: int) -> int:
+        return sum(row[0] == request_id for plan in self.runner.plans for row in shape(plan))
+
+
+def test_what_waits_too_long_is_never_prefilled() -> None:
+    """A request past its time that is computed all the same, and answered with a token and status 200."""
+    bench = Bench()
+    bench.submit(0)
+    bench.submit(1, begin_by=3.0)
+    bench.submit(2, end_by=3.0)
+    for _ in range(4):
+        bench.step()
+        bench.engine.step()
+    assert bench.link.end(1).finish_reason is FinishReason.EXPIRED
+    assert bench.link.end(2).finish_reason is FinishReason.TIMEOUT
+    assert bench.rows_of(1) == bench.rows_of(2) == 0
+    assert bench.rows_of(0) == 8
+
+
+def test_a_deadline_that_is_over_on_arrival() -> None:
+    """The engine was in a long step while the request lay in the socket."""
+    bench = Bench()
+    bench.clock.advance(10)
+    bench.submit(0, begin_by=9.0)
+    bench.submit(1, end_by=10.0)
+    bench.step()
+    assert bench.link.end(0).finish_reason is FinishReason.EXPIRED
+    assert bench.link.end(1).finish_reason is FinishReason.TIMEOUT
+    assert not bench.runner.plans
+
+
+def test_what_has_begun_is_not_late_to_begin_but_may_be_late_to_end() -> None:
+    bench = Bench(running=2)
+    bench.submit(0, begin_by=1.0)
+    bench.submit(1, begin_by=1.0, end_by=5.0)
+    for _ in range(25):
+        bench.step()
+    assert bench.link.end(0).finish_reason is FinishReason.LENGTH
+    last = bench.link.end(1)
+    assert (last.finish_reason, last.start) == (FinishReason.TIMEOUT, 5)
+    assert bench.link.tokens(1) == bench.link.tokens(1)[:5]
+    assert bench.engine.is_idle
+
+
+def test_nothing_is_due_of_what_has_ended() -> None:
+    bench = Bench()
+    bench.submit(0, begin_by=50.0, end_by=90.0)
+    bench.step()
+    bench.link.put(Abort(0))
+    bench.step(100.0)
+    bench.step()
+    assert bench.link.end(0).finish_reason is FinishReason.ABORT
+
+
+def test_deadlines_against_a_slow_twin() -> None:
+    """Each is due once, in time, unless its request has ended; and those of ended requests do not pile up."""
+    draw, deadlines = random.Random(1), Deadlines()
+    open_ones: dict[int, list[tuple[float, FinishReason]]] = {}
+    now = 0.0
+    for request_id in range(3000):
+        now += draw.random()
+        begin_by, end_by = (draw.choice([None, now + draw.random() * 40]) for _ in range(2))
+        deadlines.watch(Submit(request_id, (1,), resolved(), begin_by=begin_by, end_by=end_by))
+        wanted = [(begin_by, FinishReason.EXPIRED), (end_by, FinishReason.TIMEOUT)]
+        open_ones[request_id] = [(at, reason) for at, reason in wanted if at is not None]
+        late = sorted((at, i, reason) for i, those in open_ones.items() for at, reason in those if at <= now)
+        assert list(deadlines.due(now)) == [(i, reason) for _, i, reason in late]
+        for i in open_ones:
+            open_ones[i] = [(at, reason) for at, reason in open_ones[i] if at > now]
+        if draw.random() < 0.8:
+            ended = draw.choice(sorted(open_ones))
+            del open_ones[ended]
+            deadlines.forget([Output(ended, 0, (), 0, FinishReason.ABORT), Output(-1, 0, (5,), 0)])
+        left = sum(map(len, open_ones.values()))
+        assert bool(deadlines) == (left > 0)
+        assert deadlines.num_kept <= 2 * left + 2 * KEPT_STALE
+
+
+def test_a_flush_forgets_what_nobody_uses() -> None:
+    bench = Bench(running=2)
+    bench.link.put(Submit(0, (5,) * 9, resolved(1)))
+    bench.step()
+    bench.link.put(Submit(1, (6,) * 9, resolved(9)))
+    bench.step()
+    assert bench.scheduler.occupancy().cached_pages == 2
+    bench.link.put(FlushCache(77))
+    bench.step()
+    (answer,) = bench.link.stats
+    assert answer.query_id == 77
+    assert answer.occupancy.cached_pages == 0
+    bench.link.put(Submit(2, (6,) * 9, resolved(1)), Submit(3, (5,) * 9, resolved(1)))
+    for _ in range(9):
+        bench.step()
+    assert bench.link.end(2).num_cached_tokens == 8, "in use, so it stayed"
+    assert bench.link.end(3).num_cached_tokens == 0
