@@ -84,6 +84,11 @@ def record(
     )
 
 
+def run_of(records: Sequence[Record]) -> Run:
+    """A run that had these requests."""
+    return Run("2026-01-01T00:00:00+00:00", tuple(records))
+
+
 def result(
     *runs: Sequence[Record], options: BenchOptions | None = None, url: str = "http://test", **workload: object
 ) -> Result:
@@ -95,5 +100,5 @@ def result(
         {"url": url, "model": "toy"},
         {"sluice": "0"},
         {"cores": 2},
-        tuple(Run("2026-01-01T00:00:00+00:00", tuple(records)) for records in runs),
+        tuple(map(run_of, runs)),
     )

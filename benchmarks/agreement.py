@@ -1,0 +1,269 @@
+"""Does `sluice bench` say the same as an independent client? Both measure one server with the same requests, in turns.
+
+    python benchmarks/make_checkpoint.py --shape gpt2-124m --out build/checkpoints/gpt2-124m
+    python benchmarks/agreement.py --checkpoint build/checkpoints/gpt2-124m --json benchmarks/results/agreement.json
+
+The client is AIPerf (`aiperf_client.py`). Two workloads: a request every so many ms, and so many at a time. In every
+round first `sluice bench`, then AIPerf sends the same bodies in the same order to a server without a prefix cache. A
+number of a client is the median over its rounds. Means, medians and throughput have to be within 3% of each other, 99th
+percentiles within 10%; the exit status is 1 if one is not.
+
+AIPerf counts latencies from when it sends, so ours are those "after send".
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import aiperf_client
+from benchmarks.aiperf_client import Figures, Sending
+from benchmarks.peers.environment import HOME, SetupError
+from benchmarks.peers.peer import Settings
+from benchmarks.peers.server_process import free_port, serving
+from benchmarks.peers.sluice_server import Sluice
+from sluice.bench import facts
+from sluice.bench.command import checked_path
+from sluice.bench.errors import BenchError
+from sluice.bench.measure import measure_once, server_target, warm_up, workload_of
+from sluice.bench.metrics import Spread, Summary, summarize
+from sluice.bench.options import BenchOptions, options_from
+from sluice.bench.records import Run
+from sluice.bench.report import milliseconds
+from sluice.bench.server_target import ServerTarget
+from sluice.bench.timing import WallTimer
+from sluice.bench.workload import Workload, warmup_turns
+from sluice.config import ConfigError
+
+LIMIT, TAIL_LIMIT = 0.03, 0.10
+NAMES = (
+    *(f"{latency} {statistic}" for latency in aiperf_client.LATENCIES for statistic in aiperf_client.STATISTICS),
+    *aiperf_client.RATES,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One number of both clients, over the rounds. Latencies in seconds."""
+
+    name: str
+    ours: float
+    theirs: float
+    limit: float
+    rounds: tuple[tuple[float, float], ...]
+    """Ours and theirs in each round."""
+
+    @property
+    def ratio(self) -> float:
+        """Ours / theirs."""
+        return self.ours / self.theirs
+
+    @property
+    def agrees(self) -> bool:
+        return abs(self.ratio - 1) <= self.limit
+
+
+def figures_of(run: Run) -> Figures:
+    """What `sluice bench` says of a run, by the names and definitions that both share.
+
+    Raises:
+        BenchError: events held several tokens: then our ITLs are of tokens, the other client's of events.
+    """
+    summary = summarize(run.requests)
+    if summary.bundled_events:
+        raise BenchError(f"{summary.bundled_events} events held several tokens; ITLs cannot be compared")
+    spreads = {
+        "TTFT": summary.all.ttft_after_send,
+        "TPOT": summary.all.tpot,
+        "ITL": summary.all.itl,
+        "end to end": summary.all.e2e_after_send,
+    }
+    numbers = {name: value for latency, spread in spreads.items() for name, value in _named(latency, spread)}
+    return Figures(
+        requests=summary.requests - summary.failed,
+        failed=summary.failed,
+        prompt_tokens=summary.prompt_tokens,
+        output_tokens=summary.output_tokens,
+        numbers=numbers | _rates(summary),
+    )
+
+
+def _named(latency: str, spread: Spread) -> Iterator[tuple[str, float]]:
+    for statistic, value in (("mean", spread.mean), ("p50", spread.p50), ("p99", spread.p99)):
+        if value is not None:
+            yield f"{latency} {statistic}", value
+
+
+def _rates(summary: Summary) -> dict[str, float]:
+    return {"requests/s": summary.requests_per_second, "output tokens/s": summary.output_per_second}
+
+
+def rows(rounds: Sequence[tuple[Figures, Figures]]) -> list[Row]:
+    """Ours beside theirs.
+
+    Raises:
+        BenchError: requests failed, or the clients did not do the same work.
+    """
+    for ours, theirs in rounds:
+        if ours.failed or theirs.failed:
+            raise BenchError(f"requests failed: {ours.failed} of ours, {theirs.failed} of the other client's")
+        for name in ("requests", "prompt_tokens", "output_tokens"):
+            mine, other = getattr(ours, name), getattr(theirs, name)
+            if mine != other:
+                raise BenchError(f"the clients did not do the same: {name} {mine} and {other}")
+    return [_row(name, [(ours.numbers[name], theirs.numbers[name]) for ours, theirs in rounds]) for name in NAMES]
+
+
+def _row(name: str, pairs: Sequence[tuple[float, float]]) -> Row:
+    ours, theirs = (statistics.median(values) for values in zip(*pairs, strict=True))
+    return Row(name, ours, theirs, TAIL_LIMIT if name.endswith("p99") else LIMIT, tuple(pairs))
+
+
+def bodies(target: ServerTarget, workload: Workload, options: BenchOptions) -> list[bytes]:
+    """What `sluice bench` sends, its warm-up first."""
+    vocab_size = options.target.vocab_size
+    turns = warmup_turns(workload, options.workload, options.run.warmup, vocab_size=vocab_size)
+    turns += [session.turns[0] for session in workload.sessions]
+    return [target.prepare(turn, ()).partition(b"\r\n\r\n")[2] for turn in turns]
+
+
+async def ours(target: ServerTarget, options: BenchOptions, repeat: int) -> Figures:
+    await warm_up(target, options)
+    return figures_of(await measure_once(target, options, repeat, target.timer))
+
+
+def measure(
+    url: str, checkpoint: Path, label: str, options: BenchOptions, rounds: int
+) -> list[tuple[Figures, Figures]]:
+    """Both clients in turns.
+
+    Raises:
+        BenchError
+    """
+    target = asyncio.run(server_target(url, options, WallTimer()))
+    found = []
+    for repeat in range(rounds):
+        print(f"{label}: round {repeat + 1} of {rounds}", file=sys.stderr, flush=True)
+        own = asyncio.run(ours(target, options, repeat))
+        sending = Sending(
+            bodies(target, workload_of(options, repeat), options),
+            options.run.warmup,
+            options.workload.concurrency,
+            options.workload.submit_interval_ms,
+        )
+        folder = HOME / "logs" / f"agreement-{label}-{repeat}"
+        found.append((own, aiperf_client.measure(url, target.model, checkpoint, sending, folder)))
+    return found
+
+
+def table(label: str, shown: Sequence[Row]) -> Iterator[str]:
+    yield f"{label:<24}{'sluice bench':>14}{'aiperf':>12}{'ratio':>10}{'limit':>8}"
+    for row in shown:
+        is_rate = row.name in aiperf_client.RATES
+        values = [f"{value:.2f}" if is_rate else milliseconds(value) for value in (row.ours, row.theirs)]
+        unit = "" if is_rate else ", ms"
+        verdict = "agrees" if row.agrees else "DIFFERS"
+        yield f"{row.name + unit:<24}{values[0]:>14}{values[1]:>12}{row.ratio:>10.3f}{row.limit:>8.0%}  {verdict}"
+
+
+def workloads(args: argparse.Namespace) -> dict[str, BenchOptions]:
+    """By name.
+
+    Raises:
+        ConfigError
+    """
+    shared = {
+        "num_requests": args.requests,
+        "prompt_tokens": str(args.prompt_tokens),
+        "output_tokens": str(args.output_tokens),
+        "ignore_eos": True,
+        "warmup": 3,
+    }
+    return {
+        "interval": options_from(shared | {"submit_interval_ms": args.interval_ms}),
+        "concurrency": options_from(shared | {"concurrency": args.concurrency}),
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        chosen, path = workloads(args), checked_path("--json", args.json)
+        if args.rounds < 1:
+            raise ConfigError(f"--rounds must be at least 1, got {args.rounds}")
+        aiperf_client.ENVIRONMENT.set_up()
+        found = _serve_and_measure(args, chosen)
+    except (ConfigError, SetupError, BenchError) as error:
+        print(f"agreement: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    for label, shown in found.items():
+        print("\n".join((*table(label, shown), "")))
+    agree = all(row.agrees for shown in found.values() for row in shown)
+    print("all agree" if agree else "not all agree")
+    if path is not None:
+        path.write_text(json.dumps(_record(args, chosen, found, agree), indent=2) + "\n", encoding="utf-8")
+    return 0 if agree else 1
+
+
+def _serve_and_measure(args: argparse.Namespace, chosen: Mapping[str, BenchOptions]) -> dict[str, list[Row]]:
+    port = free_port()
+    command = Sluice().serve(_settings(args), port)
+    with serving(command, port, HOME / "logs" / "agreement-server.log"):
+        url = f"http://127.0.0.1:{port}"
+        return {
+            label: rows(measure(url, args.checkpoint, label, options, args.rounds)) for label, options in chosen.items()
+        }
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    return Settings(args.checkpoint, threads=args.threads, more=("--no-enable-prefix-caching",))
+
+
+def _record(
+    args: argparse.Namespace, chosen: Mapping[str, BenchOptions], found: Mapping[str, Sequence[Row]], agree: bool
+) -> dict[str, Any]:
+    return {
+        "benchmark": "agreement",
+        "model": args.checkpoint.resolve().name,
+        "rounds": args.rounds,
+        "threads": args.threads,
+        "all_agree": agree,
+        "workloads": {
+            label: {
+                "workload": asdict(chosen[label].workload),
+                "numbers": [asdict(row) | {"ratio": row.ratio, "agrees": row.agrees} for row in shown],
+            }
+            for label, shown in found.items()
+        },
+        "versions": facts.versions(("torch",)) | aiperf_client.ENVIRONMENT.versions(("aiperf", "aiohttp")),
+        "machine": facts.machine(),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face folder")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers of every round")
+    parser.add_argument("--rounds", type=int, default=4, help="(default: 4)")
+    parser.add_argument("--requests", type=int, default=100, help="of a workload in a round (default: 100)")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="(default: 128)")
+    parser.add_argument("--output-tokens", type=int, default=24, help="(default: 24)")
+    parser.add_argument("--interval-ms", type=float, default=400.0, help="between requests (default: 400)")
+    parser.add_argument("--concurrency", type=int, default=3, help="requests at a time (default: 3)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="of the engine; clients want a core of their own (default: 1)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

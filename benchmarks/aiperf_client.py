@@ -1,0 +1,136 @@
+"""AIPerf, an independent client of OpenAI's API: sends given requests, and what it says of them.
+
+It lives in an environment of its own (`peers/pins/aiperf.txt`), gets the very bodies that `sluice bench` sends, in the
+same order, and computes everything itself; only its names are translated (`LATENCIES`). What it calls inter-token
+latency is one number for each request, (request latency - time to first token) / (tokens - 1): TPOT here. The gaps
+between tokens are its inter-chunk latency, as long as every event holds one token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environment import Environment
+from sluice.bench.errors import BenchError
+
+ENVIRONMENT = Environment("aiperf")
+VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
+"""Not HF_HUB_OFFLINE: with it AIPerf takes no folder for a tokenizer. A folder is read without the network."""
+REPORT = "profile_export_aiperf.json"
+LATENCIES = {
+    "TTFT": "time_to_first_token",
+    "TPOT": "inter_token_latency",
+    "ITL": "inter_chunk_latency",
+    "end to end": "request_latency",
+}
+STATISTICS = {"mean": "avg", "p50": "p50", "p99": "p99"}
+RATES = {"requests/s": "request_throughput", "output tokens/s": "output_token_throughput"}
+MILLISECONDS = "ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a client says of one run."""
+
+    requests: int
+    failed: int
+    prompt_tokens: int
+    output_tokens: int
+    numbers: Mapping[str, float]
+    """"TTFT mean" and so on in seconds, "requests/s" and so on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """Requests, and when they go."""
+
+    bodies: Sequence[bytes]
+    """JSON objects."""
+    warmup: int
+    """So many of them, the first ones, go before and do not count; one after the other."""
+    concurrency: int | None
+    interval_ms: float | None
+    """One of the two."""
+
+
+def command(url: str, model: str, tokenizer: Path, sending: Sending, folder: Path) -> list[str]:
+    """AIPerf's command line. A connection for each request and counts by the server, as `sluice bench` has them."""
+    if sending.interval_ms is None:
+        pace = ["--concurrency", str(sending.concurrency)]
+    else:
+        pace = ["--request-rate", repr(1000 / sending.interval_ms), "--arrival-pattern", "constant"]
+    return [
+        *(str(ENVIRONMENT.folder / "bin" / "aiperf"), "profile", "--model", model, "--url", url),
+        *("--endpoint-type", "completions", "--streaming", "--tokenizer", str(tokenizer.resolve())),
+        *("--input-file", str(_inputs(folder)), "--custom-dataset-type", "inputs-json"),
+        *("--dataset-sampling-strategy", "sequential", "--request-count", str(len(sending.bodies) - sending.warmup)),
+        *("--warmup-request-count", str(sending.warmup), "--warmup-concurrency", "1"),
+        *("--use-server-token-count", "--connection-reuse-strategy", "never"),
+        *("--workers-max", "1", "--record-processors", "1", "--no-gpu-telemetry", "--no-server-metrics"),
+        *("--ui", "none", "--artifact-dir", str(folder), *pace),
+    ]
+
+
+def _inputs(folder: Path) -> Path:
+    return folder.with_suffix(".inputs.json")
+
+
+def measure(url: str, model: str, tokenizer: Path, sending: Sending, folder: Path) -> Figures:
+    """Send it all. Files of AIPerf's stay in `folder`, its output in the file FOLDER.log.
+
+    Raises:
+        BenchError: AIPerf fails, or says nothing that can be read.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    write_inputs(sending.bodies, _inputs(folder))
+    log = folder.with_suffix(".log")
+    (folder / REPORT).unlink(missing_ok=True)
+    with log.open("wb") as output:
+        done = subprocess.run(
+            command(url, model, tokenizer, sending, folder),
+            check=False,
+            env=os.environ | VARIABLES,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    if done.returncode != 0:
+        raise BenchError(f"aiperf ended with {done.returncode}; see {log}")
+    try:
+        return read_figures(json.loads((folder / REPORT).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BenchError(f"aiperf left no numbers ({type(error).__name__}: {error}); see {log}") from error
+
+
+def write_inputs(bodies: Sequence[bytes], path: Path) -> None:
+    """The file of requests that AIPerf sends as they are: sessions of one request each."""
+    sessions = [{"session_id": f"{index:06d}", "payloads": [json.loads(body)]} for index, body in enumerate(bodies)]
+    path.write_text(json.dumps({"data": sessions}), encoding="utf-8")
+
+
+def read_figures(report: Mapping[str, Any]) -> Figures:
+    """From the JSON that AIPerf writes.
+
+    Raises:
+        KeyError, TypeError, ValueError: something else.
+    """
+    numbers = {name: float(report[tag]["avg"]) for name, tag in RATES.items()}
+    for name, tag in LATENCIES.items():
+        if report[tag]["unit"] != MILLISECONDS:
+            raise ValueError(f"{tag} is in {report[tag]['unit']!r}")
+        for statistic, theirs in STATISTICS.items():
+            numbers[f"{name} {statistic}"] = float(report[tag][theirs]) / 1000
+    failed = report.get("error_request_count")
+    return Figures(
+        requests=round(report["request_count"]["avg"]),
+        failed=0 if failed is None else round(failed["avg"]),
+        prompt_tokens=round(report["total_isl"]["avg"]),
+        output_tokens=round(report["total_osl"]["avg"]),
+        numbers=numbers,
+    )
