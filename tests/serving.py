@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from sluice.engine.messages import Abort, Message, Shutdown, Stats
 from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
+from sluice.server.body import BodyLimits
 from sluice.server.chat import ChatTemplate
 from sluice.server.client import EngineClient
 from sluice.server.tokens import Tokenizer
@@ -95,7 +96,13 @@ def parse_events(text: str) -> list[str]:
 
 @asynccontextmanager
 async def serving(
-    *, chat: bool = True, faults: Faults | None = None, max_body_bytes: int = 10_000, **options: Any
+    *,
+    chat: bool = True,
+    faults: Faults | None = None,
+    max_body_bytes: int = 10_000,
+    max_body_seconds: float = PATIENCE,
+    api_keys: Collection[str] = (),
+    **options: Any,
 ) -> AsyncIterator[Server]:
     """A server that is ready, with these options of the engine changed.
 
@@ -119,7 +126,8 @@ async def serving(
     settings = explain(ServerConfig(), chosen.config, chosen.reasons, {*OPTIONS, *options})
     limits = limits_of(chosen.config)
     backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, os.getpid(), settings))
-    app = create_app(backend, max_body_bytes=max_body_bytes, clock=lambda: 1234.5)
+    limits = BodyLimits(max_body_bytes, max_body_seconds)
+    app = create_app(backend, body_limits=limits, api_keys=api_keys, clock=lambda: 1234.5)
     delivering = asyncio.create_task(_deliver(channel, client))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from sluice.server.backend import Service
 from sluice.server.errors import ApiError
-from sluice.server.generation import Generation
-from sluice.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
+from sluice.server.generation import Generation, Usage
+from sluice.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, told_of_pieces, told_of_prompt
 from sluice.server.stream import DONE, event
 from sluice.server.text import Piece
 from sluice.server.tokens import Tokenizer
@@ -21,6 +21,7 @@ class Choice:
     """One finished choice of an answer that is sent whole."""
 
     pieces: Sequence[Piece]
+    prompt: Sequence[int]
     prompt_logprobs: Sequence[TokenLogprobs | None] | None
 
     @property
@@ -30,6 +31,16 @@ class Choice:
     @property
     def finish_reason(self) -> FinishReason | None:
         return self.pieces[-1].finish_reason
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What every answer of a call carries."""
+
+    id: str
+    created: int
+    """Unix seconds."""
+    service: Service
 
 
 class Answer(Protocol):
@@ -43,83 +54,125 @@ class Answer(Protocol):
         """One token in a stream."""
         ...
 
-    def closing(self) -> dict[str, Any]:
-        """The event without choices that carries the usage."""
+    def closing(self, usage: Usage) -> dict[str, Any] | None:
+        """What comes behind the last token of all, in a stream."""
         ...
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
         """The answer in one piece."""
         ...
 
 
 class CompletionAnswer:
-    """The answer to `POST /v1/completions`."""
+    """The answer to `POST /v1/completions`.
 
-    def __init__(self, *, id: str, created: int, service: Service) -> None:
-        self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": service.model}
-        self._tokenizer = service.tokenizer
+    Args:
+        head: of this call.
+        echo: text of each choice's prompt, which comes before the completion; empty if nobody asked for it.
+        tells_prompt_logprobs: the answer has a field for them.
+        include_usage: in a stream, every event has a `usage`, null but for the last.
+    """
+
+    def __init__(
+        self, head: Head, *, echo: Sequence[str], tells_prompt_logprobs: bool = False, include_usage: bool = False
+    ) -> None:
+        self._head: dict[str, Any] = {
+            "id": f"cmpl-{head.id}",
+            "object": "text_completion",
+            "created": head.created,
+            "model": head.service.model,
+        }
+        self._event_head = self._head | _no_usage(include_usage)
+        self._tokenizer = head.service.tokenizer
+        self._echo = echo
+        self._tells_prompt_logprobs = tells_prompt_logprobs
+        self._include_usage = include_usage
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return None
+        if not self._echo:
+            return None
+        choice = {"index": index, "text": self._echo[index], "logprobs": None, "finish_reason": None}
+        return self._event_head | {"choices": [choice]}
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        return self._head | {"choices": [self._choice(index, piece.text, [piece])]}
+        offset = len(self._echo[index]) if self._echo else 0
+        logprobs = (
+            None if piece.logprobs is None else completion_logprobs(self._tokenizer, told_of_pieces([piece], offset))
+        )
+        choice = {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        return self._event_head | {"choices": [choice]}
 
-    def closing(self) -> dict[str, Any]:
-        return self._head | {"choices": []}
+    def closing(self, usage: Usage) -> dict[str, Any] | None:
+        return self._head | {"choices": [], "usage": usage.as_json()} if self._include_usage else None
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return self._head | {
-            "choices": [
-                self._choice(index, choice.text, choice.pieces)
-                | _prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
-                for index, choice in enumerate(choices)
-            ]
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        told = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return self._head | {"choices": told, "usage": usage.as_json()}
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        echo = self._echo[index] if self._echo else ""
+        told = told_of_pieces(choice.pieces, len(echo))
+        if echo and choice.prompt_logprobs is not None:
+            told = told_of_prompt(self._tokenizer, choice.prompt, choice.prompt_logprobs) + told
+        whole = {
+            "index": index,
+            "text": echo + choice.text,
+            "logprobs": completion_logprobs(self._tokenizer, told),
+            "finish_reason": choice.finish_reason,
         }
-
-    def _choice(self, index: int, text: str, pieces: Sequence[Piece]) -> dict[str, Any]:
-        logprobs = completion_logprobs(self._tokenizer, pieces)
-        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": pieces[-1].finish_reason}
+        if self._tells_prompt_logprobs:
+            whole |= _prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
+        return whole
 
 
 class ChatAnswer:
-    """The answer to `POST /v1/chat/completions`."""
+    """The answer to `POST /v1/chat/completions`.
 
-    def __init__(self, *, id: str, created: int, service: Service) -> None:
-        head = {"id": f"chatcmpl-{id}", "created": created, "model": service.model}
-        self._whole_head = head | {"object": "chat.completion"}
-        self._chunk_head = head | {"object": "chat.completion.chunk"}
-        self._tokenizer = service.tokenizer
+    Args:
+        head: of this call.
+        include_usage: in a stream, every event has a `usage`, null but for the last.
+    """
+
+    def __init__(self, head: Head, *, include_usage: bool = False) -> None:
+        common = {"id": f"chatcmpl-{head.id}", "created": head.created, "model": head.service.model}
+        self._whole_head: dict[str, Any] = common | {"object": "chat.completion"}
+        self._chunk_head: dict[str, Any] = common | {"object": "chat.completion.chunk"}
+        self._event_head = self._chunk_head | _no_usage(include_usage)
+        self._tokenizer = head.service.tokenizer
+        self._include_usage = include_usage
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        logprobs = chat_logprobs(self._tokenizer, [piece])
+        logprobs = None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece])
         return self._chunk(index, {"content": piece.text}, logprobs, piece.finish_reason)
 
-    def closing(self) -> dict[str, Any]:
-        return self._chunk_head | {"choices": []}
+    def closing(self, usage: Usage) -> dict[str, Any] | None:
+        return self._chunk_head | {"choices": [], "usage": usage.as_json()} if self._include_usage else None
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        answer = self._whole_head | {
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": choice.text},
-                    "logprobs": chat_logprobs(self._tokenizer, choice.pieces),
-                    "finish_reason": choice.finish_reason,
-                }
-                for index, choice in enumerate(choices)
-            ]
-        }
-        return answer | _prompt_logprobs(self._tokenizer, choices[0].prompt_logprobs)
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
+        told = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": choice.text},
+                "logprobs": chat_logprobs(self._tokenizer, choice.pieces),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices)
+        ]
+        answer = self._whole_head | {"choices": told} | _prompt_logprobs(self._tokenizer, choices[0].prompt_logprobs)
+        return answer | {"usage": usage.as_json()}
 
     def _chunk(
         self, index: int, delta: dict[str, str], logprobs: dict[str, Any] | None, reason: FinishReason | None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._chunk_head | {"choices": [choice]}
+        return self._event_head | {"choices": [choice]}
+
+
+def _no_usage(include_usage: bool) -> dict[str, Any]:
+    return {"usage": None} if include_usage else {}
 
 
 def _prompt_logprobs(tokenizer: Tokenizer, told: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
@@ -127,37 +180,51 @@ def _prompt_logprobs(tokenizer: Tokenizer, told: Sequence[TokenLogprobs | None] 
     return {} if told is None else {"prompt_logprobs": prompt_logprobs(tokenizer, told)}
 
 
-async def events(generation: Generation, answer: Answer, *, include_usage: bool) -> AsyncGenerator[bytes, None]:
+async def events(generation: Generation, answer: Answer) -> AsyncGenerator[bytes, None]:
     """The call as server-sent events. Tokens that arrived together are sent together, each as its own event.
 
-    With `include_usage` every event has a `usage`, null but for the last. A failure is an event with an `error`, and
-    no `[DONE]` follows it.
+    Nothing comes before the first token, so that what fails until then is an answer with a status of its own. A later
+    failure is an event with an `error`, and no `[DONE]` follows it.
+
+    Raises:
+        ApiError: as `Generation.pieces`, before the first event.
     """
-    no_usage: dict[str, Any] = {"usage": None} if include_usage else {}
+    has_begun = False
     try:
         with generation:
-            openings = [answer.opening(index) for index in range(generation.num_choices)]
-            if any(openings):
-                yield b"".join(event(opening | no_usage) for opening in openings if opening is not None)
             async for pieces in generation.pieces():
-                yield b"".join(event(answer.chunk(index, piece) | no_usage) for index, piece in pieces)
-            end = event(answer.closing() | {"usage": generation.usage().as_json()}) if include_usage else b""
-            yield end + DONE
+                data = [] if has_begun else _openings(generation, answer)
+                data += [event(answer.chunk(index, piece)) for index, piece in pieces]
+                if data:
+                    has_begun = True
+                    yield b"".join(data)
+            closing = answer.closing(generation.usage())
+            yield (b"" if closing is None else event(closing)) + DONE
     except ApiError as error:
+        if not has_begun:
+            raise
         yield event(error.body())
 
 
-async def whole(generation: Generation, answer: Answer) -> dict[str, Any]:
+def _openings(generation: Generation, answer: Answer) -> list[bytes]:
+    openings = [answer.opening(index) for index in range(generation.num_choices)]
+    return [event(opening) for opening in openings if opening is not None]
+
+
+async def whole(generation: Generation, answer: Answer) -> Any:
     """The call as one object.
 
     Raises:
-        ApiError: 500 or 503, the engine failed it.
+        ApiError: as `Generation.pieces`.
     """
     pieces: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
     with generation:
         async for arrived in generation.pieces():
             for index, piece in arrived:
                 pieces[index].append(piece)
-        choices = [Choice(own, generation.prompt_logprobs(index)) for index, own in enumerate(pieces)]
+        choices = [
+            Choice(own, generation.prompt_of(index), generation.prompt_logprobs(index))
+            for index, own in enumerate(pieces)
+        ]
         assert all(choice.finish_reason is not None for choice in choices), choices
-        return answer.whole(choices) | {"usage": generation.usage().as_json()}
+        return answer.whole(choices, generation.usage())

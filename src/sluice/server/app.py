@@ -1,50 +1,117 @@
-"""The routes: thin, each a few lines over `openai` (what is asked), `generation` and `answers`."""
+"""The routes, each a few lines over what is asked (`openai`, `native`, `tokenizing`), `generation` and `answers`."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from sluice.server.answers import Answer, ChatAnswer, CompletionAnswer, events, whole
+from sluice.server.answers import Answer, ChatAnswer, CompletionAnswer, Head, events, whole
+from sluice.server.asked import Asked, CompletionCall
+from sluice.server.auth import KeyRequired
 from sluice.server.backend import Backend, Service
-from sluice.server.errors import ApiError
+from sluice.server.body import BodyLimits, read_body
+from sluice.server.errors import RETRY_SECONDS, ApiError, bad_request
 from sluice.server.generation import Generation, chat_prompt, completion_prompts
-from sluice.server.info import server_info
-from sluice.server.openai import ChatCall, CompletionCall, parse_chat, parse_completion
+from sluice.server.info import flush_cache, model_info, server_info
+from sluice.server.native import NativeAnswer, parse_generate
+from sluice.server.openai import parse_chat, parse_completion
+from sluice.server.openapi import openapi
 from sluice.server.stream import EventStream, unless_disconnected
+from sluice.server.tokenizing import detokenize, tokenize
 
-MAX_BODY_BYTES = 32 << 20
 CLIENT_LEFT = 499
 """Nobody reads it; it marks the call in a log."""
 
 
 def create_app(
-    backend: Backend, *, max_body_bytes: int = MAX_BODY_BYTES, clock: Callable[[], float] = time.time
+    backend: Backend,
+    *,
+    body_limits: BodyLimits | None = None,
+    api_keys: Collection[str] = (),
+    clock: Callable[[], float] = time.time,
 ) -> FastAPI:
-    """The HTTP application over a backend that may open and close at any time."""
+    """The HTTP application over a backend that may open and close at any time.
+
+    Args:
+        body_limits: of every request.
+        api_keys: one of them must come with every request; without any, none need.
+        clock: Unix seconds.
+    """
+    limits = body_limits or BodyLimits()
     app = FastAPI(title="Sluice", docs_url=None, redoc_url=None, openapi_url=None)
-    started = int(clock())
+    _add_generating(app, backend, limits, clock)
+    _add_tokenizing(app, backend, limits)
+    _add_describing(app, backend, int(clock()))
+    _answer_errors(app)
+    if api_keys:
+        app.add_middleware(KeyRequired, keys=api_keys)
+    return app
+
+
+def _add_generating(app: FastAPI, backend: Backend, limits: BodyLimits, clock: Callable[[], float]) -> None:
+    def head_of(service: Service) -> Head:
+        return Head(secrets.token_hex(12), int(clock()), service)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        call = parse_completion(await read_body(request, max_body_bytes))
+        call = parse_completion(await read_body(request, limits))
         service = service_for(backend, call)
-        answer = CompletionAnswer(id=secrets.token_hex(12), created=int(clock()), service=service)
-        return await respond(request, service, call, await completion_prompts(service, call), answer)
+        came_at = service.client.now()
+        prompts = await completion_prompts(service, call)
+        generation = Generation(service, prompts, call, came_at=came_at, is_empty=call.is_empty)
+        answer = CompletionAnswer(
+            head_of(service),
+            echo=_echo(service, call, prompts),
+            tells_prompt_logprobs=call.tells_prompt_logprobs,
+            include_usage=call.include_usage,
+        )
+        return await respond(request, call, generation, answer)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        call = parse_chat(await read_body(request, max_body_bytes))
+        call = parse_chat(await read_body(request, limits))
         service = service_for(backend, call)
-        answer = ChatAnswer(id=secrets.token_hex(12), created=int(clock()), service=service)
-        return await respond(request, service, call, [await chat_prompt(service, call)], answer)
+        came_at = service.client.now()
+        generation = Generation(service, [await chat_prompt(service, call)], call, came_at=came_at)
+        answer = ChatAnswer(head_of(service), include_usage=call.include_usage)
+        return await respond(request, call, generation, answer)
 
+    @app.post("/generate")
+    async def generate(request: Request) -> Response:
+        call = parse_generate(await read_body(request, limits))
+        service = service_for(backend, call)
+        came_at = service.client.now()
+        generation = Generation(service, await completion_prompts(service, call), call, came_at=came_at)
+        return await respond(request, call, generation, NativeAnswer(head_of(service), call, generation, came_at))
+
+    @app.post("/v1/embeddings")
+    async def embeddings(request: Request) -> Response:
+        raise bad_request(
+            "this server generates text and gives no embeddings: the models it serves are made for the next token",
+            code="unsupported",
+        )
+
+
+def _add_tokenizing(app: FastAPI, backend: Backend, limits: BodyLimits) -> None:
+    @app.post("/tokenize")
+    async def to_tokens(request: Request) -> Response:
+        body = await read_body(request, limits)
+        return JSONResponse(await tokenize(backend.service(), body))
+
+    @app.post("/detokenize")
+    async def to_text(request: Request) -> Response:
+        body = await read_body(request, limits)
+        return JSONResponse(detokenize(backend.service(), body))
+
+
+def _add_describing(app: FastAPI, backend: Backend, started: int) -> None:
     @app.get("/v1/models")
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [describe_model(backend.service(), started)]})
@@ -57,18 +124,30 @@ def create_app(
 
     @app.get("/health")
     async def health() -> Response:
-        return JSONResponse({"status": backend.status}, status_code=200 if backend.is_open else 503)
+        status, headers = (200, {}) if backend.is_open else (503, {"Retry-After": str(RETRY_SECONDS)})
+        return JSONResponse({"status": backend.status}, status_code=status, headers=headers)
 
     @app.get("/server_info")
+    @app.get("/get_server_info")
     async def info() -> Response:
         return JSONResponse(await server_info(backend.service()))
+
+    @app.get("/model_info")
+    @app.get("/get_model_info")
+    async def about_model() -> Response:
+        return JSONResponse(model_info(backend.service()))
+
+    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush() -> Response:
+        return JSONResponse(await flush_cache(backend.service()))
 
     @app.get("/version")
     async def show_version() -> Response:
         return JSONResponse({"version": version("sluice")})
 
-    _answer_errors(app)
-    return app
+    @app.get("/openapi.json")
+    async def schema() -> Response:
+        return JSONResponse(openapi(version("sluice")))
 
 
 def describe_model(service: Service, started: int) -> dict[str, object]:
@@ -82,7 +161,7 @@ def describe_model(service: Service, started: int) -> dict[str, object]:
     }
 
 
-def service_for(backend: Backend, call: CompletionCall | ChatCall) -> Service:
+def service_for(backend: Backend, call: Asked) -> Service:
     """
     Raises:
         ApiError: 503, no model is loaded; 404, it is another one.
@@ -92,34 +171,23 @@ def service_for(backend: Backend, call: CompletionCall | ChatCall) -> Service:
     return service
 
 
-async def respond(
-    request: Request,
-    service: Service,
-    call: CompletionCall | ChatCall,
-    prompts: Sequence[Sequence[int]],
-    answer: Answer,
-) -> Response:
+def _echo(service: Service, call: CompletionCall, prompts: Sequence[Sequence[int]]) -> list[str]:
+    """The prompt of each choice as the caller wrote it, or, of token ids, as they read; nothing if it is not wanted."""
+    if not call.echo:
+        return []
+    texts = [
+        asked if isinstance(asked, str) else service.tokenizer.decode(prompt)
+        for asked, prompt in zip(call.prompts, prompts, strict=True)
+    ]
+    return [text for text in texts for _ in range(call.sampling.n)]
+
+
+async def respond(request: Request, call: Asked, generation: Generation, answer: Answer) -> Response:
     """Run a call for as long as its client is there."""
-    generation = Generation(service, prompts, call)
     if call.stream:
-        return EventStream(events(generation, answer, include_usage=call.include_usage))
+        return EventStream(events(generation, answer))
     result = await unless_disconnected(request.receive, whole(generation, answer))
     return Response(status_code=CLIENT_LEFT) if result is None else JSONResponse(result)
-
-
-async def read_body(request: Request, limit: int) -> bytes:
-    """
-    Raises:
-        ApiError: 413, more than `limit` bytes.
-    """
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise ApiError(413, f"the body is larger than {limit} bytes, the most that is accepted")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _answer_errors(app: FastAPI) -> None:
@@ -128,6 +196,10 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
         return error.response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:

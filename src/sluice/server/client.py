@@ -10,7 +10,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sluice.engine.messages import Abort, Message, QueryStats, Stats, Submit
+from sluice.engine.clock import WallClock
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, Submit
+from sluice.server.pace import Pace
 from sluice.types import FinishReason, Output, SamplingParams
 from sluice.wire import Outputs
 
@@ -28,6 +30,20 @@ class NewRequest(NamedTuple):
     sample_index: int = 0
     extra_key: str = ""
     priority: int = 0
+    begin_by: float | None = None
+    end_by: float | None = None
+
+    def submit(self, request_id: int) -> Submit:
+        return Submit(
+            request_id,
+            self.prompt,
+            self.sampling,
+            self.sample_index,
+            self.extra_key,
+            self.priority,
+            begin_by=self.begin_by,
+            end_by=self.end_by,
+        )
 
 
 class EngineClient:
@@ -35,6 +51,11 @@ class EngineClient:
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
+        self.now = WallClock().now
+        """Seconds, as the engine counts them."""
+        self._pace = Pace(self.now)
+        self._silent: set[int] = set()
+        """Open requests of which nothing has come yet."""
         self._ids = itertools.count(1)
         self._open: dict[int, Inbox] = {}
         self._queries: dict[int, asyncio.Future[Stats]] = {}
@@ -56,7 +77,9 @@ class EngineClient:
         inbox = Inbox(self, [next(self._ids) for _ in requests])
         for request_id, request in zip(inbox.request_ids, requests, strict=True):
             self._open[request_id] = inbox
-            self._send(Submit(request_id, *request))
+            self._silent.add(request_id)
+            self._pace.came()
+            self._send(request.submit(request_id))
         return inbox
 
     async def stats(self) -> Stats:
@@ -65,11 +88,26 @@ class EngineClient:
         Raises:
             EngineGone: no engine to ask, or it ended before it answered.
         """
+        return await self._ask(QueryStats)
+
+    async def flush_cache(self) -> Stats:
+        """Let the engine forget every cached page that nobody uses, and say how it stands then.
+
+        Raises:
+            EngineGone: as `stats`.
+        """
+        return await self._ask(FlushCache)
+
+    def retry_after(self) -> int:
+        """Seconds after which a request that is refused now should be sent again."""
+        return self._pace.retry_after()
+
+    async def _ask(self, query: type[QueryStats] | type[FlushCache]) -> Stats:
         if self._gone is not None:
             raise EngineGone(self._gone)
         query_id = next(self._ids)
         self._queries[query_id] = asyncio.get_running_loop().create_future()
-        self._send(QueryStats(query_id))
+        self._send(query(query_id))
         try:
             return await self._queries[query_id]
         finally:
@@ -91,13 +129,27 @@ class EngineClient:
             inbox = self._open.get(output.request_id)
             if inbox is None:
                 continue
+            if output.request_id in self._silent:
+                self._first(output)
             if output.finish_reason is not None:
                 del self._open[output.request_id]
             inbox.put(output)
 
+    def _first(self, output: Output) -> None:
+        self._silent.discard(output.request_id)
+        if output.finish_reason is not None and output.finish_reason.is_failure:
+            self._pace.left()
+        else:
+            self._pace.began()
+
     def abort(self, request_id: int, reason: FinishReason) -> None:
         """End a request that is still open, at the engine and here: nothing of it arrives any more."""
-        if self._open.pop(request_id, None) is not None and self._gone is None:
+        if self._open.pop(request_id, None) is None:
+            return
+        if request_id in self._silent:
+            self._silent.discard(request_id)
+            self._pace.left()
+        if self._gone is None:
             self._send(Abort(request_id, reason))
 
     def fail(self, message: str) -> None:

@@ -33,28 +33,37 @@ class Spelling:
 
 
 class Vocabulary:
-    """The bytes of each token id. Special tokens and ids that the tokenizer does not know spell nothing."""
+    """The bytes of each token id. Special tokens, unless they are to be shown, and ids that the tokenizer does not know
+    spell nothing."""
 
     def __init__(
-        self, spelling: Spelling, id_to_token: Callable[[int], str | None], special_ids: frozenset[int]
+        self,
+        spelling: Spelling,
+        id_to_token: Callable[[int], str | None],
+        special_ids: frozenset[int],
+        *,
+        shows_special: bool = False,
     ) -> None:
         self._spelling = spelling
         self._id_to_token = id_to_token
         self._special_ids = special_ids
+        self._hidden_ids = frozenset() if shows_special else special_ids
         self._inner: dict[int, bytes] = {}
+
+    def with_special_tokens(self) -> Vocabulary:
+        """The same, in which special tokens spell their names."""
+        return Vocabulary(self._spelling, self._id_to_token, self._special_ids, shows_special=True)
 
     def inner(self, token_id: int) -> bytes:
         """What a token spells behind others."""
         piece = self._inner.get(token_id)
         if piece is None:
-            token = self._visible(token_id)
-            piece = self._inner[token_id] = b"" if token is None else self._spelling.inner(token)
+            piece = self._inner[token_id] = self._spell(token_id, self._spelling.inner)
         return piece
 
     def first(self, token_id: int) -> bytes:
         """What a token spells at the beginning of a text."""
-        token = self._visible(token_id)
-        return b"" if token is None else self._spelling.first(token)
+        return self._spell(token_id, self._spelling.first)
 
     def spelled(self, token_id: int) -> bytes | None:
         """What a token spells when it is shown by itself: a special one its own name; None if the id is unknown."""
@@ -67,8 +76,14 @@ class Vocabulary:
         """Whether the token is part of the text at all."""
         return self._visible(token_id) is not None
 
+    def _spell(self, token_id: int, spell: Callable[[str], bytes]) -> bytes:
+        token = self._visible(token_id)
+        if token is None:
+            return b""
+        return token.encode() if token_id in self._special_ids else spell(token)
+
     def _visible(self, token_id: int) -> str | None:
-        return None if token_id in self._special_ids else self._id_to_token(token_id)
+        return None if token_id in self._hidden_ids else self._id_to_token(token_id)
 
 
 class Detokenizer:

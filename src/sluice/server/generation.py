@@ -9,19 +9,21 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from sluice.limits import LimitError
+from sluice.server.asked import Asked, ChatCall, CompletionCall
 from sluice.server.backend import Service
 from sluice.server.client import EngineGone, Inbox, NewRequest
 from sluice.server.errors import ApiError, bad_request, unavailable
-from sluice.server.openai import ChatCall, CompletionCall
 from sluice.server.text import Piece, TextStream
 from sluice.server.tokens import TokenizerError
 from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
 
-LONG_TEXT = 4096
-"""Characters from which tokenizing leaves the event loop: below, it takes about a millisecond."""
+LONG_TEXT = 1024
+"""Characters from which tokenizing leaves the event loop: below, it takes a quarter of a millisecond, and a change of
+threads as long."""
 
 
 async def completion_prompts(service: Service, call: CompletionCall) -> list[list[int]]:
@@ -30,14 +32,18 @@ async def completion_prompts(service: Service, call: CompletionCall) -> list[lis
     Raises:
         ApiError: 400, a text that is no valid Unicode.
     """
-    return [await _encode(service, prompt) if isinstance(prompt, str) else prompt for prompt in call.prompts]
+    return [await encode(service, prompt) if isinstance(prompt, str) else prompt for prompt in call.prompts]
 
 
-async def _encode(service: Service, text: str) -> list[int]:
+async def encode(service: Service, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The token ids of a text.
+
+    Raises:
+        ApiError: 400, a text that is no valid Unicode.
+    """
+    work = partial(service.tokenizer.encode, text, add_special_tokens=add_special_tokens)
     try:
-        if len(text) < LONG_TEXT:
-            return service.tokenizer.encode(text)
-        return await asyncio.to_thread(service.tokenizer.encode, text)
+        return work() if len(text) < LONG_TEXT else await asyncio.to_thread(work)
     except TokenizerError as error:
         raise bad_request(str(error), param="prompt") from error
 
@@ -79,13 +85,28 @@ class Generation:
     Choices are numbered prompt by prompt, the samples of one next to each other.
     """
 
-    def __init__(self, service: Service, prompts: Sequence[Sequence[int]], call: CompletionCall | ChatCall) -> None:
+    def __init__(
+        self,
+        service: Service,
+        prompts: Sequence[Sequence[int]],
+        call: Asked,
+        *,
+        came_at: float | None = None,
+        is_empty: bool = False,
+    ) -> None:
         """
+        Args:
+            came_at: when the call came, in the client's seconds; None is now.
+            is_empty: the one token that the call asks for is not shown.
+
         Raises:
             ApiError: 400, a prompt or a priority that the limits refuse.
         """
         self._client = service.client
-        self._requests = [request for prompt in prompts for request in _samples(service, prompt, call)]
+        self._call = call
+        self._is_empty = is_empty
+        came_at = self._client.now() if came_at is None else came_at
+        self._requests = [request for prompt in prompts for request in _samples(service, prompt, call, came_at)]
         self._texts = [
             TextStream(service.tokenizer.detokenizer(request.prompt), call.sampling.stop, call.sampling.min_tokens)
             for request in self._requests
@@ -98,6 +119,14 @@ class Generation:
     @property
     def num_choices(self) -> int:
         return len(self._texts)
+
+    def cached_of(self, index: int) -> int:
+        """Tokens of that prompt that were found in the cache."""
+        return self._cached[index]
+
+    def prompt_of(self, index: int) -> tuple[int, ...]:
+        """The prompt of a choice."""
+        return self._requests[index].prompt
 
     def __enter__(self) -> Self:
         """
@@ -119,7 +148,8 @@ class Generation:
         """(index of the choice, piece) pairs as they come, in lists of what has arrived together.
 
         Raises:
-            ApiError: 500, a request failed at the engine, or the engine ended.
+            ApiError: 503, the queue is full, or a request did not begin in time; 408, it did not end in time; 500, it
+                failed at the engine, or the engine ended.
         """
         assert self._inbox is not None, "pieces come inside the `with`"
         while any(text.finish_reason is None for text in self._texts):
@@ -131,17 +161,46 @@ class Generation:
 
     def _fold(self, output: Output) -> list[tuple[int, Piece]]:
         if output.finish_reason is not None and output.finish_reason.is_failure:
-            raise ApiError(500, output.error or "the request was aborted", code="request_failed")
+            raise self._failure(output, output.finish_reason)
         index = self._index[output.request_id]
         text = self._texts[index]
         if text.finish_reason is not None:
             return []
         self._cached[index] = output.num_cached_tokens
         self._prompt_logprobs[index] += output.prompt_logprobs
+        if self._is_empty:
+            return [(index, text.end(FinishReason.LENGTH))] if output.token_ids else []
         pieces = list(text.push(output))
         if text.finish_reason is not None:
             self._client.abort(output.request_id, FinishReason.STOP)  # if a stop string did it
         return [(index, piece) for piece in pieces]
+
+    def _failure(self, output: Output, reason: FinishReason) -> ApiError:
+        match reason:
+            case FinishReason.OVERLOAD:
+                return ApiError(
+                    503,
+                    f"the server is overloaded: {output.error}",
+                    code="overloaded",
+                    retry_after=self._client.retry_after(),
+                )
+            case FinishReason.EXPIRED:
+                return ApiError(
+                    503,
+                    f"the request did not begin within its max_queue_time of {self._call.max_queue_time:g} seconds",
+                    param="max_queue_time",
+                    code="queue_timeout",
+                    retry_after=self._client.retry_after(),
+                )
+            case FinishReason.TIMEOUT:
+                return ApiError(
+                    408,
+                    f"the request did not end within its timeout of {self._call.timeout:g} seconds; {output.start}"
+                    " tokens were generated",
+                    param="timeout",
+                    code="timeout",
+                )
+        return ApiError(500, output.error or "the request was aborted", code="request_failed")
 
     def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:
         """Of the prompt of a choice, None in place of its first token; None if nobody asked. Complete at the end."""
@@ -157,17 +216,25 @@ class Generation:
         )
 
 
-def _samples(service: Service, prompt: Sequence[int], call: CompletionCall | ChatCall) -> list[NewRequest]:
+def _samples(service: Service, prompt: Sequence[int], call: Asked, came_at: float) -> list[NewRequest]:
     """The requests of one prompt: equal but for the number of the sample, so they share its pages and its seed."""
     tokens = tuple(prompt)
     sampling = _resolved(service, tokens, call)
     return [
-        NewRequest(tokens, sampling.of_sample(sample_index), sample_index, call.extra_key, call.priority)
+        NewRequest(
+            tokens,
+            sampling.of_sample(sample_index),
+            sample_index,
+            call.extra_key,
+            call.priority,
+            None if call.max_queue_time is None else came_at + call.max_queue_time,
+            None if call.timeout is None else came_at + call.timeout,
+        )
         for sample_index in range(call.sampling.n)
     ]
 
 
-def _resolved(service: Service, prompt: Sequence[int], call: CompletionCall | ChatCall) -> SamplingParams:
+def _resolved(service: Service, prompt: Sequence[int], call: Asked) -> SamplingParams:
     try:
         service.limits.check_priority(call.priority)
         room = service.limits.check_sampling(prompt, call.sampling)

@@ -26,7 +26,6 @@ _COMMON: dict[str, tuple[Any, ...] | _Anything] = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "return_token_ids": (False,),
-    "echo": (False,),
     "user": ANYTHING,
     "metadata": ANYTHING,
     "service_tier": ANYTHING,
@@ -38,6 +37,7 @@ COMPLETION_ASKS_NOTHING = MappingProxyType(_COMMON | {"suffix": ("",), "add_spec
 CHAT_ASKS_NOTHING = MappingProxyType(
     _COMMON
     | {
+        "echo": (False,),
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
@@ -53,11 +53,45 @@ CHAT_ASKS_NOTHING = MappingProxyType(
     }
 )
 
+GENERATE_ASKS_NOTHING: Mapping[str, tuple[Any, ...] | _Anything] = MappingProxyType(
+    {
+        "log_metrics": ANYTHING,
+        "routing_key": ANYTHING,
+        "return_hidden_states": (False,),
+        "return_routed_experts": (False,),
+        "modalities": ([], ["text"]),
+    }
+)
+GENERATE_SAMPLING_ASKS_NOTHING = MappingProxyType(
+    {
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "no_stop_trim": (False,),
+        "custom_params": ({},),
+        "stream_interval": (1,),
+    }
+)
+TOKENIZE_ASKS_NOTHING = MappingProxyType(
+    {
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "chat_template_kwargs": ({},),
+        "tools": ([],),
+    }
+)
+DETOKENIZE_ASKS_NOTHING = MappingProxyType({"skip_special_tokens": (False,)})
+
 
 def without_inert(
-    body: Mapping[str, Any], known: frozenset[str], asks_nothing: Mapping[str, tuple[Any, ...] | _Anything]
+    body: Mapping[str, Any],
+    known: frozenset[str],
+    asks_nothing: Mapping[str, tuple[Any, ...] | _Anything],
+    place: str = "",
 ) -> dict[str, Any]:
     """The known fields of a request body that say something.
+
+    Args:
+        place: where the fields stand in the body.
 
     Raises:
         ApiError: 400, naming a field that asks for what Sluice does not do.
@@ -69,7 +103,7 @@ def without_inert(
         if name in known:
             kept[name] = value
         else:
-            _check(name, value, asks_nothing.get(name, ()))
+            _check(f"{place}.{name}" if place else name, value, asks_nothing.get(name, ()))
     return kept
 
 

@@ -6,7 +6,7 @@ Those of the prompt, which OpenAI's API does not know, are spelled as vLLM spell
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.server.text import Piece
 from sluice.server.tokens import Tokenizer
@@ -16,20 +16,47 @@ LEAST = -9999.0
 """OpenAI's number for a probability of zero. JSON has no infinity."""
 
 
-def completion_logprobs(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> dict[str, Any] | None:
+class Told(NamedTuple):
+    """A token of a completion's text, in the prompt that it repeats or behind it."""
+
+    token_id: int
+    offset: int
+    """Characters before it."""
+    logprobs: TokenLogprobs | None
+    """None for the first of all."""
+
+
+def told_of_pieces(pieces: Iterable[Piece], offset: int = 0) -> list[Told]:
+    """What there is to tell of an output that `offset` characters come before: nothing if nobody asked."""
+    return [
+        Told(piece.logprobs.token_id, offset + piece.offset, piece.logprobs)
+        for piece in pieces
+        if piece.logprobs is not None
+    ]
+
+
+def told_of_prompt(tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> list[Told]:
+    """What there is to tell of a prompt that is repeated."""
+    told, offset, stream = [], 0, tokenizer.detokenizer()
+    for token, item in zip(prompt, logprobs, strict=True):
+        told.append(Told(token, offset, item))
+        offset += len(stream.push(token))
+    return told
+
+
+def completion_logprobs(tokenizer: Tokenizer, told: Sequence[Told]) -> dict[str, Any] | None:
     """The `logprobs` of a completion's choice; None if nobody asked.
 
     `top_logprobs` holds the most likely tokens and the token itself; `text_offset` is where a token begins in the
     choice's `text`.
     """
-    told = [(piece, piece.logprobs) for piece in pieces if piece.logprobs is not None]
     if not told:
         return None
     return {
-        "tokens": [completion_token(tokenizer, item.token_id) for _, item in told],
-        "token_logprobs": [finite(item.logprob) for _, item in told],
-        "top_logprobs": [_top(tokenizer, item) for _, item in told],
-        "text_offset": [piece.offset for piece, _ in told],
+        "tokens": [completion_token(tokenizer, item.token_id) for item in told],
+        "token_logprobs": [None if item.logprobs is None else finite(item.logprobs.logprob) for item in told],
+        "top_logprobs": [None if item.logprobs is None else _top(tokenizer, item.logprobs) for item in told],
+        "text_offset": [item.offset for item in told],
     }
 
 

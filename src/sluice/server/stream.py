@@ -11,6 +11,8 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from sluice.server.errors import ApiError
+
 DONE = b"data: [DONE]\n\n"
 
 T = TypeVar("T")
@@ -22,7 +24,10 @@ def event(content: Any) -> bytes:
 
 
 class EventStream(Response):
-    """Sends events as they come and ends their generator as soon as the client leaves, even if nothing comes."""
+    """Sends events as they come and ends their generator as soon as the client leaves, even if nothing comes.
+
+    The status goes out with the first event: what fails before it is answered as an error.
+    """
 
     media_type = "text/event-stream"
     charset = "utf-8"
@@ -40,10 +45,22 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         async with aclosing(self._events) as events:
+            try:
+                data = await anext(events)
+            except ApiError as error:
+                await _send_error(send, error)
+                return
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": data, "more_body": True})
             async for data in events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_error(send: Send, error: ApiError) -> None:
+    response = error.response()
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

@@ -98,6 +98,11 @@ class TextStream:
             self.finish_reason = output.finish_reason
             yield Piece(None, self._rest(), output.finish_reason)
 
+    def end(self, reason: FinishReason) -> Piece:
+        """Finish without a token."""
+        self.finish_reason = reason
+        return Piece(None, "", reason)
+
     def _token(self, token: int, reason: FinishReason | None, logprobs: TokenLogprobs | None) -> Piece:
         self.num_tokens += 1
         offset = self._length

@@ -43,6 +43,7 @@ class Tokenizer:
         self._backend = backend
         self._chat_template = chat_template
         self._vocabulary = _vocabulary(backend)
+        self._whole_vocabulary = self._vocabulary.with_special_tokens()
         self.eos_token_ids = frozenset(eos_token_ids)
 
     @classmethod
@@ -104,9 +105,9 @@ class Tokenizer:
             raise TokenizerError(str(error)) from error
         return self.encode(text, add_special_tokens=False)
 
-    def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of a list of ids, without special tokens. Equal to what a `detokenizer` gives piece by piece."""
-        return decode(self._vocabulary, token_ids)
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a list of ids; without special tokens it equals what a `detokenizer` gives piece by piece."""
+        return decode(self._vocabulary if skip_special_tokens else self._whole_vocabulary, token_ids)
 
     def spelled(self, token_id: int) -> bytes | None:
         """The bytes of one token by itself, special or not; they may be a part of a character. None: an unknown id."""

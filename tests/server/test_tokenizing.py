@@ -1,0 +1,75 @@
+"""Text to token ids and back over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serving import MODEL, run, serving
+from shadow_engine import MAX_MODEL_LEN, VOCAB
+
+
+def test_a_text_and_back() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            answer = (await server.post("/tokenize", model=MODEL, prompt="a b", return_token_strs=True)).json()
+            assert answer == {
+                "count": 3,
+                "max_model_len": MAX_MODEL_LEN,
+                "tokens": list(b"a b"),
+                "token_strs": ["a", " ", "b"],
+            }
+            assert (await server.post("/tokenize", prompt="a")).json()["token_strs"] is None
+            back = await server.post("/detokenize", tokens=answer["tokens"])
+            assert back.json() == {"prompt": "a b"}
+            assert (await server.post("/detokenize", tokens=[])).json() == {"prompt": ""}
+            assert (await server.post("/tokenize", prompt="")).json()["tokens"] == []
+
+    run(test)
+
+
+def test_tokens_are_those_of_a_completion_and_of_a_chat() -> None:
+    """Counts by which clients cut their prompts: one off is a refused request."""
+    said = [{"role": "user", "content": "hello"}]
+
+    async def test() -> None:
+        async with serving() as server:
+            for path, body in (
+                ("/v1/completions", {"prompt": "hello " * 300}),
+                ("/v1/chat/completions", {"messages": said * 40}),
+            ):
+                counted = (await server.post("/tokenize", **body)).json()["count"]
+                refused = await server.post(path, **body)
+                assert f"the prompt has {counted} tokens" in refused.json()["error"]["message"]
+
+    run(test)
+
+
+BAD: list[tuple[str, dict[str, Any], int, str]] = [
+    ("/tokenize", {}, 400, "either prompt or messages"),
+    ("/tokenize", {"prompt": "a", "messages": []}, 400, "either"),
+    ("/tokenize", {"messages": []}, 400, "at least one message"),
+    ("/tokenize", {"messages": [{"role": "user"}]}, 400, "content is required"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}, 400, "template"),
+    ("/tokenize", {"prompt": ["a"]}, 400, "got `array`"),
+    ("/tokenize", {"prompt": "a", "tools": [{}]}, 400, "not supported"),
+    ("/tokenize", {"prompt": "a", "model": "other"}, 404, "does not exist"),
+    ("/detokenize", {}, 400, "required"),
+    ("/detokenize", {"tokens": "abc"}, 400, "got `str`"),
+    ("/detokenize", {"tokens": [VOCAB]}, 400, f"token id {VOCAB} is outside"),
+    ("/detokenize", {"tokens": [-1]}, 400, "token id -1"),
+    ("/detokenize", {"tokens": [1.5]}, 400, "got `float`"),
+    ("/detokenize", {"tokens": [1], "skip_special_tokens": True}, 400, "not supported"),
+    ("/detokenize", {"tokens": [1], "model": "other"}, 404, "does not exist"),
+    ("/v1/embeddings", {"input": "a", "model": MODEL}, 400, "no embeddings"),
+]
+
+
+def test_bad_requests() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            for path, body, status, said in BAD:
+                answer = await server.post(path, **body)
+                assert answer.status_code == status, (path, body)
+                assert said in answer.json()["error"]["message"], answer.text
+
+    run(test)
