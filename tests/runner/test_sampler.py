@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from sluice.runner import sampler
 from sluice.runner.noise import stream_key
-from sluice.runner.sampler import FAILED, RowGroup, RowKind, SamplingRows, row_kind, sample, scores
+from sluice.runner.sampler import (
+    BLOCK,
+    FAILED,
+    RowGroup,
+    RowKind,
+    SamplingRows,
+    first_of_largest,
+    row_kind,
+    sample,
+    scores,
+)
 from sluice.types import SamplingParams
 
 
@@ -231,3 +241,15 @@ def test_unneeded_work_is_not_done() -> None:
     assert row_kind(SamplingParams(top_k=99, top_p=0.9), 100) is RowKind.SHORT
     assert row_kind(SamplingParams(top_p=0.9), 100) is RowKind.FULL
     assert row_kind(SamplingParams(top_k=1025), 100_000) is RowKind.FULL
+
+
+@pytest.mark.parametrize("width", [5, BLOCK, BLOCK + 1, 3 * BLOCK - 1, 4 * BLOCK])
+def test_the_first_of_the_largest(width: int) -> None:
+    """A largest value in the last block that is not whole, or the second of two equal ones."""
+    generator = torch.Generator().manual_seed(width)
+    values = torch.randint(0, 3, (64, width), generator=generator).float()
+    values[:8] = -torch.inf
+    for row, place in enumerate((0, width // 2, width - 1)):
+        values[row, place] = 0.0
+    values[3, [width - 1, width // 2]] = 7.0
+    assert first_of_largest(values).tolist() == [row.index(max(row)) for row in values.tolist()]

@@ -28,6 +28,9 @@ SHORT_TOP_K = 1024
 SLICE_ELEMENTS: Mapping[str, int] = {"cpu": 1 << 19, "cuda": 1 << 25}
 """Logits sampled at once: on a CPU what stays in its cache, on a GPU what bounds scratch memory (about 1 GiB)."""
 
+BLOCK = 1024
+"""Logits of which the largest is looked for at once."""
+
 FAILED = -1
 """Instead of a token id where a row's logits hold NaN or +inf, or nothing above -inf."""
 
@@ -84,7 +87,7 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one kind, as indices [n] int64 on the logits' device. Groups are made on the host, which knows kinds."""
+    """Rows of one kind, as ascending indices [n] int64 on the logits' device. Groups are made on the host, which knows kinds."""
 
     kind: RowKind
     rows: torch.Tensor
@@ -104,11 +107,33 @@ def sample(logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     per_slice = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
     for group in groups:
-        for rows in group.rows.split(per_slice):
-            part = logits.index_select(0, rows)
-            best = scores(part, params.select(rows), group.kind).argmax(-1)
+        slices = group.rows.split(per_slice)
+        # All rows in their order need not be copied, and a row is as large as the vocabulary.
+        is_all = group.rows.shape[0] == logits.shape[0]
+        parts = logits.split(per_slice) if is_all else (logits.index_select(0, rows) for rows in slices)
+        for rows, part in zip(slices, map(_widened, parts), strict=True):
+            best = first_of_largest(scores(part, params.select(rows), group.kind))
             tokens.index_copy_(0, rows, best.masked_fill_(~_usable(part), FAILED))
     return tokens
+
+
+def first_of_largest(values: torch.Tensor) -> torch.Tensor:
+    """`argmax(-1)` of [R, width] to [R] int64, the lowest index of equal ones.
+
+    The largest of each block first, then its place in one block: a largest value is found at the speed of memory, but a
+    place takes torch several times as long.
+    """
+    width = values.shape[1]
+    if width <= BLOCK:
+        return values.argmax(-1)
+    blocks = width // BLOCK
+    largest = values[:, : blocks * BLOCK].unflatten(-1, (blocks, BLOCK)).amax(-1)
+    if width % BLOCK:
+        largest = torch.cat((largest, values[:, blocks * BLOCK :].amax(-1, keepdim=True)), dim=-1)
+    # A last block that is not whole is looked at with the end of the one before, which holds nothing as large.
+    starts = largest.argmax(-1, keepdim=True).mul_(BLOCK).clamp_(max=width - BLOCK)
+    inside = values.gather(-1, starts + torch.arange(BLOCK, device=values.device))
+    return starts[:, 0] + inside.argmax(-1)
 
 
 def scores(logits: torch.Tensor, params: SamplingRows, kind: RowKind) -> torch.Tensor:
@@ -122,7 +147,7 @@ def scores(logits: torch.Tensor, params: SamplingRows, kind: RowKind) -> torch.T
         [R, vocab], float64 for float64 logits, else float32: the logit for a greedy row, else
         (logit - the row's largest) / T + noise, -inf where filtered out.
     """
-    logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    logits = _widened(logits)
     if kind is RowKind.GREEDY:
         return logits
     scaled = _scaled(logits, params.temperature)
@@ -131,6 +156,10 @@ def scores(logits: torch.Tensor, params: SamplingRows, kind: RowKind) -> torch.T
         width = scaled.shape[1]
         scaled = _best_ranked(scaled, params, min(width, SHORT_TOP_K) if kind is RowKind.SHORT else width)
     return scaled.add_(gumbel(params.streams, params.positions, logits.shape[1], logits.dtype))
+
+
+def _widened(logits: torch.Tensor) -> torch.Tensor:
+    return logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
 def _usable(logits: torch.Tensor) -> torch.Tensor:
