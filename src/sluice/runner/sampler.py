@@ -87,7 +87,8 @@ class SamplingRows:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one kind, as ascending indices [n] int64 on the logits' device. Groups are made on the host, which knows kinds."""
+    """Rows of one kind, as ascending indices [n] int64 on the logits' device. Groups are made on the host, which knows
+    kinds."""
 
     kind: RowKind
     rows: torch.Tensor
