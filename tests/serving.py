@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +35,8 @@ from sluice.types import SamplingParams
 from sluice.wire import Outputs
 from tokenizer_makers import byte_tokenizer
 
+Event = MutableMapping[str, Any]
+"""What an ASGI application receives and sends."""
 MODEL = "shadow"
 PATIENCE = 30.0
 """Seconds after which something that should have happened long ago fails the test."""
@@ -84,6 +86,51 @@ class Server:
         *found, done = parse_events(answer.text)
         assert done == "[DONE]"
         return [json.loads(data) for data in found]
+
+
+class Caller:
+    """One HTTP call made by hand, so that it can be watched event by event and left at any moment."""
+
+    def __init__(
+        self,
+        server: Server,
+        path: str,
+        body: dict[str, Any],
+        *,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        never: bool = False,
+    ) -> None:
+        """With `never` the body does not come, as if it were on its way for ever."""
+        self.sent: asyncio.Queue[Event] = asyncio.Queue()
+        self._left = asyncio.Event()
+        self._body: list[bytes] = [] if never else [json.dumps(body).encode()]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": [*headers],
+            "server": ("test", 80),
+            "client": ("test", 1),
+        }
+        self.call = asyncio.create_task(server.app(scope, self._receive, self._send))
+
+    async def _receive(self) -> Event:
+        if self._body:
+            return {"type": "http.request", "body": self._body.pop(), "more_body": False}
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Event) -> None:
+        await self.sent.put(message)
+
+    def leave(self) -> None:
+        self._left.set()
 
 
 def parse_events(text: str) -> list[str]:

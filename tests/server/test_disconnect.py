@@ -7,55 +7,15 @@ on for thousands of steps.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import MutableMapping
+import random
 from typing import Any
 
 import pytest
 
-from serving import Server, run, serving
+from serving import Caller, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN
 from sluice.engine.messages import Abort
 from sluice.types import FinishReason
-
-Message = MutableMapping[str, Any]
-
-
-class Caller:
-    """One HTTP call made by hand, so that it can be watched event by event and left at any moment."""
-
-    def __init__(self, server: Server, path: str, body: dict[str, Any]) -> None:
-        self.sent: asyncio.Queue[Message] = asyncio.Queue()
-        self._left = asyncio.Event()
-        self._body: list[bytes] = [json.dumps(body).encode()]
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": "1.1",
-            "method": "POST",
-            "path": path,
-            "raw_path": path.encode(),
-            "query_string": b"",
-            "root_path": "",
-            "scheme": "http",
-            "headers": [],
-            "server": ("test", 80),
-            "client": ("test", 1),
-        }
-        self.call = asyncio.create_task(server.app(scope, self._receive, self._send))
-
-    async def _receive(self) -> Message:
-        if self._body:
-            return {"type": "http.request", "body": self._body.pop(), "more_body": False}
-        await self._left.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Message) -> None:
-        await self.sent.put(message)
-
-    def leave(self) -> None:
-        self._left.set()
-
 
 LONG = {"prompt": "a", "max_tokens": MAX_MODEL_LEN - 1}
 
@@ -116,5 +76,40 @@ def test_the_others_stay() -> None:
             caller.leave()
             assert (await staying)["usage"]["completion_tokens"] == 60
             await caller.call
+
+    run(test)
+
+
+def test_a_storm_leaves_nothing_behind() -> None:
+    """500 clients, waiting and streaming, of three APIs, leave at random moments. What the engine says next, once the
+    last one's call is over, must be that nobody runs or waits and that every page can be had."""
+    draw = random.Random(7)
+    bodies: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", LONG),
+        ("/v1/completions", {"prompt": ["ab", "c"], "n": 2, "max_tokens": 20}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hello"}]}),
+        ("/generate", {"text": "a" * 30, "sampling_params": {"max_new_tokens": 60}}),
+    ]
+
+    async def test() -> None:
+        async with serving(enable_overlap=True) as server:
+            staying: list[Caller] = []
+            callers: list[Caller] = []
+            while len(callers) < 500 or staying:
+                for _ in range(min(draw.randrange(30), 500 - len(callers))):
+                    path, body = draw.choice(bodies)
+                    callers.append(Caller(server, path, body | {"stream": draw.random() < 0.5}))
+                    staying.append(callers[-1])
+                for _ in range(min(draw.randrange(30), len(staying))):
+                    staying.pop(draw.randrange(len(staying))).leave()
+                for _ in range(draw.randrange(20)):
+                    await asyncio.sleep(0)
+            await asyncio.gather(*(caller.call for caller in callers))
+            assert server.client.num_open == 0
+            for _ in range(3):  # a step may be in flight when it is asked; what it held comes back with the next
+                now = (await server.client.stats()).occupancy
+            assert (now.running, now.waiting) == (0, 0)
+            assert now.free_pages + now.cached_pages == now.total_pages
+            assert (await server.complete(prompt="ab", seed=0))["choices"][0]["text"] == expected_text("ab", 16)
 
     run(test)

@@ -9,6 +9,9 @@ from fastapi import Request
 
 from sluice.server.errors import ApiError
 
+LONGEST_NUMBER = 18
+"""Digits of a length that is worth reading."""
+
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
@@ -24,7 +27,7 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
         ApiError: 413, more bytes than are accepted; 408, it takes too long.
     """
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limits.max_bytes:
+    if declared.isdecimal() and (len(declared) > LONGEST_NUMBER or int(declared) > limits.max_bytes):
         raise _too_large(limits)
     try:
         async with asyncio.timeout(limits.max_seconds):
