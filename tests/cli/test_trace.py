@@ -150,7 +150,7 @@ def test_wrong_command_lines(path: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert path.read_text() != ""
     assert failure(capsys, "replay")[0] == 2
     assert failure(capsys, "trace", tmp_path / "nothing")[0] == 1
-    assert run("trace", path, "--perfetto", tmp_path / "nowhere" / "out") == 1
+    assert run("trace", path, "--perfetto", tmp_path / "nowhere" / "out") == 2
     assert "No such file" in capsys.readouterr().err
 
 

@@ -148,6 +148,20 @@ def test_a_trace_of_nothing(tmp_path: Path) -> None:
     assert "steps     0: 0 mixed (-)" in report(summary, table=True)
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_lines_that_are_gone_are_told(tmp_path: Path, depth: int) -> None:
+    """A file put together by hand, or a disk that was full for a while: figures would be wrong without a word."""
+    world = replace(WORLD, limits=replace(WORLD.limits, lookahead=depth - 1), depth=depth, late=depth > 1)
+    lines = record(tmp_path / "trace", STREAM, LONG, world=world).read_text().splitlines(keepends=True)
+    kept = tmp_path / "kept"
+    for cut, lost in ((slice(0, 0), 0), (slice(6, 7), 2), (slice(1, 2), 1), (slice(-2, None), 0)):
+        gone = range(*cut.indices(len(lines)))
+        kept.write_text("".join(line for index, line in enumerate(lines) if index not in gone))
+        found = summary_of(kept)
+        assert found.lost_calls == lost, cut
+        assert ("lines are missing" in report(found, table=False)) == (lost > 0)
+
+
 def test_percentiles_by_rank() -> None:
     assert percentile([1.0, 2.0, 3.0, 4.0], 0.5) == 2.0
     assert percentile([1.0, 2.0, 3.0], 0.5) == 2.0

@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sluice.config import ConfigError
 from sluice.tracing.options import GAP_MS
@@ -26,9 +26,9 @@ def run_trace(given: dict[str, Any]) -> int:
         given: the flags that were given, by name.
 
     Raises:
-        ConfigError: a wrong command line.
+        ConfigError: a wrong command line, a timeline that cannot be written.
         TraceError: a file that is no trace.
-        OSError: the timeline cannot be written.
+        OSError: the disk is full.
     """
     path, gap_ms = Path(given["file"]), given.get("gap_ms", GAP_MS)
     out = Path(given["perfetto"]) if "perfetto" in given else None
@@ -45,10 +45,23 @@ def run_trace(given: dict[str, Any]) -> int:
     else:
         print(report(summary, table=given.get("requests", False)))
     if out is not None:
-        with TraceReader(path) as trace, out.open("w", encoding="utf-8") as file:
+        with TraceReader(path) as trace, _writing(out) as file:
             count = write_perfetto(trace.header, trace, file)
         print(f"{count} events in {out}: open it in https://ui.perfetto.dev", file=sys.stderr)
     return 0
+
+
+def _writing(path: Path) -> TextIO:
+    """
+    Raises:
+        ConfigError: there can be no such file.
+    """
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--perfetto must name a file that can be written, got {str(path)!r}: {error.strerror}"
+        ) from error
 
 
 def run_replay(given: dict[str, Any]) -> int:

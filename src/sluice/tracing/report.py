@@ -50,6 +50,8 @@ def _bounds(summary: Summary) -> Iterator[str]:
 
 
 def _trouble(summary: Summary) -> Iterator[str]:
+    if summary.lost_calls:
+        yield f"lines are missing: {summary.lost_calls} calls of the scheduler are in no figure here"
     if summary.sent_back:
         count = sum(each.times for each in summary.sent_back)
         times = "once" if count == 1 else f"{count} times"

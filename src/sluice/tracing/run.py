@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sluice.tracing.format import Abort, Add, End, Step, decode_plan
+from sluice.tracing.format import Abort, Add, End, Record, Step, decode_plan
 from sluice.tracing.reader import Line
 from sluice.types import BatchPlan, Bound, Chunk
 
@@ -102,6 +102,8 @@ class Run:
     row_failures: list[RowFailure] = field(default_factory=list)
     unended: int = 0
     """Steps in flight when the trace was closed."""
+    lost_calls: int = 0
+    """Calls that should stand before the last step and do not: lines are gone."""
 
 
 def read_run(lines: Iterable[Line]) -> Run:
@@ -109,10 +111,12 @@ def read_run(lines: Iterable[Line]) -> Run:
     Raises:
         TraceError: a file that is broken.
     """
-    run = Run()
+    run, numbers, last_planned = Run(), set[int](), 0
     for line in lines:
+        numbers.update(_numbers(line.record))
         match line.record:
             case Step() as record:
+                last_planned = max(last_planned, record.planned)
                 _add_step(run, record)
             case Add(refused=None) as add:
                 run.requests[add.request_id] = RequestRun(add.request_id, add.at, add.prompt_len)
@@ -120,7 +124,17 @@ def read_run(lines: Iterable[Line]) -> Run:
                 run.refused.append(Refusal(add.request_id, message or ""))
             case Abort() as abort:
                 _end_requests(run, abort.ends, abort.at)
+    # Steps end in order, and all else is written at once: what a step was planned after stands somewhere.
+    run.lost_calls = sum(number not in numbers for number in range(last_planned))
     return run
+
+
+def _numbers(record: Record) -> Iterator[int]:
+    """Those of its calls."""
+    if isinstance(record, Step):
+        yield record.planned
+    if record.number is not None:
+        yield record.number
 
 
 def _add_step(run: Run, record: Step) -> None:

@@ -72,6 +72,8 @@ class Summary:
     """In flight at the end."""
     truncated: bool
     """The last line is cut and was left out."""
+    lost_calls: int
+    """Calls of the scheduler that lines in the middle must have held: no figure counts them."""
     decode_steps: int
     prefill_steps: int
     mixed_steps: int
@@ -118,6 +120,7 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         failed_steps=sum(step.error is not None for step in steps),
         unended_steps=run.unended,
         truncated=truncated,
+        lost_calls=run.lost_calls,
         decode_steps=with_decodes - mixed,
         prefill_steps=len(steps) - with_decodes,
         mixed_steps=mixed,
