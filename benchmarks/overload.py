@@ -1,0 +1,158 @@
+"""A server offered several times what it can do: what it still does, and what becomes of the rest.
+
+    python benchmarks/overload.py --seconds 60 --json overload.json
+
+The real server, in processes of its own, over the ShadowRunner with steps of a fixed length, so that its capacity is
+known: measured first with as many clients as it runs at once, each sending its next request when it has an answer. Then
+requests come at random moments (a Poisson process), five times as many as it can serve, whatever becomes of the ones
+before; with them come a few that ask for their turn within half a second. The exit status is 1 if goodput is more than
+10% below capacity, memory grew by more than a tenth, a refusal was no 503 with a `Retry-After`, or a request hung.
+Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shadow_server import resident_mb, server
+
+RUNNING, QUEUED, STEP_MS = 16, 32, 10.0
+PROMPT_TOKENS, OUTPUT_TOKENS = 96, 40
+PATIENCE = 30.0
+"""Seconds after which a request has hung."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one request."""
+
+    status: int
+    """0: nothing came."""
+    seconds: float
+    ended: float
+    """When, by the clock of this process."""
+    tokens: int = 0
+    retry_after: int | None = None
+    code: str | None = None
+
+
+async def ask(port: int, number: int, **fields: Any) -> Outcome:
+    """One request on a connection of its own."""
+    start = time.perf_counter()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            status, headers, body = await exchange(port, number, fields)
+    except (TimeoutError, OSError, ValueError):
+        return Outcome(0, time.perf_counter() - start, time.perf_counter())
+    end = time.perf_counter()
+    content = json.loads(body)
+    retry_after = int(headers["retry-after"]) if "retry-after" in headers else None
+    if status == 200:
+        return Outcome(status, end - start, end, content["usage"]["completion_tokens"])
+    return Outcome(status, end - start, end, 0, retry_after, content["error"]["code"])
+
+
+async def exchange(port: int, number: int, fields: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
+    """HTTP by hand: status, headers, body."""
+    prompt = [number % 499 + 1, number // 499, *range(PROMPT_TOKENS - 2)]
+    asked = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, **fields}
+    content = json.dumps(asked).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(content)}"
+    writer.write(f"{head}\r\n\r\n".encode() + content)
+    data = await reader.read()
+    writer.close()
+    top, _, body = data.partition(b"\r\n\r\n")
+    first, *lines = top.decode().split("\r\n")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return int(first.split()[1]), headers, body
+
+
+async def capacity(port: int, seconds: float) -> float:
+    """Requests a second with every slot taken."""
+    done = 0
+    until = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        nonlocal done
+        while time.perf_counter() < until:
+            outcome = await ask(port, number * 1000 + done)
+            assert outcome.status == 200, outcome
+            done += 1
+
+    start = time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(RUNNING + 4)))
+    return done / (time.perf_counter() - start)
+
+
+async def overload(port: int, rate: float, seconds: float) -> list[Outcome]:
+    """Requests at random moments."""
+    draw, tasks = random.Random(0), []
+    start = due = time.perf_counter()
+    while due < start + seconds:
+        due += draw.expovariate(rate)
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        hurried = {"max_queue_time": 0.5} if draw.random() < 0.1 else {}
+        tasks.append(asyncio.create_task(ask(port, len(tasks) + 100_000, **hurried)))
+    return list(await asyncio.gather(*tasks))
+
+
+def goodput(outcomes: Sequence[Outcome], start: float, seconds: float) -> float:
+    """Requests served a second, the first tenth left out: the server fills up in it."""
+    first, last = start + seconds / 10, start + seconds
+    return sum(o.status == 200 and first <= o.ended < last for o in outcomes) / (last - first)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the overload lasts")
+    parser.add_argument("--times", type=float, default=5.0, help="offered load, in capacities")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    args = parser.parse_args()
+    with server(STEP_MS, max_running_requests=RUNNING, max_queued_requests=QUEUED) as (port, pid):
+        able = asyncio.run(capacity(port, max(3.0, args.seconds / 6)))
+        asyncio.run(overload(port, able * args.times, max(2.0, args.seconds / 10)))  # memory is measured at work
+        before, start = resident_mb(pid), time.perf_counter()
+        outcomes = asyncio.run(overload(port, able * args.times, args.seconds))
+        after = resident_mb(pid)
+        again = asyncio.run(ask(port, 1))
+    refused = [outcome for outcome in outcomes if outcome.status != 200]
+    figures = {
+        "capacity_per_s": able,
+        "offered_per_s": len(outcomes) / args.seconds,
+        "goodput_per_s": goodput(outcomes, start, args.seconds),
+        "refused": len(refused),
+        "refusals": dict(Counter(f"{outcome.status} {outcome.code}" for outcome in refused)),
+        "refused_without_retry_after": sum(o.status != 503 or o.retry_after is None for o in refused),
+        "retry_after_s": sorted({outcome.retry_after for outcome in refused if outcome.retry_after is not None}),
+        "slowest_answer_s": max(outcome.seconds for outcome in outcomes),
+        "slowest_refusal_s": max((outcome.seconds for outcome in refused), default=0.0),
+        "hung": sum(outcome.status == 0 for outcome in outcomes),
+        "memory_mb": [before, after],
+        "serves_afterwards": again.status == 200,
+    }
+    print(json.dumps(figures, indent=2))
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    good = (
+        figures["goodput_per_s"] >= 0.9 * able
+        and not figures["hung"]
+        and not figures["refused_without_retry_after"]
+        and after <= 1.1 * before
+        and again.status == 200
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

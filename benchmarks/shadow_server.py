@@ -1,0 +1,114 @@
+"""The real server over the ShadowRunner, in processes of its own, with steps that last as long as they are told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sluice.config import EngineConfig
+from sluice.engine.clock import WallClock
+from sluice.engine.engine import Engine
+from sluice.engine.protocols import Link, Pending
+from sluice.engine.recorder import Recorder
+from sluice.engine.trace import RecentSteps
+from sluice.limits import Limits
+from sluice.models.bundled import BUNDLED
+from sluice.resolve import resolve
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.testing import ShadowRunner
+from sluice.tracing.format import VERSION, Header
+from sluice.tracing.writer import TraceFile, create
+from sluice.types import BatchPlan
+from sluice.wire import Ready
+
+PAGE_SIZE = 16
+MAX_MODEL_LEN = 4096
+VOCAB = 500
+"""Ids of the bundled tokenizer that are ordinary tokens."""
+STEP_MS = "SHADOW_STEP_MS"
+SERVE = """
+import json, sys
+from sluice.config import EngineConfig, ServerConfig
+from sluice.server.serve import run
+
+port, options = sys.argv[1:]
+engine = EngineConfig.from_options(json.loads(options))
+sys.exit(run(ServerConfig(port=int(port)), engine, factory="shadow_server:build"))
+"""
+POOL_TOKENS = 1 << 20
+
+
+class PacedRunner:
+    """The shadow model, no faster than a step each so many seconds."""
+
+    def __init__(self, step_seconds: float) -> None:
+        self._inner = ShadowRunner(page_size=PAGE_SIZE, vocab_size=VOCAB)
+        self._step_seconds = step_seconds
+        self._due = 0.0
+
+    def launch(self, plan: BatchPlan) -> Pending:
+        step = self._inner.launch(plan)
+        now = time.perf_counter()
+        if self._due > now:
+            time.sleep(self._due - now)
+        self._due = max(self._due, now) + self._step_seconds
+        return step
+
+
+def build(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:
+    """The factory that the engine's process calls."""
+    chosen = resolve(config, "cpu")
+    tokens = chosen.config.cache.max_total_tokens
+    assert tokens is not None
+    setup = SchedulerSetup(chosen.config.scheduler.limits(), tokens // PAGE_SIZE, PAGE_SIZE)
+    runner, clock = PacedRunner(float(os.environ[STEP_MS]) / 1000), WallClock()
+    limits = Limits(VOCAB, MAX_MODEL_LEN, tokens)
+    ready = Ready("shadow", config.model.model, limits, (), config=chosen.config, reasons=chosen.reasons)
+    if config.trace.trace is None:
+        return Engine(setup.build(), runner, link, clock=clock, trace=RecentSteps()), ready
+    path = Path(config.trace.trace)
+    create(path)
+    header = Header(
+        version=VERSION, sluice="", model="shadow", token_ids=True, setup=setup, depth=1, unix_time=time.time()
+    )
+    journal = TraceFile(path, header, start=0.0, key=b"")  # its times are those of the clock
+    recorder = Recorder(setup.build(), RecentSteps(), journal, clock)
+    return Engine(recorder, runner, link, clock=clock, trace=recorder), ready
+
+
+@contextmanager
+def server(step_ms: float, **options: object) -> Iterator[tuple[int, int]]:
+    """A running server with these options of the engine: its port, and the process id of its front."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), STEP_MS: str(step_ms)}
+    chosen = {"model": str(BUNDLED), "page_size": PAGE_SIZE, "max_total_tokens": POOL_TOKENS} | options
+    command = [sys.executable, "-c", SERVE, str(port), json.dumps(chosen)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
+        assert process.stdout is not None
+        try:
+            while "curl" not in (line := process.stdout.readline()):
+                assert line or process.poll() is None, "the server ended"
+            yield port, process.pid
+        finally:
+            process.terminate()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, all threads. Linux only."""
+    after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_mb(pid: int) -> float:
+    """Memory of a process and its children. Linux only."""
+    children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20 + sum(map(resident_mb, children))
