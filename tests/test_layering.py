@@ -17,7 +17,8 @@ SRC = Path(__file__).parent.parent / "src" / "sluice"
 FILES = sorted(SRC.rglob("*.py"))
 CORE = ("types", "config", "kv", "scheduler", "engine")
 ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
-    "attention": {"types", "attention"},
+    "native": {"native"},
+    "attention": {"types", "native", "attention"},
     "models": {"types", "attention", "models"},
     "runner": {"types", "config", "cgroups", "attention", "models", "runner"},
     "cgroups": set(),

@@ -37,17 +37,57 @@ class ForwardBatch:
     """The first `num_decodes` rows have exactly one query token."""
 
 
+class PagedKV(Protocol):
+    """Paged keys and values of one layer. A backend may lay a page out as it likes; it is one contiguous piece."""
+
+    @property
+    def k(self) -> torch.Tensor:
+        """[pages, ...]"""
+        ...
+
+    @property
+    def v(self) -> torch.Tensor:
+        """[pages, ...]"""
+        ...
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write k and v, each [N, kv_heads, head_dim], at `kv_slots` [N] int64."""
+        ...
+
+    def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies of the pages `pages` [...]: k and v, each [..., page_size, kv_heads, head_dim]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """Paged keys and values of one layer, each [pages, page_size, kv_heads, head_dim]."""
+    """Pages as they read, each [pages, page_size, kv_heads, head_dim]."""
 
     k: torch.Tensor
     v: torch.Tensor
 
+    @property
+    def page_size(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k.shape[2]
+
     def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Write k and v, each [N, kv_heads, head_dim], at `kv_slots` [N]."""
+        """See `PagedKV.store`."""
         self.k.flatten(0, 1).index_copy_(0, kv_slots, k)
         self.v.flatten(0, 1).index_copy_(0, kv_slots, v)
+
+    def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `PagedKV.gather`."""
+        return self.k[pages], self.v[pages]
 
 
 class AttentionBackend(Protocol):
@@ -56,7 +96,7 @@ class AttentionBackend(Protocol):
     def attend(
         self,
         q: torch.Tensor,
-        kv: LayerKV,
+        kv: PagedKV,
         batch: ForwardBatch,
         *,
         scale: float,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sluice.attention.base import ForwardBatch, LayerKV
+from sluice.attention.base import ForwardBatch, PagedKV
 
 MAX_SCORES = 1 << 22
 """Scores (heads x queries x keys) held at once: 16 MiB in float32."""
@@ -64,7 +64,7 @@ class ReferenceAttention:
     def attend(
         self,
         q: torch.Tensor,
-        kv: LayerKV,
+        kv: PagedKV,
         batch: ForwardBatch,
         *,
         scale: float,
@@ -80,7 +80,7 @@ class ReferenceAttention:
         Raises:
             ValueError: `heads` is no multiple of the KV heads, or `window` is below 1.
         """
-        heads, kv_heads = q.shape[1], kv.k.shape[2]
+        heads, kv_heads = q.shape[1], kv.kv_heads
         if heads % kv_heads:
             raise ValueError(f"query heads must be a multiple of the KV heads, got {heads} and {kv_heads}")
         if window is not None and window < 1:
@@ -101,7 +101,7 @@ class ReferenceAttention:
     def _attend_row(
         self,
         q: torch.Tensor,
-        kv: LayerKV,
+        kv: PagedKV,
         batch: ForwardBatch,
         row: int,
         rule: _Rule,
@@ -112,9 +112,9 @@ class ReferenceAttention:
         q_len, kv_len = q.shape[0], batch.kv_lens_host[row]
         if not kv_len:
             return
-        pages = batch.page_table[row, : _pages(kv_len, kv.k.shape[1])]
-        k = kv.k[pages].flatten(0, 1)[:kv_len].to(lse.dtype)
-        v = kv.v[pages].flatten(0, 1)[:kv_len].to(lse.dtype)
+        k, v = kv.gather(batch.page_table[row, : _pages(kv_len, kv.page_size)])
+        k = k.flatten(0, 1)[:kv_len].to(lse.dtype)
+        v = v.flatten(0, 1)[:kv_len].to(lse.dtype)
         first_position = kv_len - q_len
         step = max(1, self.max_scores // (q.shape[1] * kv_len))
         for start in range(0, q_len, step):
@@ -130,11 +130,11 @@ class ReferenceAttention:
             lse[start:end] = part_lse[0]
 
     def _attend_decodes(
-        self, q: torch.Tensor, kv: LayerKV, batch: ForwardBatch, rule: _Rule, out: torch.Tensor, lse: torch.Tensor
+        self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, rule: _Rule, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
         """The first `num_decodes` rows, whose one query is the token of the same index."""
         # Gathered keys are the larger part when there are few query heads for each of them.
-        per_key = max(q.shape[1], kv.k.shape[2] * kv.k.shape[3])
+        per_key = max(q.shape[1], kv.kv_heads * q.shape[2])
         for group in _groups(batch.kv_lens_host[: batch.num_decodes], self.max_scores // per_key):
             longest = batch.kv_lens_host[group[-1]]
             rows = torch.tensor(group, device=q.device)
@@ -159,7 +159,7 @@ def _groups(kv_lens: Sequence[int], max_keys: int) -> Iterator[list[int]]:
 
 def _attend_padded(
     q: torch.Tensor,
-    kv: LayerKV,
+    kv: PagedKV,
     batch: ForwardBatch,
     rows: torch.Tensor,
     longest: int,
@@ -167,9 +167,9 @@ def _attend_padded(
     compute: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One query for each of `rows`, keys padded to `longest`; out [rows, heads, head_dim], lse [rows, heads]."""
-    pages = batch.page_table[rows][:, : _pages(longest, kv.k.shape[1])]
-    k = kv.k[pages].flatten(1, 2)[:, :longest].to(compute)
-    v = kv.v[pages].flatten(1, 2)[:, :longest].to(compute)
+    k, v = kv.gather(batch.page_table[rows][:, : _pages(longest, kv.page_size)])
+    k = k.flatten(1, 2)[:, :longest].to(compute)
+    v = v.flatten(1, 2)[:, :longest].to(compute)
     kv_lens = batch.kv_lens[rows][:, None, None]
     k_pos = torch.arange(longest, device=q.device)
     seen = rule.visible(kv_lens - 1, k_pos) & (k_pos < kv_lens)

@@ -1,0 +1,72 @@
+// What passes between Python and the kernels: plain structures, mirrored field by field in `library.py`.
+//
+// Every tensor is a pointer and strides in elements. `is_bf16` says what the elements are: bfloat16, or else float32.
+// KP is the number of elements that one multiply-add step takes along the summed dimension: 2 for bfloat16 (the pairs
+// that vdpbf16ps and AMX take), 1 for float32.
+//
+// Pages:  k  [page][kv_head][page_size / 16][head_dim / KP][16 tokens][KP]
+//         v  [page][kv_head][page_size / KP][head_dim][KP]
+// so that both products of attention read them in the order in which they are multiplied.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+
+struct AttentionCall {
+    const void* q;    // [N, heads, head_dim]
+    void* out;        // [N, heads, head_dim], no gaps
+    float* lse;       // [N, heads], natural log, or null
+    const void* k;
+    const void* v;
+    const int32_t* page_table;    // [rows, table_stride]
+    const int32_t* q_starts;    // [rows + 1]
+    const int32_t* kv_lens;    // [rows]
+    int64_t q_stride, table_stride;
+    int32_t rows, heads, kv_heads, head_dim, page_size;
+    int32_t is_bf16, causal, window;    // window 0: none
+    float scale, softcap, v_scale;      // softcap 0: none
+};
+
+struct NormCall {
+    void* x;              // [rows, size]
+    const void* delta;    // added to x first, and x overwritten; or null
+    const void* weight;
+    void* out;
+    int64_t x_stride, delta_stride;
+    int32_t rows, size, is_bf16;
+    float eps;
+};
+
+struct RotateStoreCall {
+    void* q;    // [N, heads, head_dim], turned in place; or null
+    void* k;    // [N, kv_heads, head_dim], turned in place
+    const void* v;
+    const void* cos;    // [N, head_dim], or null: nothing is turned
+    const void* sin;
+    const void* q_weight;    // [head_dim] norms over each head, or null
+    const void* k_weight;
+    const int64_t* slots;    // [N] page * page_size + offset
+    void* k_pages;
+    void* v_pages;
+    int64_t q_stride, k_stride, v_stride;
+    int32_t tokens, heads, kv_heads, head_dim, page_size, is_bf16;
+    float q_eps, k_eps;
+};
+
+struct SiluMulCall {
+    const void* gate;    // [rows, size]
+    const void* up;
+    void* out;
+    int64_t gate_stride, up_stride;
+    int32_t rows, size, is_bf16;
+};
+
+struct LinearCall {
+    const void* x;         // [rows, in] bfloat16, no gaps
+    const void* weight;    // [out, in] bfloat16, no gaps
+    const void* bias;      // [out], or null
+    void* y;               // [rows, out]
+    int32_t rows, in, out;
+};
+}

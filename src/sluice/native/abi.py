@@ -1,0 +1,50 @@
+"""The structures of `abi.h`, field by field. Pointers are addresses; strides count elements."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_float, c_int32, c_int64, c_void_p
+
+
+class AttentionCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "out", "lse", "k", "v", "page_table", "q_starts", "kv_lens")),
+        *((name, c_int64) for name in ("q_stride", "table_stride")),
+        *((name, c_int32) for name in ("rows", "heads", "kv_heads", "head_dim", "page_size")),
+        *((name, c_int32) for name in ("is_bf16", "causal", "window")),
+        *((name, c_float) for name in ("scale", "softcap", "v_scale")),
+    )
+
+
+class NormCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "delta", "weight", "out")),
+        *((name, c_int64) for name in ("x_stride", "delta_stride")),
+        *((name, c_int32) for name in ("rows", "size", "is_bf16")),
+        ("eps", c_float),
+    )
+
+
+class RotateStoreCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "q_weight", "k_weight", "slots")),
+        *((name, c_void_p) for name in ("k_pages", "v_pages")),
+        *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
+        *((name, c_int32) for name in ("tokens", "heads", "kv_heads", "head_dim", "page_size", "is_bf16")),
+        *((name, c_float) for name in ("q_eps", "k_eps")),
+    )
+
+
+class SiluMulCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("gate", "up", "out")),
+        *((name, c_int64) for name in ("gate_stride", "up_stride")),
+        *((name, c_int32) for name in ("rows", "size", "is_bf16")),
+    )
+
+
+class LinearCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("x", "weight", "bias", "y")),
+        *((name, c_int32) for name in ("rows", "in_features", "out_features")),
+    )

@@ -1,0 +1,171 @@
+// The kernels behind a plain C interface: one binary for every x86-64, which picks at run time what the processor has.
+
+// GCC 12 takes the undefined operands of its own intrinsics for mistakes.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+#include "abi.h"
+#include "cpu.h"
+#include "numbers.h"
+#include "plan.h"
+#include "pool.h"
+#include "tiles.h"
+
+#define INL static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 32")
+
+namespace {
+
+constexpr int MAX_HEAD_DIM = 512;
+constexpr int PREFETCH = 1024;    // elements of a weight row ahead
+
+struct Kernels {
+    void (*attend_bf16)(const AttentionCall&, Plan&, const Item&, float*);
+    void (*attend_float)(const AttentionCall&, Plan&, const Item&, float*);
+    int64_t (*attend_buffer)(int rows, int head_dim);
+    void (*norm_bf16)(const NormCall&, int, int);
+    void (*norm_float)(const NormCall&, int, int);
+    void (*rotate_store_bf16)(const RotateStoreCall&, int, int);
+    void (*rotate_store_float)(const RotateStoreCall&, int, int);
+    void (*silu_mul_bf16)(const SiluMulCall&, int, int);
+    void (*silu_mul_float)(const SiluMulCall&, int, int);
+    void (*linear)(const LinearCall&, int, int);
+};
+
+namespace scalar {
+#include "lanes_scalar.h"
+#include "level.h"
+const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
+}    // namespace scalar
+
+#if defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+namespace avx2 {
+#include "lanes_avx2.h"
+#include "level.h"
+}    // namespace avx2
+#pragma GCC pop_options
+
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+namespace avx512 {
+#include "lanes_avx512.h"
+#include "level.h"
+}    // namespace avx512
+#pragma GCC pop_options
+
+#define SLUICE_BF16_DOT
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+namespace avx512_bf16 {
+#include "lanes_avx512.h"
+#include "level.h"
+const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
+const Kernels AMX_TILES = kernels<Bf16BesideTiles, AmxTiles>();
+}    // namespace avx512_bf16
+#pragma GCC pop_options
+#undef SLUICE_BF16_DOT
+#endif
+
+const Kernels* kernels_of(Level level) {
+    switch (level) {
+        case SCALAR: return &scalar::KERNELS;
+        case SCALAR_TILES: return &scalar::EMULATED_TILES;
+#if defined(__x86_64__)
+        case AVX2: return &avx2::KERNELS;
+        case AVX512: return &avx512::KERNELS;
+        case AVX512_BF16: return &avx512_bf16::KERNELS;
+        case AVX512_TILES: return &avx512_bf16::EMULATED_TILES;
+        case AMX: return &avx512_bf16::AMX_TILES;
+#endif
+        default: return nullptr;
+    }
+}
+
+// Work below this many elements is done before another thread could wake.
+constexpr int64_t ALONE = 16384;
+
+}    // namespace
+
+// A level's kernels and the threads that run them.
+struct sluice_engine {
+    sluice_engine(const Kernels& kernels, int threads) : kernels(kernels), pool(threads) {}
+
+    // Rows of a pointwise operation, in runs that are worth handing out.
+    template <class Call>
+    void rows(const Call& call, int count, int64_t row_elements, void (*work)(const Call&, int, int)) {
+        const std::lock_guard lock(pool.one_call);
+        if (count * row_elements <= ALONE || pool.size() == 1) return work(call, 0, count);
+        struct Context {
+            const Call& call;
+            void (*work)(const Call&, int, int);
+            int count, step;
+        } context{call, work, count, static_cast<int>(std::max<int64_t>(1, ALONE / 4 / row_elements))};
+        pool.run((count + context.step - 1) / context.step, &context, [](void* p, int64_t item, int) {
+            const auto& c = *static_cast<Context*>(p);
+            const int from = static_cast<int>(item) * c.step;
+            c.work(c.call, from, std::min(c.count, from + c.step));
+        });
+    }
+
+    const Kernels& kernels;
+    Pool pool;
+    Plan plan;
+};
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT int sluice_has_level(int level) {
+    return has(static_cast<Level>(level)) && kernels_of(static_cast<Level>(level));
+}
+
+EXPORT sluice_engine* sluice_engine_new(int level, int threads) {
+    return new sluice_engine(*kernels_of(static_cast<Level>(level)), threads);
+}
+
+EXPORT void sluice_engine_free(sluice_engine* engine) { delete engine; }
+
+EXPORT void sluice_attention(sluice_engine* engine, const AttentionCall* call) {
+    const std::lock_guard lock(engine->pool.one_call);
+    struct Context {
+        sluice_engine& engine;
+        const AttentionCall& call;
+        int64_t buffer;
+    } context{*engine, *call, 0};
+    engine->plan.make(*call);
+    context.buffer = engine->kernels.attend_buffer(engine->plan.max_rows, call->head_dim);
+    engine->pool.run(engine->plan.items.size(), &context, [](void* p, int64_t item, int thread) {
+        auto& c = *static_cast<Context*>(p);
+        const auto attend = c.call.is_bf16 ? c.engine.kernels.attend_bf16 : c.engine.kernels.attend_float;
+        attend(c.call, c.engine.plan, c.engine.plan.items[item], c.engine.pool.buffer(thread, c.buffer));
+    });
+}
+
+EXPORT void sluice_norm(sluice_engine* engine, const NormCall* call) {
+    const Kernels& k = engine->kernels;
+    engine->rows(*call, call->rows, call->size, call->is_bf16 ? k.norm_bf16 : k.norm_float);
+}
+
+EXPORT void sluice_rotate_store(sluice_engine* engine, const RotateStoreCall* call) {
+    const Kernels& k = engine->kernels;
+    const int64_t heads = (call->q ? call->heads : 0) + 2 * call->kv_heads;
+    engine->rows(*call, call->tokens, heads * call->head_dim, call->is_bf16 ? k.rotate_store_bf16 : k.rotate_store_float);
+}
+
+EXPORT void sluice_silu_mul(sluice_engine* engine, const SiluMulCall* call) {
+    const Kernels& k = engine->kernels;
+    engine->rows(*call, call->rows, call->size, call->is_bf16 ? k.silu_mul_bf16 : k.silu_mul_float);
+}
+
+EXPORT void sluice_linear(sluice_engine* engine, const LinearCall* call) {
+    engine->rows(*call, call->out, call->in, engine->kernels.linear);
+}

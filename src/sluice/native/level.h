@@ -1,0 +1,19 @@
+// The kernels of one dispatch level: included once for each, inside its namespace and under its target options.
+#include "products.h"
+#include "attention.h"
+#include "pointwise.h"
+#include "linear.h"
+
+template <class HalfAttention, class Tiles>
+constexpr Kernels kernels() {
+    return {
+        attend_item<HalfAttention, Tiles>, attend_item<Float32, NoTiles>,
+        Scratch<HalfAttention>::floats,
+        norm_rows<uint16_t>, norm_rows<float>,
+        rotate_and_store<uint16_t>, rotate_and_store<float>,
+        silu_mul_rows<uint16_t>, silu_mul_rows<float>,
+        linear_part,
+    };
+}
+
+const Kernels KERNELS = kernels<Bf16, NoTiles>();

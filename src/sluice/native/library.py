@@ -1,0 +1,122 @@
+"""The compiled kernels: found beside this file, loaded with ctypes, and run by a pool of threads.
+
+They are compiled when Sluice is installed, for every x86-64 at once; which level runs is decided here, when a model is
+loaded. Where there was no compiler there is no library, and everything they do is done by torch instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from enum import IntEnum
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+from sluice.native.abi import AttentionCall, LinearCall, NormCall, RotateStoreCall, SiluMulCall
+
+FOLDER = Path(__file__).parent
+MAX_HEAD_DIM = 512
+
+
+class Level(IntEnum):
+    """What the kernels are written for, with the numbers of `cpu.h`: more is faster."""
+
+    SCALAR = 0
+    AVX2 = 1
+    AVX512 = 2
+    AVX512_BF16 = 3
+    AMX = 4
+    SCALAR_TILES = 5
+    """For tests: AMX's tiles emulated in memory, beside plain C++."""
+    AVX512_TILES = 6
+    """For tests: the same beside AVX-512."""
+
+
+NAMES = {"scalar": Level.SCALAR, "avx2": Level.AVX2, "avx512": Level.AVX512, "avx512-bf16": Level.AVX512_BF16}
+NAMES["amx"] = Level.AMX
+
+
+class KernelsUnavailable(RuntimeError):
+    """The kernels cannot run here; the message says why."""
+
+
+class Library:
+    """The compiled library.
+
+    Raises:
+        KernelsUnavailable: it was not compiled, or cannot be loaded.
+    """
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        found = [path for suffix in EXTENSION_SUFFIXES if (path := folder / f"_kernels{suffix}").exists()]
+        if not found:
+            raise KernelsUnavailable("they were not compiled when Sluice was installed: there was no C++ compiler")
+        try:
+            self.functions = ctypes.CDLL(str(found[0]))
+        except OSError as error:
+            raise KernelsUnavailable(f"{found[0].name} cannot be loaded: {error}") from error
+        self.functions.sluice_engine_new.restype = ctypes.c_void_p
+        self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
+
+    def has(self, level: Level) -> bool:
+        """Whether this processor and its system can run a level."""
+        return bool(self.functions.sluice_has_level(int(level)))
+
+    def levels(self) -> Sequence[Level]:
+        """All that can run here, those of tests too."""
+        return [level for level in Level if self.has(level)]
+
+    def best(self) -> Level:
+        """The fastest that can run here.
+
+        Raises:
+            KernelsUnavailable: nothing but the scalar one can, and torch is faster.
+        """
+        usable = [level for level in NAMES.values() if level != Level.SCALAR and self.has(level)]
+        if not usable:
+            raise KernelsUnavailable("this processor has no AVX2")
+        return max(usable)
+
+
+class Kernels:
+    """One level of the library and the threads it runs on. Calls come one at a time; others wait.
+
+    Args:
+        threads: how many compute, the caller's own among them.
+
+    Raises:
+        KernelsUnavailable: the processor lacks the level.
+        ValueError: `threads` is below 1.
+    """
+
+    def __init__(self, library: Library, level: Level, threads: int) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, got {threads}")
+        if not library.has(level):
+            raise KernelsUnavailable(f"this processor has no {level.name.lower().replace('_', '-')}")
+        self.level = level
+        self.threads = threads
+        self._functions = library.functions
+        self._engine = ctypes.c_void_p(library.functions.sluice_engine_new(int(level), threads))
+        weakref.finalize(self, library.functions.sluice_engine_free, self._engine)
+
+    def attention(self, call: AttentionCall) -> None:
+        """Attention of a batch over pages."""
+        self._functions.sluice_attention(self._engine, ctypes.byref(call))
+
+    def norm(self, call: NormCall) -> None:
+        """Root mean square norm of rows, after an addition perhaps."""
+        self._functions.sluice_norm(self._engine, ctypes.byref(call))
+
+    def rotate_store(self, call: RotateStoreCall) -> None:
+        """Norm heads, turn them, store keys and values."""
+        self._functions.sluice_rotate_store(self._engine, ctypes.byref(call))
+
+    def silu_mul(self, call: SiluMulCall) -> None:
+        """The gated activation."""
+        self._functions.sluice_silu_mul(self._engine, ctypes.byref(call))
+
+    def linear(self, call: LinearCall) -> None:
+        """A product of few rows with a weight."""
+        self._functions.sluice_linear(self._engine, ctypes.byref(call))

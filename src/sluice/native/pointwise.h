@@ -1,0 +1,118 @@
+// Norms, rotary positions with the store into pages, and the gated activation: one pass over memory each, computed in
+// float32 and rounded once.
+
+// The last lanes of a row whose size is no multiple of sixteen.
+template <class E>
+INL F load_some(const E* p, int count) {
+    E whole[16] = {};
+    std::memcpy(whole, p, sizeof(E) * count);
+    return load(whole);
+}
+template <class E>
+INL void store_some(E* p, F x, int count) {
+    E whole[16];
+    store(whole, x);
+    std::memcpy(p, whole, sizeof(E) * count);
+}
+template <class E>
+INL F load_at(const E* p, int at, int size) {
+    return at + 16 <= size ? load(p + at) : load_some(p + at, size - at);
+}
+template <class E>
+INL void store_at(E* p, F x, int at, int size) {
+    if (at + 16 <= size) store(p + at, x);
+    else store_some(p + at, x, size - at);
+}
+
+INL float root_mean_square(F squares, int size, float eps) { return std::sqrt(hsum(squares) / size + eps); }
+
+template <class E>
+void norm_rows(const NormCall& call, int from, int until) {
+    for (int row = from; row < until; row++) {
+        E* x = static_cast<E*>(call.x) + row * call.x_stride;
+        const E* delta = call.delta ? static_cast<const E*>(call.delta) + row * call.delta_stride : nullptr;
+        const E* weight = static_cast<const E*>(call.weight);
+        E* out = static_cast<E*>(call.out) + static_cast<int64_t>(row) * call.size;
+        F squares = set(0.0f);
+        for (int i = 0; i < call.size; i += 16) {
+            if (delta) store_at(x, add(load_at(x, i, call.size), load_at(delta, i, call.size)), i, call.size);
+            const F a = load_at(x, i, call.size);    // as stored: what is added to later is what was normed
+            squares = fma(a, a, squares);
+        }
+        const F share = set(1.0f / root_mean_square(squares, call.size, call.eps));
+        for (int i = 0; i < call.size; i += 16) {
+            store_at(out, mul(mul(load_at(x, i, call.size), share), load_at(weight, i, call.size)), i, call.size);
+        }
+    }
+}
+
+// One head: norm, then turn. Pair i is elements i and i + head_dim / 2.
+template <class E>
+INL void turn_head(E* head, const E* weight, float eps, const E* cos, const E* sin, int d) {
+    alignas(64) float x[MAX_HEAD_DIM], partner[MAX_HEAD_DIM];
+    F squares = set(0.0f);
+    for (int i = 0; i < d; i += 16) {
+        const F a = load(head + i);
+        squares = fma(a, a, squares);
+        store(x + i, a);
+    }
+    if (weight) {
+        const F share = set(1.0f / root_mean_square(squares, d, eps));
+        for (int i = 0; i < d; i += 16) store(x + i, mul(mul(load(x + i), share), load(weight + i)));
+    }
+    if (cos) {
+        const int half = d / 2;
+        for (int i = 0; i < half; i++) partner[i] = -x[half + i], partner[half + i] = x[i];
+        for (int i = 0; i < d; i += 16) {
+            store(x + i, fma(load(x + i), load(cos + i), mul(load(partner + i), load(sin + i))));
+        }
+    }
+    for (int i = 0; i < d; i += 16) store(head + i, load(x + i));
+}
+
+template <class E>
+INL void store_head(const RotateStoreCall& call, const E* k, const E* v, int64_t slot, int head) {
+    constexpr int KP = sizeof(E) == 2 ? 2 : 1;
+    const int d = call.head_dim, size = call.page_size;
+    const int64_t first = (slot / size * call.kv_heads + head) * size;    // tokens before this page and head
+    const int at = static_cast<int>(slot % size);
+    E* to_k = static_cast<E*>(call.k_pages) + (first + at / 16 * 16) * d + at % 16 * KP;
+    E* to_v = static_cast<E*>(call.v_pages) + (first + at / KP * KP) * d + at % KP;
+    for (int i = 0; i < d / KP; i++) std::memcpy(to_k + i * 16 * KP, k + i * KP, sizeof(E) * KP);
+    for (int i = 0; i < d; i++) to_v[i * KP] = v[i];
+}
+
+template <class E>
+void rotate_and_store(const RotateStoreCall& call, int from, int until) {
+    const int d = call.head_dim;
+    const bool turns = call.cos != nullptr || call.q_weight != nullptr;
+    for (int token = from; token < until; token++) {
+        const E* cos = call.cos ? static_cast<const E*>(call.cos) + static_cast<int64_t>(token) * d : nullptr;
+        const E* sin = call.cos ? static_cast<const E*>(call.sin) + static_cast<int64_t>(token) * d : nullptr;
+        E* k = static_cast<E*>(call.k) + token * call.k_stride;
+        const E* v = static_cast<const E*>(call.v) + token * call.v_stride;
+        for (int head = 0; head < (call.q ? call.heads : 0); head++) {
+            E* q = static_cast<E*>(call.q) + token * call.q_stride + head * d;
+            turn_head(q, static_cast<const E*>(call.q_weight), call.q_eps, cos, sin, d);
+        }
+        for (int head = 0; head < call.kv_heads; head++) {
+            E* key = k + head * d;
+            if (turns) turn_head(key, static_cast<const E*>(call.k_weight), call.k_eps, cos, sin, d);
+            store_head(call, key, v + head * d, call.slots[token], head);
+        }
+    }
+}
+
+template <class E>
+void silu_mul_rows(const SiluMulCall& call, int from, int until) {
+    for (int row = from; row < until; row++) {
+        const E* gate = static_cast<const E*>(call.gate) + row * call.gate_stride;
+        const E* up = static_cast<const E*>(call.up) + row * call.up_stride;
+        E* out = static_cast<E*>(call.out) + static_cast<int64_t>(row) * call.size;
+        for (int i = 0; i < call.size; i += 16) {
+            const F x = load_at(gate, i, call.size);
+            const F e = exp2(mul(max(set(-88.0f), x), set(-LOG2_E)));
+            store_at(out, mul(div(x, add(set(1.0f), e)), load_at(up, i, call.size)), i, call.size);
+        }
+    }
+}

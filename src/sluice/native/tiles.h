@@ -1,0 +1,135 @@
+// Products of 32 rows with 32 columns of bfloat16, on AMX's tile registers; and on registers in memory, so that what is
+// built on them is tested on any machine. A tile is sixteen rows of 64 bytes.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "numbers.h"
+
+// The operands of one product: c[32][32] (+)= a[32][32 steps] * b.
+struct TileProduct {
+    const uint16_t* a;
+    int64_t a_stride;
+    const uint16_t* const* b;    // [2 step + i]: 32 elements of the summed dimension, in pairs, for sixteen columns
+    int64_t b_stride;            // between pairs
+    float* c;
+    int64_t c_stride;
+    int steps;
+    bool second_rows, second_columns, accumulate;    // the former two: rows, columns from 16 on are wanted
+
+    // Sums in tiles 0 to 3, left sides in 4 and 5, right sides in 6 and 7.
+    template <class Tiles>
+    __attribute__((always_inline)) void run_on(Tiles& tiles) const {
+        const int64_t c_bytes = c_stride * 4, a_bytes = a_stride * 2, b_bytes = b_stride * 2;
+        float *const right = c + 16, *const lower = c + 16 * c_stride, *const last = lower + 16;
+        const bool both = second_rows && second_columns;
+        if (accumulate) {
+            tiles.template load<0>(c, c_bytes);
+            if (second_columns) tiles.template load<1>(right, c_bytes);
+            if (second_rows) tiles.template load<2>(lower, c_bytes);
+            if (both) tiles.template load<3>(last, c_bytes);
+        } else {
+            tiles.template zero<0>();
+            tiles.template zero<1>();
+            tiles.template zero<2>();
+            tiles.template zero<3>();
+        }
+        for (int step = 0; step < steps; step++) {
+            const uint16_t* left = a + 32 * step;
+            tiles.template load<4>(left, a_bytes);
+            tiles.template load<6>(b[2 * step], b_bytes);
+            tiles.template multiply<0, 4, 6>();
+            if (second_columns) tiles.template load<7>(b[2 * step + 1], b_bytes);
+            if (second_columns) tiles.template multiply<1, 4, 7>();
+            if (second_rows) tiles.template load<5>(left + 16 * a_stride, a_bytes);
+            if (second_rows) tiles.template multiply<2, 5, 6>();
+            if (both) tiles.template multiply<3, 5, 7>();
+        }
+        tiles.template store<0>(c, c_bytes);
+        if (second_columns) tiles.template store<1>(right, c_bytes);
+        if (second_rows) tiles.template store<2>(lower, c_bytes);
+        if (both) tiles.template store<3>(last, c_bytes);
+    }
+};
+
+// Tile types: one is made before a run of products and destroyed after it.
+struct NoTiles {};
+
+#if defined(__x86_64__)
+// As assembly, because the intrinsics take a tile's number as a literal and need target options that would keep them from
+// being inlined into `TileProduct`.
+struct AmxRegisters {
+    template <int T>
+    __attribute__((always_inline)) void zero() {
+        __asm__ volatile("tilezero %%tmm%c0" : : "i"(T));
+    }
+    template <int T>
+    __attribute__((always_inline)) void load(const void* p, int64_t stride) {
+        __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(p), "r"(stride), "i"(T) : "memory");
+    }
+    template <int T>
+    __attribute__((always_inline)) void store(void* p, int64_t stride) {
+        __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(p), "r"(stride), "i"(T) : "memory");
+    }
+    template <int C, int A, int B>
+    __attribute__((always_inline)) void multiply() {
+        __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+    }
+};
+
+class AmxTiles {
+public:
+    AmxTiles() {
+        struct alignas(64) {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+        } config;
+        __asm__ volatile("ldtilecfg %0" : : "m"(config));
+    }
+    ~AmxTiles() { __asm__ volatile("tilerelease"); }
+    AmxTiles(const AmxTiles&) = delete;
+    AmxTiles& operator=(const AmxTiles&) = delete;
+
+    void multiply(const TileProduct& product) {
+        AmxRegisters registers;
+        product.run_on(registers);
+    }
+};
+#endif
+
+class EmulatedTiles {
+public:
+    void multiply(const TileProduct& product) { product.run_on(*this); }
+
+    template <int T>
+    void zero() {
+        std::memset(bytes[T], 0, sizeof bytes[T]);
+    }
+    template <int T>
+    void load(const void* p, int64_t stride) {
+        for (int i = 0; i < 16; i++) std::memcpy(bytes[T][i], static_cast<const uint8_t*>(p) + i * stride, 64);
+    }
+    template <int T>
+    void store(void* p, int64_t stride) {
+        for (int i = 0; i < 16; i++) std::memcpy(static_cast<uint8_t*>(p) + i * stride, bytes[T][i], 64);
+    }
+    template <int C, int A, int B>
+    void multiply() {
+        float sums[16][16];
+        uint16_t left[16][32], right[16][32];
+        std::memcpy(sums, bytes[C], sizeof sums);
+        std::memcpy(left, bytes[A], sizeof left);
+        std::memcpy(right, bytes[B], sizeof right);
+        for (int m = 0; m < 16; m++) {
+            for (int k = 0; k < 32; k++) {
+                for (int n = 0; n < 16; n++) sums[m][n] += widen(left[m][k]) * widen(right[k / 2][2 * n + k % 2]);
+            }
+        }
+        std::memcpy(bytes[C], sums, sizeof sums);
+    }
+
+private:
+    uint8_t bytes[8][16][64];
+};
