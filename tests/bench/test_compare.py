@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from bench_makers import record, result
 from sluice.bench.compare import ENOUGH_RUNS, Comparison, Ratio, compare, expanded_tail, interval
 from sluice.bench.compare_command import table
-from sluice.bench.records import Record
+from sluice.bench.records import Record, Result
 
 
 def run(scale: float, *, noise: float = 0.0, rng: random.Random | None = None, kind: str = "short") -> list[Record]:
@@ -123,6 +124,17 @@ def test_workloads_that_differ_are_told() -> None:
     assert "seed: 0 against 5" in found.differences
     assert "not the same in both: prompt_tokens: '256' against '9'" in table(found)
     assert compare(result(run(0.1)), result(run(0.1))).differences == ()
+
+
+def test_a_cache_that_knew_one_sides_prompts_is_told() -> None:
+    """A server that was measured before, against one that has just been started."""
+
+    def served(cached: int | None) -> Result:
+        return result([replace(each, prompt_tokens=100, cached_tokens=cached) for each in run(0.1)])
+
+    assert compare(served(0), served(96)).differences == ("prompt tokens found in the server's cache: 0% against 96%",)
+    assert compare(served(95), served(96)).differences == ()
+    assert compare(served(None), served(96)).differences == ()
 
 
 def test_the_table() -> None:

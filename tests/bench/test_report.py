@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -27,9 +28,10 @@ STEADY = [record(1.0 + 0.01 * i, 1.02 + 0.01 * i, 1.05 + 0.01 * i, due=0.01 * i)
 LONG = record(1.9, 1.95, due=1.0, kind="long")
 
 
-def notes(*records: Record, lag: tuple[float, ...] = ()) -> str:
+def notes(*records: Record, lag: tuple[float, ...] = (), **options: object) -> str:
     run = Run("now", records, lag)
-    return "\n".join(remarks(run, summarize(records)))
+    settings = result(records, options=options_from(options)).settings
+    return "\n".join(remarks(run, summarize(records), settings))
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,15 @@ def test_what_makes_numbers_mislead_is_said() -> None:
     assert "after they were due" in notes(record(1.0, sent=0.5))
     assert "after they were due" not in notes(record(1.0, sent=0.01))
     assert "too busy" in notes(*STEADY, lag=(0.5,) * 50)
+
+
+def test_a_workload_that_the_server_had_before_is_told() -> None:
+    """The same command twice: the second time a prefix cache has every prompt, and TTFT is that of no prefill."""
+    again = [replace(each, prompt_tokens=100, cached_tokens=96) for each in STEADY]
+    assert "96% of the prompt tokens were in the server's cache" in notes(*again)
+    for alike in ({"shared_prefix_tokens": 64}, {"turns": 2}, {"unique_prompts": False}):
+        assert notes(*again, **alike) == "", alike
+    assert notes(*(replace(each, cached_tokens=0) for each in again)) == ""
 
 
 class Page(HTMLParser):

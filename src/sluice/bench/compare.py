@@ -31,6 +31,8 @@ one in sixteen times five do: from here on a side is called better."""
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
 """97.5% quantiles of Student's t for 1, 2, ... degrees of freedom; above, 1.96 + 2.5 / degrees is as good."""
 SEED = 0
+CACHED_MATTERS = 0.02
+"""Shares of prompt tokens from a cache are not the same if they differ by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def compare(base: Result, other: Result, *, paired: bool = False) -> Comparison:
         resampled=resampled,
         runs=(len(before), len(after)),
         ratios=tuple(ratios),
-        differences=tuple(_differences(base, other)),
+        differences=(*_differences(base, other), *_cached(before, after)),
     )
 
 
@@ -232,6 +234,14 @@ def _mean(values: Sequence[float]) -> float:
 
 def _label(result: Result) -> str:
     return f"{served(result.target)} at {result.target['url'] or 'in process'}"
+
+
+def _cached(before: Sequence[Summary], after: Sequence[Summary]) -> Iterator[str]:
+    """One side that had the prompts before is not the faster one."""
+    told = all(summary.cached_tokens is not None for summary in (*before, *after))
+    ours, theirs = (_mean([summary.cached_share for summary in side]) for side in (before, after))
+    if told and abs(ours - theirs) > CACHED_MATTERS:
+        yield f"prompt tokens found in the server's cache: {100 * ours:.0f}% against {100 * theirs:.0f}%"
 
 
 def _differences(base: Result, other: Result) -> Iterator[str]:

@@ -17,7 +17,7 @@ from sluice.bench.timing import Timer
 from sluice.bench.workload import Turn
 from sluice.engine.messages import Message, Shutdown, Stats, Submit
 from sluice.limits import LimitError, Limits
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import Output, SamplingParams
 
 
 class Loop(Protocol):
@@ -30,8 +30,6 @@ class Loop(Protocol):
     def close(self) -> None:
         """Steps no more. Twice is once."""
         ...
-
-
 
 
 @dataclass(slots=True, eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -71,19 +71,20 @@ def page(result: Result) -> str:
         f'<header><h1>{escape(heading)}</h1><p class="sub">{escape(title(result))}</p></header><main>',
     ]
     for index, (run, summary) in enumerate(zip(result.runs, summaries(result), strict=True), start=1):
-        parts += _run(run, summary, index, len(result.runs))
+        notes = remarks(run, summary, result.settings)
+        parts += _run(run, summary, notes, index, len(result.runs))
     parts += _settings(result)
     return "\n".join([*parts, "</main></body></html>", ""])
 
 
-def _run(run: Run, summary: Summary, index: int, count: int) -> Iterator[str]:
+def _run(run: Run, summary: Summary, notes: Iterable[str], index: int, count: int) -> Iterator[str]:
     prefix = f"run-{index}-" if count > 1 else ""
     name = f" of run {index}" if count > 1 else ""
     yield f'<section id="{prefix}summary" aria-labelledby="{prefix}summary-heading">'
     yield f'<h2 id="{prefix}summary-heading">Summary{name}</h2>'
     yield from _tiles(summary)
-    for remark in remarks(run, summary):
-        yield f'<p class="note" role="note">{escape(remark)}</p>'
+    for note in notes:
+        yield f'<p class="note" role="note">{escape(note)}</p>'
     yield "</section>"
     yield f'<section aria-labelledby="{prefix}latencies-heading">'
     yield f'<h2 id="{prefix}latencies-heading">Latencies{name}, in ms</h2>'

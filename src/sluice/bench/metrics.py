@@ -224,6 +224,11 @@ class Summary:
     itl_in_windows: Spread
     itl_outside: Spread
 
+    @property
+    def cached_share(self) -> float:
+        """Of the prompt tokens, 0 to 1; 0 if the target does not say."""
+        return (self.cached_tokens or 0) / max(1, self.prompt_tokens)
+
 
 def summarize(records: Sequence[Record], goodput: Goodput | None = None) -> Summary:
     """The numbers of the requests of one run, at least one."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sluice.bench.answers import CountedBy
 from sluice.bench.metrics import Summary, percentile
@@ -10,6 +11,9 @@ from sluice.bench.records import Record, Run
 
 LATE_MATTERS = 0.1
 """The client's own lateness is worth a remark from this share of the median TTFT."""
+
+CACHED_MATTERS = 0.02
+"""Share of prompt tokens from a cache that is worth a remark, if there should be none."""
 
 
 def is_whole(record: Record) -> bool:
@@ -23,8 +27,23 @@ def streams_nothing(records: Sequence[Record]) -> bool:
     return bool(telling) and all(map(is_whole, telling))
 
 
-def remarks(run: Run, summary: Summary) -> Iterator[str]:
-    """One sentence each."""
+def begins_alike(settings: Mapping[str, Any]) -> bool:
+    """Prompts of this workload have beginnings in common, so that a prefix cache is to find some of them."""
+    workload, target = settings.get("workload", {}), settings.get("target", {})
+    return bool(
+        workload.get("shared_prefix_tokens", 0)
+        or workload.get("turns", 1) > 1
+        or not workload.get("unique_prompts", True)
+        or target.get("endpoint") == "chat"  # its template precedes every prompt
+    )
+
+
+def remarks(run: Run, summary: Summary, settings: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence each.
+
+    Args:
+        settings: of the result that holds the run.
+    """
     records = run.requests
     if summary.failed:
         yield (
@@ -46,6 +65,11 @@ def remarks(run: Run, summary: Summary) -> Iterator[str]:
         yield "the server does not count its tokens: one is assumed for each event with text (--tokenizer counts them)"
     if summary.short_answers:
         yield f"{summary.short_answers} answers ended before the length that was asked for (--ignore-eos)"
+    if summary.cached_share > CACHED_MATTERS and not begins_alike(settings):
+        yield (
+            f"{100 * summary.cached_share:.0f}% of the prompt tokens were in the server's cache, though no two prompts"
+            " begin alike: it had this workload before; another --seed has other prompts"
+        )
     yield from _client_remarks(run, summary)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sluice.bench.metrics import Errors, Latencies, Spread, Summary, errors, parse_goodput, summarize
 from sluice.bench.records import Result, Run, served
@@ -25,7 +26,7 @@ def table(result: Result) -> str:
     for index, (run, summary) in enumerate(zip(result.runs, summaries(result), strict=True), start=1):
         if len(result.runs) > 1:
             lines.append(f"run {index} of {len(result.runs)}")
-        lines += [*run_lines(run, summary), ""]
+        lines += [*run_lines(run, summary, result.settings), ""]
     return "\n".join(lines)
 
 
@@ -35,7 +36,7 @@ def title(result: Result) -> str:
     return f"{target['url'] or 'in process'} · {served(target)} · {result.runs[0].started}"
 
 
-def run_lines(run: Run, summary: Summary) -> Iterator[str]:
+def run_lines(run: Run, summary: Summary, settings: Mapping[str, Any]) -> Iterator[str]:
     yield from totals(summary)
     yield ""
     kinds = summary.by_kind if len(summary.by_kind) > 1 else {}
@@ -51,7 +52,7 @@ def run_lines(run: Run, summary: Summary) -> Iterator[str]:
     if failed:
         yield from error_lines(failed)
         yield ""
-    for remark in remarks(run, summary):
+    for remark in remarks(run, summary, settings):
         yield f"note: {remark}"
 
 
