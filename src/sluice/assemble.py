@@ -24,8 +24,10 @@ from sluice.limits import Limits
 from sluice.models.bundled import BUNDLED
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import load_model
+from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec
 from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.heap import keep_freed_memory
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
 from sluice.runner.runner import Model, TorchRunner
 from sluice.scheduler.scheduler import Scheduler
@@ -156,8 +158,15 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         torch.set_num_threads(config.model.threads)
     asked = config.model
     model, spec = load_model(
-        folder, dtype=asked.dtype, device=device, progress=progress, implementation=asked.model_impl
+        folder,
+        dtype=asked.dtype,
+        device=device,
+        progress=progress,
+        implementation=asked.model_impl,
+        packer=packer_for(device),
     )
+    if device.type == "cpu":
+        keep_freed_memory()
     shape = _device_shape(config, spec, device)
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model

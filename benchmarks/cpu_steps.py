@@ -1,0 +1,157 @@
+"""How long single steps take on this CPU: decodes by batch and context, chunks by size and place, both together.
+
+    python benchmarks/cpu_steps.py --checkpoint build/checkpoints/qwen3-0.6b --json benchmarks/results/cpu_steps.json
+    python benchmarks/cpu_steps.py --checkpoint build/checkpoints/qwen3-0.6b --steps decode:1,decode:8 --threads 1 2
+
+The runner alone, in this process: no scheduler, no HTTP. Each number is the median of the steps that fit into a second
+or so, at least three. `--neighbour` keeps the last processor busy meanwhile. DECODE is `decode:BATCH[@CACHED]`, a chunk
+is `chunk:SIZE[@CACHED]`, and `+` puts both into one step: `decode:4@64+chunk:256@2000`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.peers.neighbour import neighbour
+from sluice.assemble import LoadedModel, load
+from sluice.bench import facts
+from sluice.config import ConfigError, EngineConfig
+from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
+
+STEPS = (
+    *(f"decode:{batch}" for batch in (1, 2, 4, 8, 16, 32, 64)),
+    *(f"decode:{batch}@4000" for batch in (1, 4, 8)),
+    *(f"chunk:{size}" for size in (16, 32, 64, 128, 256, 512, 1024, 2048)),
+    *(f"chunk:{size}@4000" for size in (64, 256, 512)),
+    *(f"decode:4+chunk:{size}@2000" for size in (64, 128, 256, 512)),
+)
+CACHED = 64
+"""Tokens before a decode's, unless told otherwise."""
+MOST_SLOTS = 64
+SECONDS = 1.0
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some equal rows of a step."""
+
+    rows: int
+    length: int
+    cached: int
+
+
+def parse_step(text: str) -> list[Part]:
+    """
+    Raises:
+        ConfigError: not of the form above.
+    """
+    return [_parse_part(text, part) for part in text.split("+")]
+
+
+def _parse_part(text: str, part: str) -> Part:
+    kind, _, numbers = part.partition(":")
+    count, _, cached = numbers.partition("@")
+    if kind not in ("decode", "chunk") or not count.isdecimal() or int(count) < 1 or not (cached or "0").isdecimal():
+        raise ConfigError(f"a step must be decode:BATCH[@CACHED] or chunk:SIZE[@CACHED], joined by +, got {text!r}")
+    if kind == "decode":
+        return Part(int(count), 1, int(cached or CACHED))
+    return Part(1, int(count), int(cached or 0))
+
+
+class Steps:
+    """Runs one kind of step again and again, on pages that were never filled: speed does not depend on what is there.
+
+    Every row starts at the same position each time, so that all steps are equal.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._loaded = loaded
+
+    def seconds(self, parts: Sequence[Part]) -> list[float]:
+        """Of each step after a first one that fills the slots."""
+        page_size = self._loaded.shape.page_size
+        runner = self._loaded.runner()
+        rows = [part for part in parts for _ in range(part.rows)]
+        first_page, slots, chunks, again = 0, [], [], []
+        for slot, part in enumerate(rows):
+            pages = -(-(part.cached + part.length) // page_size)
+            owned = tuple(range(first_page, first_page + pages))
+            first_page += pages
+            ids = tuple(range(1, part.length + 1))
+            slots.append(NewSlot(slot, slot, GREEDY, 0))
+            chunks.append(Chunk(slot, slot, part.cached, part.length, ids, owned, True))
+            again.append(chunks[-1]._replace(new_pages=()))
+        if first_page > self._loaded.shape.num_pages:
+            raise ConfigError(
+                f"a step needs {first_page} pages, --max-total-tokens gives {self._loaded.shape.num_pages}"
+            )
+        decodes = sum(part.length == 1 for part in rows)
+        runner.launch(BatchPlan(0, tuple(slots), tuple(chunks), num_decodes=decodes)).wait()
+        found: list[float] = []
+        while len(found) < 3 or sum(found) < SECONDS:
+            plan = BatchPlan(len(found) + 1, (), tuple(again), num_decodes=decodes)
+            start = time.perf_counter()
+            runner.launch(plan).wait()
+            found.append(time.perf_counter() - start)
+        return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        steps = {text: parse_step(text) for text in args.steps.split(",")}
+        if args.json is not None and not args.json.parent.is_dir():
+            raise ConfigError(f"--json must be in a folder that exists, got {args.json}")
+        found = [_measure(args, steps, threads, page_size) for threads in args.threads for page_size in args.page_size]
+    except ConfigError as error:
+        print(f"cpu_steps: error: {error}", file=sys.stderr)
+        return 2
+    if args.json is not None:
+        record = {"benchmark": "cpu_steps", "machine": facts.machine(), "versions": facts.versions(), "runs": found}
+        args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _measure(args: argparse.Namespace, steps: dict[str, list[Part]], threads: int, page_size: int) -> dict[str, Any]:
+    options = {"model": str(args.checkpoint), "threads": threads, "page_size": page_size}
+    sizes = {"max_total_tokens": args.max_total_tokens, "max_running_requests": MOST_SLOTS + 1}
+    loaded = load(EngineConfig.from_options(options | sizes), progress=False)
+    runs = Steps(loaded)
+    print(f"threads {threads}, page size {page_size}{', one processor taken' if args.neighbour else ''}", flush=True)
+    medians = {}
+    with neighbour(threads - 1 if args.neighbour else None):
+        for text, parts in steps.items():
+            seconds = runs.seconds(parts)
+            medians[text] = statistics.median(seconds)
+            tokens = sum(part.rows * part.length for part in parts)
+            median, best, worst = (1e3 * pick(seconds) for pick in (statistics.median, min, max))
+            rate = tokens / medians[text]
+            print(f"{text:>28} {median:8.2f} ms  ({best:.2f} to {worst:.2f}) {rate:8.0f} tokens/s", flush=True)
+    return {"threads": threads, "page_size": page_size, "neighbour": args.neighbour, "median_seconds": medians}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face folder")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians")
+    parser.add_argument("--steps", default=",".join(STEPS), metavar="LIST", help="(default: the curves of docs/cpu.md)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[2], help="(default: 2)")
+    parser.add_argument("--page-size", type=int, nargs="+", default=[32], help="(default: 32)")
+    parser.add_argument("--max-total-tokens", type=int, default=36_864, help="KV pool (default: 36864)")
+    parser.add_argument("--neighbour", action="store_true", help="with a process that keeps one processor busy")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
