@@ -26,8 +26,10 @@ from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
 from sluice.server.body import BodyLimits
+from sluice.server.calls import Listener
 from sluice.server.chat import ChatTemplate
 from sluice.server.client import EngineClient
+from sluice.server.metrics import Metrics
 from sluice.server.tokens import Tokenizer
 from sluice.server.zmq_link import SocketFolder, ZmqChannel, ZmqLink
 from sluice.testing import Faults, oracle
@@ -64,6 +66,7 @@ class Server:
     channel: ZmqChannel
     sent: list[Message]
     """What the client told the engine."""
+    metrics: Metrics
 
     def aborts(self) -> list[Abort]:
         return [message for message in self.sent if isinstance(message, Abort)]
@@ -149,6 +152,7 @@ async def serving(
     max_body_bytes: int = 10_000,
     max_body_seconds: float = PATIENCE,
     api_keys: Collection[str] = (),
+    listeners: Sequence[Listener] = (),
     **options: Any,
 ) -> AsyncIterator[Server]:
     """A server that is ready, with these options of the engine changed.
@@ -166,7 +170,9 @@ async def serving(
         sent.append(message)
         channel.send(message)
 
-    client = EngineClient(send)
+    metrics = Metrics()
+    metrics.model = MODEL
+    client = EngineClient(send, metrics)
     backend = Backend()
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}) if chat else None)
     chosen = resolution(**options)
@@ -174,12 +180,19 @@ async def serving(
     limits = limits_of(chosen.config)
     backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, os.getpid(), settings))
     limits = BodyLimits(max_body_bytes, max_body_seconds)
-    app = create_app(backend, body_limits=limits, api_keys=api_keys, clock=lambda: 1234.5)
+    app = create_app(
+        backend,
+        body_limits=limits,
+        api_keys=api_keys,
+        clock=lambda: 1234.5,
+        metrics=metrics,
+        listeners=listeners,
+    )
     delivering = asyncio.create_task(_deliver(channel, client))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            yield Server(app, http, backend, client, engine, channel, sent)
+            yield Server(app, http, backend, client, engine, channel, sent, metrics)
         assert client.num_open == 0, "a request was left open"
     finally:
         channel.send(Shutdown())
@@ -190,6 +203,7 @@ async def serving(
         channel.close()
         folder.remove()
     assert not thread.is_alive(), "the engine does not end"
+    assert metrics.num_open == 0, "a request is timed for ever"
     assert engine.is_idle, "the engine still works on a request that nobody waits for"
     kv = engine.scheduler.state.kv
     assert kv.available == kv.num_pages, "pages were not given back"

@@ -84,6 +84,8 @@ ELSEWHERE = {
     "port": "cli/test_cli.py::test_a_port_in_use",
     "served_model_name": "server/test_serve.py::test_serve_the_bundled_model",
     "log_level": "server/test_engine_process.py::test_the_log_level_reaches_the_engine",
+    "log_format": "server/test_serve.py::test_what_is_seen_of_a_call",
+    "otlp_traces_endpoint": "server/test_serve.py::test_what_is_seen_of_a_call",
 }
 
 

@@ -18,6 +18,7 @@ from sluice.types import SchedulerLimits
 CHUNKING_OFF = (-1, 0)
 MAX_PAGE_SIZE = 1024
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 class ConfigError(ValueError):
@@ -342,10 +343,26 @@ class ServerConfig:
     log_level: str = option(
         "warning",
         "messages on standard error: debug, info, warning or error",
-        more="info: one line for every chunk of a prompt that is cut.",
+        more="info: one line for every call, without what was said, and one for every chunk of a prompt that is cut.",
         choices=LOG_LEVELS,
         sglang="--log-level",
         metavar="LEVEL",
+    )
+    log_format: str = option(
+        "text",
+        "form of these messages: text or json",
+        more="json: one object a line. Both carry the id of the call, which clients send or receive as `X-Request-Id`.",
+        choices=LOG_FORMATS,
+        metavar="FORM",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL of an OpenTelemetry collector for a span on every call",
+        unset="no spans",
+        more="OTLP over HTTP; without a path, `/v1/traces` is added. Needs the extra `otel`.",
+        sglang="--otlp-traces-endpoint",
+        vllm="--otlp-traces-endpoint",
+        metavar="URL",
     )
 
 

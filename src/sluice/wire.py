@@ -26,6 +26,7 @@ class Start:
     factory: str
     config: EngineConfig
     log_level: str = "warning"
+    log_format: str = "text"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ import openai
 import pytest
 
 import processes
+from collecting import collector
 from processes import free_port
 from serving import parse_events
 from tokenizer_makers import byte_tokenizer
@@ -209,3 +210,51 @@ def test_a_checkpoint_without_a_tokenizer_ends_the_server(tmp_path: Path) -> Non
         assert errors.startswith(f"sluice: error: {tmp_path} has no tokenizer.json")
         assert errors.count("\n") == 1
         assert process.returncode == 1
+
+
+OBSERVED = """
+import json, sys
+from sluice.config import EngineConfig, ServerConfig
+from sluice.server.serve import run
+
+options, model = sys.argv[1:]
+engine = EngineConfig.from_options({"model": model})
+sys.exit(run(ServerConfig(**json.loads(options)), engine, factory="shadow_engine:build"))
+"""
+
+
+def observed(folder: Path, **options: object) -> tuple[str, ...]:
+    """The command of a server over the shadow model, with options of the server."""
+    return ("-c", OBSERVED, json.dumps(options), shadow(0, folder)[-2])
+
+
+def test_what_is_seen_of_a_call(tmp_path: Path) -> None:
+    """From outside: metrics, a line of JSON with the id that the client sent, and a span at the collector."""
+    port = free_port()
+    with collector() as (endpoint, posted):
+        options = {"port": port, "log_level": "info", "log_format": "json", "otlp_traces_endpoint": endpoint}
+        with server(*observed(tmp_path, **options)) as process:
+            announced(process)
+            url, headers = f"http://127.0.0.1:{port}", {"x-request-id": "mine"}
+            body = {"prompt": "a" * 70, "max_tokens": 5, "ignore_eos": True}
+            answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
+            assert (answer.status_code, answer.headers["x-request-id"]) == (200, "mine")
+            page = httpx.get(f"{url}/metrics").text
+            assert 'vllm:generation_tokens_total{engine="0",model_name="shadow"} 5.0' in page
+            assert 'sluice:prefill_chunks_total{engine="0",model_name="shadow"} 3.0' in page
+            assert stops(process) == 0
+            assert process.stderr is not None
+            lines = [json.loads(line) for line in process.stderr.read().splitlines()]
+    assert [line["logger"] for line in lines] == ["sluice.engine"] * 3 + ["sluice.requests"] * 2
+    assert (lines[3]["request_id"], lines[3]["engine_requests"], lines[3]["output_tokens"]) == ("mine", [1], 5)
+    ((path, span),) = posted
+    assert path == "/v1/traces"
+    assert b"text_completion shadow" in span
+
+
+def test_traces_that_cannot_be_sent_end_the_server_at_once(tmp_path: Path) -> None:
+    with server(*observed(tmp_path, port=0, otlp_traces_endpoint="localhost:4318")) as process:
+        _, errors = process.communicate(timeout=20)
+        assert errors.startswith("sluice: error: --otlp-traces-endpoint must be a URL")
+        assert errors.count("\n") == 1
+        assert process.returncode == 2

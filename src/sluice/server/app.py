@@ -17,9 +17,12 @@ from sluice.server.asked import Asked, CompletionCall
 from sluice.server.auth import KeyRequired
 from sluice.server.backend import Backend, Service
 from sluice.server.body import BodyLimits, read_body
+from sluice.server.calls import Calls, Listener
 from sluice.server.errors import RETRY_SECONDS, ApiError, bad_request
 from sluice.server.generation import Generation, chat_prompt, completion_prompts
 from sluice.server.info import flush_cache, model_info, server_info
+from sluice.server.metrics import Metrics
+from sluice.server.metrics_page import add_metrics
 from sluice.server.native import NativeAnswer, parse_generate
 from sluice.server.openai import parse_chat, parse_completion
 from sluice.server.openapi import openapi
@@ -36,6 +39,8 @@ def create_app(
     body_limits: BodyLimits | None = None,
     api_keys: Collection[str] = (),
     clock: Callable[[], float] = time.time,
+    metrics: Metrics | None = None,
+    listeners: Sequence[Listener] = (),
 ) -> FastAPI:
     """The HTTP application over a backend that may open and close at any time.
 
@@ -43,15 +48,20 @@ def create_app(
         body_limits: of every request.
         api_keys: one of them must come with every request; without any, none need.
         clock: Unix seconds.
+        metrics: those that the engine's client is watched by, served at /metrics. None counts HTTP calls alone.
+        listeners: are told of every call, besides.
     """
+    metrics = Metrics() if metrics is None else metrics
     limits = body_limits or BodyLimits()
     app = FastAPI(title="Sluice", docs_url=None, redoc_url=None, openapi_url=None)
     _add_generating(app, backend, limits, clock)
     _add_tokenizing(app, backend, limits)
     _add_describing(app, backend, int(clock()))
+    add_metrics(app, backend, metrics)
     _answer_errors(app)
     if api_keys:
         app.add_middleware(KeyRequired, keys=api_keys)
+    app.add_middleware(Calls, listeners=(metrics, *listeners))
     return app
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from sluice.engine.clock import WallClock
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, Submit
 from sluice.server.pace import Pace
+from sluice.server.watch import NullWatch, Watch
 from sluice.types import FinishReason, Output, SamplingParams
 from sluice.wire import Outputs
 
@@ -47,10 +48,18 @@ class NewRequest(NamedTuple):
 
 
 class EngineClient:
-    """Owns the request ids and hands each output to whoever asked for it."""
+    """Owns the request ids and hands each output to whoever asked for it.
 
-    def __init__(self, send: Callable[[Message], None]) -> None:
+    Args:
+        send: takes a message to the engine.
+        watch: is told of what passes; None is nobody.
+    """
+
+    def __init__(self, send: Callable[[Message], None], watch: Watch | None = None) -> None:
         self._send = send
+        self._watch = NullWatch() if watch is None else watch
+        self.latest: Stats | None = None
+        """The last answer of the engine, whoever asked."""
         self.now = WallClock().now
         """Seconds, as the engine counts them."""
         self._pace = Pace(self.now)
@@ -79,7 +88,9 @@ class EngineClient:
             self._open[request_id] = inbox
             self._silent.add(request_id)
             self._pace.came()
-            self._send(request.submit(request_id))
+            message = request.submit(request_id)
+            self._watch.submitted(message)
+            self._send(message)
         return inbox
 
     async def stats(self) -> Stats:
@@ -119,12 +130,14 @@ class EngineClient:
             case Outputs(outputs):
                 self.dispatch(outputs)
             case Stats(query_id):
+                self.latest = frame
                 query = self._queries.get(query_id)
                 if query is not None and not query.done():
                     query.set_result(frame)
 
     def dispatch(self, outputs: Sequence[Output]) -> None:
         """Hand out the outputs of a step. Those of requests that nobody waits for any more are dropped."""
+        self._watch.received(outputs)
         for output in outputs:
             inbox = self._open.get(output.request_id)
             if inbox is None:
@@ -146,6 +159,7 @@ class EngineClient:
         """End a request that is still open, at the engine and here: nothing of it arrives any more."""
         if self._open.pop(request_id, None) is None:
             return
+        self._watch.ended(request_id, reason)
         if request_id in self._silent:
             self._silent.discard(request_id)
             self._pace.left()
@@ -155,6 +169,8 @@ class EngineClient:
     def fail(self, message: str) -> None:
         """There is no engine any more: every open inbox and query and every later one raises `EngineGone`."""
         self._gone = message
+        for request_id in self._open:
+            self._watch.ended(request_id, FinishReason.ERROR)
         inboxes = set(self._open.values())
         self._open.clear()
         for inbox in inboxes:

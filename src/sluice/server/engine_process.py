@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
+from sluice.server.logs import show_log
 from sluice.server.zmq_link import SocketFolder, ZmqLink
 from sluice.wire import Failed, Ready
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     link = ZmqLink(SocketFolder(Path(folder)))
     try:
         start = link.receive_start()
-        _show_log(start.log_level)
+        show_log(start.log_level, start.log_format)
         try:
             engine, ready = find_factory(start.factory)(start.config, link)
         except Exception as error:
@@ -84,12 +84,6 @@ def describe(error: Exception) -> str:
     if isinstance(error, ValueError | OSError) and text:
         return text
     return f"{type(error).__name__}: {text}"
-
-
-def _show_log(level: str) -> None:
-    """Our own messages on standard error, from this level up; other packages keep to warnings."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("sluice").setLevel(level.upper())
 
 
 def _die_with_server() -> None:

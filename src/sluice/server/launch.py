@@ -31,7 +31,14 @@ class EngineProcess:
         self._listens = False
 
     @classmethod
-    async def spawn(cls, config: EngineConfig, *, factory: str = FACTORY, log_level: str = "warning") -> EngineProcess:
+    async def spawn(
+        cls,
+        config: EngineConfig,
+        *,
+        factory: str = FACTORY,
+        log_level: str = "warning",
+        log_format: str = "text",
+    ) -> EngineProcess:
         """Start a process that builds an engine for `config`. Returns before the model is loaded."""
         folder = SocketFolder.fresh()
         channel = ZmqChannel(folder)
@@ -46,7 +53,7 @@ class EngineProcess:
             channel.close()
             folder.remove()
             raise
-        channel.send(Start(factory, config, log_level))
+        channel.send(Start(factory, config, log_level, log_format))
         return cls(process, folder, channel)
 
     @property

@@ -15,15 +15,19 @@ from pathlib import Path
 
 import uvicorn
 
-from sluice.config import EngineConfig, ServerConfig
+from sluice.config import ConfigError, EngineConfig, ServerConfig
 from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
 from sluice.server.client import EngineClient
 from sluice.server.launch import FACTORY, EngineProcess, EngineStartError
+from sluice.server.logs import RequestLog, show_log
+from sluice.server.metrics import Metrics
 from sluice.server.tokens import Tokenizer, TokenizerError
+from sluice.server.traces import Traces, open_traces
 from sluice.wire import Ready
 
+EXIT_FAILED, EXIT_USAGE = 1, 2
 EXIT_SECONDS = 2
 """How long open connections may take to end once their streams were ended."""
 
@@ -47,16 +51,21 @@ def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = 
         given: names of the options that the user set.
 
     Returns:
-        The exit status: 1 if the engine did not start, or died.
+        The exit status: 1 if the engine did not start, or died; 2 for an option that cannot be honoured.
     """
+    show_log(server.log_level, server.log_format)
     try:
-        return asyncio.run(serve(server, engine, given=given, factory=factory))
-    except (CannotListen, EngineStartError, TokenizerError) as error:
+        traces = open_traces(server.otlp_traces_endpoint)
+        with contextlib.closing(traces):
+            return asyncio.run(serve(server, engine, traces, given=given, factory=factory))
+    except (CannotListen, ConfigError, EngineStartError, TokenizerError) as error:
         print(f"sluice: error: {error}", file=sys.stderr)
-        return 1
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 
-async def serve(server: ServerConfig, engine: EngineConfig, *, given: Collection[str], factory: str) -> int:
+async def serve(
+    server: ServerConfig, engine: EngineConfig, traces: Traces, *, given: Collection[str], factory: str
+) -> int:
     """
     Raises:
         CannotListen: the port is in use, or the address is not this machine's.
@@ -64,18 +73,20 @@ async def serve(server: ServerConfig, engine: EngineConfig, *, given: Collection
     """
     listener = listen(server.host, server.port)
     url = url_of(server.host, listener.getsockname()[1])
-    backend = Backend()
+    backend, metrics = Backend(), Metrics()
     http = HttpServer(
         uvicorn.Config(
-            create_app(backend),
+            create_app(backend, metrics=metrics, listeners=(RequestLog(), traces)),
             lifespan="off",
-            log_level="warning",
+            log_config=None,  # what it has to say goes where our own log goes
             access_log=False,
             timeout_graceful_shutdown=EXIT_SECONDS,
         )
     )
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
-    living = asyncio.create_task(live(backend, server, engine, url, given=given, factory=factory), name="engine")
+    living = asyncio.create_task(
+        live(backend, server, engine, url, metrics, given=given, factory=factory), name="engine"
+    )
     stopping = asyncio.create_task(_stop_signal().wait(), name="stop-signal")
     try:
         await asyncio.wait({serving, living, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,19 +105,28 @@ async def serve(server: ServerConfig, engine: EngineConfig, *, given: Collection
 
 
 async def live(
-    backend: Backend, server: ServerConfig, config: EngineConfig, url: str, *, given: Collection[str], factory: str
+    backend: Backend,
+    server: ServerConfig,
+    config: EngineConfig,
+    url: str,
+    metrics: Metrics,
+    *,
+    given: Collection[str],
+    factory: str,
 ) -> str:
     """Start the engine, serve with it, and say how it ended. Cancelling it ends the engine.
 
     Raises:
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
-    engine = await EngineProcess.spawn(config, factory=factory, log_level=server.log_level)
+    engine = await EngineProcess.spawn(
+        config, factory=factory, log_level=server.log_level, log_format=server.log_format
+    )
     try:
         ready = await engine.ready()
         tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
-        client = EngineClient(engine.send)
-        name = server.served_model_name or ready.model
+        client = EngineClient(engine.send, metrics)
+        name = metrics.model = server.served_model_name or ready.model
         eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
         settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
         backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, engine.pid, settings))
