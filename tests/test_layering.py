@@ -19,7 +19,7 @@ CORE = ("types", "config", "kv", "scheduler", "engine")
 ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "native": {"native"},
     "attention": {"types", "native", "attention"},
-    "models": {"types", "attention", "models"},
+    "models": {"types", "native", "attention", "models"},
     "runner": {"types", "config", "cgroups", "attention", "models", "runner"},
     "cgroups": set(),
     "cores": {"cgroups"},

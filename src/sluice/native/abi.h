@@ -69,4 +69,13 @@ struct LinearCall {
     void* y;               // [rows, out]
     int32_t rows, in, out;
 };
+
+struct PackedLinearCall {
+    const void* x;         // [rows, in] bfloat16, `in` even
+    const void* weight;    // bfloat16, laid out as packing.h says
+    const void* bias;      // [out], or null
+    void* y;               // [rows, out]
+    int64_t x_stride, y_stride;
+    int32_t rows, in, out;
+};
 }

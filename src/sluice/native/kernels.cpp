@@ -15,6 +15,7 @@
 #include "abi.h"
 #include "cpu.h"
 #include "numbers.h"
+#include "packing.h"
 #include "plan.h"
 #include "pool.h"
 #include "tiles.h"
@@ -38,6 +39,8 @@ struct Kernels {
     void (*silu_mul_bf16)(const SiluMulCall&, int, int);
     void (*silu_mul_float)(const SiluMulCall&, int, int);
     void (*linear)(const LinearCall&, int, int);
+    void (*packed_linear)(const PackedLinearCall&, int block, int from, int until, float* buffer);
+    bool widens;    // `packed_linear` takes x in float32
 };
 
 namespace scalar {
@@ -120,6 +123,7 @@ struct sluice_engine {
     const Kernels& kernels;
     Pool pool;
     Plan plan;
+    std::vector<float> wide;    // x of a linear layer, in float32
 };
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -168,4 +172,36 @@ EXPORT void sluice_silu_mul(sluice_engine* engine, const SiluMulCall* call) {
 
 EXPORT void sluice_linear(sluice_engine* engine, const LinearCall* call) {
     engine->rows(*call, call->out, call->in, engine->kernels.linear);
+}
+
+EXPORT void sluice_pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {
+    pack_linear(weight, out, in, packed);
+}
+
+EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* asked) {
+    const std::lock_guard lock(engine->pool.one_call);
+    PackedLinearCall call = *asked;
+    if (engine->kernels.widens) {
+        engine->wide.resize(static_cast<int64_t>(call.rows) * call.in);
+        for (int64_t row = 0; row < call.rows; row++) {
+            const auto* x = static_cast<const uint16_t*>(call.x) + row * call.x_stride;
+            for (int64_t k = 0; k < call.in; k++) engine->wide[row * call.in + k] = widen(x[k]);
+        }
+        call.x = engine->wide.data(), call.x_stride = call.in;
+    }
+    const LinearItems items(call);
+    struct Context {
+        sluice_engine& engine;
+        const PackedLinearCall& call;
+        const LinearItems& items;
+    } context{*engine, call, items};
+    engine->pool.run(items.count(), &context, [](void* p, int64_t number, int thread) {
+        const auto& c = *static_cast<Context*>(p);
+        // For tiles: their sums, and copies of rows that do not fill one.
+        float* buffer = c.engine.pool.buffer(thread, 32 * (PACKED_BLOCK + static_cast<int64_t>(c.call.in) / 2));
+        const LinearItem item = c.items[number];
+        for (int block = item.first_block; block < item.last_block; block++) {
+            c.engine.kernels.packed_linear(c.call, block, item.first_row, item.last_row, buffer);
+        }
+    });
 }

@@ -67,5 +67,5 @@ INL void store(uint16_t* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
 }
 
-constexpr int MAX_ROWS = 4;
+constexpr int MAX_ROWS = 4, LINEAR_ROWS = 2;
 constexpr int vectors(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }

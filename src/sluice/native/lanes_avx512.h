@@ -46,6 +46,7 @@ INL void store(uint16_t* p, F x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), packed);
 }
 
+constexpr int LINEAR_ROWS = 12;
 #ifdef SLUICE_BF16_DOT
 constexpr int MAX_ROWS = 6;
 constexpr int vectors(int rows) { return rows <= 2 ? 8 : 4; }

@@ -39,5 +39,5 @@ INL void store(uint16_t* p, F a) {
     for (int i = 0; i < 16; i++) p[i] = narrow(a.x[i]);
 }
 
-constexpr int MAX_ROWS = 4;
+constexpr int MAX_ROWS = 4, LINEAR_ROWS = 1;
 constexpr int vectors(int) { return 1; }

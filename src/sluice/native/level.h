@@ -3,6 +3,7 @@
 #include "attention.h"
 #include "pointwise.h"
 #include "linear.h"
+#include "packed_linear.h"
 
 template <class HalfAttention, class Tiles>
 constexpr Kernels kernels() {
@@ -13,6 +14,7 @@ constexpr Kernels kernels() {
         rotate_and_store<uint16_t>, rotate_and_store<float>,
         silu_mul_rows<uint16_t>, silu_mul_rows<float>,
         linear_part,
+        packed_linear_block<HalfAttention, Tiles>, std::is_same_v<typename HalfAttention::A, float>,
     };
 }
 

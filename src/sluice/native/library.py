@@ -13,7 +13,7 @@ from enum import IntEnum
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from sluice.native.abi import AttentionCall, LinearCall, NormCall, RotateStoreCall, SiluMulCall
+from sluice.native.abi import AttentionCall, LinearCall, NormCall, PackedLinearCall, RotateStoreCall, SiluMulCall
 
 FOLDER = Path(__file__).parent
 MAX_HEAD_DIM = 512
@@ -58,6 +58,7 @@ class Library:
             raise KernelsUnavailable(f"{found[0].name} cannot be loaded: {error}") from error
         self.functions.sluice_engine_new.restype = ctypes.c_void_p
         self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
+        self.functions.sluice_pack_linear.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
 
     def has(self, level: Level) -> bool:
         """Whether this processor and its system can run a level."""
@@ -116,6 +117,20 @@ class Kernels:
     def silu_mul(self, call: SiluMulCall) -> None:
         """The gated activation."""
         self._functions.sluice_silu_mul(self._engine, ctypes.byref(call))
+
+    def pack_linear(self, weight: int, out_features: int, in_features: int, packed: int) -> None:
+        """Lay out a bfloat16 weight [out_features, in_features] for `packed_linear`.
+
+        Args:
+            weight: address.
+            in_features: even.
+            packed: address of room for `out_features` in whole blocks of 32; may be `weight` if these fill them.
+        """
+        self._functions.sluice_pack_linear(weight, out_features, in_features, packed)
+
+    def packed_linear(self, call: PackedLinearCall) -> None:
+        """A product with a weight that was laid out."""
+        self._functions.sluice_packed_linear(self._engine, ctypes.byref(call))
 
     def linear(self, call: LinearCall) -> None:
         """A product of few rows with a weight."""

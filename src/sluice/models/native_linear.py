@@ -1,0 +1,97 @@
+"""Linear layers over our own kernels: one layout of the weights for any number of rows, and for lookups."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sluice.models.linear import Packer, Tied, joined
+from sluice.native.abi import PackedLinearCall
+from sluice.native.library import Kernels
+
+BLOCK = 32
+"""Outputs that are computed together (`native/packing.h`)."""
+
+
+class NativeLinear(nn.Module):
+    """A product with a packed weight.
+
+    Args:
+        packed: [blocks, in_features / 2, 32, 2] bfloat16, output `32 * block + n` at [block, :, n, :].
+        bias: [out_features] bfloat16.
+        out_features: the last block may hold more.
+    """
+
+    def __init__(self, kernels: Kernels, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self._bias = bias  # kept: the kernel has its address
+        self.packed = packed
+        self.out_features = out_features
+        self._call = PackedLinearCall(
+            weight=packed.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            y_stride=out_features,
+            in_features=2 * packed.shape[1],
+            out_features=out_features,
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]; rows of x may be apart."""
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        y = torch.empty((x.shape[0], self.out_features), dtype=x.dtype)
+        call = self._call
+        call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
+        self._kernels.packed_linear(call)
+        return y
+
+
+class PackedEmbedding(nn.Module):
+    """Looks tokens up in the packed weight of the head."""
+
+    def __init__(self, packed: torch.Tensor) -> None:
+        super().__init__()
+        self.packed = packed
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """[N] int64 to [N, in_features]."""
+        return self.packed[ids // BLOCK, :, ids % BLOCK].flatten(1)
+
+
+class NativePacker:
+    """Packs bfloat16. An embedding that is the head is held once.
+
+    Args:
+        otherwise: takes other types, and the odd input size, which no product of pairs can have.
+    """
+
+    def __init__(self, kernels: Kernels, otherwise: Packer) -> None:
+        self._kernels = kernels
+        self._otherwise = otherwise
+
+    def linear(self, *parts: nn.Linear) -> nn.Module:
+        """See `Packer.linear`."""
+        if not _can_be_packed(parts[0].weight):
+            return self._otherwise.linear(*parts)
+        weight, bias = joined(*parts)
+        return NativeLinear(self._kernels, self._packed(weight), bias, weight.shape[0])
+
+    def tied(self, embedding: nn.Embedding) -> Tied:
+        """See `Packer.tied`."""
+        if not _can_be_packed(embedding.weight):
+            return self._otherwise.tied(embedding)
+        packed = self._packed(embedding.weight.data)
+        return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed, None, embedding.num_embeddings))
+
+    def _packed(self, weight: torch.Tensor) -> torch.Tensor:
+        """The weight [out, in] in blocks, in its own memory if whole blocks fill it."""
+        outputs, inputs = weight.shape
+        blocks = -(-outputs // BLOCK)
+        packed = weight if outputs % BLOCK == 0 else weight.new_empty((blocks * BLOCK, inputs))
+        self._kernels.pack_linear(weight.data_ptr(), outputs, inputs, packed.data_ptr())
+        return packed.view(blocks, inputs // 2, BLOCK, 2)
+
+
+def _can_be_packed(weight: torch.Tensor) -> bool:
+    return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] % 2 == 0

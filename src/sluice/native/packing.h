@@ -1,0 +1,55 @@
+// How weights of linear layers are laid out, and how their product is cut up.
+//
+//   [out / 32][in / 2][32 outputs][2 neighbours in `in`]        outputs that fill up the last block have weight 0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "abi.h"
+
+constexpr int PACKED_BLOCK = 32;      // outputs that are computed together
+constexpr int PACKED_AHEAD = 8192;    // bytes: far enough to hide memory's latency behind a tile of twelve rows
+
+// From [out][in]. `packed` may be `weight` itself if `out` is a multiple of 32: a block keeps its place.
+inline void pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {
+    std::vector<uint16_t> block(PACKED_BLOCK * in);
+    for (int64_t column = 0; column < out; column += PACKED_BLOCK) {
+        std::fill(block.begin(), block.end(), 0);
+        for (int64_t n = 0; n < std::min<int64_t>(PACKED_BLOCK, out - column); n++) {
+            const uint16_t* row = weight + (column + n) * in;
+            for (int64_t k = 0; k < in; k += 2) std::memcpy(&block[k * PACKED_BLOCK + 2 * n], row + k, 2 * sizeof *row);
+        }
+        std::memcpy(packed + column * in, block.data(), sizeof(uint16_t) * block.size());
+    }
+}
+
+// What a thread takes at once: some blocks, with some rows.
+struct LinearItem {
+    int first_block, last_block, first_row, last_row;
+};
+
+// A product cut into items of some microseconds each: coarse enough to be worth handing out, fine enough that threads
+// end together.
+class LinearItems {
+public:
+    explicit LinearItems(const PackedLinearCall& call)
+        : rows(call.rows), blocks((call.out + PACKED_BLOCK - 1) / PACKED_BLOCK),
+          together(rows > FEW_ROWS ? 1 : std::max(1, ITEM_BYTES / (2 * PACKED_BLOCK * call.in))),
+          in_slab((blocks + together - 1) / together) {}
+
+    int64_t count() const { return static_cast<int64_t>((rows + SLAB_ROWS - 1) / SLAB_ROWS) * in_slab; }
+
+    LinearItem operator[](int64_t item) const {
+        const int slab = static_cast<int>(item / in_slab), block = static_cast<int>(item % in_slab) * together;
+        return {block, std::min(blocks, block + together), slab * SLAB_ROWS, std::min(rows, (slab + 1) * SLAB_ROWS)};
+    }
+
+private:
+    static constexpr int SLAB_ROWS = 240;         // of x: what stays in a second-level cache while blocks pass by
+    static constexpr int FEW_ROWS = 24;           // up to here it is reading the weights that takes the time
+    static constexpr int ITEM_BYTES = 1 << 17;    // of weights
+    int rows, blocks, together, in_slab;
+};
