@@ -157,11 +157,16 @@ class Generation:
                 outputs = await self._inbox.get()
             except EngineGone as error:
                 raise ApiError(500, f"the request was lost: {error}", code="engine_gone") from error
-            yield [pair for output in outputs for pair in self._fold(output)]
+            arrived: list[tuple[int, Piece]] = []
+            for output in outputs:
+                if output.finish_reason is not None and output.finish_reason.is_failure:
+                    if arrived:
+                        yield arrived  # what came before it is said, however late anybody looked
+                    raise self._failure(output, output.finish_reason)
+                arrived += self._fold(output)
+            yield arrived
 
     def _fold(self, output: Output) -> list[tuple[int, Piece]]:
-        if output.finish_reason is not None and output.finish_reason.is_failure:
-            raise self._failure(output, output.finish_reason)
         index = self._index[output.request_id]
         text = self._texts[index]
         if text.finish_reason is not None:

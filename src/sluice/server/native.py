@@ -16,12 +16,25 @@ from sluice.server.generation import Generation, Usage
 from sluice.server.inert import GENERATE_ASKS_NOTHING, GENERATE_SAMPLING_ASKS_NOTHING, without_inert
 from sluice.server.json_body import convert, fields_of, json_object
 from sluice.server.logprobs import finite
-from sluice.server.openai import Count, Logprobs, Seconds, checked_prompts, checked_sampling, logit_bias_by_id
+from sluice.server.openai import Count, Logprobs, Seconds, Text, checked_prompts, checked_sampling, logit_bias_by_id
 from sluice.server.text import Piece
 from sluice.types import FinishReason, TokenLogprobs
 
 MAX_NEW_TOKENS = 128
 """SGLang's default."""
+
+
+AnyIds = Annotated[
+    Any,
+    Meta(
+        extra_json_schema={
+            "anyOf": [
+                {"type": "integer", "minimum": 0},
+                {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
+            ]
+        }
+    ),
+]
 
 
 class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -47,8 +60,8 @@ class NativeSampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class NativeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /generate`. One of `text` and `input_ids` is given."""
 
-    text: str | list[str] | None = None
-    input_ids: list[Any] | None = None
+    text: Text | list[Text] | None = None
+    input_ids: Annotated[list[AnyIds], Meta(extra_json_schema={"minItems": 1})] | None = None
     sampling_params: dict[str, Any] = {}
     stream: bool = False
     rid: str | None = None

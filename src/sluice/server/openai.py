@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from sluice.server.asked import (
+    LONGEST_SECONDS,
     ChatCall,
     CompletionCall,
     checked_choices,
@@ -58,16 +59,19 @@ PROMPT_SCHEMA = {
 MESSAGE_SCHEMA = {
     "type": "object",
     "required": ["role", "content"],
+    "additionalProperties": False,
     "properties": {
         "role": {"enum": ["system", "developer", "user", "assistant"]},
         "content": {"type": "string"},
         "name": {"type": "string"},
     },
 }
+AnyMessage = Annotated[dict[str, Any], Meta(extra_json_schema=MESSAGE_SCHEMA)]
+Text = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 Penalty = Annotated[float, shown(-MAX_PENALTY, MAX_PENALTY)]
 Count = Annotated[int, shown(0)]
 Logprobs = Annotated[int, shown(0, MAX_LOGPROBS)]
-Seconds = Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0})]
+Seconds = Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": LONGEST_SECONDS})]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -88,7 +92,7 @@ class Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_k: Annotated[int, shown(-1, MAX_TOP_K)] = 0
     min_p: Annotated[float, shown(0, 1)] = 0.0
     seed: Annotated[int, shown(*SEED_RANGE)] | None = None
-    stop: str | list[str] = []
+    stop: str | list[Text] = []
     stop_token_ids: list[Count] = []
     ignore_eos: bool = False
     n: Annotated[int, shown(1, MAX_SAMPLES)] = 1
@@ -126,7 +130,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 class ChatFields(Fields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[dict[str, Any]], Meta(extra_json_schema={"minItems": 1, "items": MESSAGE_SCHEMA})]
+    messages: Annotated[list[AnyMessage], Meta(extra_json_schema={"minItems": 1})]
     max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Logprobs = 0

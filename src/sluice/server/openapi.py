@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.server.native import NativeFields
+from sluice.server.native import NativeFields, NativeSampling
 from sluice.server.openai import ChatFields, CompletionFields
 from sluice.server.tokenizing import DetokenizeFields, TokenizeFields
 
@@ -18,6 +18,12 @@ BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
     "/tokenize": ("Text to token ids (vLLM)", TokenizeFields),
     "/detokenize": ("Token ids to text (vLLM)", DetokenizeFields),
 }
+EITHER: Mapping[str, tuple[str, str]] = {
+    "NativeFields": ("text", "input_ids"),
+    "TokenizeFields": ("prompt", "messages"),
+}
+"""Fields of which one is given."""
+NOT_NULL = {"not": {"type": "null"}}
 READINGS: Mapping[str, str] = {
     "/v1/models": "The model that is served (OpenAI)",
     "/health": "Whether it can be used: 200 or 503",
@@ -46,11 +52,14 @@ ERROR = {
 def openapi(version: str) -> dict[str, Any]:
     """The whole document. Fields that ask for nothing (`user`, `tools: []`, ...) are accepted beside those it lists."""
     schemas, components = msgspec.json.schema_components(
-        [kind for _, kind in BODIES.values()], ref_template="#/components/schemas/{name}"
+        [*(kind for _, kind in BODIES.values()), NativeSampling], ref_template="#/components/schemas/{name}"
     )
+    components["NativeFields"]["properties"]["sampling_params"] = {"$ref": "#/components/schemas/NativeSampling"}
+    for name, either in EITHER.items():
+        components[name]["oneOf"] = [{"required": [field], "properties": {field: NOT_NULL}} for field in either]
     paths: dict[str, Any] = {
         path: {"post": _with_body(summary, schema)}
-        for (path, (summary, _)), schema in zip(BODIES.items(), schemas, strict=True)
+        for (path, (summary, _)), schema in zip(BODIES.items(), schemas, strict=False)
     }
     paths |= {path: {"get": _operation(summary)} for path, summary in READINGS.items()}
     paths["/v1/models/{name}"] = {

@@ -14,7 +14,7 @@ from sluice.server.generation import chat_prompt, encode
 from sluice.server.inert import DETOKENIZE_ASKS_NOTHING, TOKENIZE_ASKS_NOTHING, without_inert
 from sluice.server.json_body import convert, fields_of, json_object
 from sluice.server.logprobs import completion_token
-from sluice.server.openai import checked_messages
+from sluice.server.openai import AnyMessage, checked_messages
 from sluice.types import SamplingParams
 
 
@@ -23,7 +23,7 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[AnyMessage] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 

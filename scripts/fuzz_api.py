@@ -1,0 +1,127 @@
+"""Thousands of requests made up from the server's own schema, over a socket: none may be the server's fault.
+
+    python scripts/fuzz_api.py --requests 5000                    # starts a server with the bundled model
+    python scripts/fuzz_api.py --url http://127.0.0.1:8000        # or uses one that runs
+
+Every answer must be 2xx, 4xx in OpenAI's error shape, or 503 with a `Retry-After`; afterwards the server must answer a
+plain request, and hold nothing. The exit status is 1 if one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from api_cases import OPERATIONS, Sent, case_of, complaint
+
+PATIENCE = 60.0
+"""Seconds after which a request hangs."""
+
+
+@contextmanager
+def bundled() -> Iterator[str]:
+    """A server of the bundled model: its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--max-queued-requests", "16"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            while "curl" not in (line := process.stdout.readline()):
+                assert line or process.poll() is None, "the server ended"
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+
+
+def send(url: str, sent: Sent) -> tuple[int, dict[str, str], bytes]:
+    """One request on a connection of its own."""
+    address = urlsplit(url)
+    assert address.hostname is not None
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=PATIENCE)
+    try:
+        connection.request(sent.method, sent.path, sent.body, dict(sent.headers))
+        answer = connection.getresponse()
+        headers = {name.lower(): value for name, value in answer.getheaders()}
+        return answer.status, headers, answer.read()
+    finally:
+        connection.close()
+
+
+def fuzz(url: str, operation: tuple[str, str], count: int, seed_: int, statuses: Counter[int]) -> list[str]:
+    """Send `count` requests to one operation. What there is to complain about, a few of it."""
+    found: list[str] = []
+
+    @seed(seed_)
+    @settings(
+        max_examples=count,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(st.data())
+    def one(data: st.DataObject) -> None:
+        sent = data.draw(case_of(*operation))
+        status, headers, body = send(url, sent)
+        statuses[status] += 1
+        problem = complaint(status, headers, body)
+        if problem is not None and len(found) < 5:
+            found.append(f"{sent.method} {sent.path} {sent.body[:1000]!r}: {problem}")
+
+    one()
+    return found
+
+
+def at_rest(url: str) -> list[str]:
+    """What is wrong with a server after all this."""
+    plain = Sent("POST", "/v1/completions", {}, json.dumps({"prompt": "The water", "max_tokens": 4}).encode())
+    status, _, body = send(url, plain)
+    problems = [] if status == 200 else [f"a plain request is answered {status}: {body[:300]!r}"]
+    until = time.monotonic() + 5
+    while True:
+        info = json.loads(send(url, Sent("GET", "/server_info", {}, b""))[2])
+        held = info["total_pages"] - info["free_pages"] - info["cached_pages"]
+        if info["running"] == info["waiting"] == held == 0:
+            return problems
+        if time.monotonic() > until:
+            return [*problems, f"{info['running']} still run, {info['waiting']} wait, {held} pages are held"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=5000, help="how many, about")
+    parser.add_argument("--url", help="a server that runs; without, one is started")
+    parser.add_argument("--seed", type=int, default=0, help="other requests")
+    args = parser.parse_args()
+    statuses: Counter[int] = Counter()
+    with nullcontext(args.url) if args.url else bundled() as url:
+        with_body = [operation for operation in OPERATIONS if operation[0] == "POST"]
+        problems: list[str] = []
+        for operation in OPERATIONS:
+            # The others take no argument: their requests are all alike.
+            count = max(1, args.requests // len(with_body)) if operation in with_body else 20
+            problems += fuzz(url, operation, count, args.seed, statuses)
+        problems += at_rest(url)
+    told = ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
+    print(f"{statuses.total()} requests: {told}")
+    print("\n".join(problems) or "nothing was the server's fault")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Requests that schemathesis makes up from the server's own schema, and what may be said against an answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+
+from sluice.server.openapi import openapi
+
+SCHEMA = schemathesis.openapi.from_dict(openapi("0"))
+OPERATIONS = [(method.upper(), path) for path, methods in SCHEMA.raw_schema["paths"].items() for method in methods]
+MOST = {"max_tokens": 30, "max_completion_tokens": 30, "min_tokens": 3, "n": 4, "best_of": 4}
+"""What is tested is the way in, not the engine's patience."""
+
+
+class Sent(NamedTuple):
+    """A request as bytes."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@st.composite
+def case_of(draw: st.DrawFn, method: str, path: str) -> Sent:
+    """A request for one operation, half of them such as the schema does not allow."""
+    mode = draw(st.sampled_from([GenerationMode.POSITIVE, GenerationMode.NEGATIVE]))
+    operation = SCHEMA[path][method]
+    try:
+        strategy = operation.as_strategy(generation_mode=mode)
+        case = draw(strategy)
+    except schemathesis.errors.SchemathesisError:  # nothing of this operation can be wrong
+        case = draw(operation.as_strategy(generation_mode=GenerationMode.POSITIVE))
+    body = case.body
+    if not isinstance(body, bytes):
+        body = b"" if isinstance(body, schemathesis.core.NotSet) else json.dumps(_usable(draw, path, body)).encode()
+    return Sent(method, case.formatted_path, {"content-type": case.media_type or "application/json"}, body)
+
+
+def _usable(draw: st.DrawFn, path: str, body: Any) -> Any:
+    """Mostly for the model there is, and mostly short: else every answer is 404, or one takes all the time."""
+    if not isinstance(body, dict) or draw(st.integers(0, 9)) == 0:
+        return body
+    body = {name: _as_integer(value) for name, value in body.items() if name not in ("model", "priority")}
+    for name, most in MOST.items():
+        if isinstance(body.get(name), int | float):
+            body[name] = min(body[name], most)
+    for name in ("prompt", "input_ids", "tokens", "stop_token_ids"):
+        body[name] = _known_ids(body.get(name))
+    if isinstance(body.get("logit_bias"), dict) and draw(st.booleans()):
+        body["logit_bias"] = {str(token): bias for token, bias in enumerate(body["logit_bias"].values())}
+    if path.startswith("/v1/") and body.get("max_completion_tokens") is None:
+        body["max_tokens"] = body.get("max_tokens", MOST["max_tokens"])
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def _as_integer(value: Any) -> Any:
+    """A JSON schema takes 2.0 for an integer; the server does not."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _known_ids(value: Any) -> Any:
+    """Token ids that every model knows."""
+    if isinstance(value, list):
+        return [_known_ids(item) for item in value]
+    return int(value) % 100 if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else value
+
+
+def complaint(status: int, headers: Mapping[str, str], body: bytes) -> str | None:
+    """What is wrong with an answer, whatever was sent."""
+    if status >= 500 and status != 503:
+        return f"status {status}: {body[:500]!r}"
+    if status == 503 and not headers.get("retry-after", "").isdecimal():
+        return f"status 503 without a time to come back: {dict(headers)}"
+    if status >= 400:
+        error = json.loads(body)["error"]
+        if set(error) != {"message", "type", "param", "code"} or not error["message"]:
+            return f"status {status} in a shape of its own: {body[:500]!r}"
+    return None
