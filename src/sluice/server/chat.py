@@ -1,4 +1,4 @@
-"""Messages to a prompt: the checkpoint's own chat template, in a sandbox.
+"""Messages to a prompt: the checkpoint's own chat template, in a sandbox and within limits (`template_limits`).
 
 The template and its special tokens come from the checkpoint, never from a request. What a template may use follows
 Hugging Face's conventions: blocks are trimmed, `raise_exception`, `strftime_now`, `tojson`, `{% generation %}`, loop
@@ -16,7 +16,14 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sluice.server.template_limits import BUDGET, BoundedEnvironment, Budget, bounded_filter
+
+REFUSALS = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
+    *(RecursionError, MemoryError),
+)
+"""What a template may raise that does not fit the messages, or that was not written for them."""
 
 
 class ChatTemplateError(ValueError):
@@ -42,6 +49,7 @@ class ChatTemplate:
         Raises:
             ChatTemplateError: the template refuses these messages; the text is the template's own.
         """
+        budget = BUDGET.set(Budget.of(sum(len(text) for message in messages for text in message.values())))
         try:
             return self._template.render(
                 messages=[dict(message) for message in messages],
@@ -50,8 +58,11 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **self._special_tokens,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-            raise ChatTemplateError(f"the checkpoint's chat template refuses the messages: {error}") from error
+        except REFUSALS as error:
+            reason = str(error) or type(error).__name__
+            raise ChatTemplateError(f"the checkpoint's chat template refuses the messages: {reason}") from error
+        finally:
+            BUDGET.reset(budget)
 
 
 class _Generation(Extension):
@@ -64,11 +75,9 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = bounded_filter("tojson", _tojson)
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import shlex
 import signal
 import socket
@@ -20,6 +21,7 @@ from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
 from sluice.server.client import EngineClient
+from sluice.server.exposure import exposure_warning
 from sluice.server.launch import FACTORY, EngineProcess, EngineStartError
 from sluice.server.logs import RequestLog, show_log
 from sluice.server.metrics import Metrics
@@ -27,6 +29,7 @@ from sluice.server.tokens import Tokenizer, TokenizerError
 from sluice.server.traces import Traces, open_traces
 from sluice.wire import Ready
 
+LOGGER = logging.getLogger("sluice.server")
 EXIT_FAILED, EXIT_USAGE = 1, 2
 EXIT_SECONDS = 2
 """How long open connections may take to end once their streams were ended."""
@@ -72,7 +75,10 @@ async def serve(
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
     listener = listen(server.host, server.port)
-    url = url_of(server.host, listener.getsockname()[1])
+    address, port, *_ = listener.getsockname()
+    url = url_of(server.host, port)
+    if (warning := exposure_warning(address, has_key=False)) is not None:
+        LOGGER.warning("%s", warning)
     backend, metrics = Backend(), Metrics()
     http = HttpServer(
         uvicorn.Config(
