@@ -26,7 +26,7 @@ setup: $(READY) ## Make .venv with everything that is needed (PYTHON=python3.12 
 	@echo "$(VENV) is ready."
 
 # A set-up that was interrupted leaves UNFINISHED behind and is started afresh; READY is made last.
-$(READY): pyproject.toml $(CONSTRAINTS)
+$(READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/sluice/native/*.cpp src/sluice/native/*.h)
 	@command -v $(PYTHON) > /dev/null || { echo "error: '$(PYTHON)' not found; \
 	install Python 3.11 or newer, or name one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Sluice needs Python 3.11 or \

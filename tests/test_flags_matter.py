@@ -77,6 +77,7 @@ ELSEWHERE = {
     "dtype": "test_llm.py::test_options_have_their_effect",
     "device": "test_llm.py::test_options_that_cannot_be_honoured_are_refused",
     "threads": "test_llm.py::test_threads_compute",
+    "cpu_kernels": "native/test_choice.py::test_a_level_is_the_one_asked_for",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",
     "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Mapping
@@ -11,8 +12,11 @@ from pathlib import Path
 
 import torch
 
+from sluice.attention.native import NativeAttention
+from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.config import ConfigError, EngineConfig
+from sluice.cpu_kernels import TORCH, unsuited
 from sluice.devices import resolve_here
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
@@ -21,11 +25,14 @@ from sluice.engine.protocols import Link, Runner
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.limits import Limits
+from sluice.models.base import CausalLM
 from sluice.models.bundled import BUNDLED
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import load_model
+from sluice.models.native_ops import NativeOps
 from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec
+from sluice.native.library import NAMES, Kernels, Library
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.heap import keep_freed_memory
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
@@ -34,6 +41,8 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
+
+LOGGER = logging.getLogger("sluice.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +75,16 @@ class LoadedModel:
     spec: ModelSpec
     shape: DeviceShape
     info: EngineInfo
+    kernels: Kernels | None
+    """The compiled ones, if they compute; else torch does."""
 
     def runner(self) -> TorchRunner:
         """A runner with device state of its own, all of it empty."""
-        return TorchRunner(self.model, DeviceState(self.shape), ReferenceAttention())
+        kernels = self.kernels
+        if kernels is None:
+            return TorchRunner(self.model, DeviceState(self.shape), ReferenceAttention())
+        state = DeviceState(self.shape, lambda shape: _packed_kv(shape, kernels))
+        return TorchRunner(self.model, state, NativeAttention(kernels))
 
     def scheduler(self) -> Scheduler:
         return self.setup().build()
@@ -167,6 +182,10 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     )
     if device.type == "cpu":
         keep_freed_memory()
+    kernels_name = _suited_kernels(config, spec, reasons)
+    kernels = _load_kernels(kernels_name, config)
+    if kernels is not None and isinstance(model, CausalLM):
+        model.use(NativeOps(kernels))
     shape = _device_shape(config, spec, device)
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
@@ -187,12 +206,43 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         limits=Limits(spec.vocab_size, spec.max_model_len, total, config.scheduler.schedule_policy == "priority"),
         config=replace(
             config,
-            model=replace(asked, model=asked.model or name, dtype=dtype, model_impl=spec.implementation),
+            model=replace(
+                asked,
+                model=asked.model or name,
+                dtype=dtype,
+                model_impl=spec.implementation,
+                cpu_kernels=kernels_name,
+            ),
             cache=replace(config.cache, max_total_tokens=total),
         ),
         reasons=reasons,
     )
-    return LoadedModel(model, spec, shape, info)
+    return LoadedModel(model, spec, shape, info, kernels)
+
+
+def _suited_kernels(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> str:
+    """The kernels that were chosen for the machine, or torch if they do not suit the model."""
+    name, page_size = config.model.cpu_kernels, config.cache.page_size
+    assert page_size is not None, f"not resolved: {config}"
+    problem = None if name == TORCH else unsuited(spec, page_size)
+    if problem is None:
+        return name
+    if "cpu_kernels" not in reasons:
+        raise ConfigError(f"--cpu-kernels {name} cannot serve this model: {problem}")
+    LOGGER.warning("torch computes, not the compiled kernels: %s", problem)
+    reasons["cpu_kernels"] = problem
+    return TORCH
+
+
+def _load_kernels(name: str, config: EngineConfig) -> Kernels | None:
+    if name == TORCH:
+        return None
+    assert config.model.threads is not None, f"not resolved: {config}"
+    return Kernels(Library(), NAMES[name], config.model.threads)
+
+
+def _packed_kv(shape: DeviceShape, kernels: Kernels) -> PackedKV:
+    return PackedKV.empty(kernels, shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype)
 
 
 def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device) -> DeviceShape:

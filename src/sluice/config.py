@@ -86,6 +86,14 @@ class ModelConfig:
         more="Cores are those that this process may use: its affinity, its cpuset and its container's share count.",
         positive=True,
     )
+    cpu_kernels: str = option(
+        "auto",
+        "what computes on a cpu: auto, a level of the compiled kernels, or torch",
+        more="auto: the best level that the processor has. The kernels take bfloat16 and float32, heads and pages of"
+        " multiples of 16; all else, and an installation without a C++ compiler, runs on torch.",
+        choices=("auto", "amx", "avx512-bf16", "avx512", "avx2", "scalar", "torch"),
+        metavar="LEVEL",
+    )
     model_impl: str = option(
         "auto",
         "whose code computes it: auto, native or transformers",

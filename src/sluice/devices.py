@@ -8,6 +8,7 @@ import torch
 
 from sluice.config import ConfigError, EngineConfig, threads_from_environment
 from sluice.cores import usable_cores, usable_processors
+from sluice.cpu_kernels import choose_kernels
 from sluice.resolve import Resolution, resolve
 
 
@@ -33,7 +34,8 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
     """Fill what is open, the device included, on this machine. What only the loaded model decides stays open.
 
     Raises:
-        ConfigError: as `pick_device` and `resolve`; or threads that this machine or device does not have.
+        ConfigError: as `pick_device`, `resolve` and `choose_kernels`; or threads that this machine or device does not
+            have.
     """
     device = pick_device(config.model.device)
     resolution = resolve(config, device.type)
@@ -45,7 +47,11 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
     if config.cache.max_total_tokens is None:
         reasons["max_total_tokens"] = "from free memory when the model is loaded"
     threads = _threads(config.model.threads, device, reasons)
-    resolved = replace(resolution.config, model=replace(config.model, device=str(device), threads=threads))
+    kernels = choose_kernels(config.model.cpu_kernels, device.type)
+    if kernels.reason is not None:
+        reasons["cpu_kernels"] = kernels.reason
+    model = replace(config.model, device=str(device), threads=threads, cpu_kernels=kernels.name)
+    resolved = replace(resolution.config, model=model)
     return Resolution(resolved, reasons), device
 
 

@@ -62,9 +62,8 @@ class PackedKV:
 
     def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """See `PagedKV.store`."""
-        k, v = dense_heads(k), dense_heads(v)
-        call = self.store_call(kv_slots, k, v)
-        self.kernels.rotate_store(call)
+        k, v = dense_heads(k.to(self.k.dtype)), dense_heads(v.to(self.v.dtype))
+        self.kernels.rotate_store(self.store_call(kv_slots, k, v))
 
     def store_call(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> RotateStoreCall:
         """A call that stores and nothing else; k and v as `dense_heads` makes them, in the dtype of the pages."""

@@ -10,9 +10,10 @@ from typing import ClassVar, Self
 import torch
 from torch import nn
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.models.hf_config import CheckpointConfig
 from sluice.models.linear import Packer
+from sluice.models.ops import Ops
 from sluice.models.spec import ModelSpec
 
 
@@ -37,7 +38,7 @@ class PagedLM(nn.Module, ABC):
     spec: ModelSpec
 
     @abstractmethod
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
         """One step: write the KV of every token of the batch and return what the logits asked for are made of.
 
         Args:
@@ -83,3 +84,6 @@ class CausalLM(PagedLM):
 
         Modules whose weights are packed into others are gone afterwards, and parameters have other names.
         """
+
+    def use(self, ops: Ops) -> None:
+        """Take the small operations from `ops`. A model that has none of them does nothing."""

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.fields import Fields
 from sluice.models.hf_config import CheckpointConfig
@@ -76,7 +76,7 @@ class GPT2Attention(nn.Module):
         """Afterwards it can be computed."""
         self.c_attn, self.c_proj = packer.linear(self.c_attn), packer.linear(self.c_proj)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: LayerKV, attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: AttentionBackend) -> torch.Tensor:
         """[N, hidden_size] to the same."""
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
         kv.store(batch.kv_slots, k, v)
@@ -113,7 +113,7 @@ class GPT2Block(nn.Module):
         self.ln_2 = nn.LayerNorm(hidden, eps, dtype=dtype)
         self.mlp = GPT2MLP(config, dtype)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: LayerKV, attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: AttentionBackend) -> torch.Tensor:
         """[N, hidden_size] to the same."""
         x = x + self.attn(self.ln_1(x), batch, kv, attention)
         return x + self.mlp(self.ln_2(x))
@@ -177,7 +177,7 @@ class GPT2(CausalLM):
         else:
             self.lm_head = packer.linear(self.lm_head)
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
         """See `CausalLM.forward`."""
         x = self.wte(batch.input_ids) + self.wpe(batch.positions)
         for block, block_kv in zip(self.h, kv, strict=True):

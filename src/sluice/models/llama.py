@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.hf_config import CheckpointConfig
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
@@ -47,7 +47,7 @@ class LlamaAttention(nn.Module):
         x: torch.Tensor,
         angles: Angles,
         batch: ForwardBatch,
-        kv: LayerKV,
+        kv: PagedKV,
         attention: AttentionBackend,
         ops: Ops,
     ) -> torch.Tensor:
@@ -83,7 +83,7 @@ class LlamaLayer(nn.Module):
         delta: torch.Tensor | None,
         angles: Angles,
         batch: ForwardBatch,
-        kv: LayerKV,
+        kv: PagedKV,
         attention: AttentionBackend,
         ops: Ops,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,7 +149,11 @@ class Llama(CausalLM):
         else:
             self.lm_head = packer.linear(self.lm_head)
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+    def use(self, ops: Ops) -> None:
+        """See `CausalLM.use`."""
+        self.ops = ops
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
         """See `CausalLM.forward`."""
         x = self.embed_tokens(batch.input_ids)
         angles = self.rotary(batch.positions)

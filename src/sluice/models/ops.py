@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from sluice.attention.base import LayerKV
+from sluice.attention.base import PagedKV
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -63,7 +63,7 @@ class Ops(Protocol):
         v: torch.Tensor,
         angles: Angles,
         norms: HeadNorms | None,
-        kv: LayerKV,
+        kv: PagedKV,
         kv_slots: torch.Tensor,
     ) -> torch.Tensor:
         """Norm each head of q and k if the model does, turn both, and write k and v into the pages.
@@ -105,7 +105,7 @@ class TorchOps:
         v: torch.Tensor,
         angles: Angles,
         norms: HeadNorms | None,
-        kv: LayerKV,
+        kv: PagedKV,
         kv_slots: torch.Tensor,
     ) -> torch.Tensor:
         """See `Ops.rotate_and_store`."""

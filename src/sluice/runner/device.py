@@ -6,12 +6,13 @@ again. Plans change it at launch, all or nothing: `check` first, and `apply` can
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from sluice.attention.base import ForwardBatch, LayerKV
+from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.runner.adjust import Adjustments
 from sluice.runner.inputs import HostBatch
 from sluice.runner.logprobs import LogprobWishes
@@ -42,16 +43,22 @@ class DeviceShape:
     device: torch.device
 
 
+KVMaker = Callable[[DeviceShape], PagedKV]
+
+
 class DeviceState:
     """The state, allocated once.
+
+    Args:
+        new_kv: makes the pages of one layer, as the attention backend wants them.
 
     KV is left uninitialised: on a CPU the system then commits memory page by page as it is written, so a large pool
     costs what is used of it. What was never written may be NaN; attention must not let it through.
     """
 
-    def __init__(self, shape: DeviceShape) -> None:
+    def __init__(self, shape: DeviceShape, new_kv: KVMaker | None = None) -> None:
         self.shape = shape
-        self.kv = tuple(LayerKV(_pool(shape), _pool(shape)) for _ in range(shape.num_layers))
+        self.kv = tuple((new_kv or _plain_kv)(shape) for _ in range(shape.num_layers))
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device)
         self.last_token = torch.zeros(shape.num_slots, dtype=torch.int64, device=shape.device)
         self.sampling = SamplingTable(shape.num_slots, shape.vocab_size)
@@ -148,9 +155,10 @@ class DeviceState:
         self.last_token.index_copy_(0, slots, tokens.clamp(min=0))
 
 
-def _pool(shape: DeviceShape) -> torch.Tensor:
+def _plain_kv(shape: DeviceShape) -> LayerKV:
     size = (shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    return torch.empty(size, dtype=shape.dtype, device=shape.device)
+    k, v = (torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
+    return LayerKV(k, v)
 
 
 def _require(ok: bool, plan: BatchPlan, problem: str) -> None:

@@ -20,7 +20,7 @@ from typing import Protocol
 
 import torch
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.runner.device import DeviceState
 from sluice.runner.inputs import host_batch
 from sluice.runner.launched import LaunchedStep
@@ -32,7 +32,7 @@ from sluice.types import BatchPlan
 class Model(Protocol):
     """What the runner needs of a model."""
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
         """Write the step's KV and return hidden states [R, hidden_size] of the tokens at `batch.logit_rows`."""
         ...
 

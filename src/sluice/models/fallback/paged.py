@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.models.base import PagedLM
 from sluice.models.errors import CheckpointError
 from sluice.models.spec import ModelSpec
@@ -58,7 +58,7 @@ class PagedStep:
     """A step over paged KV."""
 
     batch: ForwardBatch
-    kv: Sequence[LayerKV]
+    kv: Sequence[PagedKV]
     attention: AttentionBackend
 
     def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -175,7 +175,7 @@ class TransformersLM(PagedLM):
         model.set_submodule(place, _Given())
         self.head = model
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
         """See `PagedLM.forward`."""
         output = self.decoder(
             input_ids=batch.input_ids[None],

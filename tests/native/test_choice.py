@@ -1,0 +1,115 @@
+"""Which kernels a setting comes to, on this machine and on others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import sluice.cpu_kernels
+from sluice.config import ConfigError
+from sluice.cpu_kernels import choose_kernels, unsuited
+from sluice.models.spec import ModelSpec
+from sluice.native.library import Level, Library
+
+SPEC = ModelSpec(
+    architecture="LlamaForCausalLM",
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    hidden_size=256,
+    vocab_size=9,
+    max_model_len=64,
+    eos_token_ids=(),
+    dtype=torch.bfloat16,
+)
+
+
+class Machine(Library):
+    """A library on a processor that has these levels."""
+
+    def __init__(self, *levels: Level) -> None:
+        self._has = levels
+
+    def has(self, level: Level) -> bool:
+        return level in self._has
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch):
+    def install(*levels: Level) -> None:
+        monkeypatch.setattr(sluice.cpu_kernels, "Library", lambda: Machine(*levels))
+
+    return install
+
+
+def test_a_level_is_the_one_asked_for(on) -> None:
+    """`--cpu-kernels avx2` on a processor that has more."""
+    on(Level.SCALAR, Level.AVX2, Level.AVX512)
+    assert choose_kernels("avx2", "cpu").name == "avx2"
+    assert choose_kernels("torch", "cpu").name == "torch"
+    assert choose_kernels("auto", "cpu").name == "avx512"
+
+
+def test_a_level_that_the_processor_lacks_is_refused(on) -> None:
+    on(Level.SCALAR, Level.AVX2)
+    with pytest.raises(ConfigError, match="--cpu-kernels amx: this processor lacks it; it has scalar, avx2"):
+        choose_kernels("amx", "cpu")
+
+
+def test_without_avx2_torch_computes(on) -> None:
+    """The scalar kernels are for tests: torch is faster."""
+    on(Level.SCALAR, Level.SCALAR_TILES)
+    choice = choose_kernels("auto", "cpu")
+    assert choice.name == "torch"
+    assert choice.reason == "no compiled kernels: this processor has no AVX2"
+    assert choose_kernels("scalar", "cpu").name == "scalar"
+
+
+def test_levels_of_tests_are_never_chosen(on) -> None:
+    """Emulated tiles have the largest numbers, and are the slowest of all."""
+    on(*(level for level in Level if level != Level.AMX))
+    assert choose_kernels("auto", "cpu").name == "avx512-bf16"
+    on(*Level)
+    assert choose_kernels("auto", "cpu").name == "amx"
+
+
+def test_an_installation_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch computes, and whoever asked for kernels is told why there are none."""
+
+    def library() -> Library:
+        return Library(tmp_path)
+
+    monkeypatch.setattr(sluice.cpu_kernels, "Library", library)
+    choice = choose_kernels("auto", "cpu")
+    assert choice.name == "torch"
+    assert "no C++ compiler" in str(choice.reason)
+    with pytest.raises(ConfigError, match=r"--cpu-kernels avx2 cannot be had: .*no C\+\+ compiler"):
+        choose_kernels("avx2", "cpu")
+
+
+def test_a_gpu_takes_no_kernels_of_a_cpu(on) -> None:
+    on(*Level)
+    assert choose_kernels("auto", "cuda").name == "torch"
+    with pytest.raises(ConfigError, match="--cpu-kernels avx2 needs --device cpu"):
+        choose_kernels("avx2", "cuda")
+
+
+@pytest.mark.parametrize(
+    ("change", "page_size", "problem"),
+    [
+        ({}, 32, None),
+        ({"dtype": torch.float32, "head_dim": 80}, 16, None),
+        ({"dtype": torch.float64}, 32, "the model is float64"),
+        ({"dtype": torch.float16}, 32, "the model is float16"),
+        ({"head_dim": 72}, 32, "the model's have 72"),
+        ({"head_dim": 528}, 32, "up to 512"),
+        ({}, 8, "--page-size is 8"),
+    ],
+)
+def test_what_the_kernels_take(change: dict, page_size: int, problem: str | None) -> None:
+    found = unsuited(replace(SPEC, **change), page_size)
+    assert found is None if problem is None else problem in str(found)
