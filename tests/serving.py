@@ -29,6 +29,7 @@ from sluice.server.body import BodyLimits
 from sluice.server.calls import Listener
 from sluice.server.chat import ChatTemplate
 from sluice.server.client import EngineClient
+from sluice.server.engine_state import EngineState
 from sluice.server.metrics import Metrics
 from sluice.server.tokens import Tokenizer
 from sluice.server.zmq_link import SocketFolder, ZmqChannel, ZmqLink
@@ -173,12 +174,13 @@ async def serving(
     metrics = Metrics()
     metrics.model = MODEL
     client = EngineClient(send, metrics)
-    backend = Backend()
+    backend = Backend(EngineState())
+    backend.engine.serving(os.getpid())
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}) if chat else None)
     chosen = resolution(**options)
     settings = explain(ServerConfig(), chosen.config, chosen.reasons, {*OPTIONS, *options})
     limits = limits_of(chosen.config)
-    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, os.getpid(), settings))
+    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, settings))
     limits = BodyLimits(max_body_bytes, max_body_seconds)
     app = create_app(
         backend,

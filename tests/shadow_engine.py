@@ -19,7 +19,7 @@ from sluice.resolve import Resolution, resolve
 from sluice.scheduler.laws import Lawful
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import Faults, FaultyRunner, ShadowRunner
-from sluice.wire import Ready
+from sluice.wire import Ready, Start
 
 VOCAB = 127
 PAGE_SIZE = 4
@@ -61,24 +61,31 @@ def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> E
     return Engine(scheduler, runner, link, depth=depth, trace=ChunkLog(RecentSteps()))
 
 
-def build(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:
+def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     """A factory that works; the model's name is the folder of the tokenizer."""
     chosen = resolution()
-    ready = Ready("shadow", config.model.model, LIMITS, (), config=chosen.config, reasons=chosen.reasons)
+    ready = Ready("shadow", start.config.model.model, LIMITS, (), config=chosen.config, reasons=chosen.reasons)
     return shadow_engine(link), ready
 
 
-def refuse(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:
+def refuse(start: Start, link: Link) -> tuple[Engine, Ready]:
     """A factory that refuses, in two lines as exceptions like to."""
-    raise ValueError(f"the checkpoint {config.model.model}\nis bad")
+    raise ValueError(f"the checkpoint {start.config.model.model}\nis bad")
 
 
-def crash(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:
+def crash(start: Start, link: Link) -> tuple[Engine, Ready]:
     """A factory whose process goes without a word."""
     os._exit(7)
 
 
-def hang(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:
+def once(start: Start, link: Link) -> tuple[Engine, Ready]:
+    """A factory that works for the first engine of a server only."""
+    if start.epoch:
+        os._exit(7)
+    return build(start, link)
+
+
+def hang(start: Start, link: Link) -> tuple[Engine, Ready]:
     """A factory that never finishes, as one that loads a large model from a slow disk."""
     threading.Event().wait()
     raise AssertionError

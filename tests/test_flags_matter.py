@@ -87,6 +87,13 @@ ELSEWHERE = {
     "log_level": "server/test_engine_process.py::test_the_log_level_reaches_the_engine",
     "log_format": "server/test_serve.py::test_what_is_seen_of_a_call",
     "otlp_traces_endpoint": "server/test_serve.py::test_what_is_seen_of_a_call",
+    "max_engine_restarts": "server/test_serve.py::test_the_end_of_the_last_engine",
+    "heartbeat_timeout": "server/test_serve.py::test_a_hung_engine_is_replaced_while_its_server_says_so",
+    "step_timeout": "server/test_serve.py::test_a_device_that_hangs",
+    "start_timeout": "server/test_serve.py::test_a_model_that_loads_too_long_ends_the_server",
+    "drain_timeout": "server/test_serve.py::test_a_drain_is_bounded",
+    "enable_fault_injection": "server/test_options.py::test_refused",
+    "inject_fault": "server/test_serve.py::test_a_hung_engine_is_replaced_while_its_server_says_so",
 }
 
 

@@ -20,7 +20,8 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "native": {"native"},
     "attention": {"types", "native", "attention"},
     "models": {"types", "native", "attention", "models"},
-    "runner": {"types", "config", "cgroups", "attention", "models", "runner"},
+    "faults": {"types"},
+    "runner": {"types", "config", "cgroups", "faults", "attention", "models", "runner"},
     "cgroups": set(),
     "cores": {"cgroups"},
     "limits": {"types"},
@@ -32,7 +33,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "testing": {"types", "engine"},
     "bench": {"types", "config", "engine", "limits", "assemble", "server", "bench"},
     "tracing": {"types", "config", "scheduler", "engine", "tracing"},
-    "server": {"types", "config", "engine", "limits", "wire", "explain", "assemble", "server"},
+    "server": {"types", "config", "engine", "limits", "wire", "faults", "explain", "assemble", "server"},
 }
 READ_ONLY = ("Mapping", "Sequence", "Final", "frozenset")
 

@@ -57,7 +57,18 @@ TOTALS = st.builds(
     Totals, IDS, IDS, IDS, IDS, IDS, st.lists(IDS, max_size=3).map(tuple), *[st.none() | TALLY for _ in range(5)]
 )
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
-    st.builds(Submit, IDS, TOKENS, SAMPLING, IDS, st.text(max_size=5), st.integers(-(2**63), 2**63 - 1)),
+    st.builds(
+        Submit,
+        IDS,
+        TOKENS,
+        SAMPLING,
+        IDS,
+        st.text(max_size=5),
+        st.integers(-(2**63), 2**63 - 1),
+        output_ids=TOKENS,
+        num_told=IDS,
+        is_known=st.booleans(),
+    ),
     st.builds(QueryStats, IDS),
     st.builds(Stats, IDS, st.builds(Occupancy, *[IDS] * 7), st.none() | RECORD, TOTALS),
     st.builds(Abort, IDS, REASONS),
@@ -74,7 +85,16 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         st.dictionaries(st.text(), st.text(), max_size=2),
     ),
     st.builds(Failed, st.text()),
-    st.just(Start("module:function", EngineConfig.from_options({"page_size": 16, "model": "a/b"}), "info")),
+    st.just(
+        Start(
+            "module:function",
+            EngineConfig.from_options({"page_size": 16, "model": "a/b"}),
+            "info",
+            "json",
+            3,
+            "crash@1",
+        )
+    ),
 )
 
 

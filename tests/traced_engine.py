@@ -7,22 +7,21 @@ from pathlib import Path
 from recorded import trace_file
 from recording import RecordingRunner
 from shadow_engine import LIMITS, VOCAB
-from sluice.config import EngineConfig
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
-from sluice.wire import Ready
+from sluice.wire import Ready, Start
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
 
 
-def build(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:
+def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     """The trace goes where the config says."""
-    assert config.trace.trace is not None
-    journal = trace_file(Path(config.trace.trace), WORLD)
+    assert start.config.trace.trace is not None
+    journal = trace_file(Path(start.config.trace.trace), WORLD)
     recorder = Recorder(WORLD.scheduler(), RecentSteps(), journal, WallClock())
     engine = Engine(recorder, RecordingRunner(WORLD.shadow(VOCAB)), link, trace=recorder)
-    return engine, Ready("shadow", config.model.model, LIMITS, ())
+    return engine, Ready("shadow", start.config.model.model, LIMITS, ())

@@ -134,13 +134,12 @@ def oracle_of(
     """What a request must give in all: tokens, their log-probabilities and the prompt's, each if asked for."""
     asked, prompt = submit.sampling, submit.prompt
     tokens = oracle(prompt, asked, sample_index=submit.sample_index, vocab_size=vocab_size)
-    of_tokens = oracle_logprobs(prompt, tokens, asked.logprobs or 0, vocab_size=vocab_size)[1]
-    of_prompt = oracle_logprobs(prompt, (), asked.prompt_logprobs or 0, vocab_size=vocab_size)[0]
-    return (
-        tokens,
-        () if asked.logprobs is None else of_tokens,
-        () if asked.prompt_logprobs is None else of_prompt,
-    )
+    of_tokens = of_prompt = ()
+    if asked.logprobs is not None:
+        of_tokens = oracle_logprobs(prompt, tokens, asked.logprobs, vocab_size=vocab_size)[1]
+    if asked.prompt_logprobs is not None:
+        of_prompt = oracle_logprobs(prompt, (), asked.prompt_logprobs, vocab_size=vocab_size)[0]
+    return tokens, of_tokens, of_prompt
 
 
 def assert_same_logprobs(told: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,15 +16,18 @@ import torch
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig
 from sluice.cpu_kernels import TORCH, unsuited
 from sluice.devices import resolve_here
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
+from sluice.engine.heartbeat import Heartbeat, NoHeartbeat, Phase
 from sluice.engine.protocols import Link, Runner
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
+from sluice.faults import Fault, FaultKind
 from sluice.limits import Limits
 from sluice.models.base import CausalLM
 from sluice.models.bundled import BUNDLED
@@ -37,6 +41,7 @@ from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.heap import keep_freed_memory
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
 from sluice.runner.runner import Model, TorchRunner
+from sluice.runner.spoiled import SpoiledModel
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.tracing.format import VERSION, Header
@@ -78,13 +83,23 @@ class LoadedModel:
     kernels: Kernels | None
     """The compiled ones, if they compute; else torch does."""
 
-    def runner(self) -> TorchRunner:
-        """A runner with device state of its own, all of it empty."""
+    def runner(self, heartbeat: Heartbeat | None = None, faults: Sequence[Fault] = ()) -> TorchRunner:
+        """A runner with device state of its own, all of it empty.
+
+        Args:
+            heartbeat: where every layer, and every second of waiting, gives a sign of life.
+            faults: of which those with NaN logits are put in.
+        """
+        heartbeat = heartbeat or NoHeartbeat()
+        busy, waiting = partial(heartbeat.tick, Phase.BUSY), partial(heartbeat.tick, Phase.DEVICE)
+        spoiling = [fault for fault in faults if fault.kind is FaultKind.NAN]
+        model = SpoiledModel(self.model, spoiling) if spoiling else self.model
         kernels = self.kernels
         if kernels is None:
-            return TorchRunner(self.model, DeviceState(self.shape), ReferenceAttention())
+            reference = TickingAttention(ReferenceAttention(tick=busy), busy)
+            return TorchRunner(model, DeviceState(self.shape), reference, tick=waiting)
         state = DeviceState(self.shape, lambda shape: _packed_kv(shape, kernels))
-        return TorchRunner(self.model, state, NativeAttention(kernels))
+        return TorchRunner(model, state, TickingAttention(NativeAttention(kernels), busy), tick=waiting)
 
     def scheduler(self) -> Scheduler:
         return self.setup().build()
@@ -115,11 +130,12 @@ class LoadedModel:
         trace = ChunkLog(RecentSteps())
         return Engine(self.scheduler(), runner or self.runner(), link, depth=self.depth, trace=trace)
 
-    def traced_engine(self, link: Link, path: Path) -> Engine:
+    def traced_engine(self, link: Link, path: Path, runner: Runner | None = None) -> Engine:
         """The same, writing a trace.
 
         Args:
             path: made by `tracing.writer.create`.
+            runner: if not one of our own.
 
         Raises:
             OSError: it cannot be written.
@@ -136,16 +152,25 @@ class LoadedModel:
         )
         journal = TraceFile(path, header, start=clock.now(), key=secrets.token_bytes(16))
         recorder = Recorder(self.scheduler(), ChunkLog(RecentSteps()), journal, clock)
-        return Engine(recorder, self.runner(), link, depth=self.depth, clock=clock, trace=recorder)
+        return Engine(recorder, runner or self.runner(), link, depth=self.depth, clock=clock, trace=recorder)
 
 
-def build_engine(config: EngineConfig, link: Link, *, progress: bool) -> tuple[Engine, EngineInfo]:
+def build_engine(
+    config: EngineConfig,
+    link: Link,
+    *,
+    progress: bool,
+    heartbeat: Heartbeat | None = None,
+    faults: Sequence[Fault] = (),
+) -> tuple[Engine, EngineInfo]:
     """Load a model and join it with a scheduler.
 
     Args:
         config: as the user gave it; open options are filled here.
         link: where messages come from and outputs go.
         progress: show a progress bar on stderr while weights load.
+        heartbeat: where the engine's steps give signs of life.
+        faults: that are to go wrong inside the model.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -153,14 +178,14 @@ def build_engine(config: EngineConfig, link: Link, *, progress: bool) -> tuple[E
     """
     if config.trace.trace is None:
         loaded = load(config, progress=progress)
-        return loaded.engine(link), loaded.info
+        return loaded.engine(link, loaded.runner(heartbeat, faults)), loaded.info
     path = Path(config.trace.trace)
     try:
         create(path)  # first: a path that cannot be written is told before minutes of loading
     except OSError as error:
         raise ConfigError(f"--trace {path} cannot be written: {error.strerror}") from error
     loaded = load(config, progress=progress)
-    return loaded.traced_engine(link, path), loaded.info
+    return loaded.traced_engine(link, path, loaded.runner(heartbeat, faults)), loaded.info
 
 
 def load(config: EngineConfig, *, progress: bool) -> LoadedModel:

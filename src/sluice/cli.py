@@ -25,7 +25,6 @@ from sluice.config import (
     Option,
     ServerConfig,
     canonical,
-    check_values,
     flag,
     options_of,
 )
@@ -249,11 +248,11 @@ def _configs(given: dict[str, Any]) -> tuple[ServerConfig, EngineConfig, frozens
     Raises:
         ConfigError: a value, or a name, that cannot be.
     """
+    from sluice.server.options import check_server
+
     own = {name for name, _ in options_of(ServerConfig)} & given.keys()
     server = ServerConfig(**{name: given[name] for name in own})
-    check_values(server)
-    if not 0 <= server.port <= 65535:
-        raise ConfigError(f"--port must be from 0 to 65535, got {server.port}")
+    check_server(server)
     options = {name: value for name, value in given.items() if name not in own}
     return server, EngineConfig.from_options(options), frozenset([*own, *canonical(options)])
 

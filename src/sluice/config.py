@@ -372,6 +372,39 @@ class ServerConfig:
         vllm="--otlp-traces-endpoint",
         metavar="URL",
     )
+    max_engine_restarts: int = option(
+        10,
+        "engines started again in 10 minutes",
+        more="An engine that dies, or is stuck, is replaced and every request goes on ([recovery](recovery.md)). With"
+        " more deaths the server ends with status 1; 0: with the first.",
+    )
+    heartbeat_timeout: float = option(
+        5.0,
+        "seconds without a sign of life of the engine",
+        more="Then it is replaced. It gives one in every layer, and every second while it waits; so at least 2.",
+        metavar="SECONDS",
+    )
+    step_timeout: float = option(
+        600.0, "seconds of one wait for the device", more="Then the engine is replaced.", metavar="SECONDS"
+    )
+    start_timeout: float = option(
+        1800.0, "seconds in which the model must be loaded", more="Downloads included.", metavar="SECONDS"
+    )
+    drain_timeout: float = option(
+        30.0,
+        "seconds to finish what runs after SIGTERM",
+        more="New requests get 503 meanwhile. 0: what runs is cut off.",
+        metavar="SECONDS",
+    )
+    enable_fault_injection: bool = option(False, "allow --inject-fault", more="For tests: never where it matters.")
+    inject_fault: str | None = option(
+        None,
+        "faults, as crash@20,slow@40=60",
+        unset="none",
+        more="Needs enable-fault-injection. crash, hang, alloc, nan or drop with @STEP, slow@STEP=SECONDS; see"
+        " [recovery](recovery.md).",
+        metavar="FAULTS",
+    )
 
 
 def threads_from_environment() -> int | None:

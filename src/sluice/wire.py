@@ -27,6 +27,10 @@ class Start:
     config: EngineConfig
     log_level: str = "warning"
     log_format: str = "text"
+    epoch: int = 0
+    """Number of the engine among those of its server."""
+    faults: str = ""
+    """What is to go wrong in it (see `faults`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Engine to server, instead of `Ready`: why it cannot start, in one line for the user."""
+    """Engine to server: why it cannot start, instead of `Ready`, or cannot go on; in one line for the user."""
 
     message: str
 

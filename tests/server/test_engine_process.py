@@ -41,14 +41,14 @@ def test_an_engine_works_and_ends() -> None:
         ready = await engine.ready()
         assert (ready.model, ready.folder) == ("shadow", "a folder")
         client = EngineClient(engine.send)
-        running = asyncio.create_task(engine.run(lambda outputs: client.dispatch(outputs.outputs)))
+        running = asyncio.create_task(engine.run(client.deliver))
         inbox = client.submit([NewRequest(tuple(b"ab"), resolved(9))])
         tokens: list[int] = []
         while client.num_open:
             tokens += [token for output in await inbox.get() for token in output.token_ids]
         assert bytes(tokens).decode() == expected_text("ab", 9)
         await engine.close()
-        assert await running == "the engine ended with status 0"
+        assert await running == "ended with status 0"
         assert processes.ends(engine.pid, 0)
 
     run(test)
@@ -94,8 +94,8 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
         client = EngineClient(engine.send)
         inbox = client.submit([NewRequest(tuple(b"ab"), resolved(200))])
         os.kill(engine.pid, signal.SIGKILL)
-        how = await engine.run(lambda outputs: None)
-        assert how == "the engine was killed by signal 9"
+        how = await engine.run(lambda frame, epoch: None)
+        assert how == "was killed by signal 9"
         client.fail(how)
         with pytest.raises(EngineGone, match="signal 9"):
             await inbox.get()
@@ -172,7 +172,7 @@ def test_what_no_server_sends_is_refused() -> None:
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.connect(folder.requests)
         socket.send(b"hello")
-        with pytest.raises(WireError, match=r"not a \[tag, value\] frame"):
+        with pytest.raises(WireError, match="not a stamp and a frame"):
             link.receive(block=True)
     link.close()
     folder.remove()

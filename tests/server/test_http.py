@@ -259,10 +259,9 @@ async def _says(server: Server, path: str) -> tuple[int, Any]:
     return answer.status_code, answer.json()
 
 
-def test_models_health_and_version() -> None:
+def test_models_and_version() -> None:
     async def test() -> None:
         async with serving() as server:
-            assert await _says(server, "/health") == (200, {"status": "ok"})
             status, models = await _says(server, "/v1/models")
             assert status == 200
             assert [model["id"] for model in models["data"]] == [MODEL]

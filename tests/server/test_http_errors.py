@@ -275,7 +275,7 @@ def test_before_and_after_the_engine() -> None:
 
     run(test)
     assert Backend().status == "the model is loading"
-    assert not Backend().is_open
+    assert not Backend().is_ready
 
 
 def test_a_failed_step_ends_its_request_and_no_other() -> None:

@@ -166,7 +166,7 @@ def test_a_long_step_does_not_hold_a_scrape_up() -> None:
         async with serving() as server:
             asked: list[Message] = []
             client = EngineClient(asked.append)
-            backend = Backend()
+            backend = Backend(server.backend.engine)
             backend.open(replace(server.backend.service(), client=client))
             app = FastAPI()
             add_metrics(app, backend, server.metrics, patience=0.001)

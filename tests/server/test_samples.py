@@ -173,7 +173,7 @@ async def submits_of(path: str, body: dict[str, Any], *, knows_priority: bool = 
     client, backend = EngineClient(send), Backend()
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}))
     limits = type(LIMITS)(VOCAB, LIMITS.max_model_len, LIMITS.max_total_tokens, knows_priority)
-    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, 0, ()))
+    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, ()))
     transport = httpx.ASGITransport(create_app(backend))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.post(path, json=body)

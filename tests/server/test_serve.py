@@ -21,17 +21,18 @@ import pytest
 import processes
 from collecting import collector
 from processes import free_port
-from serving import parse_events
+from serving import expected_text, parse_events
 from tokenizer_makers import byte_tokenizer
 
 TESTS = Path(__file__).parents[1]
 SHADOW = """
+import json
 import sys
 from sluice.config import EngineConfig, ServerConfig
 from sluice.server.serve import run
 
-port, model, factory = sys.argv[1:]
-sys.exit(run(ServerConfig(port=int(port)), EngineConfig.from_options({"model": model}), factory=factory))
+model, factory, options = sys.argv[1:]
+sys.exit(run(ServerConfig(**json.loads(options)), EngineConfig.from_options({"model": model}), factory=factory))
 """
 
 
@@ -49,10 +50,10 @@ def server(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]]
             process.kill()
 
 
-def shadow(port: int, folder: Path, factory: str = "shadow_engine:build") -> tuple[str, ...]:
-    """The command of a server over the shadow model, in a process of its own."""
+def shadow(port: int, folder: Path, factory: str = "shadow_engine:build", **options: object) -> tuple[str, ...]:
+    """The command of a server over the shadow model, in a process of its own, with these options of the server."""
     byte_tokenizer().save(str(folder / "tokenizer.json"))
-    return ("-c", SHADOW, str(port), str(folder), factory)
+    return ("-c", SHADOW, str(folder), factory, json.dumps({"port": port, **options}))
 
 
 def announced(process: subprocess.Popen[str]) -> str:
@@ -162,18 +163,141 @@ async def use_the_stock_async_client(url: str) -> None:
         assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
 
 
-def test_the_end_of_the_engine(tmp_path: Path) -> None:
-    """A server whose engine was killed says so, and its exit status tells whoever restarts it."""
+def test_the_end_of_the_last_engine(tmp_path: Path) -> None:
+    """A server that gives its engine up says why, and its exit status tells whoever restarts it. One that lives on, or
+    ends with 0, is not restarted."""
+    with server(*shadow(0, tmp_path, max_engine_restarts=0)) as process:
+        announced(process)
+        (engine,) = processes.children(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        _, errors = process.communicate(timeout=20)
+        assert errors == "sluice: error: the engine was killed by signal 9\n"
+        assert process.returncode == 1
+
+
+@contextmanager
+def streaming(port: int, max_tokens: int) -> Iterator[Iterator[str]]:
+    """The data of a stream's events, as they come."""
+    body = {"prompt": "ab", "max_tokens": max_tokens, "seed": 0, "stream": True}
+    with httpx.stream("POST", f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60) as answer:
+        assert answer.status_code == 200
+        yield (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+
+
+def text_of(events: list[str]) -> str:
+    """Of the events of a stream that must end well."""
+    *events, done = events
+    assert done == "[DONE]"
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events)
+
+
+def test_a_killed_engine_is_replaced_and_its_stream_goes_on(tmp_path: Path) -> None:
+    """Over the whole way: a client cannot tell, and `/server_info` can."""
     port = free_port()
     with server(*shadow(port, tmp_path)) as process:
         announced(process)
         (engine,) = processes.children(process.pid)
-        os.kill(engine, signal.SIGKILL)
+        with streaming(port, 150) as events:
+            begun = [next(events), next(events)]
+            os.kill(engine, signal.SIGKILL)
+            assert text_of(begun + list(events)) == expected_text("ab", 150)
+        info = httpx.get(f"http://127.0.0.1:{port}/server_info").json()
+        assert info["engine_restarts"] == 1
+        assert [info["engine_pid"]] == processes.children(process.pid) != [engine]
+        assert stops(process) == 0
         assert process.stderr is not None
-        assert "the engine was killed by signal 9" in process.stderr.readline()
-        health = httpx.get(f"http://127.0.0.1:{port}/health")
-        assert (health.status_code, health.json()["status"]) == (503, "the engine was killed by signal 9")
-        assert stops(process) == 1
+        assert "the engine was killed by signal 9; starting another one" in process.stderr.read()
+
+
+def faulty(faults: str) -> dict[str, object]:
+    return {"enable_fault_injection": True, "inject_fault": faults, "heartbeat_timeout": 2.0}
+
+
+def test_a_hung_engine_is_replaced_while_its_server_says_so(tmp_path: Path) -> None:
+    """Health checks that say 200 while the engine is stuck are what one is woken up for."""
+    port = free_port()
+    with server(*shadow(port, tmp_path, **faulty("hang@5"))) as process, httpx.Client() as http:
+        announced(process)
+        with streaming(port, 150) as events:
+            begun, seen = [next(events)], []
+            while 503 not in seen:
+                seen.append(http.get(f"http://127.0.0.1:{port}/health").status_code)
+            assert text_of(begun + list(events)) == expected_text("ab", 150)
+        assert http.get(f"http://127.0.0.1:{port}/health").status_code == 200
+        assert stops(process) == 0
+
+
+def test_a_device_that_hangs(tmp_path: Path) -> None:
+    port = free_port()
+    with server(*shadow(port, tmp_path, **faulty("slow@5=60"), step_timeout=1.0)) as process:
+        announced(process)
+        with streaming(port, 50) as events:
+            assert text_of(list(events)) == expected_text("ab", 50)
+        assert stops(process) == 0
+        assert process.stderr is not None
+        assert "(--step-timeout)" in process.stderr.read()
+
+
+def test_a_drain_finishes_what_runs(tmp_path: Path) -> None:
+    """A rolling update that cuts streams off, or one that never ends because new requests keep coming."""
+    port = free_port()
+    with server(*shadow(port, tmp_path, **faulty("slow@5=1"))) as process, httpx.Client() as http:
+        announced(process)
+        with streaming(port, 150) as events:
+            begun = [next(events)]
+            process.send_signal(signal.SIGTERM)
+            while (answer := http.get(f"http://127.0.0.1:{port}/ready")).status_code == 200:
+                pass
+            assert answer.json()["status"] == "the server is shutting down"
+            refused = http.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "a", "stream": True})
+            assert refused.status_code == 503
+            assert text_of(begun + list(events)) == expected_text("ab", 150)
+        assert process.wait(timeout=20) == 0
+
+
+def test_a_drain_is_bounded(tmp_path: Path) -> None:
+    port = free_port()
+    with server(*shadow(port, tmp_path, **faulty("slow@5=60"), drain_timeout=0.2)) as process:
+        announced(process)
+        with streaming(port, 150) as events:
+            next(events)
+            process.send_signal(signal.SIGTERM)
+            assert "shutting down" in json.loads(list(events)[-1])["error"]["message"]
+        assert process.wait(timeout=20) == 0
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals) -> None:
+    port = free_port()
+    with server(*shadow(port, tmp_path, **faulty("slow@5=60"), drain_timeout=60.0)) as process:
+        announced(process)
+        (engine,) = processes.children(process.pid)
+        with streaming(port, 150) as events:
+            next(events)
+            process.send_signal(first)
+            process.send_signal(signal.SIGINT if first is signal.SIGTERM else signal.SIGTERM)
+            assert process.wait(timeout=5) == 0
+        assert processes.ends(engine, 5)
+
+
+def test_a_model_that_loads_too_long_ends_the_server(tmp_path: Path) -> None:
+    with server(*shadow(0, tmp_path, "shadow_engine:hang", start_timeout=0.5)) as process:
+        _, errors = process.communicate(timeout=20)
+        assert errors == "sluice: error: the engine was not ready within 0.5 s (--start-timeout)\n"
+        assert process.returncode == 1
+
+
+def test_a_killed_server_leaves_no_engine_that_hangs(tmp_path: Path) -> None:
+    """One that is stuck reads no message and no end of a pipe; it would hold the GPU for ever."""
+    port = free_port()
+    with server(*shadow(port, tmp_path, **faulty("hang@5"))) as process:
+        announced(process)
+        (engine,) = processes.children(process.pid)
+        with streaming(port, 150) as events:
+            for _ in range(5):
+                next(events)
+            process.kill()
+            assert processes.ends(engine, 10)
 
 
 def test_stopping_while_the_model_loads(tmp_path: Path) -> None:
@@ -212,28 +336,12 @@ def test_a_checkpoint_without_a_tokenizer_ends_the_server(tmp_path: Path) -> Non
         assert process.returncode == 1
 
 
-OBSERVED = """
-import json, sys
-from sluice.config import EngineConfig, ServerConfig
-from sluice.server.serve import run
-
-options, model = sys.argv[1:]
-engine = EngineConfig.from_options({"model": model})
-sys.exit(run(ServerConfig(**json.loads(options)), engine, factory="shadow_engine:build"))
-"""
-
-
-def observed(folder: Path, **options: object) -> tuple[str, ...]:
-    """The command of a server over the shadow model, with options of the server."""
-    return ("-c", OBSERVED, json.dumps(options), shadow(0, folder)[-2])
-
-
 def test_what_is_seen_of_a_call(tmp_path: Path) -> None:
     """From outside: metrics, a line of JSON with the id that the client sent, and a span at the collector."""
     port = free_port()
     with collector() as (endpoint, posted):
-        options = {"port": port, "log_level": "info", "log_format": "json", "otlp_traces_endpoint": endpoint}
-        with server(*observed(tmp_path, **options)) as process:
+        options = {"log_level": "info", "log_format": "json", "otlp_traces_endpoint": endpoint}
+        with server(*shadow(port, tmp_path, **options)) as process:
             announced(process)
             url, headers = f"http://127.0.0.1:{port}", {"x-request-id": "mine"}
             body = {"prompt": "a" * 70, "max_tokens": 5, "ignore_eos": True}
@@ -253,7 +361,7 @@ def test_what_is_seen_of_a_call(tmp_path: Path) -> None:
 
 
 def test_traces_that_cannot_be_sent_end_the_server_at_once(tmp_path: Path) -> None:
-    with server(*observed(tmp_path, port=0, otlp_traces_endpoint="localhost:4318")) as process:
+    with server(*shadow(0, tmp_path, otlp_traces_endpoint="localhost:4318")) as process:
         _, errors = process.communicate(timeout=20)
         assert errors.startswith("sluice: error: --otlp-traces-endpoint must be a URL")
         assert errors.count("\n") == 1

@@ -86,6 +86,23 @@ def test_how_a_busy_engine_stands() -> None:
     run(test)
 
 
+def test_while_another_engine_is_started() -> None:
+    """The keys that dashboards read are there, and nobody waits for an engine to come."""
+
+    async def test() -> None:
+        async with serving() as server:
+            engine, client = server.backend.engine, server.client
+            engine.away("it was killed")
+            client.detach("was killed", ())
+            engine.stats.restarts = 1
+            info = await info_of(server)
+            assert (info["engine_pid"], info["engine_restarts"], info["last_step"]) == (None, 1, None)
+            assert (info["running"], info["waiting"]) == (0, 0)
+            assert (info["free_pages"], info["cached_pages"], info["total_pages"]) == (0, 0, 0)
+
+    run(test)
+
+
 def test_without_an_engine() -> None:
     """A question on its way when the engine dies must not wait for ever."""
 

@@ -29,7 +29,7 @@ def test_the_engines_process_leaves_a_whole_trace(tmp_path: Path, monkeypatch: p
         engine = await EngineProcess.spawn(config, factory="traced_engine:build")
         await engine.ready()
         client = EngineClient(engine.send)
-        running = asyncio.create_task(engine.run(lambda outputs: client.dispatch(outputs.outputs)))
+        running = asyncio.create_task(engine.run(client.deliver))
         first = client.submit([NewRequest((1, 2, 3), resolved(3))])
         while client.num_open:
             await first.get()

@@ -7,7 +7,7 @@ once are bounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,12 +54,14 @@ class ReferenceAttention:
 
     Args:
         max_scores: bound on the scores held at once; at least one query against its own keys is always held.
+        tick: called for every part of the work that is bounded so: a long layer is not a silent one.
     """
 
-    def __init__(self, max_scores: int = MAX_SCORES) -> None:
+    def __init__(self, max_scores: int = MAX_SCORES, tick: Callable[[], None] = lambda: None) -> None:
         if max_scores < 1:
             raise ValueError(f"max_scores must be at least 1, got {max_scores}")
         self.max_scores = max_scores
+        self._tick = tick
 
     def attend(
         self,
@@ -118,6 +120,7 @@ class ReferenceAttention:
         first_position = kv_len - q_len
         step = max(1, self.max_scores // (q.shape[1] * kv_len))
         for start in range(0, q_len, step):
+            self._tick()
             end = min(q_len, start + step)
             low, high = rule.key_range(first_position + start, first_position + end - 1, kv_len)
             if low == high:
@@ -136,6 +139,7 @@ class ReferenceAttention:
         # Gathered keys are the larger part when there are few query heads for each of them.
         per_key = max(q.shape[1], kv.kv_heads * q.shape[2])
         for group in _groups(batch.kv_lens_host[: batch.num_decodes], self.max_scores // per_key):
+            self._tick()
             longest = batch.kv_lens_host[group[-1]]
             rows = torch.tensor(group, device=q.device)
             out[rows], lse[rows] = _attend_padded(q[rows], kv, batch, rows, longest, rule, lse.dtype)

@@ -115,6 +115,7 @@ class Engine:
                 priority=message.priority,
                 output_ids=message.output_ids,
                 num_told=message.num_told,
+                is_known=message.is_known,
             )
         except DuplicateRequest:
             return []  # the stream of this id belongs to the first to use it

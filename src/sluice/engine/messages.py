@@ -14,7 +14,8 @@ class Submit:
     """A new request. `sampling` is resolved (see `SamplingParams.resolved`); `request_id` is never used twice.
 
     One that an engine had begun and another goes on with carries what it was given so far: `output_ids`, and of the
-    prompt's log-probabilities how many were told (`num_told`). These stay outputs, as after a retraction.
+    prompt's log-probabilities how many were told (`num_told`). These stay outputs, as after a retraction. `is_known`:
+    an engine was given it before, begun or not, so that no bound on the queue refuses it now.
     """
 
     request_id: int
@@ -25,6 +26,7 @@ class Submit:
     priority: int = 0
     output_ids: tuple[int, ...] = ()
     num_told: int = 0
+    is_known: bool = False
     begin_by: float | None = None
     """Drop it if it has not begun by then, in seconds of the engine's clock (`clock.WallClock` is one for all processes
     of a machine)."""

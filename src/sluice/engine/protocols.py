@@ -29,6 +29,7 @@ class Planner(Protocol):
         priority: int = 0,
         output_ids: Sequence[int] = (),
         num_told: int = 0,
+        is_known: bool = False,
     ) -> None: ...
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]: ...

@@ -150,6 +150,7 @@ class Recorder:
         priority: int = 0,
         output_ids: Sequence[int] = (),
         num_told: int = 0,
+        is_known: bool = False,
     ) -> None:
         call, refused = self._call(), None
         try:
@@ -162,13 +163,22 @@ class Recorder:
                 priority=priority,
                 output_ids=output_ids,
                 num_told=num_told,
+                is_known=is_known,
             )
         except ValueError as error:
             refused = str(error)
             raise
         finally:
             submit = Submit(
-                request_id, tuple(prompt), sampling, sample_index, extra_key, priority, tuple(output_ids), num_told
+                request_id,
+                tuple(prompt),
+                sampling,
+                sample_index,
+                extra_key,
+                priority,
+                tuple(output_ids),
+                num_told,
+                is_known,
             )
             self._journal.write(Added(call, submit, refused))
             self._rest()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -12,6 +12,7 @@ import torch
 from sluice.runner.inputs import HostBatch
 from sluice.runner.logprobs import NOTHING, Scores, StepWishes
 from sluice.runner.sampler import FAILED
+from sluice.runner.waiting import nobody, wait_until
 from sluice.types import BatchResult, RowError, TokenLogprobs
 
 BAD_LOGITS = "the model gave logits that are NaN, infinite or all -inf; the request cannot go on"
@@ -32,6 +33,8 @@ class LaunchedStep:
     """On the host, of all targets."""
     copied: torch.cuda.Event | None
     """Set when all of it has arrived; None: it already has."""
+    tick: Callable[[], None] = nobody
+    """Called every second while it is waited for."""
 
     @classmethod
     def landing(
@@ -42,13 +45,21 @@ class LaunchedStep:
         tokens: torch.Tensor,
         of_samples: Scores | None,
         of_targets: Scores | None,
+        tick: Callable[[], None] = nobody,
     ) -> LaunchedStep:
         """Start bringing results to the host; waits for nothing."""
         device = tokens.device
         if device.type == "cpu":
             return cls(step, host, wishes, tokens, of_samples, of_targets, None)
         landed = cls(
-            step, host, wishes, _land(tokens), _land_scores(of_samples), _land_scores(of_targets), torch.cuda.Event()
+            step,
+            host,
+            wishes,
+            _land(tokens),
+            _land_scores(of_samples),
+            _land_scores(of_targets),
+            torch.cuda.Event(),
+            tick,
         )
         assert landed.copied is not None
         landed.copied.record(torch.cuda.current_stream(device))
@@ -57,7 +68,7 @@ class LaunchedStep:
     def wait(self) -> BatchResult:
         """See `Pending.wait`. A row with bad logits, where it samples or before a target, is named in `errors`."""
         if self.copied is not None:
-            self.copied.synchronize()
+            wait_until(self.copied.query, self.tick)
         samples = list(zip(self.host.sample_rows.tolist(), self.tokens.tolist(), strict=True))
         prompts = [] if self.of_targets is None else list(self._prompt_logprobs(self.of_targets))
         rows = [row for row, _ in self.host.target_rows]

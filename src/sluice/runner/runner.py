@@ -15,7 +15,7 @@ the copy of this step's tokens. On cpu the step is computed at launch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -26,6 +26,7 @@ from sluice.runner.inputs import host_batch
 from sluice.runner.launched import LaunchedStep
 from sluice.runner.logprobs import SLICE_BYTES, score_samples, score_targets
 from sluice.runner.sampler import sample
+from sluice.runner.waiting import nobody
 from sluice.types import BatchPlan
 
 
@@ -50,15 +51,23 @@ class TorchRunner:
         attention: the backend that every layer calls.
         slice_bytes: most memory that the logits of prompt tokens take at once (a row at least), when their
             log-probabilities are asked for.
+        tick: called every second while a step is waited for.
     """
 
     def __init__(
-        self, model: Model, state: DeviceState, attention: AttentionBackend, *, slice_bytes: int = SLICE_BYTES
+        self,
+        model: Model,
+        state: DeviceState,
+        attention: AttentionBackend,
+        *,
+        slice_bytes: int = SLICE_BYTES,
+        tick: Callable[[], None] = nobody,
     ) -> None:
         self._model = model
         self._state = state
         self._attention = attention
         self._slice_bytes = slice_bytes
+        self._tick = tick
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> LaunchedStep:
@@ -90,4 +99,5 @@ class TorchRunner:
             tokens,
             score_samples(logits, tokens, wishes.samples, self._slice_bytes),
             score_targets(self._model.logits, of_targets, host, wishes.targets, self._slice_bytes),
+            self._tick,
         )

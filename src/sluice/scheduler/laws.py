@@ -350,6 +350,7 @@ class Lawful:
         priority: int = 0,
         output_ids: Sequence[int] = (),
         num_told: int = 0,
+        is_known: bool = False,
     ) -> None:
         self.scheduler.add(
             request_id,
@@ -360,6 +361,7 @@ class Lawful:
             priority=priority,
             output_ids=output_ids,
             num_told=num_told,
+            is_known=is_known,
         )
         self._num_outputs[request_id], self._num_told[request_id] = len(output_ids), num_told
         self._asked[request_id] = (tuple(prompt), sampling)

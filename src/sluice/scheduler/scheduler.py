@@ -65,6 +65,7 @@ class Scheduler:
         priority: int = 0,
         output_ids: Sequence[int] = (),
         num_told: int = 0,
+        is_known: bool = False,
     ) -> None:
         """Queue a request.
 
@@ -77,6 +78,7 @@ class Scheduler:
             priority: class under the policy `priority`, ignored under the others.
             output_ids: what another engine gave it already: it goes on behind them, as after a retraction.
             num_told: log-probabilities of its prompt that were told already.
+            is_known: another engine had taken it already: the bounds on the queue do not apply.
 
         Raises:
             DuplicateRequest: the id is in use.
@@ -85,8 +87,7 @@ class Scheduler:
         """
         if request_id in self.state.requests:
             raise DuplicateRequest(f"request id {request_id} is in use")
-        resumes = bool(output_ids or num_told)
-        if not resumes:
+        if not is_known:
             self._queue_limits.check_count()
         tokens = array("i", prompt)
         prompt_len = len(tokens)
@@ -106,7 +107,7 @@ class Scheduler:
             raise ValueError(f"{num_told} log-probabilities of the prompt were told, it has {request.num_targets}")
         if request.num_outputs >= request.max_tokens:
             raise ValueError(f"{request.num_outputs} tokens were given already, max_tokens is {request.max_tokens}")
-        if not resumes:
+        if not is_known:
             self._queue_limits.check_tokens(request)
         self.state.add(request)
 

@@ -18,8 +18,9 @@ from sluice.server.auth import KeyRequired
 from sluice.server.backend import Backend, Service
 from sluice.server.body import BodyLimits, read_body
 from sluice.server.calls import Calls, Listener
-from sluice.server.errors import RETRY_SECONDS, ApiError, bad_request
+from sluice.server.errors import ApiError, bad_request
 from sluice.server.generation import Generation, chat_prompt, completion_prompts
+from sluice.server.health import add_health
 from sluice.server.info import flush_cache, model_info, server_info
 from sluice.server.metrics import Metrics
 from sluice.server.metrics_page import add_metrics
@@ -58,6 +59,7 @@ def create_app(
     _add_tokenizing(app, backend, limits)
     _add_describing(app, backend, int(clock()))
     add_metrics(app, backend, metrics)
+    add_health(app, backend)
     _answer_errors(app)
     if api_keys:
         app.add_middleware(KeyRequired, keys=api_keys)
@@ -132,15 +134,10 @@ def _add_describing(app: FastAPI, backend: Backend, started: int) -> None:
         service.check_model(name)
         return JSONResponse(describe_model(service, started))
 
-    @app.get("/health")
-    async def health() -> Response:
-        status, headers = (200, {}) if backend.is_open else (503, {"Retry-After": str(RETRY_SECONDS)})
-        return JSONResponse({"status": backend.status}, status_code=status, headers=headers)
-
     @app.get("/server_info")
     @app.get("/get_server_info")
     async def info() -> Response:
-        return JSONResponse(await server_info(backend.service()))
+        return JSONResponse(await server_info(backend.service(), backend.engine))
 
     @app.get("/model_info")
     @app.get("/get_model_info")
@@ -176,6 +173,7 @@ def service_for(backend: Backend, call: Asked) -> Service:
     Raises:
         ApiError: 503, no model is loaded; 404, it is another one.
     """
+    backend.check_admits()
     service = backend.service()
     service.check_model(call.model)
     return service

@@ -1,4 +1,4 @@
-"""The API key: whoever has none gets no further than `/health`."""
+"""The API key: whoever has none gets no further than the questions whether the server is well."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sluice.server.errors import ApiError
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """A load balancer has no key."""
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sluice.explain import Setting
 from sluice.limits import Limits
 from sluice.server.client import EngineClient
+from sluice.server.engine_state import LOADING, EngineState
 from sluice.server.errors import ApiError, unavailable
 from sluice.server.tokens import Tokenizer
 
@@ -21,7 +22,6 @@ class Service:
     limits: Limits
     eos_token_ids: frozenset[int]
     client: EngineClient
-    engine_pid: int
     settings: Sequence[Setting]
 
     def check_model(self, asked: str | None) -> None:
@@ -39,31 +39,68 @@ class Service:
 
 
 class Backend:
-    """The service, or why there is none."""
+    """The service, or why there is none.
 
-    def __init__(self) -> None:
+    Args:
+        engine: how the engine stands.
+    """
+
+    def __init__(self, engine: EngineState | None = None) -> None:
+        self.engine = EngineState() if engine is None else engine
         self._service: Service | None = None
-        self._closed = False
-        self.status = "the model is loading"
+        self._closed: str | None = None
+        self._is_draining = False
 
     def open(self, service: Service) -> None:
         """Requests can be served from now on."""
         self._service = service
-        self.status = "ok"
+
+    def drain(self) -> None:
+        """What runs goes on, nothing new begins."""
+        self._is_draining = True
 
     def close(self, reason: str) -> None:
         """Nothing can be served any more: what runs ends with an error that says why. The first reason stays."""
-        if self._closed:
+        if self._closed is not None:
             return
-        self._closed = True
-        self.status = reason
+        self._closed = reason
         if self._service is not None:
             self._service.client.fail(reason)
             self._service = None
 
     @property
-    def is_open(self) -> bool:
+    def is_closed(self) -> bool:
+        """For good."""
+        return self._closed is not None
+
+    @property
+    def has_service(self) -> bool:
+        """A model was loaded, and will be served again if it is not at the moment."""
         return self._service is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """New requests are taken, and an engine works on them."""
+        return self._service is not None and not self._is_draining and self.engine.is_serving
+
+    @property
+    def status(self) -> str:
+        """In a few words: "ok", or why it is not ready."""
+        if self._closed is not None:
+            return self._closed
+        if self._is_draining:
+            return "the server is shutting down"
+        if self._service is None:
+            return LOADING
+        return "ok" if self.engine.is_serving else self.engine.status
+
+    def check_admits(self) -> None:
+        """
+        Raises:
+            ApiError: 503, nothing new begins any more.
+        """
+        if self._is_draining:
+            raise unavailable(self.status)
 
     def service(self) -> Service:
         """

@@ -1,5 +1,9 @@
 """The engine as the server's routes see it: submit requests, read what comes out, abort.
 
+It outlives engines. Of every open request it keeps what was asked and what was delivered; that is all it takes to go on
+in another engine as if nothing had happened, since a sample is a function of the model, the tokens before it, the seed
+and its position. Between two engines requests wait here, new ones too.
+
 Lives in the event loop and knows no socket: it is given a function that sends, and told what arrives.
 """
 
@@ -7,19 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sluice.engine.clock import WallClock
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, Submit
 from sluice.server.pace import Pace
+from sluice.server.quarantine import Quarantine
+from sluice.server.recovery_stats import RecoveryStats
 from sluice.server.watch import NullWatch, Watch
 from sluice.types import FinishReason, Output, SamplingParams
 from sluice.wire import Outputs
 
+Send = Callable[[Message], None]
+NO_ENGINE = "the engine died; another one is started"
+
 
 class EngineGone(RuntimeError):
     """The engine cannot serve: it ended, or the server is shutting it down."""
+
+
+class OutOfStep(RuntimeError):
+    """The engine says what cannot follow what it said before: something was lost on the way."""
 
 
 class NewRequest(NamedTuple):
@@ -34,40 +49,90 @@ class NewRequest(NamedTuple):
     begin_by: float | None = None
     end_by: float | None = None
 
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A request whose end has neither arrived nor been asked for."""
+
+    request: NewRequest
+    inbox: Inbox
+    is_silent: bool = True
+    """Nothing has come yet."""
+    output_ids: array[int] = field(default_factory=lambda: array("i"))
+    """Delivered."""
+    num_told: int = 0
+    """Log-probabilities of its prompt that were delivered."""
+    num_cached_tokens: int | None = None
+    """As told first: another engine has another cache, and that is nobody's business."""
+    times_sent: int = 0
+
     def submit(self, request_id: int) -> Submit:
+        """The message by which an engine begins it, or goes on with it."""
+        request = self.request
         return Submit(
-            request_id,
-            self.prompt,
-            self.sampling,
-            self.sample_index,
-            self.extra_key,
-            self.priority,
-            begin_by=self.begin_by,
-            end_by=self.end_by,
+            request_id=request_id,
+            prompt=request.prompt,
+            sampling=request.sampling,
+            sample_index=request.sample_index,
+            extra_key=request.extra_key,
+            priority=request.priority,
+            output_ids=tuple(self.output_ids),
+            num_told=self.num_told,
+            begin_by=request.begin_by,
+            end_by=request.end_by,
+            is_known=self.times_sent > 0,
         )
+
+    def take(self, output: Output) -> Output:
+        """Keep what an output brings, and give it as it is to be delivered.
+
+        Raises:
+            OutOfStep: tokens before it are missing, or it repeats some.
+        """
+        if output.start != len(self.output_ids):
+            raise OutOfStep(
+                f"request {output.request_id}: tokens from {output.start} on, after {len(self.output_ids)} of them"
+            )
+        self.output_ids.extend(output.token_ids)
+        self.num_told += len(output.prompt_logprobs)
+        if self.num_cached_tokens is None:
+            self.num_cached_tokens = output.num_cached_tokens
+        return output._replace(num_cached_tokens=self.num_cached_tokens)
 
 
 class EngineClient:
     """Owns the request ids and hands each output to whoever asked for it.
 
     Args:
-        send: takes a message to the engine.
+        send: of an engine that is there already, the first.
         watch: is told of what passes; None is nobody.
+        recovery: where recoveries are counted.
+        clock: seconds, as the engine counts them; None is the wall's.
     """
 
-    def __init__(self, send: Callable[[Message], None], watch: Watch | None = None) -> None:
-        self._send = send
+    def __init__(
+        self,
+        send: Send | None = None,
+        watch: Watch | None = None,
+        *,
+        recovery: RecoveryStats | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self._watch = NullWatch() if watch is None else watch
+        self.recovery = RecoveryStats() if recovery is None else recovery
         self.latest: Stats | None = None
-        """The last answer of the engine, whoever asked."""
-        self.now = WallClock().now
+        """The last answer of the engine that runs, whoever asked."""
+        self.now = WallClock().now if clock is None else clock
         """Seconds, as the engine counts them."""
         self._pace = Pace(self.now)
-        self._silent: set[int] = set()
-        """Open requests of which nothing has come yet."""
+        self._send: Send | None = send
+        self._epoch = -1 if send is None else 0
         self._ids = itertools.count(1)
-        self._open: dict[int, Inbox] = {}
+        self._open: dict[int, _Open] = {}
+        self._quarantine = Quarantine()
         self._queries: dict[int, asyncio.Future[Stats]] = {}
+        self._died_at: float | None = None
+        """When the last engine died, until a stream has gone on."""
         self._gone: str | None = None
 
     @property
@@ -75,22 +140,46 @@ class EngineClient:
         """Requests whose end has neither arrived nor been asked for."""
         return len(self._open)
 
+    def attach(self, send: Send, epoch: int) -> None:
+        """An engine is there: send it what is open, oldest first. Only what it says from now on counts.
+
+        Args:
+            epoch: its number, larger than that of any before.
+        """
+        assert epoch > self._epoch, f"engine {epoch} after engine {self._epoch}"
+        self._send, self._epoch = send, epoch
+        self._let_in()
+
+    def detach(self, how: str, in_flight: Collection[int]) -> None:
+        """The engine died: requests wait for the next one, but for one that it died of beyond doubt.
+
+        Args:
+            how: it ended, in words that follow "it".
+            in_flight: ids of the requests it was computing for, as far as they are known.
+        """
+        self._send = self.latest = None
+        self._died_at = self.now()
+        self._fail_queries(NO_ENGINE)
+        guilty = self._quarantine.engine_died(in_flight)
+        if guilty is not None:
+            self.recovery.ended_requests += 1
+            self._end(guilty, f"the engine died while it worked on this request alone: it {how}")
+
     def submit(self, requests: Sequence[NewRequest]) -> Inbox:
         """Send requests and open the inbox for their outputs; whoever holds it must `close` it.
 
         Raises:
-            EngineGone: no engine to send to.
+            EngineGone: no engine will ever be there again.
         """
         if self._gone is not None:
             raise EngineGone(self._gone)
         inbox = Inbox(self, [next(self._ids) for _ in requests])
         for request_id, request in zip(inbox.request_ids, requests, strict=True):
-            self._open[request_id] = inbox
-            self._silent.add(request_id)
+            self._open[request_id] = _Open(request, inbox)
+            self._quarantine.opened(request_id)
             self._pace.came()
-            message = request.submit(request_id)
-            self._watch.submitted(message)
-            self._send(message)
+            self._watch.submitted(self._open[request_id].submit(request_id))
+        self._let_in()
         return inbox
 
     async def stats(self) -> Stats:
@@ -114,8 +203,8 @@ class EngineClient:
         return self._pace.retry_after()
 
     async def _ask(self, query: type[QueryStats] | type[FlushCache]) -> Stats:
-        if self._gone is not None:
-            raise EngineGone(self._gone)
+        if self._send is None:
+            raise EngineGone(self._gone or NO_ENGINE)
         query_id = next(self._ids)
         self._queries[query_id] = asyncio.get_running_loop().create_future()
         self._send(query(query_id))
@@ -124,8 +213,14 @@ class EngineClient:
         finally:
             self._queries.pop(query_id, None)
 
-    def deliver(self, frame: Outputs | Stats) -> None:
-        """Hand out what the engine sent."""
+    def deliver(self, frame: Outputs | Stats, epoch: int = 0) -> None:
+        """Hand out what an engine sent. What comes late, from one that was given up, is dropped.
+
+        Raises:
+            OutOfStep: something was lost before it.
+        """
+        if epoch != self._epoch or self._send is None:
+            return
         match frame:
             case Outputs(outputs):
                 self.dispatch(outputs)
@@ -136,20 +231,27 @@ class EngineClient:
                     query.set_result(frame)
 
     def dispatch(self, outputs: Sequence[Output]) -> None:
-        """Hand out the outputs of a step. Those of requests that nobody waits for any more are dropped."""
+        """Hand out the outputs of a step. Those of requests that nobody waits for any more are dropped.
+
+        Raises:
+            OutOfStep: something was lost before it.
+        """
         self._watch.received(outputs)
         for output in outputs:
-            inbox = self._open.get(output.request_id)
-            if inbox is None:
+            entry = self._open.get(output.request_id)
+            if entry is None:
                 continue
-            if output.request_id in self._silent:
-                self._first(output)
+            entry.inbox.put(entry.take(output))
+            if entry.is_silent:
+                self._first(entry, output)
+            if output.token_ids:
+                self._got_token(output.request_id, entry)
             if output.finish_reason is not None:
-                del self._open[output.request_id]
-            inbox.put(output)
+                self._forget(output.request_id)
+        self._let_in()
 
-    def _first(self, output: Output) -> None:
-        self._silent.discard(output.request_id)
+    def _first(self, entry: _Open, output: Output) -> None:
+        entry.is_silent = False
         if output.finish_reason is not None and output.finish_reason.is_failure:
             self._pace.left()
         else:
@@ -157,24 +259,59 @@ class EngineClient:
 
     def abort(self, request_id: int, reason: FinishReason) -> None:
         """End a request that is still open, at the engine and here: nothing of it arrives any more."""
-        if self._open.pop(request_id, None) is None:
+        entry = self._open.get(request_id)
+        if entry is None:
             return
         self._watch.ended(request_id, reason)
-        if request_id in self._silent:
-            self._silent.discard(request_id)
+        if entry.is_silent:
             self._pace.left()
-        if self._gone is None:
+        self._forget(request_id)
+        if self._send is not None:
             self._send(Abort(request_id, reason))
+            self._let_in()
 
     def fail(self, message: str) -> None:
         """There is no engine any more: every open inbox and query and every later one raises `EngineGone`."""
-        self._gone = message
-        for request_id in self._open:
+        self._gone, self._send = message, None
+        inboxes = {entry.inbox for entry in self._open.values()}
+        for request_id in list(self._open):
             self._watch.ended(request_id, FinishReason.ERROR)
-        inboxes = set(self._open.values())
-        self._open.clear()
+            self._forget(request_id)
         for inbox in inboxes:
             inbox.put(EngineGone(message))
+        self._fail_queries(message)
+
+    def _let_in(self) -> None:
+        """Send what may be sent now."""
+        if self._send is None:
+            return
+        for request_id in self._quarantine.let_in():
+            entry = self._open[request_id]
+            if entry.times_sent:
+                self.recovery.replayed_requests += 1
+                self.recovery.replayed_tokens += len(entry.output_ids)
+            message = entry.submit(request_id)
+            entry.times_sent += 1
+            self._send(message)
+
+    def _got_token(self, request_id: int, entry: _Open) -> None:
+        self._quarantine.got_token(request_id)
+        if self._died_at is not None and entry.times_sent > 1:
+            self.recovery.resumed(self.now() - self._died_at)
+            self._died_at = None
+
+    def _end(self, request_id: int, error: str) -> None:
+        entry = self._open[request_id]
+        self._watch.ended(request_id, FinishReason.ERROR)
+        cached = entry.num_cached_tokens or 0
+        entry.inbox.put(Output(request_id, len(entry.output_ids), (), cached, FinishReason.ERROR, error))
+        self._forget(request_id)
+
+    def _forget(self, request_id: int) -> None:
+        del self._open[request_id]
+        self._quarantine.closed(request_id)
+
+    def _fail_queries(self, message: str) -> None:
         for query in self._queries.values():
             if not query.done():
                 query.set_exception(EngineGone(message))

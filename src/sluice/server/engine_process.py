@@ -14,45 +14,71 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
+from sluice.engine.heartbeat import Phase
+from sluice.engine.watched import WatchedRunner
+from sluice.faults import Fault, FaultKind, of_engine, parse_faults
+from sluice.server.faulty import FaultyRunner, LossyLink
 from sluice.server.logs import show_log
+from sluice.server.mortal import MortalRunner, StepFailed
 from sluice.server.zmq_link import SocketFolder, ZmqLink
-from sluice.wire import Failed, Ready
+from sluice.wire import Failed, Ready, Start
 
-EXIT_FAILED_START = 3
+EXIT_FAILED = 3
 """The reason was sent as `Failed`."""
 PR_SET_PDEATHSIG = 1
 
-Factory = Callable[[EngineConfig, ZmqLink], tuple[Engine, Ready]]
+Factory = Callable[[Start, ZmqLink], tuple[Engine, Ready]]
 
 
 def main(arguments: list[str]) -> int:
     """Run one engine. Returns the exit status."""
     (folder,) = arguments
     _die_with_server()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server decides when to end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the server decides when to end
     link = ZmqLink(SocketFolder(Path(folder)))
     try:
         start = link.receive_start()
         show_log(start.log_level, start.log_format)
         try:
-            engine, ready = find_factory(start.factory)(start.config, link)
+            engine, ready = find_factory(start.factory)(start, link)
         except Exception as error:
             if not isinstance(error, ValueError | OSError):
                 traceback.print_exc()  # not the user's doing
             link.send_frame(Failed(describe(error)))
-            return EXIT_FAILED_START
+            return EXIT_FAILED
+        link.heartbeat.tick(Phase.BUSY)  # from here on it is watched
         link.send_frame(ready)
+        _prepare(engine, link, of_engine(parse_faults(start.faults), start.epoch))
         with closing(engine):
-            engine.run()
-        return 0
+            return _run(engine, link)
     finally:
         link.close()
+
+
+def _prepare(engine: Engine, link: ZmqLink, faults: Sequence[Fault]) -> None:
+    """Have it watched, and have it fail where it is told."""
+    if faults:
+        engine.runner = FaultyRunner(engine.runner, faults, link.heartbeat)
+        lost = [fault.number for fault in faults if fault.kind is FaultKind.DROP and fault.number is not None]
+        engine.link = LossyLink(link, lost, sent=1)
+    engine.runner = MortalRunner(WatchedRunner(engine.runner, link.heartbeat))
+
+
+def _run(engine: Engine, link: ZmqLink) -> int:
+    try:
+        engine.run()
+    except (StepFailed, Exception) as error:
+        traceback.print_exc()
+        cause = error.__cause__ if isinstance(error, StepFailed) else error
+        link.send_frame(Failed(describe(cause or error)))
+        return EXIT_FAILED
+    return 0
 
 
 def find_factory(name: str) -> Factory:
@@ -62,11 +88,12 @@ def find_factory(name: str) -> Factory:
     return factory
 
 
-def build(config: EngineConfig, link: ZmqLink) -> tuple[Engine, Ready]:
+def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """The factory that serves: a checkpoint on torch."""
     from sluice.assemble import build_engine
 
-    engine, info = build_engine(config, link, progress=True)
+    faults = of_engine(parse_faults(start.faults), start.epoch)
+    engine, info = build_engine(start.config, link, progress=True, heartbeat=link.heartbeat, faults=faults)
     return engine, Ready(
         model=info.model,
         folder=str(info.folder),
@@ -78,7 +105,7 @@ def build(config: EngineConfig, link: ZmqLink) -> tuple[Engine, Ready]:
     )
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """An error in one line; errors that are meant for users speak for themselves."""
     text = " ".join(str(error).split())
     if isinstance(error, ValueError | OSError) and text:

@@ -15,6 +15,7 @@ from prometheus_client.utils import floatToGoString
 from sluice.engine.histogram import Histogram, Tally
 from sluice.engine.messages import Stats
 from sluice.server.metrics import Metrics
+from sluice.server.recovery_stats import RecoveryStats
 from sluice.types import Bound, FinishReason
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -114,6 +115,17 @@ def of_engine(metrics: Metrics, stats: Stats) -> Iterator[Metric]:
     yield histogram("vllm:request_queue_time_seconds", "From arrival to the first step.", totals.queue_seconds)
     yield histogram("vllm:request_prefill_time_seconds", "From there to the first token.", totals.prefill_seconds)
     yield histogram("vllm:request_decode_time_seconds", "From there to the last.", totals.decode_seconds)
+
+
+def of_recovery(metrics: Metrics, stats: RecoveryStats) -> Iterator[Metric]:
+    """What became of engines that died."""
+    make = _Families(metrics.model)
+    counter = make.counter
+    yield counter("sluice:engine_restarts", "Engines started in the place of one that died.", stats.restarts)
+    yield counter("sluice:replayed_requests", "Requests sent to another engine.", stats.replayed_requests)
+    yield counter("sluice:replayed_tokens", "Their tokens that were computed again.", stats.replayed_tokens)
+    yield counter("sluice:poison_requests", "Requests ended since engines died of them.", stats.ended_requests)
+    yield make.histogram("sluice:resume_seconds", "From a death to the first token after it.", stats.to_resume)
 
 
 def engine_up(metrics: Metrics, is_up: bool) -> Metric:

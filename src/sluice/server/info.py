@@ -9,34 +9,33 @@ from sluice.engine.messages import Stats
 from sluice.engine.trace import StepRecord
 from sluice.server.backend import Service
 from sluice.server.client import EngineGone
-from sluice.server.errors import unavailable
+from sluice.server.engine_state import EngineState
+from sluice.types import Occupancy
 
 
-async def server_info(service: Service) -> dict[str, Any]:
+async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
     """The answer, once the engine has said how it stands: at the end of the step that it is at.
 
-    Raises:
-        ApiError: 503, the engine is gone.
+    While another engine is started it comes at once: nothing runs, and no page is there.
     """
-    stats = await _answered(service.client.stats())
+    stats = await _asked(service.client.stats())
+    last_step = None if stats is None else stats.last_step
+    occupancy = nothing_runs(service.client.num_open) if stats is None else stats.occupancy
     return {
         "model": service.model,
         "config": {setting.name: setting.as_json() for setting in service.settings},
-        "engine_pid": service.engine_pid,
-        "engine_restarts": 0,
-        **stats.occupancy._asdict(),
-        "last_step": None if stats.last_step is None else _step(stats.last_step),
+        "engine_pid": engine.pid,
+        "engine_restarts": engine.stats.restarts,
+        "recovery": engine.stats.as_json(),
+        **occupancy._asdict(),
+        "last_step": None if last_step is None else _step(last_step),
     }
 
 
 async def flush_cache(service: Service) -> dict[str, Any]:
-    """Forget what is cached and not in use; what is left of the cache.
-
-    Raises:
-        ApiError: 503, the engine is gone.
-    """
-    stats = await _answered(service.client.flush_cache())
-    return {"success": True, "cached_pages": stats.occupancy.cached_pages}
+    """Forget what is cached and not in use; what is left of the cache. An engine that is not there has none."""
+    stats = await _asked(service.client.flush_cache())
+    return {"success": True, "cached_pages": 0 if stats is None else stats.occupancy.cached_pages}
 
 
 def model_info(service: Service) -> dict[str, Any]:
@@ -50,11 +49,17 @@ def model_info(service: Service) -> dict[str, Any]:
     }
 
 
-async def _answered(question: Awaitable[Stats]) -> Stats:
+async def _asked(question: Awaitable[Stats]) -> Stats | None:
+    """The answer; None if there is no engine to give it."""
     try:
         return await question
-    except EngineGone as error:
-        raise unavailable(str(error)) from error
+    except EngineGone:
+        return None
+
+
+def nothing_runs(waiting: int) -> Occupancy:
+    """How full no engine is."""
+    return Occupancy(running=0, waiting=waiting, free_pages=0, cached_pages=0, total_pages=0)
 
 
 def _step(record: StepRecord) -> dict[str, Any]:

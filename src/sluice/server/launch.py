@@ -1,33 +1,72 @@
-"""Starts the engine's process, waits until it is ready, carries messages, and notices its end."""
+"""Starts the engine's process, waits until it is ready, carries messages, and notices its end, or that it is stuck."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
-from sluice.config import EngineConfig
+from sluice.config import EngineConfig, ServerConfig
 from sluice.engine.messages import Message, Shutdown, Stats
+from sluice.server.client import OutOfStep
+from sluice.server.heartbeat import Reading
+from sluice.server.stuck import StuckWatch
 from sluice.server.zmq_link import SocketFolder, ZmqChannel
 from sluice.wire import Failed, Outputs, Ready, Start, WireError
 
 FACTORY = "sluice.server.engine_process:build"
 SHUTDOWN_SECONDS = 3.0
 """How long an engine that was told to end may take before it is killed."""
+LOOK_SECONDS = 0.2
+"""Between two looks at the heartbeat."""
+LAST_WORDS_SECONDS = 0.02
+"""How long after a process' end one of its messages may still be on its way."""
+
+Deliver = Callable[[Outputs | Stats, int], None]
+Looked = Callable[[Reading, float], None]
 
 
 class EngineStartError(RuntimeError):
     """The engine could not start; the message is one line for the user."""
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long an engine may take, in seconds."""
+
+    start: float = ServerConfig.start_timeout
+    """To load the model."""
+    heartbeat: float = ServerConfig.heartbeat_timeout
+    """From one sign of life to the next."""
+    step: float = ServerConfig.step_timeout
+    """To wait for one step on the device."""
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> Patience:
+        return cls(config.start_timeout, config.heartbeat_timeout, config.step_timeout)
+
+
 class EngineProcess:
     """One engine process and the line to it."""
 
-    def __init__(self, process: asyncio.subprocess.Process, folder: SocketFolder, channel: ZmqChannel) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        folder: SocketFolder,
+        channel: ZmqChannel,
+        epoch: int,
+        patience: Patience,
+    ) -> None:
+        self.epoch = epoch
         self._process = process
         self._folder = folder
         self._channel = channel
+        self._patience = patience
         self._ended = asyncio.create_task(process.wait(), name="engine-exit")
+        self._watch = StuckWatch(patience.heartbeat, patience.step, time.monotonic())
+        self._failure: str | None = None
         self._listens = False
 
     @classmethod
@@ -38,10 +77,18 @@ class EngineProcess:
         factory: str = FACTORY,
         log_level: str = "warning",
         log_format: str = "text",
+        epoch: int = 0,
+        patience: Patience | None = None,
+        faults: str = "",
     ) -> EngineProcess:
-        """Start a process that builds an engine for `config`. Returns before the model is loaded."""
+        """Start a process that builds an engine for `config`. Returns before the model is loaded.
+
+        Args:
+            epoch: its number among the engines of this server, from 0.
+            faults: what goes wrong in it (see `faults`).
+        """
         folder = SocketFolder.fresh()
-        channel = ZmqChannel(folder)
+        channel = ZmqChannel(folder, epoch)
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "sluice.server.engine_process", str(folder.path)),
@@ -53,12 +100,16 @@ class EngineProcess:
             channel.close()
             folder.remove()
             raise
-        channel.send(Start(factory, config, log_level, log_format))
-        return cls(process, folder, channel)
+        channel.send(Start(factory, config, log_level, log_format, epoch, faults))
+        return cls(process, folder, channel, epoch, patience or Patience())
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def in_flight(self) -> frozenset[int]:
+        """Requests that it was computing for when it died, as far as they are known."""
+        return self._channel.heartbeat.in_flight()
 
     async def ready(self) -> Ready:
         """Wait until the model is loaded.
@@ -67,13 +118,16 @@ class EngineProcess:
             EngineStartError: it cannot be, and why.
         """
         receiving = asyncio.create_task(self._channel.receive())
-        await asyncio.wait({receiving, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+        waits_for = {receiving, self._ended}
+        done, _ = await asyncio.wait(waits_for, timeout=self._patience.start, return_when=asyncio.FIRST_COMPLETED)
         if not receiving.done():
             # The last words of a process arrive before its end or hardly later.
-            await asyncio.wait({receiving}, timeout=0.5)
+            await asyncio.wait({receiving}, timeout=0.5 if done else 0)
         if not receiving.done():
             receiving.cancel()
             await asyncio.wait({receiving})
+            if not done:
+                raise EngineStartError(f"the engine was not ready within {self._patience.start:g} s (--start-timeout)")
             raise EngineStartError(f"the engine {self._how_it_ended()} before it was ready")
         match receiving.result():
             case Ready() as ready:
@@ -87,35 +141,81 @@ class EngineProcess:
     def send(self, message: Message) -> None:
         self._channel.send(message)
 
-    async def run(self, deliver: Callable[[Outputs | Stats], None]) -> str:
-        """Deliver outputs and answers until the process ends. Returns how it ended."""
-        delivering = asyncio.create_task(self._deliver(deliver))
-        await asyncio.wait({delivering, self._ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not delivering.done():
-            delivering.cancel()
-            await asyncio.wait({delivering})
-            return f"the engine {self._how_it_ended()}"
-        self._process.kill()
-        return f"the engine spoke nonsense and was ended: {delivering.result()}"
+    async def run(self, deliver: Deliver, looked: Looked = lambda reading, silent: None) -> str:
+        """Deliver outputs and answers, with the engine's epoch, until the process ends; end it if it is stuck.
 
-    async def _deliver(self, deliver: Callable[[Outputs | Stats], None]) -> WireError:
+        Args:
+            deliver: may raise `OutOfStep`, which ends the process.
+            looked: told of every look at the heartbeat, and of the seconds since a sign of life.
+
+        Returns:
+            How it ended, in words that follow "the engine". All that it said was delivered then.
+        """
+        delivering = asyncio.create_task(self._deliver(deliver))
+        watching = asyncio.create_task(self._look(looked))
+        try:
+            await asyncio.wait({delivering, watching, self._ended}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not self._ended.done():
+                return await self._kill(watching.result())
+            await self._hear_out(delivering)
+            if delivering.done() and not delivering.cancelled():  # as it is when `close` was called meanwhile
+                return await self._kill(f"spoke nonsense and was ended: {delivering.result()}")
+            return self._how_it_ended()
+        finally:
+            delivering.cancel()
+            watching.cancel()
+            await asyncio.wait({delivering, watching})
+
+    async def _deliver(self, deliver: Deliver) -> WireError | OutOfStep:
         while True:
             try:
                 frame = await self._channel.receive()
-            except WireError as error:
+                match frame:
+                    case Outputs() | Stats():
+                        deliver(frame, self.epoch)
+                    case Failed(message):
+                        self._failure = message
+                    case other:
+                        return WireError(f"unexpected message {other!r}")
+            except (WireError, OutOfStep) as error:
                 return error
-            if not isinstance(frame, Outputs | Stats):
-                return WireError(f"unexpected message {frame!r}")
-            deliver(frame)
+
+    async def _hear_out(self, delivering: asyncio.Task[WireError | OutOfStep]) -> None:
+        """Deliver what a process that has ended said before."""
+        count = -1
+        while not delivering.done() and count != self._channel.counts.received:
+            count = self._channel.counts.received
+            await asyncio.wait({delivering}, timeout=LAST_WORDS_SECONDS)
+
+    async def _look(self, looked: Looked) -> str:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            reading = self._channel.heartbeat.read()
+            verdict = self._watch.look(reading, self._channel.counts, time.monotonic())
+            looked(reading, self._watch.silent)
+            if verdict is not None:
+                return verdict
+
+    async def _kill(self, why: str) -> str:
+        if not self._ended.done():
+            self._process.kill()
+            await self._ended
+        return why
 
     def _how_it_ended(self) -> str:
         status = self._process.returncode
         assert status is not None
+        if self._failure is not None:
+            return f"failed: {self._failure}"
         return f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
-    async def close(self) -> None:
-        """End the process, by force if it is loading or takes longer than `SHUTDOWN_SECONDS`; remove the sockets."""
-        if self._listens and not self._ended.done():
+    async def close(self, *, at_once: bool = False) -> None:
+        """End the process, by force if it is loading or takes longer than `SHUTDOWN_SECONDS`; remove the sockets.
+
+        Args:
+            at_once: by force in any case.
+        """
+        if self._listens and not at_once and not self._ended.done():
             self.send(Shutdown())
             await asyncio.wait({self._ended}, timeout=SHUTDOWN_SECONDS)
         if not self._ended.done():
@@ -125,3 +225,39 @@ class EngineProcess:
             self._process.stdin.close()
         self._channel.close()
         self._folder.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """All that it takes to start the engines of one server."""
+
+    config: EngineConfig
+    factory: str = FACTORY
+    log_level: str = "warning"
+    log_format: str = "text"
+    patience: Patience = field(default_factory=Patience)
+    faults: str = ""
+
+    async def spawn(self, epoch: int) -> EngineProcess:
+        """Start the engine of this number; see `EngineProcess.spawn`."""
+        return await EngineProcess.spawn(
+            self.config_of(epoch),
+            factory=self.factory,
+            log_level=self.log_level,
+            log_format=self.log_format,
+            epoch=epoch,
+            patience=self.patience,
+            faults=self.faults,
+        )
+
+    def config_of(self, epoch: int) -> EngineConfig:
+        """Each engine writes a trace of its own: it was another scheduler."""
+        trace = self.config.trace.trace
+        if trace is None or epoch == 0:
+            return self.config
+        return replace(self.config, trace=replace(self.config.trace, trace=f"{trace}.{epoch}"))
+
+    def after(self, ready: Ready) -> Launcher:
+        """For engines to follow: as large as the first, or what it admitted might not fit the next."""
+        total = ready.config.cache.max_total_tokens
+        return replace(self, config=replace(self.config, cache=replace(self.config.cache, max_total_tokens=total)))

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from sluice.engine.messages import Stats
 from sluice.server.backend import Backend, Service
 from sluice.server.client import EngineClient, EngineGone
-from sluice.server.exposition import CONTENT_TYPE, cache_config, engine_up, of_engine, of_requests, render
+from sluice.server.exposition import CONTENT_TYPE, cache_config, engine_up, of_engine, of_recovery, of_requests, render
 from sluice.server.metrics import Metrics
 
 PATIENCE_SECONDS = 0.5
@@ -28,9 +28,14 @@ def add_metrics(app: FastAPI, backend: Backend, metrics: Metrics, *, patience: f
 
     @app.get("/metrics")
     async def page() -> Response:
-        service = backend.service() if backend.is_open else None
+        service = backend.service() if backend.has_service else None
         stats = None if service is None else await _stats(service.client, patience)
-        return Response(render(_families(metrics, service, stats)), media_type=CONTENT_TYPE)
+        families = [
+            engine_up(metrics, service is not None and backend.engine.is_serving),
+            *of_recovery(metrics, backend.engine.stats),
+            *_families(metrics, service, stats),
+        ]
+        return Response(render(families), media_type=CONTENT_TYPE)
 
 
 async def _stats(client: EngineClient, patience: float) -> Stats | None:
@@ -44,7 +49,6 @@ async def _stats(client: EngineClient, patience: float) -> Stats | None:
 
 
 def _families(metrics: Metrics, service: Service | None, stats: Stats | None) -> Iterator[Metric]:
-    yield engine_up(metrics, service is not None)
     yield from of_requests(metrics)
     if stats is None or service is None:
         return

@@ -26,7 +26,9 @@ EITHER: Mapping[str, tuple[str, str]] = {
 NOT_NULL = {"not": {"type": "null"}}
 READINGS: Mapping[str, str] = {
     "/v1/models": "The model that is served (OpenAI)",
-    "/health": "Whether it can be used: 200 or 503",
+    "/health": "Whether it can be used: 200 or 503; and what the engine is at",
+    "/live": "Whether its process should live on: 200 or 503",
+    "/ready": "Whether new work may be sent to it: 200 or 503",
     "/server_info": "Every option with its reason, and how the engine stands",
     "/model_info": "The model that is served (SGLang)",
     "/version": "The version of the server",

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import shlex
-import signal
 import socket
 import sys
 from collections.abc import Collection, Iterator
@@ -21,10 +20,13 @@ from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
 from sluice.server.client import EngineClient
+from sluice.server.ending import StopSignals, finish
+from sluice.server.engine_state import EngineState
 from sluice.server.exposure import exposure_warning
-from sluice.server.launch import FACTORY, EngineProcess, EngineStartError
+from sluice.server.launch import FACTORY, EngineStartError, Launcher, Patience
 from sluice.server.logs import RequestLog, show_log
 from sluice.server.metrics import Metrics
+from sluice.server.supervisor import Supervisor
 from sluice.server.tokens import Tokenizer, TokenizerError
 from sluice.server.traces import Traces, open_traces
 from sluice.wire import Ready
@@ -48,13 +50,13 @@ class HttpServer(uvicorn.Server):
 
 
 def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = (), factory: str = FACTORY) -> int:
-    """Serve until SIGINT or SIGTERM.
+    """Serve until SIGINT or SIGTERM (see `ending`).
 
     Args:
         given: names of the options that the user set.
 
     Returns:
-        The exit status: 1 if the engine did not start, or died; 2 for an option that cannot be honoured.
+        The exit status: 1 if the engine did not start, or died too often; 2 for an option that cannot be honoured.
     """
     show_log(server.log_level, server.log_format)
     try:
@@ -79,7 +81,10 @@ async def serve(
     url = url_of(server.host, port)
     if (warning := exposure_warning(address, has_key=False)) is not None:
         LOGGER.warning("%s", warning)
-    backend, metrics = Backend(), Metrics()
+    state, metrics = EngineState(), Metrics()
+    backend = Backend(state)
+    client = EngineClient(watch=metrics, recovery=state.stats)
+    supervisor = Supervisor(launcher_of(server, engine, factory), client, state, server.max_engine_restarts)
     http = HttpServer(
         uvicorn.Config(
             create_app(backend, metrics=metrics, listeners=(RequestLog(), traces)),
@@ -90,60 +95,67 @@ async def serve(
         )
     )
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
-    living = asyncio.create_task(
-        live(backend, server, engine, url, metrics, given=given, factory=factory), name="engine"
-    )
-    stopping = asyncio.create_task(_stop_signal().wait(), name="stop-signal")
+    living = asyncio.create_task(live(backend, supervisor, client, server, url, metrics, given=given), name="engine")
+    signals = StopSignals()
+    stopping = asyncio.create_task(signals.stop.wait(), name="stop-signal")
+    draining = asyncio.create_task(signals.drain.wait(), name="drain-signal")
     try:
-        await asyncio.wait({serving, living, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if living.done() and living.exception() is None:
-            # The engine died; whoever watches /health sees 503 until somebody stops us.
-            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        ends = {serving, living, stopping}
+        await asyncio.wait({*ends, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if draining.done():
+            backend.drain()
+            await finish(http.server_state.tasks.copy(), ends, server.drain_timeout)
         if serving.done():
             serving.result()
         return 1 if living.done() and living.result() else 0
     finally:
-        living.cancel()
-        stopping.cancel()
-        await asyncio.wait({living, stopping})
-        http.should_exit = True
+        for task in (living, stopping, draining):
+            task.cancel()
+        await asyncio.wait({living, stopping, draining})
+        backend.close("the server is shutting down")
+        await supervisor.close(at_once=signals.hurry.is_set())
+        http.should_exit, http.force_exit = True, signals.hurry.is_set()
         await asyncio.wait({serving})
+
+
+def launcher_of(server: ServerConfig, engine: EngineConfig, factory: str) -> Launcher:
+    """What starts the engines that the options ask for."""
+    return Launcher(
+        engine,
+        factory,
+        log_level=server.log_level,
+        log_format=server.log_format,
+        patience=Patience.of(server),
+        faults=server.inject_fault or "",
+    )
 
 
 async def live(
     backend: Backend,
+    supervisor: Supervisor,
+    client: EngineClient,
     server: ServerConfig,
-    config: EngineConfig,
     url: str,
     metrics: Metrics,
     *,
     given: Collection[str],
-    factory: str,
 ) -> str:
-    """Start the engine, serve with it, and say how it ended. Cancelling it ends the engine.
+    """Start the engine, serve with it and with those that follow it, and say why there is none any more.
 
     Raises:
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
-    engine = await EngineProcess.spawn(
-        config, factory=factory, log_level=server.log_level, log_format=server.log_format
-    )
-    try:
-        ready = await engine.ready()
-        tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
-        client = EngineClient(engine.send, metrics)
-        name = metrics.model = server.served_model_name or ready.model
-        eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
-        settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
-        backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, engine.pid, settings))
-        print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
-        how = await engine.run(client.deliver)
-        backend.close(how)
-        print(f"sluice: error: {how}; answering 503 until stopped", file=sys.stderr)
-        return how
-    finally:
-        backend.close("the server is shutting down")
-        await engine.close()
+    ready = await supervisor.start()
+    tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
+    name = metrics.model = server.served_model_name or ready.model
+    eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
+    settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
+    backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings))
+    print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
+    how = await supervisor.run()
+    backend.close(how)
+    print(f"sluice: error: {how}", file=sys.stderr)
+    return how
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -196,12 +208,3 @@ def curl(url: str, name: str, *, chat: bool) -> str:
     path = "chat/completions" if chat else "completions"
     data = shlex.quote(json.dumps(body))
     return f"curl -N {url}/v1/{path} -H 'Content-Type: application/json' -d {data}"
-
-
-def _stop_signal() -> asyncio.Event:
-    """Set by SIGINT (Ctrl-C) and SIGTERM."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop

@@ -65,6 +65,8 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     output_ids: tuple[int, ...] | None = None
     num_told: int = 0
     """Log-probabilities of its prompt that an engine before told."""
+    is_known: bool = False
+    """An engine before had taken it."""
     refused: str | None = None
 
 

@@ -192,6 +192,7 @@ class Player:
                 priority=add.priority,
                 output_ids=add.output_ids or (),
                 num_told=add.num_told,
+                is_known=add.is_known,
             )
         except ValueError as error:
             refused = str(error)

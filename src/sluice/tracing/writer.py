@@ -175,6 +175,7 @@ class LineMaker:
             num_outputs=len(submit.output_ids),
             output_ids=submit.output_ids if self._token_ids and submit.output_ids else None,
             num_told=submit.num_told,
+            is_known=submit.is_known,
             refused=_clean(event.refused),
         )
 

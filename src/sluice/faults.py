@@ -1,0 +1,98 @@
+"""Faults that are asked for, so that tests and operators can watch what a server makes of them.
+
+    crash@20          the engine's process is killed before its step 20 (steps count from 0)
+    hang@20           its thread stops there for ever
+    slow@20=60        that step takes 60 s longer, on a device that is waited for
+    alloc@20          memory for that step is refused
+    nan@20            the logits of its first row are NaN
+    drop@20           message 20 to the server is not sent (the one that says it is ready is number 0)
+    crash@token:7     before any step that computes token 7, as part of a prompt say; also hang, slow, alloc and nan
+
+Several are separated by commas. One by number strikes in the first engine of a server only, one by token in every one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sluice.types import BatchPlan
+
+TOKEN = "token:"
+
+
+class FaultError(ValueError):
+    """A text that names no fault; the message is one line for the user."""
+
+
+class FaultKind(StrEnum):
+    """What goes wrong."""
+
+    CRASH = "crash"
+    HANG = "hang"
+    SLOW = "slow"
+    ALLOC = "alloc"
+    NAN = "nan"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault: at a step (or message) by number, or at every step that computes a token."""
+
+    kind: FaultKind
+    number: int | None = None
+    token: int | None = None
+    seconds: float = 0.0
+
+    def rows(self, step: int, plan: BatchPlan) -> list[int]:
+        """The rows of the engine's step of this number that it strikes."""
+        if self.token is not None:
+            return [row for row, chunk in enumerate(plan.chunks) if self.token in chunk.token_ids]
+        return [0] if step == self.number else []
+
+
+def parse_faults(text: str) -> tuple[Fault, ...]:
+    """
+    Raises:
+        FaultError: naming the part that is no fault, and what would be.
+    """
+    return tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
+
+
+def of_engine(faults: Sequence[Fault], epoch: int) -> tuple[Fault, ...]:
+    """Those that strike in a server's engine of this number."""
+    return tuple(fault for fault in faults if epoch == 0 or fault.token is not None)
+
+
+def _fault(part: str) -> Fault:
+    name, _, where = part.partition("@")
+    where, equals, seconds = where.partition("=")
+    try:
+        kind = FaultKind(name)
+        if bool(equals) != (kind is FaultKind.SLOW):
+            raise ValueError
+        token = _count(where.removeprefix(TOKEN)) if where.startswith(TOKEN) else None
+        if token is not None and kind is FaultKind.DROP:
+            raise ValueError
+        return Fault(kind, _count(where) if token is None else None, token, _seconds(seconds) if equals else 0.0)
+    except ValueError:
+        raise FaultError(
+            f"{part!r} is no fault; a fault is crash, hang, alloc, nan or drop with @STEP, or slow@STEP=SECONDS; but"
+            " for drop, @token:ID may stand in the place of @STEP"
+        ) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError
+    return seconds

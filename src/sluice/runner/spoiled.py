@@ -1,0 +1,42 @@
+"""A model whose logits are NaN where a fault was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.faults import Fault
+from sluice.runner.runner import Model
+
+
+class SpoiledModel:
+    """A model in front of another one.
+
+    Args:
+        inner: computes.
+        faults: where its logits become NaN: at a step by number the first row's, else those of rows with a token.
+    """
+
+    def __init__(self, inner: Model, faults: Sequence[Fault]) -> None:
+        self._inner = inner
+        self._numbers = {fault.number for fault in faults}
+        self._tokens = [fault.token for fault in faults if fault.token is not None]
+        self._steps = 0
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+        """See `Model.forward`."""
+        hidden = self._inner.forward(batch, kv, attention)
+        step, self._steps = self._steps, self._steps + 1
+        device = batch.input_ids.device
+        rows = torch.repeat_interleave(torch.tensor(batch.q_lens, device=device))
+        bad = rows[torch.isin(batch.input_ids, torch.tensor(self._tokens, dtype=torch.int64, device=device))]
+        of_logits = rows[batch.logit_rows]
+        if step in self._numbers:
+            bad = torch.cat((bad, of_logits[:1]))
+        return hidden.masked_fill(torch.isin(of_logits, bad)[:, None], torch.nan)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Model.logits`."""
+        return self._inner.logits(hidden)

@@ -1,0 +1,74 @@
+"""A supervisor and its engines, real processes over the shadow model, without HTTP in front."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from shadow_engine import VOCAB
+from sluice.config import EngineConfig
+from sluice.server.client import EngineClient, NewRequest
+from sluice.server.engine_state import EngineState
+from sluice.server.launch import Launcher, Patience
+from sluice.server.supervisor import Supervisor
+from sluice.testing import oracle, resolved
+from sluice.types import FinishReason, Output
+
+CONFIG = EngineConfig.from_options({"model": "a folder"})
+IMPATIENT = Patience(start=30.0, heartbeat=2.0, step=30.0)
+
+
+@dataclass
+class Supervised:
+    """What a test may touch."""
+
+    client: EngineClient
+    state: EngineState
+    running: asyncio.Task[str]
+    """Ends when the engine is given up, with the reason."""
+
+
+@asynccontextmanager
+async def supervised(
+    *,
+    config: EngineConfig = CONFIG,
+    factory: str = "shadow_engine:build",
+    faults: str = "",
+    patience: Patience = IMPATIENT,
+    max_restarts: int = 10,
+) -> AsyncIterator[Supervised]:
+    """An engine that is ready, and those that follow it."""
+    state = EngineState()
+    client = EngineClient(recovery=state.stats)
+    supervisor = Supervisor(Launcher(config, factory, patience=patience, faults=faults), client, state, max_restarts)
+    running: asyncio.Task[str] | None = None
+    try:
+        await supervisor.start()
+        running = asyncio.create_task(supervisor.run())
+        yield Supervised(client, state, running)
+    finally:
+        if running is not None:
+            running.cancel()
+            await asyncio.wait({running})
+        await supervisor.close()
+
+
+async def ask(client: EngineClient, prompt: Sequence[int], max_tokens: int) -> list[Output]:
+    """All outputs of one request, to its end."""
+    inbox = client.submit([NewRequest(tuple(prompt), resolved(max_tokens))])
+    outputs: list[Output] = []
+    while not outputs or outputs[-1].finish_reason is None:
+        outputs += await inbox.get()
+    return outputs
+
+
+def tokens_of(outputs: Sequence[Output]) -> tuple[int, ...]:
+    return tuple(token for output in outputs for token in output.token_ids)
+
+
+def check_answer(outputs: Sequence[Output], prompt: Sequence[int], max_tokens: int) -> None:
+    """What comes of a request that nothing befell."""
+    assert tokens_of(outputs) == oracle(prompt, resolved(max_tokens), vocab_size=VOCAB)
+    assert [output.finish_reason for output in outputs if output.finish_reason] == [FinishReason.LENGTH]
