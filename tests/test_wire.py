@@ -54,7 +54,7 @@ SECONDS = st.floats(0, 1e9)
 RECORD = st.builds(StepRecord, IDS, IDS, IDS, IDS, IDS, IDS, st.sampled_from(Bound), st.booleans(), SECONDS, SECONDS)
 TALLY = st.builds(Tally, st.lists(SECONDS, max_size=3).map(tuple), st.lists(IDS, max_size=4).map(tuple), SECONDS)
 TOTALS = st.builds(
-    Totals, IDS, IDS, IDS, IDS, IDS, st.lists(IDS, max_size=3).map(tuple), *[st.none() | TALLY for _ in range(5)]
+    Totals, IDS, IDS, IDS, IDS, IDS, st.lists(IDS, max_size=3).map(tuple), *[st.none() | TALLY for _ in range(6)]
 )
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(

@@ -29,10 +29,10 @@ def _tiny(name: str, config: str | None = None, **changes: Any) -> PreTrainedMod
     return made(kind, getattr(transformers, config or f"{name}Config")(**(SIZES | changes)))
 
 
-def gemma2() -> PreTrainedModel:
+def gemma2(head_dim: int = 12) -> PreTrainedModel:
     """Soft caps on scores and logits, a scale of its own, every other layer with a window, scaled embeddings."""
     caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5, "query_pre_attn_scalar": 7}
-    return _tiny("Gemma2", head_dim=12, sliding_window=WINDOW, **FOUR, **caps)
+    return _tiny("Gemma2", head_dim=head_dim, sliding_window=WINDOW, **FOUR, **caps)
 
 
 def gemma3() -> PreTrainedModel:
@@ -79,9 +79,9 @@ def gpt_neox() -> PreTrainedModel:
     return _tiny("GPTNeoX")
 
 
-def gpt_oss() -> PreTrainedModel:
+def gpt_oss(head_dim: int = 12) -> PreTrainedModel:
     """A sink in the softmax of every head, windows on every other layer."""
-    return _tiny("GptOss", head_dim=12, sliding_window=WINDOW, **FOUR, **EXPERTS)
+    return _tiny("GptOss", head_dim=head_dim, sliding_window=WINDOW, **FOUR, **EXPERTS)
 
 
 def opt() -> PreTrainedModel:

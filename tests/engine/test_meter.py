@@ -92,13 +92,17 @@ def test_times_of_a_request() -> None:
     engine.link.put(*(Submit(i, (i % 2,) * 12, resolved(4)) for i in range(3)))
     totals = finish(engine).totals
     queue, prefill, decode = totals.queue_seconds, totals.prefill_seconds, totals.decode_seconds
+    inference = totals.inference_seconds
     assert queue is not None
     assert prefill is not None
     assert decode is not None
+    assert inference is not None
     assert [sum(tally.counts) for tally in (queue, prefill, decode)] == [3, 3, 3]
     # 0 begins at once; 1 in the same step or the next; 2 when one of them has ended
     assert decode.total == 9.0, "three tokens after the first, a second each, three times"
     assert queue.total > 3.0
+    assert inference.total == prefill.total + decode.total
+    assert sum(inference.counts) == 3
     assert engine.meter.num_open == 0
 
 
@@ -122,7 +126,7 @@ def test_who_never_begins_is_not_timed() -> None:
     assert engine.meter.num_open == 3
     engine.link.put(Abort(2), Abort(0))
     totals = finish(engine).totals
-    assert [tally and sum(tally.counts) for tally in totals[-3:]] == [2, 2, 2]
+    assert [tally and sum(tally.counts) for tally in totals[-4:]] == [2, 2, 2, 2]
     assert engine.meter.num_open == 0
 
 
@@ -132,7 +136,7 @@ def test_outputs_of_unknown_requests_count_for_nothing() -> None:
     assert meter.totals().steps == 0
     engine = engine_of()
     engine.link.put(Submit(0, (), resolved(1)))
-    assert finish(engine).totals[-3:] == meter.totals()[-3:]
+    assert finish(engine).totals[-4:] == meter.totals()[-4:]
 
 
 def test_partial_prefills_are_told() -> None:

@@ -88,6 +88,18 @@ def test_greedy_is_transformers_token_for_token(
         assert [list(result.token_ids) for result in together] == expected
 
 
+@pytest.mark.parametrize("make", [tiny_fallbacks.gemma2, tiny_fallbacks.gpt_oss])
+def test_over_whatever_attends_in_float32(make: Callable[..., transformers.PreTrainedModel], tmp_path: Path) -> None:
+    """Heads of a size that compiled kernels take: caps, windows and sinks must reach those too."""
+    make(head_dim=16).save_pretrained(tmp_path)
+    model = tiny_fallbacks.load_reference(tmp_path, torch.float32)
+    prompts = [*PROMPTS, PROMPTS[0][:30] + PROMPTS[2]]
+    with LLM(tmp_path, dtype="float32", page_size=16, chunked_prefill_size=17, max_total_tokens=512) as llm:
+        results = llm.generate(prompts, GREEDY)
+    for prompt, result in zip(prompts, results, strict=True):
+        assert list(result.token_ids) == tiny_models.greedy(model, prompt, MAX_TOKENS)
+
+
 @pytest.mark.parametrize("name", ["gemma2", "mixtral"])
 def test_bfloat16_loads_and_runs(name: str, folder: Folder) -> None:
     """The dtype that checkpoints come in: what a family keeps in float32 must not clash with pages in bfloat16."""

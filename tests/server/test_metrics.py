@@ -95,7 +95,7 @@ def test_what_the_engine_says_of_itself() -> None:
             assert value(samples, "vllm:iteration_tokens_total_count") == steps
             assert value(samples, "vllm:iteration_tokens_total_sum") == 53
             assert value(samples, "sluice:step_seconds_count") == steps
-            for name in ("queue", "prefill", "decode"):
+            for name in ("queue", "prefill", "decode", "inference"):
                 assert value(samples, f"vllm:request_{name}_time_seconds_count") == 1
             assert value(samples, "sluice:engine_up") == 1
             assert value(samples, "vllm:num_requests_running") == value(samples, "vllm:num_requests_waiting") == 0

@@ -43,6 +43,8 @@ class Totals(NamedTuple):
     """From there to its first token."""
     decode_seconds: Tally | None = None
     """From there to its end."""
+    inference_seconds: Tally | None = None
+    """Of requests that were given a token, from the launch of the first step to the end."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,7 @@ class Meter:
         self._queue = Histogram(REQUEST_SECONDS)
         self._to_first = Histogram(REQUEST_SECONDS)
         self._to_end = Histogram(REQUEST_SECONDS)
+        self._inference = Histogram(REQUEST_SECONDS)
 
     @property
     def num_open(self) -> int:
@@ -103,8 +106,9 @@ class Meter:
                 self._first_token(output.request_id, now)
             if output.finish_reason is not None:
                 times = self._open.pop(output.request_id, None)
-                if times is not None and times.first is not None:
+                if times is not None and times.began is not None and times.first is not None:
                     self._to_end.add(now - times.first)
+                    self._inference.add(now - times.began)
 
     def _first_token(self, request_id: int, now: float) -> None:
         times = self._open.get(request_id)
@@ -125,4 +129,5 @@ class Meter:
             queue_seconds=self._queue.tally(),
             prefill_seconds=self._to_first.tally(),
             decode_seconds=self._to_end.tally(),
+            inference_seconds=self._inference.tally(),
         )

@@ -93,7 +93,10 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     from sluice.assemble import build_engine
 
     faults = of_engine(parse_faults(start.faults), start.epoch)
-    engine, info = build_engine(start.config, link, progress=True, heartbeat=link.heartbeat, faults=faults)
+    # A bar is for people who watch, not for a file of log lines.
+    engine, info = build_engine(
+        start.config, link, progress=sys.stderr.isatty(), heartbeat=link.heartbeat, faults=faults
+    )
     return engine, Ready(
         model=info.model,
         folder=str(info.folder),

@@ -115,6 +115,7 @@ def of_engine(metrics: Metrics, stats: Stats) -> Iterator[Metric]:
     yield histogram("vllm:request_queue_time_seconds", "From arrival to the first step.", totals.queue_seconds)
     yield histogram("vllm:request_prefill_time_seconds", "From there to the first token.", totals.prefill_seconds)
     yield histogram("vllm:request_decode_time_seconds", "From there to the last.", totals.decode_seconds)
+    yield histogram("vllm:request_inference_time_seconds", "The two together.", totals.inference_seconds)
 
 
 def of_recovery(metrics: Metrics, stats: RecoveryStats) -> Iterator[Metric]:
