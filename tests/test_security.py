@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tiny_models
-from server.test_serve import announced, observed, server
+from server.test_serve import announced, server, shadow
 from serving import run, serving
 from sluice.models.hub import WANTED
 from sluice.models.loader import load_model
@@ -187,7 +187,7 @@ def test_loopback_is_no_open_door(address: str) -> None:
 
 
 def test_a_server_says_that_its_door_is_open(tmp_path: Path) -> None:
-    with server(*observed(tmp_path, host="0.0.0.0", port=0)) as process:
+    with server(*shadow(0, tmp_path, host="0.0.0.0")) as process:
         announced(process)
         process.terminate()
         _, errors = process.communicate(timeout=20)
@@ -196,7 +196,7 @@ def test_a_server_says_that_its_door_is_open(tmp_path: Path) -> None:
 
 
 def test_the_default_is_this_machine_only(tmp_path: Path) -> None:
-    with server(*observed(tmp_path, port=0)) as process:
+    with server(*shadow(0, tmp_path)) as process:
         announced(process)
         listening = listeners_of(process.pid)
         process.terminate()
