@@ -45,6 +45,8 @@ class Option:
     metavar: str = "N"
     positive: bool = False
     """Set values must be integers of at least 1."""
+    secret: bool = False
+    """The value is shown to nobody."""
 
 
 def option(default: Any, help: str, **rest: Any) -> Any:
@@ -347,6 +349,30 @@ class ServerConfig:
         sglang="--served-model-name",
         vllm="--served-model-name",
         metavar="NAME",
+    )
+    api_key: str | None = option(
+        None,
+        "key that every request must carry",
+        unset="no key is needed",
+        more="As `Authorization: Bearer KEY`; only `/health` needs none. Other users of the machine can read a command"
+        " line: a file is better.",
+        sglang="--api-key",
+        vllm="--api-key",
+        metavar="KEY",
+        secret=True,
+    )
+    api_key_file: str | None = option(
+        None,
+        "file with such keys, one a line",
+        unset="none",
+        more="Any of them will do. It is read at the start.",
+        metavar="FILE",
+    )
+    max_request_bytes: int = option(
+        32 << 20,
+        "largest body of a request, in bytes",
+        more="A larger one is answered 413, before it is read if its size is declared.",
+        positive=True,
     )
     log_level: str = option(
         "warning",

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, ServerConfig, flag, options_of
+from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, Option, ServerConfig, flag, options_of
 
+HIDDEN = "(hidden)"
+"""In place of a secret."""
 Value = str | int | float | bool | None
 
 
@@ -36,10 +38,14 @@ def explain(
     """
     config = {group: getattr(engine, group) for group in ENGINE_GROUPS} | {"server": server}
     return [
-        Setting(group, name, getattr(config[group], name), _reason(group, name, reasons, given))
+        Setting(group, name, _shown(getattr(config[group], name), option), _reason(group, name, reasons, given))
         for group in ("server", *ENGINE_GROUPS)
-        for name, _ in options_of(GROUPS[group])
+        for name, option in options_of(GROUPS[group])
     ]
+
+
+def _shown(value: Value, option: Option) -> Value:
+    return HIDDEN if option.secret and value is not None else value
 
 
 def _reason(group: str, name: str, reasons: Mapping[str, str], given: Collection[str]) -> str:

@@ -366,3 +366,41 @@ def test_traces_that_cannot_be_sent_end_the_server_at_once(tmp_path: Path) -> No
         assert errors.startswith("sluice: error: --otlp-traces-endpoint must be a URL")
         assert errors.count("\n") == 1
         assert process.returncode == 2
+
+
+def test_keys_and_bounds_of_a_server(tmp_path: Path) -> None:
+    """Options that end in the command line's parser protect nobody."""
+    port, keys = free_port(), tmp_path / "keys"
+    url = f"http://127.0.0.1:{port}"
+    keys.write_text("from-file\n\n  another \n")
+    options = ["--port", str(port), "--max-total-tokens", "2048", "--max-request-bytes", "300", "--api-key", "given"]
+    with server("-m", "sluice", "serve", *options, "--api-key-file", str(keys)) as process:
+        announced(process)
+        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        for key in ("given", "from-file", "another"):
+            with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as client:
+                assert client.models.list().data
+        headers = {"Authorization": "Bearer given"}
+        shown = httpx.get(f"{url}/server_info", headers=headers)
+        assert shown.json()["config"]["api_key"]["value"] == "(hidden)"
+        assert "given" not in shown.text
+        large = httpx.post(f"{url}/v1/completions", json={"prompt": "a" * 300}, headers=headers)
+        assert large.status_code == 413
+        assert stops(process) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read"), (b"\n \n", "holds no key"), (b"two words\n", "printable"), (b"\xff", "read")],
+)
+def test_keys_that_cannot_be(tmp_path: Path, content: bytes | None, said: str) -> None:
+    """A server that starts without the key it was told to ask for is open to everybody."""
+    keys = tmp_path / "keys"
+    if content is not None:
+        keys.write_bytes(content)
+    with server("-m", "sluice", "serve", "--port", "0", "--api-key-file", str(keys)) as process:
+        _, errors = process.communicate(timeout=20)
+        assert process.returncode == 2
+        assert said in errors
+        assert "two words" not in errors

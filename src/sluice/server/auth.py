@@ -4,14 +4,44 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Collection
+from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sluice.config import ConfigError, ServerConfig
 from sluice.server.errors import ApiError
 
+GOOD_KEY = re.compile(r"[\x21-\x7e]+")
 OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 """A load balancer has no key."""
+
+
+def read_keys(server: ServerConfig) -> frozenset[str]:
+    """The keys that the options name; without any, none is needed.
+
+    Raises:
+        ConfigError: a file that cannot be read or holds no key, or a key that no header could carry. No key is shown.
+    """
+    keys = set() if server.api_key is None else {_checked("--api-key", server.api_key)}
+    if server.api_key_file is not None:
+        where = f"--api-key-file {server.api_key_file}"
+        try:
+            lines = Path(server.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where} cannot be read: {error}") from error
+        found = {_checked(where, line.strip()) for line in lines if line.strip()}
+        if not found:
+            raise ConfigError(f"{where} holds no key; write one in it, a line for each")
+        keys |= found
+    return frozenset(keys)
+
+
+def _checked(where: str, key: str) -> str:
+    if GOOD_KEY.fullmatch(key) is None:
+        raise ConfigError(f"{where}: a key must be printable ASCII characters without spaces, at least one")
+    return key
 
 
 class KeyRequired:

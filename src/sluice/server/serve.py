@@ -18,7 +18,9 @@ import uvicorn
 from sluice.config import ConfigError, EngineConfig, ServerConfig
 from sluice.explain import explain
 from sluice.server.app import create_app
+from sluice.server.auth import read_keys
 from sluice.server.backend import Backend, Service
+from sluice.server.body import BodyLimits
 from sluice.server.client import EngineClient
 from sluice.server.ending import StopSignals, finish
 from sluice.server.engine_state import EngineState
@@ -26,6 +28,7 @@ from sluice.server.exposure import exposure_warning
 from sluice.server.launch import FACTORY, EngineStartError, Launcher, Patience
 from sluice.server.logs import RequestLog, show_log
 from sluice.server.metrics import Metrics
+from sluice.server.patience import PatientProtocol
 from sluice.server.supervisor import Supervisor
 from sluice.server.tokens import Tokenizer, TokenizerError
 from sluice.server.traces import Traces, open_traces
@@ -74,12 +77,14 @@ async def serve(
     """
     Raises:
         CannotListen: the port is in use, or the address is not this machine's.
+        ConfigError: the API keys cannot be read.
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
+    keys = read_keys(server)
     listener = listen(server.host, server.port)
     address, port, *_ = listener.getsockname()
     url = url_of(server.host, port)
-    if (warning := exposure_warning(address, has_key=False)) is not None:
+    if (warning := exposure_warning(address, has_key=bool(keys))) is not None:
         LOGGER.warning("%s", warning)
     state, metrics = EngineState(), Metrics()
     backend = Backend(state)
@@ -87,7 +92,14 @@ async def serve(
     supervisor = Supervisor(launcher_of(server, engine, factory), client, state, server.max_engine_restarts)
     http = HttpServer(
         uvicorn.Config(
-            create_app(backend, metrics=metrics, listeners=(RequestLog(), traces)),
+            create_app(
+                backend,
+                body_limits=BodyLimits(server.max_request_bytes),
+                api_keys=keys,
+                metrics=metrics,
+                listeners=(RequestLog(), traces),
+            ),
+            http=PatientProtocol,
             lifespan="off",
             log_config=None,  # what it has to say goes where our own log goes
             access_log=False,
