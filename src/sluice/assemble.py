@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from sluice.attention.native import NativeAttention
-from sluice.attention.packed import PackedKV
+from sluice.attention.packed import STEPS, PackedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig
@@ -81,7 +81,7 @@ class LoadedModel:
     shape: DeviceShape
     info: EngineInfo
     kernels: Kernels | None
-    """The compiled ones, if they compute; else torch does."""
+    """The compiled ones, if they attend; else torch does."""
 
     def runner(self, heartbeat: Heartbeat | None = None, faults: Sequence[Fault] = ()) -> TorchRunner:
         """A runner with device state of its own, all of it empty.
@@ -194,23 +194,27 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     config, reasons = resolution.config, dict(resolution.reasons)
     is_bundled = not config.model.model
     folder = BUNDLED if is_bundled else resolve_checkpoint(config.model.model)
-    if config.model.threads is not None:
-        torch.set_num_threads(config.model.threads)
     asked = config.model
+    if asked.threads is not None:
+        torch.set_num_threads(asked.threads)
+    kernels = _load_kernels(config)
     model, spec = load_model(
         folder,
         dtype=asked.dtype,
         device=device,
         progress=progress,
         implementation=asked.model_impl,
-        packer=packer_for(device),
+        packer=packer_for(device, kernels),
     )
     if device.type == "cpu":
         keep_freed_memory()
-    kernels_name = _suited_kernels(config, spec, reasons)
-    kernels = _load_kernels(kernels_name, config)
     if kernels is not None and isinstance(model, CausalLM):
         model.use(NativeOps(kernels))
+        if spec.dtype == torch.bfloat16:
+            torch.set_num_threads(
+                1
+            )  # what is left to it is small, and its waiting threads would take the kernels' cores
+    attending = kernels if _can_attend(config, spec, reasons) else None
     shape = _device_shape(config, spec, device)
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
@@ -236,30 +240,33 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
                 model=asked.model or name,
                 dtype=dtype,
                 model_impl=spec.implementation,
-                cpu_kernels=kernels_name,
+                cpu_kernels=asked.cpu_kernels if spec.dtype in STEPS else TORCH,
             ),
             cache=replace(config.cache, max_total_tokens=total),
         ),
         reasons=reasons,
     )
-    return LoadedModel(model, spec, shape, info, kernels)
+    return LoadedModel(model, spec, shape, info, attending)
 
 
-def _suited_kernels(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> str:
-    """The kernels that were chosen for the machine, or torch if they do not suit the model."""
+def _can_attend(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> bool:
+    """Whether the kernels that were chosen for the machine attend in this model, too."""
     name, page_size = config.model.cpu_kernels, config.cache.page_size
     assert page_size is not None, f"not resolved: {config}"
-    problem = None if name == TORCH else unsuited(spec, page_size)
+    if name == TORCH:
+        return False
+    problem = unsuited(spec, page_size)
     if problem is None:
-        return name
+        return True
     if "cpu_kernels" not in reasons:
         raise ConfigError(f"--cpu-kernels {name} cannot serve this model: {problem}")
-    LOGGER.warning("torch computes, not the compiled kernels: %s", problem)
-    reasons["cpu_kernels"] = problem
-    return TORCH
+    LOGGER.warning("torch attends, not the compiled kernels: %s", problem)
+    reasons["cpu_kernels"] = f"attention on torch: {problem}"
+    return False
 
 
-def _load_kernels(name: str, config: EngineConfig) -> Kernels | None:
+def _load_kernels(config: EngineConfig) -> Kernels | None:
+    name = config.model.cpu_kernels
     if name == TORCH:
         return None
     assert config.model.threads is not None, f"not resolved: {config}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice.models.layers import ACTIVATIONS, RMSNorm, Rotary
+from sluice.models.activations import ACTIVATIONS
+from sluice.models.layers import RMSNorm, Rotary
 from sluice.models.ops import rotate
 from sluice.models.rope import DefaultRope
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from sluice.models.activations import ACTIVATIONS
 from sluice.models.linear import PlainPacker
 from sluice.models.native_linear import NativePacker
+from sluice.models.ops import TorchOps
 from sluice.native.library import Kernels, KernelsUnavailable, Level, Library
 
 try:
@@ -22,11 +24,11 @@ def bfloat16(*size: int, seed: int) -> torch.Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def layer(outputs: int, inputs: int, *, bias: bool) -> nn.Linear:
+def layer(outputs: int, inputs: int, *, bias: bool, seed: int = 1) -> nn.Linear:
     made = nn.Linear(inputs, outputs, bias=bias, dtype=torch.bfloat16).requires_grad_(False)
-    made.weight.copy_(bfloat16(outputs, inputs, seed=1))
+    made.weight.copy_(bfloat16(outputs, inputs, seed=seed))
     if bias:
-        made.bias.copy_(bfloat16(outputs, seed=2))
+        made.bias.copy_(bfloat16(outputs, seed=seed + 1))
     return made
 
 
@@ -62,6 +64,25 @@ def test_a_row_depends_on_itself_alone(level: Level) -> None:
             got = packed(x[:rows])
             shared = range(0, rows, 29)
             assert torch.equal(got[list(shared)], alone[: len(shared)])
+
+
+@pytest.mark.parametrize("level", LIBRARY.levels())
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("outputs", [64, 44])
+@torch.inference_mode()
+def test_activations_and_gates(level: Level, activation: str, outputs: int) -> None:
+    """The wrong half activated, or a gate that is rounded before it is multiplied."""
+    packer = NativePacker(Kernels(LIBRARY, level, 2), PlainPacker())
+    gate, up, again = (layer(outputs, 32, bias=True, seed=seed) for seed in (1, 5, 1))
+    x = bfloat16(40, 32, seed=9)
+    x[0], x[1] = 100 * x[0], torch.zeros(32)
+    first, second = (x.double() @ part.weight.double().T + part.bias.double() for part in (gate, up))
+    for got, wanted in (
+        (packer.linear(again, activation=activation)(x), ACTIVATIONS[activation](first)),
+        (packer.gated(gate, up, activation)(x, TorchOps()), ACTIVATIONS[activation](first) * second),
+    ):
+        # Where nothing is fused, each of four roundings.
+        assert bool(((got.double() - wanted).abs() <= 2**-6 * wanted.abs() + 2e-2 * second.abs() + 1e-2).all())
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.fields import Fields
 from sluice.models.hf_config import CheckpointConfig
-from sluice.models.layers import ACTIVATIONS, read_activation
+from sluice.models.layers import read_activation
 from sluice.models.linear import Packer
 from sluice.models.spec import ModelSpec
 
@@ -91,15 +91,16 @@ class GPT2MLP(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(config.hidden_size, config.inner_size, dtype=dtype)
         self.c_proj = nn.Linear(config.inner_size, config.hidden_size, dtype=dtype)
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
 
     def pack(self, packer: Packer) -> None:
         """Afterwards it can be computed."""
-        self.c_fc, self.c_proj = packer.linear(self.c_fc), packer.linear(self.c_proj)
+        self.c_fc = packer.linear(self.c_fc, activation=self.activation)
+        self.c_proj = packer.linear(self.c_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, hidden_size] to the same."""
-        return self.c_proj(self.activation(self.c_fc(x)))
+        return self.c_proj(self.c_fc(x))
 
 
 class GPT2Block(nn.Module):

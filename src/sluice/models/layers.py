@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-
 import torch
 from torch import nn
-from torch.nn import functional
 
+from sluice.models.activations import ACTIVATIONS
 from sluice.models.fields import Fields
 from sluice.models.linear import Packer
 from sluice.models.ops import Angles, Norm, Ops, TorchOps, compute_dtype
 from sluice.models.rope import Rope
-
-Activation = Callable[[torch.Tensor], torch.Tensor]
-
-ACTIVATIONS: Mapping[str, Activation] = {
-    "silu": functional.silu,
-    "swish": functional.silu,
-    "gelu": functional.gelu,
-    "gelu_new": partial(functional.gelu, approximate="tanh"),
-    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
-    "relu": functional.relu,
-}
 
 
 def read_activation(config: Fields, name: str, default: str) -> str:
@@ -84,16 +70,14 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(hidden_size, inner_size, bias=bias, dtype=dtype)
         self.up_proj = nn.Linear(hidden_size, inner_size, bias=bias, dtype=dtype)
         self.down_proj = nn.Linear(inner_size, hidden_size, bias=bias, dtype=dtype)
-        self.activation = ACTIVATIONS[activation]
+        self.activation = activation
 
     def pack(self, packer: Packer) -> None:
         """Gate and up become one layer. Afterwards the MLP can be computed."""
-        self.gate_up_proj = packer.linear(self.gate_proj, self.up_proj)
+        self.gate_up_proj = packer.gated(self.gate_proj, self.up_proj, self.activation)
         self.down_proj = packer.linear(self.down_proj)
         del self.gate_proj, self.up_proj
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, hidden_size] to the same."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        is_silu = self.activation is functional.silu
-        return self.down_proj(ops.silu_and_mul(gate, up) if is_silu else self.activation(gate) * up)
+        return self.down_proj(self.gate_up_proj(x, ops))

@@ -13,6 +13,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sluice.models.activations import ACTIVATIONS
+from sluice.models.ops import Ops
+
 
 class Tied(NamedTuple):
     """An embedding and the head that shares its weight."""
@@ -26,14 +29,23 @@ class Tied(NamedTuple):
 class Packer(Protocol):
     """Lays weights out. What it takes is the packer's from then on."""
 
-    def linear(self, *parts: nn.Linear) -> nn.Module:
+    def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
         """One layer for several with the same input.
 
         Args:
             parts: of one dtype, with or without biases all of them.
+            activation: applied to the outputs; a key of `ACTIVATIONS`.
 
         Returns:
             A module from [N, in_features] to [N, sum of the parts' out_features], the parts' outputs in their order.
+        """
+        ...
+
+    def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
+        """Two layers with the same input and equal outputs, the first activated and multiplied with the second.
+
+        Returns:
+            A module from (x [N, in_features], the model's `Ops`) to [N, out_features].
         """
         ...
 
@@ -55,16 +67,53 @@ class PlainLinear(nn.Module):
         return functional.linear(x, self.weight, self.bias)
 
 
+class Activated(nn.Module):
+    """An activation after a layer."""
+
+    def __init__(self, layer: nn.Module, activation: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]."""
+        return self.activation(self.layer(x))
+
+
+class Gated(nn.Module):
+    """The gate after a layer that gives gate and up side by side."""
+
+    def __init__(self, layer: nn.Module, activation: str) -> None:
+        super().__init__()
+        self.layer = layer
+        self.activation = ACTIVATIONS[activation]
+        self.is_silu = self.activation is ACTIVATIONS["silu"]
+
+    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """[N, in_features] to half of what the layer gives."""
+        gate, up = self.layer(x).chunk(2, dim=-1)
+        return ops.silu_and_mul(gate, up) if self.is_silu else self.activation(gate) * up
+
+
 class PlainPacker:
     """Puts weights side by side and leaves the rest to torch: right on any device and in any dtype."""
 
-    def linear(self, *parts: nn.Linear) -> nn.Module:
+    def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
         """See `Packer.linear`."""
-        return PlainLinear(*joined(*parts))
+        return activated(PlainLinear(*joined(*parts)), activation)
+
+    def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
+        """See `Packer.gated`."""
+        return Gated(self.linear(gate, up), activation)
 
     def tied(self, embedding: nn.Embedding) -> Tied:
         """See `Packer.tied`."""
         return Tied(embedding, PlainLinear(embedding.weight, None))
+
+
+def activated(layer: nn.Module, activation: str | None) -> nn.Module:
+    """The layer with an activation after it, or alone."""
+    return layer if activation is None else Activated(layer, activation)
 
 
 def joined(*parts: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
-from sluice.models.linear import Packer, Tied, joined
+from sluice.models.linear import Gated, Packer, Tied, activated, joined
+from sluice.models.ops import Ops
 from sluice.native.abi import PackedLinearCall
 from sluice.native.library import Kernels
 
 BLOCK = 32
 """Outputs that are computed together (`native/packing.h`)."""
+CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
+"""Activations that the kernel applies, by the numbers of `native/abi.h`."""
 
 
 class NativeLinear(nn.Module):
-    """A product with a packed weight.
+    """A product with a packed weight, and an activation.
 
     Args:
         packed: [blocks, in_features / 2, 32, 2] bfloat16, output `32 * block + n` at [block, :, n, :].
-        bias: [out_features] bfloat16.
-        out_features: the last block may hold more.
+        bias: bfloat16, as many as there are outputs.
+        out_features: the last block may hold more. If gated, half of the outputs.
+        activation: a key of `CODES`.
+        is_gated: the first half of the outputs is activated and multiplied with the second.
     """
 
-    def __init__(self, kernels: Kernels, packed: torch.Tensor, bias: torch.Tensor | None, out_features: int) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        packed: torch.Tensor,
+        bias: torch.Tensor | None,
+        out_features: int,
+        activation: str | None = None,
+        *,
+        is_gated: bool = False,
+    ) -> None:
         super().__init__()
         self._kernels = kernels
         self._bias = bias  # kept: the kernel has its address
@@ -34,6 +50,8 @@ class NativeLinear(nn.Module):
             y_stride=out_features,
             in_features=2 * packed.shape[1],
             out_features=out_features,
+            activation=CODES[activation],
+            is_gated=is_gated,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,6 +63,18 @@ class NativeLinear(nn.Module):
         call.x, call.x_stride, call.rows, call.y = x.data_ptr(), x.stride(0), x.shape[0], y.data_ptr()
         self._kernels.packed_linear(call)
         return y
+
+
+class NativeGated(nn.Module):
+    """A gated product, which needs nobody's operations."""
+
+    def __init__(self, layer: NativeLinear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]."""
+        return self.layer(x)
 
 
 class PackedEmbedding(nn.Module):
@@ -70,12 +100,22 @@ class NativePacker:
         self._kernels = kernels
         self._otherwise = otherwise
 
-    def linear(self, *parts: nn.Linear) -> nn.Module:
+    def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
         """See `Packer.linear`."""
         if not _can_be_packed(parts[0].weight):
-            return self._otherwise.linear(*parts)
+            return self._otherwise.linear(*parts, activation=activation)
         weight, bias = joined(*parts)
-        return NativeLinear(self._kernels, self._packed(weight), bias, weight.shape[0])
+        fused = activation if activation in CODES else None
+        layer = NativeLinear(self._kernels, self._packed(weight), bias, weight.shape[0], fused)
+        return layer if fused == activation else activated(layer, activation)
+
+    def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
+        """See `Packer.gated`."""
+        outputs = gate.out_features
+        if not _can_be_packed(gate.weight) or activation not in CODES or outputs % BLOCK:
+            return Gated(self.linear(gate, up), activation)
+        weight, bias = joined(gate, up)
+        return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 
     def tied(self, embedding: nn.Embedding) -> Tied:
         """See `Packer.tied`."""

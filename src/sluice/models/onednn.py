@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from sluice.models.linear import Packer, Tied, joined
+from sluice.models.linear import Gated, Packer, Tied, activated, joined
 
 
 def has_onednn_bfloat16() -> bool:
@@ -38,11 +38,15 @@ class OneDNNPacker:
     def __init__(self, otherwise: Packer) -> None:
         self._otherwise = otherwise
 
-    def linear(self, *parts: nn.Linear) -> nn.Module:
+    def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
         """See `Packer.linear`."""
         if parts[0].weight.dtype != torch.bfloat16:
-            return self._otherwise.linear(*parts)
-        return OneDNNLinear(*joined(*parts))
+            return self._otherwise.linear(*parts, activation=activation)
+        return activated(OneDNNLinear(*joined(*parts)), activation)
+
+    def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
+        """See `Packer.gated`."""
+        return Gated(self.linear(gate, up), activation)
 
     def tied(self, embedding: nn.Embedding) -> Tied:
         """See `Packer.tied`."""

@@ -70,12 +70,14 @@ struct LinearCall {
     int32_t rows, in, out;
 };
 
+enum Activation { NO_ACTIVATION, SILU, GELU_TANH, RELU };
+
 struct PackedLinearCall {
     const void* x;         // [rows, in] bfloat16, `in` even
-    const void* weight;    // bfloat16, laid out as packing.h says
-    const void* bias;      // [out], or null
-    void* y;               // [rows, out]
+    const void* weight;    // [out, in], laid out as packing.h says; [2 out, in] if gated, `out` a multiple of 32
+    const void* bias;      // [out], or [2 out], or null
+    void* y;               // [rows, out]: f(first), or if gated f(first) * second
     int64_t x_stride, y_stride;
-    int32_t rows, in, out;
+    int32_t rows, in, out, activation, is_gated;
 };
 }

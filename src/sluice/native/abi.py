@@ -54,5 +54,5 @@ class PackedLinearCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "bias", "y")),
         *((name, c_int64) for name in ("x_stride", "y_stride")),
-        *((name, c_int32) for name in ("rows", "in_features", "out_features")),
+        *((name, c_int32) for name in ("rows", "in_features", "out_features", "activation", "is_gated")),
     )

@@ -197,8 +197,8 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
     } context{*engine, call, items};
     engine->pool.run(items.count(), &context, [](void* p, int64_t number, int thread) {
         const auto& c = *static_cast<Context*>(p);
-        // For tiles: their sums, and copies of rows that do not fill one.
-        float* buffer = c.engine.pool.buffer(thread, 32 * (PACKED_BLOCK + static_cast<int64_t>(c.call.in) / 2));
+        // Sums of 32 rows, twice; and copies of rows that do not fill a tile.
+        float* buffer = c.engine.pool.buffer(thread, 32 * (2 * PACKED_BLOCK + static_cast<int64_t>(c.call.in) / 2));
         const LinearItem item = c.items[number];
         for (int block = item.first_block; block < item.last_block; block++) {
             c.engine.kernels.packed_linear(c.call, block, item.first_row, item.last_row, buffer);

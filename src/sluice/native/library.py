@@ -129,7 +129,7 @@ class Kernels:
         self._functions.sluice_pack_linear(weight, out_features, in_features, packed)
 
     def packed_linear(self, call: PackedLinearCall) -> None:
-        """A product with a weight that was laid out."""
+        """A product with a weight that was laid out, and what is made of it."""
         self._functions.sluice_packed_linear(self._engine, ctypes.byref(call))
 
     def linear(self, call: LinearCall) -> None:

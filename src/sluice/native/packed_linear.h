@@ -1,15 +1,14 @@
-// y = x W^T + bias for any number of rows, in bfloat16 summed in float32, over weights laid out as `packing.h` says.
+// y = f(x W^T + bias) for any number of rows, in bfloat16 summed in float32, over weights laid out as `packing.h` says.
 //
 // A block of 32 outputs is what one item streams through, in the order in which it lies in memory. Every output is one
 // chain of sums in the order of `in`, whatever the number of rows and threads: what a row comes to depends on that row
 // alone. (Tiles have another order, and serve when there are many rows.)
 
-// M rows of x with one block.
+// Sums of M rows of x with one block, to sums[M][32].
 template <class X, int M>
-void packed_tile(const typename X::A* x, int64_t x_stride, const uint16_t* block, int pairs, const float* bias,
-                 uint16_t* y, int64_t y_stride) {
+void packed_tile(const typename X::A* x, int64_t x_stride, const uint16_t* block, int pairs, float* to) {
     F sums[M * 2];
-    UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = load(bias + i % 2 * 16);
+    UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = set(0.0f);
     for (int pair = 0; pair < pairs; pair++, block += 2 * PACKED_BLOCK, x += 2) {
         typename X::B right[2];
         UNROLLED for (int n = 0; n < 2; n++) {
@@ -18,38 +17,52 @@ void packed_tile(const typename X::A* x, int64_t x_stride, const uint16_t* block
         }
         UNROLLED for (int i = 0; i < M * 2; i++) sums[i] = X::step(sums[i], x + i / 2 * x_stride, right[i % 2]);
     }
-    UNROLLED for (int i = 0; i < M * 2; i++) store(y + i / 2 * y_stride + i % 2 * 16, sums[i]);
+    UNROLLED for (int i = 0; i < M * 2; i++) store(to + i * 16, sums[i]);
 }
 
 template <class X, int M>
-void packed_tile_of(int rows, const typename X::A* x, int64_t x_stride, const uint16_t* block, int pairs,
-                    const float* bias, uint16_t* y, int64_t y_stride) {
-    if (rows == M) return packed_tile<X, M>(x, x_stride, block, pairs, bias, y, y_stride);
-    if constexpr (M > 1) packed_tile_of<X, M - 1>(rows, x, x_stride, block, pairs, bias, y, y_stride);
+void packed_tile_of(int rows, const typename X::A* x, int64_t x_stride, const uint16_t* block, int pairs, float* to) {
+    if (rows == M) return packed_tile<X, M>(x, x_stride, block, pairs, to);
+    if constexpr (M > 1) packed_tile_of<X, M - 1>(rows, x, x_stride, block, pairs, to);
 }
 
-// Up to 32 rows of x with one block, on tiles. `in` is a multiple of 32.
+// The same of up to 32 rows, on tiles. `in` is a multiple of 32, and x has whole tiles of sixteen rows.
 template <class Tiles>
-void packed_tiles(Tiles& tiles, const uint16_t* x, int64_t x_stride, int rows, const uint16_t* block, int in,
-                  const float* bias, uint16_t* y, int64_t y_stride, float* buffer) {
+void packed_tiles(Tiles& tiles, const uint16_t* x, int64_t x_stride, int rows, const uint16_t* block, int in, float* to) {
     constexpr int STEPS = 64;
-    float* sums = buffer;    // [32][32]
-    if (rows % 16) {         // or a tile would read behind the last row
-        auto* copy = reinterpret_cast<uint16_t*>(buffer + 32 * PACKED_BLOCK);
-        for (int row = 0; row < rows; row++) std::memcpy(copy + static_cast<int64_t>(row) * in, x + row * x_stride, 2 * in);
-        std::memset(copy + static_cast<int64_t>(rows) * in, 0, sizeof(uint16_t) * in * (32 - rows));
-        x = copy, x_stride = in;
-    }
     for (int from = 0; from < in; from += 32 * STEPS) {
         const uint16_t* right[2 * STEPS];
         const int steps = std::min(STEPS, (in - from) / 32);
         for (int i = 0; i < 2 * steps; i++) right[i] = block + (from + i / 2 * 32) * PACKED_BLOCK + i % 2 * 32;
-        tiles.multiply({x + from, x_stride, right, 2 * PACKED_BLOCK, sums, PACKED_BLOCK, steps, rows > 16, true, from > 0});
+        tiles.multiply({x + from, x_stride, right, 2 * PACKED_BLOCK, to, PACKED_BLOCK, steps, rows > 16, true, from > 0});
     }
+}
+
+// Swish and the tanh form of GELU are x * sigmoid(u), where u is x or 2 sqrt(2 / pi) (x + 0.044715 x^3).
+INL F activated(F x, int activation) {
+    if (activation == NO_ACTIVATION) return x;
+    if (activation == RELU) return max(x, set(0.0f));
+    const F cubic = fma(mul(x, x), set(2 * 0.7978845608f * 0.044715f), set(2 * 0.7978845608f));
+    const F u = activation == SILU ? x : mul(x, cubic);
+    return div(x, add(set(1.0f), exp2(mul(max(set(-88.0f), u), set(-LOG2_E)))));
+}
+
+// What becomes of the sums of some rows of a block. With `gated` [rows][32] they are the gate of those.
+INL void packed_finish(const PackedLinearCall& call, const float* sums, const float* gated, const float* bias,
+                       const float* gated_bias, int rows, int width, uint16_t* y) {
     for (int row = 0; row < rows; row++) {
-        for (int n = 0; n < PACKED_BLOCK; n += 16) {
-            store(y + row * y_stride + n, add(load(sums + row * PACKED_BLOCK + n), load(bias + n)));
+        for (int n = 0; n < width; n += 16) {
+            F value = activated(add(load(sums + row * PACKED_BLOCK + n), load(bias + n)), call.activation);
+            if (gated) value = mul(value, add(load(gated + row * PACKED_BLOCK + n), load(gated_bias + n)));
+            store_at(y + row * call.y_stride, value, n, width);
         }
+    }
+}
+
+// The bias of a block, zeros beyond it.
+INL void packed_bias(const PackedLinearCall& call, int column, int width, float* to) {
+    for (int n = 0; n < PACKED_BLOCK; n++) {
+        to[n] = call.bias && n < width ? widen(static_cast<const uint16_t*>(call.bias)[column + n]) : 0.0f;
     }
 }
 
@@ -63,37 +76,42 @@ void packed_pieces(int from, int until, int most, Piece piece) {
     }
 }
 
-// Rows `from` to `until` with one block.
+// Rows `from` to `until` with one block, and with the block that it gates.
 template <class X, class Tiles>
 void packed_linear_block(const PackedLinearCall& call, int block, int from, int until, float* buffer) {
     const int column = block * PACKED_BLOCK, width = std::min<int>(PACKED_BLOCK, call.out - column);
-    const uint16_t* weight = static_cast<const uint16_t*>(call.weight) + static_cast<int64_t>(column) * call.in;
-    float bias[PACKED_BLOCK] = {};
-    if (call.bias) {
-        for (int n = 0; n < width; n++) bias[n] = widen(static_cast<const uint16_t*>(call.bias)[column + n]);
-    }
-    const auto piece = [&](int row, int rows, auto compute) {
+    const auto* weight = static_cast<const uint16_t*>(call.weight) + static_cast<int64_t>(column) * call.in;
+    const uint16_t* gated = call.is_gated ? weight + static_cast<int64_t>(call.out) * call.in : nullptr;
+    float bias[PACKED_BLOCK], gated_bias[PACKED_BLOCK];
+    packed_bias(call, column, width, bias);
+    if (gated) packed_bias(call, call.out + column, width, gated_bias);
+    float *sums = buffer, *gated_sums = gated ? buffer + 32 * PACKED_BLOCK : nullptr;
+    const auto finish = [&](int row, int rows) {
         uint16_t* y = static_cast<uint16_t*>(call.y) + row * call.y_stride + column;
-        if (width == PACKED_BLOCK) return compute(y, call.y_stride);
-        uint16_t spare[32 * PACKED_BLOCK];
-        compute(spare, PACKED_BLOCK);
-        for (int m = 0; m < rows; m++) std::memcpy(y + m * call.y_stride, spare + m * PACKED_BLOCK, 2 * width);
+        packed_finish(call, sums, gated_sums, bias, gated_bias, rows, width, y);
     };
     if constexpr (!std::is_same_v<Tiles, NoTiles>) {
         if (until - from > LINEAR_ROWS && call.in % 32 == 0) {
             Tiles tiles;
             return packed_pieces(from, until, 32, [&](int row, int rows) {
                 const auto* x = static_cast<const uint16_t*>(call.x) + row * call.x_stride;
-                piece(row, rows, [&](uint16_t* y, int64_t stride) {
-                    packed_tiles(tiles, x, call.x_stride, rows, weight, call.in, bias, y, stride, buffer);
-                });
+                int64_t stride = call.x_stride;
+                if (rows % 16) {    // or a tile would read behind the last row
+                    auto* copy = reinterpret_cast<uint16_t*>(buffer + 64 * PACKED_BLOCK);
+                    std::memset(copy, 0, sizeof(uint16_t) * 32 * call.in);
+                    for (int m = 0; m < rows; m++) std::memcpy(copy + m * call.in, x + m * stride, 2 * call.in);
+                    x = copy, stride = call.in;
+                }
+                packed_tiles(tiles, x, stride, rows, weight, call.in, sums);
+                if (gated) packed_tiles(tiles, x, stride, rows, gated, call.in, gated_sums);
+                finish(row, rows);
             });
         }
     }
     packed_pieces(from, until, LINEAR_ROWS, [&](int row, int rows) {
         const auto* x = static_cast<const typename X::A*>(call.x) + row * call.x_stride;
-        piece(row, rows, [&](uint16_t* y, int64_t stride) {
-            packed_tile_of<X, LINEAR_ROWS>(rows, x, call.x_stride, weight, call.in / 2, bias, y, stride);
-        });
+        packed_tile_of<X, LINEAR_ROWS>(rows, x, call.x_stride, weight, call.in / 2, sums);
+        if (gated) packed_tile_of<X, LINEAR_ROWS>(rows, x, call.x_stride, gated, call.in / 2, gated_sums);
+        finish(row, rows);
     });
 }

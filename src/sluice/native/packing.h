@@ -37,7 +37,7 @@ class LinearItems {
 public:
     explicit LinearItems(const PackedLinearCall& call)
         : rows(call.rows), blocks((call.out + PACKED_BLOCK - 1) / PACKED_BLOCK),
-          together(rows > FEW_ROWS ? 1 : std::max(1, ITEM_BYTES / (2 * PACKED_BLOCK * call.in))),
+          together(rows > FEW_ROWS ? 1 : std::max(1, ITEM_BYTES / ((1 + call.is_gated) * 2 * PACKED_BLOCK * call.in))),
           in_slab((blocks + together - 1) / together) {}
 
     int64_t count() const { return static_cast<int64_t>((rows + SLAB_ROWS - 1) / SLAB_ROWS) * in_slab; }
