@@ -16,16 +16,20 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import torch
+
 from benchmarks.peers.neighbour import neighbour
 from sluice.assemble import LoadedModel, load
+from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.bench import facts
 from sluice.config import ConfigError, EngineConfig
+from sluice.runner.runner import Model
 from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
 
 STEPS = (
@@ -69,19 +73,38 @@ def _parse_part(text: str, part: str) -> Part:
     return Part(1, int(count), int(cached or 0))
 
 
-class Steps:
-    """Runs one kind of step again and again, on pages that were never filled: speed does not depend on what is there.
+class Filled:
+    """A model that writes every page before its first step: a page never written takes no memory to read."""
 
-    Every row starts at the same position each time, so that all steps are equal.
-    """
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._is_filled = False
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+        """See `Model.forward`."""
+        if not self._is_filled:
+            for layer in kv:
+                layer.k.fill_(0.01)
+                layer.v.fill_(0.01)
+            self._is_filled = True
+        return self._model.forward(batch, kv, attention)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Model.logits`."""
+        return self._model.logits(hidden)
+
+
+class Steps:
+    """Runs one kind of step again and again. Every row starts where it started before, so all steps are equal."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
+        self._runner = replace(loaded, model=Filled(loaded.model)).runner()
 
     def seconds(self, parts: Sequence[Part]) -> list[float]:
         """Of each step after a first one that fills the slots."""
         page_size = self._loaded.shape.page_size
-        runner = self._loaded.runner()
+        runner = self._runner
         rows = [part for part in parts for _ in range(part.rows)]
         first_page, slots, chunks, again = 0, [], [], []
         for slot, part in enumerate(rows):
