@@ -2,6 +2,10 @@
 
     python benchmarks/make_checkpoint.py --shape gpt2-124m --out build/checkpoints/gpt2-124m
     python benchmarks/agreement.py --checkpoint build/checkpoints/gpt2-124m --json benchmarks/results/agreement.json
+    python benchmarks/agreement.py --step-ms 100 --json benchmarks/results/agreement-paced.json
+
+A server that computes wants a quiet machine. With --step-ms it is the same server over a model that takes no processor:
+a step lasts so long, whatever it holds, each of its tokens is a word, and what differs is the clients' doing.
 
 The client is AIPerf (`aiperf_client.py`). Two workloads: a request every so many ms, and so many at a time. In every
 round first `sluice bench`, then AIPerf sends the same bodies in the same order to a server without a prefix cache. A
@@ -16,9 +20,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import statistics
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,10 +34,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import aiperf_client
 from benchmarks.aiperf_client import Figures, Sending
+from benchmarks.checkpoint.words import write_word_tokenizer
 from benchmarks.peers.environment import HOME, SetupError
 from benchmarks.peers.peer import Settings
 from benchmarks.peers.server_process import free_port, serving
 from benchmarks.peers.sluice_server import Sluice
+from benchmarks.shadow_server import VOCAB
+from benchmarks.shadow_server import server as shadow_server
 from sluice.bench import facts
 from sluice.bench.command import checked_path
 from sluice.bench.errors import BenchError
@@ -141,9 +151,7 @@ async def ours(target: ServerTarget, options: BenchOptions, repeat: int) -> Figu
     return figures_of(await measure_once(target, options, repeat, target.timer))
 
 
-def measure(
-    url: str, checkpoint: Path, label: str, options: BenchOptions, rounds: int
-) -> list[tuple[Figures, Figures]]:
+def measure(url: str, tokenizer: Path, label: str, options: BenchOptions, rounds: int) -> list[tuple[Figures, Figures]]:
     """Both clients in turns.
 
     Raises:
@@ -161,7 +169,7 @@ def measure(
             options.workload.submit_interval_ms,
         )
         folder = HOME / "logs" / f"agreement-{label}-{repeat}"
-        found.append((own, aiperf_client.measure(url, target.model, checkpoint, sending, folder)))
+        found.append((own, aiperf_client.measure(url, target.model, tokenizer, sending, folder)))
     return found
 
 
@@ -200,6 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen, path = workloads(args), checked_path("--json", args.json)
         if args.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, got {args.rounds}")
+        if args.step_ms is not None and not 1 <= args.step_ms < math.inf:
+            raise ConfigError(f"--step-ms must be at least 1, got {args.step_ms}")
         aiperf_client.ENVIRONMENT.set_up()
         found = _serve_and_measure(args, chosen)
     except (ConfigError, SetupError, BenchError) as error:
@@ -215,17 +225,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve_and_measure(args: argparse.Namespace, chosen: Mapping[str, BenchOptions]) -> dict[str, list[Row]]:
+    with _served(args) as (url, tokenizer):
+        return {label: rows(measure(url, tokenizer, label, options, args.rounds)) for label, options in chosen.items()}
+
+
+@contextmanager
+def _served(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """A server without a prefix cache: its address, and a folder with its tokenizer."""
+    if args.step_ms is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            write_word_tokenizer(Path(folder), VOCAB)
+            with shadow_server(args.step_ms, model=folder, enable_prefix_caching=False) as (port, _):
+                yield f"http://127.0.0.1:{port}", Path(folder)
+        return
+    settings = Settings(args.checkpoint, threads=args.threads, more=("--no-enable-prefix-caching",))
     port = free_port()
-    command = Sluice().serve(_settings(args), port)
-    with serving(command, port, HOME / "logs" / "agreement-server.log"):
-        url = f"http://127.0.0.1:{port}"
-        return {
-            label: rows(measure(url, args.checkpoint, label, options, args.rounds)) for label, options in chosen.items()
-        }
-
-
-def _settings(args: argparse.Namespace) -> Settings:
-    return Settings(args.checkpoint, threads=args.threads, more=("--no-enable-prefix-caching",))
+    with serving(Sluice().serve(settings, port), port, HOME / "logs" / "agreement-server.log"):
+        yield f"http://127.0.0.1:{port}", args.checkpoint
 
 
 def _record(
@@ -233,7 +249,7 @@ def _record(
 ) -> dict[str, Any]:
     return {
         "benchmark": "agreement",
-        "model": args.checkpoint.resolve().name,
+        "served": f"steps of {args.step_ms:g} ms" if args.checkpoint is None else args.checkpoint.resolve().name,
         "rounds": args.rounds,
         "threads": args.threads,
         "all_agree": agree,
@@ -251,13 +267,15 @@ def _record(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face folder")
+    served = parser.add_mutually_exclusive_group(required=True)
+    served.add_argument("--checkpoint", type=Path, help="a Hugging Face folder to serve")
+    served.add_argument("--step-ms", type=float, help="serve steps that last so long instead")
     parser.add_argument("--json", metavar="FILE", help="write the numbers of every round")
     parser.add_argument("--rounds", type=int, default=4, help="(default: 4)")
     parser.add_argument("--requests", type=int, default=100, help="of a workload in a round (default: 100)")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="(default: 128)")
     parser.add_argument("--output-tokens", type=int, default=24, help="(default: 24)")
-    parser.add_argument("--interval-ms", type=float, default=400.0, help="between requests (default: 400)")
+    parser.add_argument("--interval-ms", type=float, default=417.0, help="between requests (default: 417)")
     parser.add_argument("--concurrency", type=int, default=3, help="requests at a time (default: 3)")
     parser.add_argument(
         "--threads", type=int, default=1, help="of the engine; clients want a core of their own (default: 1)"

@@ -3,7 +3,8 @@
 It lives in an environment of its own (`peers/pins/aiperf.txt`), gets the very bodies that `sluice bench` sends, in the
 same order, and computes everything itself; only its names are translated (`LATENCIES`). What it calls inter-token
 latency is one number for each request, (request latency - time to first token) / (tokens - 1): TPOT here. The gaps
-between tokens are its inter-chunk latency, as long as every event holds one token.
+between tokens are its inter-chunk latency, as long as every event holds one token and every token has a text: events
+without text are no chunks for it, for us they are tokens.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ LATENCIES = {
     "end to end": "request_latency",
 }
 STATISTICS = {"mean": "avg", "p50": "p50", "p99": "p99"}
-RATES = {"requests/s": "request_throughput", "output tokens/s": "output_token_throughput"}
-MILLISECONDS = "ms"
+RATES = {"requests/s": "request_count", "output tokens/s": "total_osl"}
+"""Over the time from the first request to the last token (`DURATION`). With a request rate AIPerf's own throughputs are
+over a window that is an interval longer: till the next request would have gone."""
+DURATION = "benchmark_duration"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +123,10 @@ def read_figures(report: Mapping[str, Any]) -> Figures:
     Raises:
         KeyError, TypeError, ValueError: something else.
     """
-    numbers = {name: float(report[tag]["avg"]) for name, tag in RATES.items()}
+    _check_unit(report, DURATION, "sec")
+    numbers = {name: float(report[tag]["avg"] / report[DURATION]["avg"]) for name, tag in RATES.items()}
     for name, tag in LATENCIES.items():
-        if report[tag]["unit"] != MILLISECONDS:
-            raise ValueError(f"{tag} is in {report[tag]['unit']!r}")
+        _check_unit(report, tag, "ms")
         for statistic, theirs in STATISTICS.items():
             numbers[f"{name} {statistic}"] = float(report[tag][theirs]) / 1000
     failed = report.get("error_request_count")
@@ -134,3 +137,8 @@ def read_figures(report: Mapping[str, Any]) -> Figures:
         output_tokens=round(report["total_osl"]["avg"]),
         numbers=numbers,
     )
+
+
+def _check_unit(report: Mapping[str, Any], tag: str, unit: str) -> None:
+    if report[tag]["unit"] != unit:
+        raise ValueError(f"{tag} is in {report[tag]['unit']!r}, not in {unit!r}")

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sluice.config import EngineConfig
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Pending
@@ -26,7 +25,7 @@ from sluice.testing import ShadowRunner
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
 from sluice.types import BatchPlan
-from sluice.wire import Ready
+from sluice.wire import Ready, Start
 
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 4096
@@ -62,8 +61,9 @@ class PacedRunner:
         return step
 
 
-def build(config: EngineConfig, link: Link) -> tuple[Engine, Ready]:
+def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     """The factory that the engine's process calls."""
+    config = start.config
     chosen = resolve(config, "cpu")
     tokens = chosen.config.cache.max_total_tokens
     assert tokens is not None
@@ -88,7 +88,8 @@ def server(step_ms: float, **options: object) -> Iterator[tuple[int, int]]:
     """A running server with these options of the engine: its port, and the process id of its front."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), STEP_MS: str(step_ms)}
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent / 'src'}", STEP_MS: str(step_ms)}
     chosen = {"model": str(BUNDLED), "page_size": PAGE_SIZE, "max_total_tokens": POOL_TOKENS} | options
     command = [sys.executable, "-c", SERVE, str(port), json.dumps(chosen)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from bench_makers import record, run_of
 from benchmarks import agreement
 from benchmarks.agreement import LIMIT, NAMES, TAIL_LIMIT, Row, figures_of, rows
 from benchmarks.aiperf_client import Figures, Sending, command, read_figures, write_inputs
+from benchmarks.checkpoint.words import write_word_tokenizer
 from sluice.bench.errors import BenchError
 from sluice.bench.measure import measure_once, server_target, workload_of
 from sluice.bench.options import options_from
 from sluice.bench.timing import WallTimer
+from sluice.server.tokens import Tokenizer
 from sse_server import scripted
 
 OPTIONS = options_from(
@@ -70,8 +73,9 @@ def report(**changes: Any) -> dict[str, Any]:
         "inter_token_latency": latency(20),
         "inter_chunk_latency": latency(10),
         "request_latency": latency(900),
-        "request_throughput": {"unit": "requests/sec", "avg": 2.5},
-        "output_token_throughput": {"unit": "tokens/sec", "avg": 60.0},
+        "request_throughput": {"unit": "requests/sec", "avg": 2.4},
+        "output_token_throughput": {"unit": "tokens/sec", "avg": 5.9},
+        "benchmark_duration": {"unit": "sec", "avg": 40.0},
         "request_count": {"unit": "requests", "avg": 100.0},
         "total_isl": {"unit": "tokens", "avg": 1280.0},
         "total_osl": {"unit": "tokens", "avg": 240.0},
@@ -85,14 +89,16 @@ def test_the_other_clients_names_are_translated() -> None:
     assert found.numbers.keys() == set(NAMES)
     assert [found.numbers[f"{name} mean"] for name in ("TTFT", "TPOT", "ITL", "end to end")] == [0.1, 0.02, 0.01, 0.9]
     assert (found.numbers["ITL p50"], found.numbers["ITL p99"]) == (0.011, 0.012)
-    assert (found.numbers["requests/s"], found.numbers["output tokens/s"]) == (2.5, 60.0)
+    assert (found.numbers["requests/s"], found.numbers["output tokens/s"]) == (2.5, 6.0)
     assert read_figures(report(error_request_count={"unit": "requests", "avg": 2.0})).failed == 2
 
 
 def test_another_unit_is_no_number() -> None:
     changed = report()["time_to_first_token"] | {"unit": "sec"}
-    with pytest.raises(ValueError, match="'sec'"):
+    with pytest.raises(ValueError, match="time_to_first_token is in 'sec', not in 'ms'"):
         read_figures(report(time_to_first_token=changed))
+    with pytest.raises(ValueError, match="benchmark_duration is in 'ms', not in 'sec'"):
+        read_figures(report(benchmark_duration={"unit": "ms", "avg": 1.0}))
 
 
 def test_our_numbers_count_from_the_send() -> None:
@@ -137,4 +143,13 @@ def test_a_wrong_command_line_starts_nothing(tmp_path: Path, capsys: pytest.Capt
     assert agreement.main([*given, "--rounds", "0"]) == 2
     assert agreement.main([*given, "--concurrency", "0"]) == 2
     assert agreement.main([*given, "--json", str(tmp_path / "no" / "file")]) == 2
-    assert capsys.readouterr().err.count("agreement: error: --") == 3
+    assert agreement.main(["--step-ms", "0"]) == 2
+    assert capsys.readouterr().err.count("agreement: error: --") == 4
+
+
+def test_every_token_of_the_word_tokenizer_has_a_text_of_its_own(tmp_path: Path) -> None:
+    """An event without text is a token for us and nothing for AIPerf."""
+    write_word_tokenizer(tmp_path, 500)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    texts = [tokenizer.decode(list(range(end))) for end in range(1, 501)]
+    assert all(after.startswith(before) and len(after) > len(before) for before, after in pairwise(texts))
