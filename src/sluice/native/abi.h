@@ -62,14 +62,6 @@ struct SiluMulCall {
     int32_t rows, size, is_bf16;
 };
 
-struct LinearCall {
-    const void* x;         // [rows, in] bfloat16, no gaps
-    const void* weight;    // [out, in] bfloat16, no gaps
-    const void* bias;      // [out], or null
-    void* y;               // [rows, out]
-    int32_t rows, in, out;
-};
-
 enum Activation { NO_ACTIVATION, SILU, GELU_TANH, RELU };
 
 struct PackedLinearCall {

@@ -43,13 +43,6 @@ class SiluMulCall(ctypes.Structure):
     )
 
 
-class LinearCall(ctypes.Structure):
-    _fields_ = (
-        *((name, c_void_p) for name in ("x", "weight", "bias", "y")),
-        *((name, c_int32) for name in ("rows", "in_features", "out_features")),
-    )
-
-
 class PackedLinearCall(ctypes.Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("x", "weight", "bias", "y")),

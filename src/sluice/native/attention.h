@@ -22,7 +22,7 @@ struct Scratch {
                2 * Sums::size(whole_tiles(rows), head_dim) + 6 * 16;
     }
 
-    static int64_t whole_tiles(int rows) { return (rows + MAX_ROWS - 1 + 31) / 32 * 32; }
+    static int64_t whole_tiles(int rows) { return (rows + 31) / 32 * 32; }
 
     Scratch(float* at, int max_rows, int head_dim) {
         const int64_t rows = whole_tiles(max_rows);

@@ -26,7 +26,6 @@
 namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
-constexpr int PREFETCH = 1024;    // elements of a weight row ahead
 
 struct Kernels {
     void (*attend_bf16)(const AttentionCall&, Plan&, const Item&, float*);
@@ -38,7 +37,6 @@ struct Kernels {
     void (*rotate_store_float)(const RotateStoreCall&, int, int);
     void (*silu_mul_bf16)(const SiluMulCall&, int, int);
     void (*silu_mul_float)(const SiluMulCall&, int, int);
-    void (*linear)(const LinearCall&, int, int);
     void (*packed_linear)(const PackedLinearCall&, int block, int from, int until, float* buffer);
     bool widens;    // `packed_linear` takes x in float32
 };
@@ -168,10 +166,6 @@ EXPORT void sluice_rotate_store(sluice_engine* engine, const RotateStoreCall* ca
 EXPORT void sluice_silu_mul(sluice_engine* engine, const SiluMulCall* call) {
     const Kernels& k = engine->kernels;
     engine->rows(*call, call->rows, call->size, call->is_bf16 ? k.silu_mul_bf16 : k.silu_mul_float);
-}
-
-EXPORT void sluice_linear(sluice_engine* engine, const LinearCall* call) {
-    engine->rows(*call, call->out, call->in, engine->kernels.linear);
 }
 
 EXPORT void sluice_pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {

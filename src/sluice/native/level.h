@@ -2,7 +2,6 @@
 #include "products.h"
 #include "attention.h"
 #include "pointwise.h"
-#include "linear.h"
 #include "packed_linear.h"
 
 template <class HalfAttention, class Tiles>
@@ -13,7 +12,6 @@ constexpr Kernels kernels() {
         norm_rows<uint16_t>, norm_rows<float>,
         rotate_and_store<uint16_t>, rotate_and_store<float>,
         silu_mul_rows<uint16_t>, silu_mul_rows<float>,
-        linear_part,
         packed_linear_block<HalfAttention, Tiles>, std::is_same_v<typename HalfAttention::A, float>,
     };
 }

@@ -13,7 +13,7 @@ from enum import IntEnum
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from sluice.native.abi import AttentionCall, LinearCall, NormCall, PackedLinearCall, RotateStoreCall, SiluMulCall
+from sluice.native.abi import AttentionCall, NormCall, PackedLinearCall, RotateStoreCall, SiluMulCall
 
 FOLDER = Path(__file__).parent
 MAX_HEAD_DIM = 512
@@ -131,7 +131,3 @@ class Kernels:
     def packed_linear(self, call: PackedLinearCall) -> None:
         """A product with a weight that was laid out, and what is made of it."""
         self._functions.sluice_packed_linear(self._engine, ctypes.byref(call))
-
-    def linear(self, call: LinearCall) -> None:
-        """A product of few rows with a weight."""
-        self._functions.sluice_linear(self._engine, ctypes.byref(call))

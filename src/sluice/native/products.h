@@ -103,21 +103,23 @@ void product_of_rows(const typename X::A* a, int64_t a_stride, const Right<X>& r
 }
 
 // c[rows][16 count] (+)= a * right, a few columns at a time, so that these stay in the first-level cache for all rows.
-// Rows are done in ones, twos, fours and MAX_ROWS: `a` and `c` have room for up to MAX_ROWS more rows, of no meaning.
+// What is left after runs of MAX_ROWS is done in fours, twos and ones.
 template <class X>
 void product_of_all(int rows, const typename X::A* a, int64_t a_stride, const Right<X>& r, int count, float* c,
                     int64_t c_stride, bool accumulate) {
     const int columns = rows <= MAX_ROWS ? count : 4;
     for (int from = 0; from < count; from += columns) {
         const int until = std::min(count, from + columns);
-        for (int m = 0; m < rows; m += MAX_ROWS) {
-            const auto* left = a + m * a_stride;
-            float* sums = c + m * c_stride;
-            const int more = rows - m;
-            if (more == 1) product_of_rows<X, 1>(left, a_stride, r, from, until, sums, c_stride, accumulate);
-            else if (more == 2) product_of_rows<X, 2>(left, a_stride, r, from, until, sums, c_stride, accumulate);
-            else if (more <= 4) product_of_rows<X, 4>(left, a_stride, r, from, until, sums, c_stride, accumulate);
-            else product_of_rows<X, MAX_ROWS>(left, a_stride, r, from, until, sums, c_stride, accumulate);
-        }
+        int m = 0;
+        const auto run = [&](auto count) {
+            constexpr int M = decltype(count)::value;
+            for (; m + M <= rows; m += M) {
+                product_of_rows<X, M>(a + m * a_stride, a_stride, r, from, until, c + m * c_stride, c_stride, accumulate);
+            }
+        };
+        run(std::integral_constant<int, MAX_ROWS>{});
+        if constexpr (MAX_ROWS > 4) run(std::integral_constant<int, 4>{});
+        run(std::integral_constant<int, 2>{});
+        run(std::integral_constant<int, 1>{});
     }
 }
