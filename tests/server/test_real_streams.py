@@ -1,0 +1,29 @@
+"""Streams of a real model, in processes of its own, across the deaths of these: `benchmarks/recovery.py`, smaller."""
+
+from __future__ import annotations
+
+import asyncio
+
+from benchmarks.recovery import Killer, hosting, play, problems_of, requests_of
+
+STREAMS, TOKENS, KILLS = 16, 24, 2
+OPTIONS = {"model": "", "dtype": "float64", "max_total_tokens": 1 << 13}
+
+
+def test_killed_streams_are_those_of_an_undisturbed_run() -> None:
+    """Greedy and seeded, of several lengths, in the middle of their prompts and of their answers."""
+
+    async def test() -> None:
+        requests = requests_of(STREAMS, TOKENS, 3000)
+        async with hosting(OPTIONS) as host:
+            undisturbed = await play(host, requests)
+            killer = Killer(host, KILLS, STREAMS * TOKENS, seed=3)
+            disturbed = await play(host, requests, killer.told)
+            stats = host.state.stats
+        assert problems_of(undisturbed + disturbed) == []
+        assert [stream.tokens for stream in disturbed] == [stream.tokens for stream in undisturbed]
+        assert len({tuple(stream.tokens) for stream in undisturbed}) == STREAMS
+        assert (len(killer.moments), stats.restarts, stats.ended_requests) == (KILLS, KILLS, 0)
+        assert stats.replayed_tokens > 0
+
+    asyncio.run(asyncio.wait_for(test(), 300))
