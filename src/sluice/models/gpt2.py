@@ -76,12 +76,14 @@ class GPT2Attention(nn.Module):
         """Afterwards it can be computed."""
         self.c_attn, self.c_proj = packer.linear(self.c_attn), packer.linear(self.c_proj)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: AttentionBackend) -> torch.Tensor:
-        """[N, hidden_size] to the same."""
+    def forward(
+        self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: AttentionBackend, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[N, hidden_size] to the same, or to those of `rows`."""
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
         kv.store(batch.kv_slots, k, v)
         out, _ = attention.attend(q, kv, batch, scale=self.scale)
-        return self.c_proj(out.flatten(1))
+        return self.c_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
 
 
 class GPT2MLP(nn.Module):
@@ -114,9 +116,12 @@ class GPT2Block(nn.Module):
         self.ln_2 = nn.LayerNorm(hidden, eps, dtype=dtype)
         self.mlp = GPT2MLP(config, dtype)
 
-    def forward(self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: AttentionBackend) -> torch.Tensor:
-        """[N, hidden_size] to the same."""
-        x = x + self.attn(self.ln_1(x), batch, kv, attention)
+    def forward(
+        self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: AttentionBackend, rows: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[N, hidden_size] to the same, or to those of the tokens at `rows` [R] int64."""
+        attended = self.attn(self.ln_1(x), batch, kv, attention, rows)
+        x = attended + (x if rows is None else x[rows])
         return x + self.mlp(self.ln_2(x))
 
 
@@ -181,9 +186,11 @@ class GPT2(CausalLM):
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
         """See `CausalLM.forward`."""
         x = self.wte(batch.input_ids) + self.wpe(batch.positions)
-        for block, block_kv in zip(self.h, kv, strict=True):
-            x = block(x, batch, block_kv, attention)
-        return self.ln_f(x[batch.logit_rows])
+        last = len(self.h) - 1
+        for number, (block, block_kv) in enumerate(zip(self.h, kv, strict=True)):
+            # Nobody reads what the last layer makes of the other tokens, once it has their keys and values.
+            x = block(x, batch, block_kv, attention, batch.logit_rows if number == last else None)
+        return self.ln_f(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.logits`."""

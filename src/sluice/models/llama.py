@@ -50,12 +50,13 @@ class LlamaAttention(nn.Module):
         kv: PagedKV,
         attention: AttentionBackend,
         ops: Ops,
+        rows: torch.Tensor | None,
     ) -> torch.Tensor:
-        """[N, hidden_size] to the same; `angles` are those of the batch's positions."""
+        """[N, hidden_size] to the same, or to those of `rows`; `angles` are those of the batch's positions."""
         q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).split(self.head_counts, dim=1)
         q = ops.rotate_and_store(q, k, v, angles, self._head_norms(), kv, batch.kv_slots)
         out, _ = attention.attend(q, kv, batch, scale=self.scale, window=self.window)
-        return self.o_proj(out.flatten(1))
+        return self.o_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
 
     def _head_norms(self) -> HeadNorms | None:
         if self.q_norm is None or self.k_norm is None:
@@ -86,11 +87,17 @@ class LlamaLayer(nn.Module):
         kv: PagedKV,
         attention: AttentionBackend,
         ops: Ops,
+        rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual x [N, hidden_size] and what is still to be added to it, to the same after this layer."""
+        """The residual x [N, hidden_size] and what is still to be added to it, to the same after this layer.
+
+        Args:
+            rows: [R] int64, indices into N of the tokens that are wanted of it; None: all.
+        """
         norm = self.input_layernorm.norm
         x, normed = (x, ops.rms_norm(x, norm)) if delta is None else ops.add_rms_norm(x, delta, norm)
-        attended = self.self_attn(normed, angles, batch, kv, attention, ops)
+        attended = self.self_attn(normed, angles, batch, kv, attention, ops, rows)
+        x = x if rows is None else x[rows]
         x, normed = ops.add_rms_norm(x, attended, self.post_attention_layernorm.norm)
         return x, self.mlp(normed, ops)
 
@@ -158,12 +165,13 @@ class Llama(CausalLM):
         x = self.embed_tokens(batch.input_ids)
         angles = self.rotary(batch.positions)
         delta: torch.Tensor | None = None
-        for layer, layer_kv in zip(self.layers, kv, strict=True):
-            x, delta = layer(x, delta, angles, batch, layer_kv, attention, self.ops)
-        rows = batch.logit_rows
-        if delta is None:
-            return self.ops.rms_norm(x[rows], self.norm.norm)
-        return self.ops.add_rms_norm(x[rows], delta[rows], self.norm.norm)[1]
+        last = len(self.layers) - 1
+        for number, (layer, layer_kv) in enumerate(zip(self.layers, kv, strict=True)):
+            # Nobody reads what the last layer makes of the other tokens, once it has their keys and values.
+            rows = batch.logit_rows if number == last else None
+            x, delta = layer(x, delta, angles, batch, layer_kv, attention, self.ops, rows)
+        assert delta is not None, "a model has at least one layer"
+        return self.ops.add_rms_norm(x, delta, self.norm.norm)[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.logits`."""

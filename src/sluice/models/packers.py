@@ -11,8 +11,8 @@ from sluice.native.library import Kernels
 
 
 def packer_for(device: torch.device, kernels: Kernels | None) -> Packer:
-    """The fastest that there is for a device: where our kernels run at all, they are ahead of oneDNN for every number of
-    rows (`docs/cpu.md`).
+    """The fastest that there is for a device: where our kernels run, they are ahead of oneDNN for every number of rows
+    (`docs/cpu.md`).
 
     Args:
         kernels: the compiled ones; None leaves a CPU to torch.
