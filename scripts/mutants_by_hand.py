@@ -111,8 +111,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/scheduler.py",
-        "if request is None or request.finish_reason is not None:\n            return []\n        return [self._end",
-        "if request is None:\n            return []\n        return [self._end",
+        "if request is None or request.finish_reason is not None:\n            return []\n        if reason is",
+        "if request is None:\n            return []\n        if reason is",
         "an abort after the end ends the request twice",
     ),
     (

@@ -1,0 +1,90 @@
+"""What a watched runner tells of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sluice.engine.heartbeat import Phase
+from sluice.engine.watched import WatchedRunner
+from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
+from sluice.types import FinishReason, Output
+from worlds import Bench, World, limits_of
+
+
+class Beats:
+    """A heartbeat that remembers."""
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.in_flight: list[int] = []
+        self.tokens: list[int] = []
+        """Of each step that landed."""
+        self.phases: list[Phase] = []
+
+    def tick(self, phase: Phase) -> None:
+        self.phases.append(phase)
+
+    def launching(self, step: int, request_ids: Iterable[int]) -> None:
+        self.step, self.in_flight = step, list(request_ids)
+
+    def landed(self, tokens: int) -> None:
+        self.tokens.append(tokens)
+
+
+class Looking(ManualLink):
+    """Notes who is said to be in flight when outputs leave."""
+
+    def __init__(self, beats: Beats) -> None:
+        super().__init__()
+        self.beats = beats
+        self.seen: list[list[int]] = []
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        super().send(outputs)
+        self.seen.append(self.beats.in_flight)
+
+
+def played(running: int, depth: int, faults: Faults | None = None) -> tuple[Beats, Looking]:
+    """Two requests of three tokens each, with two to make."""
+    world = World(
+        limits_of(chunk=4, running=running, lookahead=depth - 1), num_pages=32, page_size=2, depth=depth, late=depth > 1
+    )
+    beats = Beats()
+    bench = Bench.of(world, WatchedRunner(FaultyRunner(world.shadow(), faults or Faults()), beats))
+    link = bench.engine.link = Looking(beats)
+    for request_id, prompt in ((6, (1, 0, 1)), (5, (0, 1, 1))):
+        bench.scheduler.add(request_id, prompt, resolved(2))
+    bench.drain(50)
+    return beats, link
+
+
+def test_a_step_is_in_flight_until_its_result_was_folded_in() -> None:
+    """A process that dies of a result, or telling it, died of that step."""
+    beats, link = played(running=1, depth=1)
+    assert link.seen == [[5], [5], [6], [6]]
+    assert (beats.step, beats.tokens) == (3, [3, 1, 3, 1])
+    assert set(beats.phases) == {Phase.BUSY}
+    assert len(beats.phases) == 2 * 4, "at its launch and when it is waited for"
+
+
+def test_everybody_in_any_step_in_flight_is_told() -> None:
+    """With two steps in flight the one that has not been waited for may be the deadly one."""
+    _, link = played(running=2, depth=2)
+    assert [5, 6] in link.seen
+    assert link.seen[0] == [5, 6]
+    assert all(ids == sorted(set(ids)) for ids in link.seen)
+
+
+def test_a_launch_that_fails_is_over() -> None:
+    """Its requests have ended; they must not be accused of what befalls the next step."""
+    beats, link = played(running=1, depth=1, faults=Faults(launch_raises=frozenset({0})))
+    assert link.end(5).finish_reason is FinishReason.ERROR
+    assert link.seen == [[5], [6], [6]]
+    assert beats.tokens == [3, 1]
+
+
+def test_a_wait_that_fails_is_over_and_nobody_came_further() -> None:
+    beats, link = played(running=1, depth=1, faults=Faults(wait_raises=frozenset({1})))
+    assert link.end(5).finish_reason is FinishReason.ERROR
+    assert link.seen == [[5], [5], [6], [6]]
+    assert beats.tokens == [3, 3, 1]
