@@ -34,6 +34,7 @@ FILES = (
     "engine/trace.py",
     "engine/recorder.py",
     "engine/chunk_log.py",
+    "engine/watched.py",
     "engine/engine.py",
 )
 

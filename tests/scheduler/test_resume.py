@@ -22,6 +22,7 @@ def cut(bench: Bench, submit: Submit) -> Submit:
         submit,
         output_ids=bench.link.tokens(submit.request_id),
         num_told=len(bench.link.prompt_logprobs(submit.request_id)),
+        is_known=True,
     )
 
 
