@@ -11,7 +11,7 @@ from compiled import all_kernels, level_name
 from sluice.attention.base import LayerKV
 from sluice.attention.packed import PackedKV
 from sluice.models.native_ops import NativeOps
-from sluice.models.ops import Angles, HeadNorms, Norm, TorchOps
+from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
 from sluice.native.library import Kernels
 
 KERNELS = all_kernels()
@@ -73,6 +73,25 @@ def test_add_rms_norm(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., 
             total, found = NativeOps(kernels).add_rms_norm(x, delta, norm)
             assert torch.equal(total, expected)
             assert_rounded(found, EXACT.rms_norm(expected.double(), wide(norm)))
+
+
+@each_level
+@each_dtype
+def test_layer_norms(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
+    """A variance from sums of squares drowns in a mean of a hundred; lanes behind the end are none of the row."""
+    for rows in ROWS:
+        for size in SIZES:
+            x, delta = draw(2, rows, size, dtype=dtype)
+            x += 100
+            weight, bias = draw(2, size, dtype=dtype)
+            norm = LayerNorm(weight, bias, 1e-5)
+            exact = LayerNorm(weight.double(), bias.double(), 1e-5)
+            found = NativeOps(kernels).layer_norm(x, norm)
+            assert_rounded(found, EXACT.layer_norm(x.double(), exact), atol=2e-4)
+            expected = x + delta
+            total, found = NativeOps(kernels).add_layer_norm(x, delta, norm)
+            assert torch.equal(total, expected)
+            assert_rounded(found, EXACT.layer_norm(expected.double(), exact), atol=2e-4)
 
 
 @each_level

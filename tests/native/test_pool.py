@@ -58,6 +58,7 @@ def test_threads_end_with_their_kernels() -> None:
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) for line in status if line.startswith("Threads:"))
 
+    gc.collect()  # kernels of other tests
     before = running()
     kernels = Kernels(LIBRARY, Level.SCALAR, 9)
     assert running() == before + 8

@@ -15,6 +15,7 @@ from sluice.models.fields import Fields
 from sluice.models.hf_config import CheckpointConfig
 from sluice.models.layers import read_activation
 from sluice.models.linear import Packer
+from sluice.models.ops import LayerNorm, Ops, TorchOps
 from sluice.models.spec import ModelSpec
 
 
@@ -105,8 +106,16 @@ class GPT2MLP(nn.Module):
         return self.c_proj(self.c_fc(x))
 
 
+def layer_norm(module: nn.LayerNorm) -> LayerNorm:
+    """The same, for `Ops`."""
+    return LayerNorm(module.weight, module.bias, module.eps)
+
+
 class GPT2Block(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual."""
+    """Attention and MLP, each behind a norm and added to the residual.
+
+    What the MLP gives is added by whoever comes next, since adding and the norm after it are one operation.
+    """
 
     def __init__(self, config: GPT2Config, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -117,12 +126,24 @@ class GPT2Block(nn.Module):
         self.mlp = GPT2MLP(config, dtype)
 
     def forward(
-        self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: AttentionBackend, rows: torch.Tensor | None
-    ) -> torch.Tensor:
-        """[N, hidden_size] to the same, or to those of the tokens at `rows` [R] int64."""
-        attended = self.attn(self.ln_1(x), batch, kv, attention, rows)
-        x = attended + (x if rows is None else x[rows])
-        return x + self.mlp(self.ln_2(x))
+        self,
+        x: torch.Tensor,
+        delta: torch.Tensor,
+        batch: ForwardBatch,
+        kv: PagedKV,
+        attention: AttentionBackend,
+        ops: Ops,
+        rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The residual x [N, hidden_size] and what is still to be added to it, to the same after this block.
+
+        Args:
+            rows: [R] int64, indices into N of the tokens that are wanted of it; None: all.
+        """
+        x, normed = ops.add_layer_norm(x, delta, layer_norm(self.ln_1))
+        attended = self.attn(normed, batch, kv, attention, rows)
+        x, normed = ops.add_layer_norm(x if rows is None else x[rows], attended, layer_norm(self.ln_2))
+        return x, self.mlp(normed)
 
 
 class GPT2(CausalLM):
@@ -139,6 +160,7 @@ class GPT2(CausalLM):
         super().__init__()
         dtype = spec.dtype
         self.spec = spec
+        self.ops: Ops = TorchOps()
         self._tied = config.tie_word_embeddings
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
         self.wpe = nn.Embedding(config.num_positions, config.hidden_size, dtype=dtype)
@@ -183,14 +205,19 @@ class GPT2(CausalLM):
         else:
             self.lm_head = packer.linear(self.lm_head)
 
+    def use(self, ops: Ops) -> None:
+        """See `CausalLM.use`."""
+        self.ops = ops
+
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
         """See `CausalLM.forward`."""
-        x = self.wte(batch.input_ids) + self.wpe(batch.positions)
+        x, delta = self.wte(batch.input_ids), self.wpe(batch.positions)
         last = len(self.h) - 1
         for number, (block, block_kv) in enumerate(zip(self.h, kv, strict=True)):
             # Nobody reads what the last layer makes of the other tokens, once it has their keys and values.
-            x = block(x, batch, block_kv, attention, batch.logit_rows if number == last else None)
-        return self.ln_f(x)
+            rows = batch.logit_rows if number == last else None
+            x, delta = block(x, delta, batch, block_kv, attention, self.ops, rows)
+        return self.ops.add_layer_norm(x, delta, layer_norm(self.ln_f))[1]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM.logits`."""

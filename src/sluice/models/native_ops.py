@@ -6,7 +6,7 @@ import torch
 
 from sluice.attention.base import PagedKV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
-from sluice.models.ops import Angles, HeadNorms, Norm, TorchOps
+from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
 from sluice.native.abi import NormCall, SiluMulCall
 from sluice.native.library import Kernels
 
@@ -28,6 +28,21 @@ class NativeOps:
         """See `Ops.add_rms_norm`; `x` is overwritten with the sum."""
         if x.dtype not in STEPS:
             return self._torch.add_rms_norm(x, delta, norm)
+        x = _dense_rows(x)
+        return x, self._norm(x, _dense_rows(delta), norm)
+
+    def layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+        """See `Ops.layer_norm`."""
+        if x.dtype not in STEPS:
+            return self._torch.layer_norm(x, norm)
+        return self._norm(_dense_rows(x), None, norm)
+
+    def add_layer_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, norm: LayerNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Ops.add_layer_norm`; `x` is overwritten with the sum."""
+        if x.dtype not in STEPS:
+            return self._torch.add_layer_norm(x, delta, norm)
         x = _dense_rows(x)
         return x, self._norm(x, _dense_rows(delta), norm)
 
@@ -73,12 +88,13 @@ class NativeOps:
         self._kernels.silu_mul(call)
         return out
 
-    def _norm(self, x: torch.Tensor, delta: torch.Tensor | None, norm: Norm) -> torch.Tensor:
+    def _norm(self, x: torch.Tensor, delta: torch.Tensor | None, norm: Norm | LayerNorm) -> torch.Tensor:
         out = torch.empty(x.shape, dtype=x.dtype)
         call = NormCall(
             x=x.data_ptr(),
             delta=None if delta is None else delta.data_ptr(),
             weight=norm.weight.data_ptr(),
+            bias=norm.bias.data_ptr() if isinstance(norm, LayerNorm) else None,
             out=out.data_ptr(),
             x_stride=x.stride(0),
             delta_stride=0 if delta is None else delta.stride(0),

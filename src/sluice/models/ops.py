@@ -27,6 +27,16 @@ class Norm(NamedTuple):
     eps: float
 
 
+class LayerNorm(NamedTuple):
+    """A layer norm (Ba, Kiros and Hinton, 2016) over the last dimension."""
+
+    weight: torch.Tensor
+    """[size], in the dtype of what is normed."""
+    bias: torch.Tensor
+    """[size]"""
+    eps: float
+
+
 class Angles(NamedTuple):
     """Rotary angles of a step's tokens, each [N, 1, head_dim] in the model's dtype."""
 
@@ -42,7 +52,7 @@ class HeadNorms(NamedTuple):
 
 
 class Ops(Protocol):
-    """What a decoder of the Llama family does to its hidden states apart from matrix products and attention.
+    """What a decoder does to its hidden states apart from matrix products and attention.
 
     Inputs may be views with gaps between rows (parts of one fused product); the last dimension has none. Results are
     new tensors in the dtype of the inputs.
@@ -54,6 +64,16 @@ class Ops(Protocol):
 
     def add_rms_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         """`x + delta` and its norm, all [N, size]. `x` may be overwritten."""
+        ...
+
+    def layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+        """[N, size] to the same."""
+        ...
+
+    def add_layer_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, norm: LayerNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `add_rms_norm`."""
         ...
 
     def rotate_and_store(
@@ -97,6 +117,17 @@ class TorchOps:
         """See `Ops.add_rms_norm`."""
         total = x + delta
         return total, self.rms_norm(total, norm)
+
+    def layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
+        """See `Ops.layer_norm`."""
+        return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+
+    def add_layer_norm(
+        self, x: torch.Tensor, delta: torch.Tensor, norm: LayerNorm
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Ops.add_layer_norm`."""
+        total = x + delta
+        return total, self.layer_norm(total, norm)
 
     def rotate_and_store(
         self,

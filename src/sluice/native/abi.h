@@ -32,6 +32,7 @@ struct NormCall {
     void* x;              // [rows, size]
     const void* delta;    // added to x first, and x overwritten; or null
     const void* weight;
+    const void* bias;     // of a layer norm, which takes the mean off first; null: a root mean square norm
     void* out;
     int64_t x_stride, delta_stride;
     int32_t rows, size, is_bf16;

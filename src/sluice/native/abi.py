@@ -18,7 +18,7 @@ class AttentionCall(ctypes.Structure):
 
 class NormCall(ctypes.Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "delta", "weight", "out")),
+        *((name, c_void_p) for name in ("x", "delta", "weight", "bias", "out")),
         *((name, c_int64) for name in ("x_stride", "delta_stride")),
         *((name, c_int32) for name in ("rows", "size", "is_bf16")),
         ("eps", c_float),

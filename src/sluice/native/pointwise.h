@@ -14,6 +14,13 @@ INL void store_some(E* p, F x, int count) {
     store(whole, x);
     std::memcpy(p, whole, sizeof(E) * count);
 }
+// Zeros behind the first `count` lanes.
+INL F keep_first(F x, int count) {
+    float whole[16] = {}, all[16];
+    store(all, x);
+    std::memcpy(whole, all, sizeof(float) * count);
+    return load(whole);
+}
 template <class E>
 INL F load_at(const E* p, int at, int size) {
     return at + 16 <= size ? load(p + at) : load_some(p + at, size - at);
@@ -26,22 +33,40 @@ INL void store_at(E* p, F x, int at, int size) {
 
 INL float root_mean_square(F squares, int size, float eps) { return std::sqrt(hsum(squares) / size + eps); }
 
+// Sums of squares of what is left of the mean: a variance from sums of squares alone would be lost beside a large mean.
+template <class E>
+INL F squares_about(float mean, const E* x, int size) {
+    F squares = set(0.0f);
+    for (int i = 0; i < size; i += 16) {
+        F a = sub(load_at(x, i, size), set(mean));
+        if (i + 16 > size) a = keep_first(a, size - i);
+        squares = fma(a, a, squares);
+    }
+    return squares;
+}
+
 template <class E>
 void norm_rows(const NormCall& call, int from, int until) {
     for (int row = from; row < until; row++) {
         E* x = static_cast<E*>(call.x) + row * call.x_stride;
         const E* delta = call.delta ? static_cast<const E*>(call.delta) + row * call.delta_stride : nullptr;
         const E* weight = static_cast<const E*>(call.weight);
+        const E* bias = static_cast<const E*>(call.bias);
         E* out = static_cast<E*>(call.out) + static_cast<int64_t>(row) * call.size;
-        F squares = set(0.0f);
+        F squares = set(0.0f), total = set(0.0f);
         for (int i = 0; i < call.size; i += 16) {
             if (delta) store_at(x, add(load_at(x, i, call.size), load_at(delta, i, call.size)), i, call.size);
             const F a = load_at(x, i, call.size);    // as stored: what is added to later is what was normed
             squares = fma(a, a, squares);
+            total = add(total, a);
         }
+        const float mean = bias ? hsum(total) / call.size : 0.0f;
+        if (bias) squares = squares_about(mean, x, call.size);
         const F share = set(1.0f / root_mean_square(squares, call.size, call.eps));
         for (int i = 0; i < call.size; i += 16) {
-            store_at(out, mul(mul(load_at(x, i, call.size), share), load_at(weight, i, call.size)), i, call.size);
+            const F normed = mul(sub(load_at(x, i, call.size), set(mean)), share);
+            const F shift = bias ? load_at(bias, i, call.size) : set(0.0f);
+            store_at(out, fma(normed, load_at(weight, i, call.size), shift), i, call.size);
         }
     }
 }
