@@ -31,7 +31,7 @@ MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
 LENGTHS = (200, 400, 600, 800, 1000, 300, 500, 700, 900, 2000)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-MOST_WRONG = 8
+MOST_WRONG = 4
 """Of 40 questions at 2,000 tokens; the card says how many are right of many more."""
 
 

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from sluice import LLM, SamplingParams
 from sluice.models.bundled import BUNDLED
@@ -41,8 +43,22 @@ def test_the_command_as_documented(tmp_path: Path, capsys: pytest.CaptureFixture
     assert config == json.loads((BUNDLED / "config.json").read_text())
 
 
+def test_two_workers_learn_what_one_learns(tmp_path: Path) -> None:
+    """Each computes half of the rows; weights that a worker moves by its own half alone go elsewhere."""
+    short = ["--stages", "1", "--scale", "0.007"]
+    train.main(["--out", str(tmp_path / "one"), *short])
+    train.main(["--out", str(tmp_path / "two"), *short, "--workers", "2"])
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    start = Llama(Shape(one["model.embed_tokens.weight"].shape[0]))
+    initialise(start, train.SEED)
+    for name, weight in start.state_dict().items():
+        moved = [(after[f"model.{name}"].double() - weight.bfloat16().double()).flatten() for after in (one, two)]
+        if "norm" not in name:
+            assert torch.cosine_similarity(*moved, dim=0) > 0.93, name
+
+
 def test_the_rate_warms_up_stays_and_falls_to_nothing() -> None:
-    rates = [train.schedule(step, 1000) for step in (0, 99, 500, 850, 999)]
+    rates = [train.schedule(step, 1000) for step in (0, 99, 500, 825, 999)]
     assert rates[0] < 0.02
     assert rates[1] == rates[2] == 1.0
     assert rates[3] == pytest.approx(0.5)
