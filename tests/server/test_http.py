@@ -141,6 +141,27 @@ def test_usage_of_a_stream_comes_last(path: str) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_usage_may_come_with_every_event(path: str) -> None:
+    """What guidellm and vLLM's benchmark count tokens by."""
+
+    async def test() -> None:
+        async with serving() as server:
+            said: dict[str, Any] = {"prompt": HELLO_PROMPT} if path == COMPLETIONS else {"messages": HELLO}
+            options = {"include_usage": True, "continuous_usage_stats": True}
+            *events, last = await server.events(path, **said, n=2, max_tokens=3, stream_options=options)
+            told = [event for event in events if event["usage"] is not None]
+            for index in (0, 1):
+                own = [event["usage"] for event in told if event["choices"][0]["index"] == index]
+                assert [usage["completion_tokens"] for usage in own] == [1, 2, 3]
+                assert {usage["prompt_tokens"] for usage in own} == {len(HELLO_PROMPT)}
+            assert last["usage"]["completion_tokens"] == 6
+            refused = await server.post(path, **said, stream=True, stream_options={"continuous_usage_stats": True})
+            assert refused.json()["error"]["param"] == "stream_options"
+
+    run(test)
+
+
 def test_text_parts_and_the_developer_role() -> None:
     async def test() -> None:
         async with serving() as server:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -180,8 +180,12 @@ def _prompt_logprobs(tokenizer: Tokenizer, told: Sequence[TokenLogprobs | None] 
     return {} if told is None else {"prompt_logprobs": prompt_logprobs(tokenizer, told)}
 
 
-async def events(generation: Generation, answer: Answer) -> AsyncGenerator[bytes, None]:
+async def events(
+    generation: Generation, answer: Answer, *, continuous_usage: bool = False
+) -> AsyncGenerator[bytes, None]:
     """The call as server-sent events. Tokens that arrived together are sent together, each as its own event.
+
+    With `continuous_usage` each tells the usage of its choice so far.
 
     Nothing comes before the first token, so that what fails until then is an answer with a status of its own. A later
     failure is an event with an `error`, and no `[DONE]` follows it.
@@ -190,11 +194,12 @@ async def events(generation: Generation, answer: Answer) -> AsyncGenerator[bytes
         ApiError: as `Generation.pieces`, before the first event.
     """
     has_begun = False
+    told = _told(generation, answer) if continuous_usage else answer.chunk
     try:
         with generation:
             async for pieces in generation.pieces():
                 data = [] if has_begun else _openings(generation, answer)
-                data += [event(answer.chunk(index, piece)) for index, piece in pieces]
+                data += [event(told(index, piece)) for index, piece in pieces]
                 if data:
                     has_begun = True
                     yield b"".join(data)
@@ -204,6 +209,18 @@ async def events(generation: Generation, answer: Answer) -> AsyncGenerator[bytes
         if not has_begun:
             raise
         yield event(error.body())
+
+
+def _told(generation: Generation, answer: Answer) -> Callable[[int, Piece], dict[str, Any]]:
+    """`answer.chunk` with a usage in each."""
+    counts = [0] * generation.num_choices
+
+    def chunk(index: int, piece: Piece) -> dict[str, Any]:
+        counts[index] += piece.token_id is not None
+        usage = Usage(len(generation.prompt_of(index)), generation.cached_of(index), counts[index])
+        return answer.chunk(index, piece) | {"usage": usage.as_json()}
+
+    return chunk
 
 
 def _openings(generation: Generation, answer: Answer) -> list[bytes]:

@@ -193,7 +193,7 @@ def _echo(service: Service, call: CompletionCall, prompts: Sequence[Sequence[int
 async def respond(request: Request, call: Asked, generation: Generation, answer: Answer) -> Response:
     """Run a call for as long as its client is there."""
     if call.stream:
-        return EventStream(events(generation, answer))
+        return EventStream(events(generation, answer, continuous_usage=call.continuous_usage))
     result = await unless_disconnected(request.receive, whole(generation, answer))
     return Response(status_code=CLIENT_LEFT) if result is None else JSONResponse(result)
 

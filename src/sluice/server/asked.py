@@ -25,6 +25,8 @@ class Asked:
     sampling: SamplingParams
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
+    """Every event of a stream tells the usage so far."""
     priority: int = 0
     extra_key: str = ""
     """Namespace of the prefix cache: the salt, or the one of all who send none."""

@@ -77,7 +77,7 @@ Seconds = Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maxim
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -179,6 +179,7 @@ def _common(fields: Fields) -> dict[str, Any]:
         "model": fields.model,
         "stream": fields.stream,
         "include_usage": _include_usage(fields),
+        "continuous_usage": _continuous_usage(fields),
         "priority": fields.priority,
         "extra_key": checked_salt(fields.cache_salt),
         "max_queue_time": checked_seconds("max_queue_time", fields.max_queue_time),
@@ -275,6 +276,18 @@ def _include_usage(fields: Fields) -> bool:
     if not fields.stream:
         raise bad_request("stream_options is only allowed with stream: true", param="stream_options")
     return bool(fields.stream_options.include_usage)
+
+
+def _continuous_usage(fields: Fields) -> bool:
+    """vLLM's addition, which its benchmarks and guidellm ask for."""
+    options = fields.stream_options
+    if options is None or not options.continuous_usage_stats:
+        return False
+    if not options.include_usage:
+        raise bad_request(
+            "stream_options.continuous_usage_stats is only allowed with include_usage: true", param="stream_options"
+        )
+    return True
 
 
 def logit_bias_by_id(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
