@@ -7,10 +7,11 @@
 A server that computes wants a quiet machine. With --step-ms it is the same server over a model that takes no processor:
 a step lasts so long, whatever it holds, each of its tokens is a word, and what differs is the clients' doing.
 
-The client is AIPerf (`aiperf_client.py`). Two workloads: a request every so many ms, and so many at a time. In every
-round first `sluice bench`, then AIPerf sends the same bodies in the same order to a server without a prefix cache. A
-number of a client is the median over its rounds. Means, medians and throughput have to be within 3% of each other, 99th
-percentiles within 10%; the exit status is 1 if one is not.
+The client is AIPerf (`aiperf_client.py`). In every round first `sluice bench`, then AIPerf sends the same bodies in the
+same order, one each so many ms, to a server without a prefix cache. A number of a client is the median over its rounds.
+Means, medians and throughput have to be within 3% of each other, 99th percentiles within 10%; the exit status is 1 if
+one is not. The requests are not so many at a time: then each client sends the next one as fast as it can, one of them
+makes it into the step that is just being planned, the other does not, and both measured rightly what is not the same.
 
 AIPerf counts latencies from when it sends, so ours are those "after send".
 """
@@ -21,10 +22,11 @@ import argparse
 import asyncio
 import json
 import math
+import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -151,7 +153,7 @@ async def ours(target: ServerTarget, options: BenchOptions, repeat: int) -> Figu
     return figures_of(await measure_once(target, options, repeat, target.timer))
 
 
-def measure(url: str, tokenizer: Path, label: str, options: BenchOptions, rounds: int) -> list[tuple[Figures, Figures]]:
+def measure(url: str, tokenizer: Path, options: BenchOptions, rounds: int) -> list[tuple[Figures, Figures]]:
     """Both clients in turns.
 
     Raises:
@@ -160,21 +162,20 @@ def measure(url: str, tokenizer: Path, label: str, options: BenchOptions, rounds
     target = asyncio.run(server_target(url, options, WallTimer()))
     found = []
     for repeat in range(rounds):
-        print(f"{label}: round {repeat + 1} of {rounds}", file=sys.stderr, flush=True)
+        print(f"round {repeat + 1} of {rounds}", file=sys.stderr, flush=True)
         own = asyncio.run(ours(target, options, repeat))
         sending = Sending(
             bodies(target, workload_of(options, repeat), options),
             options.run.warmup,
-            options.workload.concurrency,
-            options.workload.submit_interval_ms,
+            options.workload.submit_interval_ms or 0.0,
         )
-        folder = HOME / "logs" / f"agreement-{label}-{repeat}"
+        folder = HOME / "logs" / f"agreement-{repeat}"
         found.append((own, aiperf_client.measure(url, target.model, tokenizer, sending, folder)))
     return found
 
 
-def table(label: str, shown: Sequence[Row]) -> Iterator[str]:
-    yield f"{label:<24}{'sluice bench':>14}{'aiperf':>12}{'ratio':>10}{'limit':>8}"
+def table(shown: Sequence[Row]) -> Iterator[str]:
+    yield f"{'':<24}{'sluice bench':>14}{'aiperf':>12}{'ratio':>10}{'limit':>8}"
     for row in shown:
         is_rate = row.name in aiperf_client.RATES
         values = [f"{value:.2f}" if is_rate else milliseconds(value) for value in (row.ours, row.theirs)]
@@ -183,54 +184,63 @@ def table(label: str, shown: Sequence[Row]) -> Iterator[str]:
         yield f"{row.name + unit:<24}{values[0]:>14}{values[1]:>12}{row.ratio:>10.3f}{row.limit:>8.0%}  {verdict}"
 
 
-def workloads(args: argparse.Namespace) -> dict[str, BenchOptions]:
-    """By name.
-
+def workload_options(args: argparse.Namespace) -> BenchOptions:
+    """
     Raises:
         ConfigError
     """
-    shared = {
-        "num_requests": args.requests,
-        "prompt_tokens": str(args.prompt_tokens),
-        "output_tokens": str(args.output_tokens),
-        "ignore_eos": True,
-        "warmup": 3,
-    }
-    return {
-        "interval": options_from(shared | {"submit_interval_ms": args.interval_ms}),
-        "concurrency": options_from(shared | {"concurrency": args.concurrency}),
-    }
+    if not args.interval_ms > 0:
+        raise ConfigError(f"--interval-ms must be more than 0, got {args.interval_ms:g}")
+    return options_from(
+        {
+            "num_requests": args.requests,
+            "submit_interval_ms": args.interval_ms,
+            "prompt_tokens": str(args.prompt_tokens),
+            "output_tokens": str(args.output_tokens),
+            "ignore_eos": True,
+            "warmup": 3,
+        }
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
-        chosen, path = workloads(args), checked_path("--json", args.json)
+        options, path = workload_options(args), checked_path("--json", args.json)
         if args.rounds < 1:
             raise ConfigError(f"--rounds must be at least 1, got {args.rounds}")
         if args.step_ms is not None and not 1 <= args.step_ms < math.inf:
             raise ConfigError(f"--step-ms must be at least 1, got {args.step_ms}")
         aiperf_client.ENVIRONMENT.set_up()
-        found = _serve_and_measure(args, chosen)
+        with _served(args) as (url, tokenizer):
+            found = rows(measure(url, tokenizer, options, args.rounds))
     except (ConfigError, SetupError, BenchError) as error:
         print(f"agreement: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
-    for label, shown in found.items():
-        print("\n".join((*table(label, shown), "")))
-    agree = all(row.agrees for shown in found.values() for row in shown)
+    print("\n".join(table(found)))
+    agree = all(row.agrees for row in found)
     print("all agree" if agree else "not all agree")
     if path is not None:
-        path.write_text(json.dumps(_record(args, chosen, found, agree), indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(_record(args, options, found, agree), indent=2) + "\n", encoding="utf-8")
     return 0 if agree else 1
-
-
-def _serve_and_measure(args: argparse.Namespace, chosen: Mapping[str, BenchOptions]) -> dict[str, list[Row]]:
-    with _served(args) as (url, tokenizer):
-        return {label: rows(measure(url, tokenizer, label, options, args.rounds)) for label, options in chosen.items()}
 
 
 @contextmanager
 def _served(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
+    """As `_started`, clients on the last core and the server on the others: a client of several processes would take
+    time from the server, and be right to call it slower."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:-1] or cores)  # what is started inherits it
+    try:
+        with _started(args) as served:
+            os.sched_setaffinity(0, cores[-1:])
+            yield served
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+@contextmanager
+def _started(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
     """A server without a prefix cache: its address, and a folder with its tokenizer."""
     if args.step_ms is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -244,22 +254,15 @@ def _served(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
         yield f"http://127.0.0.1:{port}", args.checkpoint
 
 
-def _record(
-    args: argparse.Namespace, chosen: Mapping[str, BenchOptions], found: Mapping[str, Sequence[Row]], agree: bool
-) -> dict[str, Any]:
+def _record(args: argparse.Namespace, options: BenchOptions, found: Sequence[Row], agree: bool) -> dict[str, Any]:
     return {
         "benchmark": "agreement",
         "served": f"steps of {args.step_ms:g} ms" if args.checkpoint is None else args.checkpoint.resolve().name,
         "rounds": args.rounds,
         "threads": args.threads,
         "all_agree": agree,
-        "workloads": {
-            label: {
-                "workload": asdict(chosen[label].workload),
-                "numbers": [asdict(row) | {"ratio": row.ratio, "agrees": row.agrees} for row in shown],
-            }
-            for label, shown in found.items()
-        },
+        "workload": asdict(options.workload),
+        "numbers": [asdict(row) | {"ratio": row.ratio, "agrees": row.agrees} for row in found],
         "versions": facts.versions(("torch",)) | aiperf_client.ENVIRONMENT.versions(("aiperf", "aiohttp")),
         "machine": facts.machine(),
     }
@@ -272,14 +275,11 @@ def _parser() -> argparse.ArgumentParser:
     served.add_argument("--step-ms", type=float, help="serve steps that last so long instead")
     parser.add_argument("--json", metavar="FILE", help="write the numbers of every round")
     parser.add_argument("--rounds", type=int, default=4, help="(default: 4)")
-    parser.add_argument("--requests", type=int, default=100, help="of a workload in a round (default: 100)")
+    parser.add_argument("--requests", type=int, default=100, help="of a client in a round (default: 100)")
     parser.add_argument("--prompt-tokens", type=int, default=128, help="(default: 128)")
     parser.add_argument("--output-tokens", type=int, default=24, help="(default: 24)")
     parser.add_argument("--interval-ms", type=float, default=417.0, help="between requests (default: 417)")
-    parser.add_argument("--concurrency", type=int, default=3, help="requests at a time (default: 3)")
-    parser.add_argument(
-        "--threads", type=int, default=1, help="of the engine; clients want a core of their own (default: 1)"
-    )
+    parser.add_argument("--threads", type=int, default=1, help="of the engine; one core is the clients' (default: 1)")
     return parser
 
 

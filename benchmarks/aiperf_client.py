@@ -57,17 +57,12 @@ class Sending:
     """JSON objects."""
     warmup: int
     """So many of them, the first ones, go before and do not count; one after the other."""
-    concurrency: int | None
-    interval_ms: float | None
-    """One of the two."""
+    interval_ms: float
+    """From one to the next."""
 
 
 def command(url: str, model: str, tokenizer: Path, sending: Sending, folder: Path) -> list[str]:
     """AIPerf's command line. A connection for each request and counts by the server, as `sluice bench` has them."""
-    if sending.interval_ms is None:
-        pace = ["--concurrency", str(sending.concurrency)]
-    else:
-        pace = ["--request-rate", repr(1000 / sending.interval_ms), "--arrival-pattern", "constant"]
     return [
         *(str(ENVIRONMENT.folder / "bin" / "aiperf"), "profile", "--model", model, "--url", url),
         *("--endpoint-type", "completions", "--streaming", "--tokenizer", str(tokenizer.resolve())),
@@ -76,7 +71,8 @@ def command(url: str, model: str, tokenizer: Path, sending: Sending, folder: Pat
         *("--warmup-request-count", str(sending.warmup), "--warmup-concurrency", "1"),
         *("--use-server-token-count", "--connection-reuse-strategy", "never"),
         *("--workers-max", "1", "--record-processors", "1", "--no-gpu-telemetry", "--no-server-metrics"),
-        *("--ui", "none", "--artifact-dir", str(folder), *pace),
+        *("--request-rate", repr(1000 / sending.interval_ms), "--arrival-pattern", "constant"),
+        *("--ui", "none", "--artifact-dir", str(folder)),
     ]
 
 
