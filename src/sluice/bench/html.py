@@ -50,6 +50,7 @@ path.series-2 { stroke: var(--s2); } path.series-3 { stroke: var(--s3); }
 .dots.series-1 { stroke-linecap: square; }
 .line { fill: none; stroke-width: 2; }
 .line.series-1 { stroke-dasharray: 7 3; } .line.series-2 { stroke-dasharray: 2 3; }
+.line.series-3 { stroke-dasharray: 9 3 2 3; }
 .window { fill: var(--window); fill-opacity: .28; }
 .grid { stroke: var(--rule); stroke-width: 1; fill: none; }
 .tick, .label { fill: var(--faint); font-size: 12px; font-family: system-ui, sans-serif; }
