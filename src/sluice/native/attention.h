@@ -243,11 +243,9 @@ void attend_item(const AttentionCall& call, Plan& plan, const Item& item, float*
     }
     if (item.splits == 0) std::fill_n(scratch.whole.top, rows, NEG_INF);
     if (item.part < 0) return write_result(tile, scratch.whole);
-    copy_sums(plan.part(item.part, rows, d), scratch.whole, rows, d);
-    if (!plan.is_last_of_tile(item.tile)) return;
-    const int first = item.part - (item.first_split - item.keys.low / SPLIT);
-    const int parts = (item.keys.high - 1) / SPLIT - item.keys.low / SPLIT + 1;
-    const Sums whole = plan.part(first, rows, d);
-    for (int i = 1; i < parts; i++) merge_sums(whole, plan.part(first + i, rows, d), rows, d);
+    copy_sums(plan.part(item, item.first_split - item.keys.low / SPLIT, d), scratch.whole, rows, d);
+    if (!plan.is_last_of_tile(item)) return;
+    const Sums whole = plan.part(item, 0, d);
+    for (int i = 1; i < Plan::splits_of(item.keys); i++) merge_sums(whole, plan.part(item, i, d), rows, d);
     write_result(tile, whole);
 }

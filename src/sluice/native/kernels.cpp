@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 
@@ -130,8 +131,13 @@ EXPORT int sluice_has_level(int level) {
     return has(static_cast<Level>(level)) && kernels_of(static_cast<Level>(level));
 }
 
+// Null if the system gives no more threads.
 EXPORT sluice_engine* sluice_engine_new(int level, int threads) {
-    return new sluice_engine(*kernels_of(static_cast<Level>(level)), threads);
+    try {
+        return new sluice_engine(*kernels_of(static_cast<Level>(level)), threads);
+    } catch (const std::system_error&) {
+        return nullptr;
+    }
 }
 
 EXPORT void sluice_engine_free(sluice_engine* engine) { delete engine; }
@@ -143,7 +149,7 @@ EXPORT void sluice_attention(sluice_engine* engine, const AttentionCall* call) {
         const AttentionCall& call;
         int64_t buffer;
     } context{*engine, *call, 0};
-    engine->plan.make(*call);
+    engine->plan.make(*call, engine->pool.size());
     context.buffer = engine->kernels.attend_buffer(engine->plan.max_rows, call->head_dim);
     engine->pool.run(engine->plan.items.size(), &context, [](void* p, int64_t item, int thread) {
         auto& c = *static_cast<Context*>(p);

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -33,8 +33,14 @@ class Level(IntEnum):
     """For tests: the same beside AVX-512."""
 
 
-NAMES = {"scalar": Level.SCALAR, "avx2": Level.AVX2, "avx512": Level.AVX512, "avx512-bf16": Level.AVX512_BF16}
-NAMES["amx"] = Level.AMX
+NAMES: Mapping[str, Level] = {
+    "scalar": Level.SCALAR,
+    "avx2": Level.AVX2,
+    "avx512": Level.AVX512,
+    "avx512-bf16": Level.AVX512_BF16,
+    "amx": Level.AMX,
+}
+"""As `--cpu-kernels` calls them; not those of tests."""
 
 
 class KernelsUnavailable(RuntimeError):
@@ -87,7 +93,7 @@ class Kernels:
         threads: how many compute, the caller's own among them.
 
     Raises:
-        KernelsUnavailable: the processor lacks the level.
+        KernelsUnavailable: the processor lacks the level, or the system refuses the threads.
         ValueError: `threads` is below 1.
     """
 
@@ -100,6 +106,8 @@ class Kernels:
         self.threads = threads
         self._functions = library.functions
         self._engine = ctypes.c_void_p(library.functions.sluice_engine_new(int(level), threads))
+        if not self._engine:
+            raise KernelsUnavailable(f"the system refused to start {threads - 1} threads")
         weakref.finalize(self, library.functions.sluice_engine_free, self._engine)
 
     def attention(self, call: AttentionCall) -> None:

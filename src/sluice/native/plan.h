@@ -2,7 +2,8 @@
 //
 // An item is a tile of queries of one request, for one KV head, over some KV splits. Splits lie at multiples of SPLIT
 // tokens from the request's beginning, and what a query sees of each is summed alone and then merged in order. So a
-// query's result depends on its position and keys alone: not on its chunk, its batch, or the number of threads.
+// query's result depends on its position and keys alone: not on its chunk, its batch, or the number of threads. These
+// decide only whether the splits of a tile are done by one thread or by several.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +17,8 @@
 constexpr int SPLIT = 512;         // keys
 constexpr int BLOCK = 256;         // keys whose scores are held at once; divides SPLIT
 constexpr int TILE_ROWS = 48;      // query heads of a tile: more would not fit the second-level cache beside a block
-constexpr int SHARED_ROWS = 16;    // up to so many rows, every split is an item of its own
+constexpr int SHARED_ROWS = 16;    // of a tile whose splits may go to several threads
+constexpr int ITEMS_EACH = 8;      // a tile that is more than this part of a thread's work is shared
 
 struct Span {
     int low, high;
@@ -35,8 +37,8 @@ struct Item {
     int first_token, tokens;    // in the row
     Span keys;                  // that any of these tokens sees
     int first_split, splits;
-    int part;                   // where this item's sums go if others share its tile, else -1
-    int tile;                   // counts those that share it
+    int64_t part;    // where this item's sums go if others share its tile, else -1
+    int tile;        // counts those that share it
 };
 
 // Sums over some keys: out[rows][head_dim] unnormalised, base-2 maximum and total of the weights of each row.
@@ -53,58 +55,73 @@ class Plan {
 public:
     // Decodes come first in a batch and are the shortest: they are handed out last, so that no thread is left with
     // a long one in the end.
-    void make(const AttentionCall& call) {
-        items.clear();
-        parts = tiles = 0;
-        max_rows = 0;
+    void make(const AttentionCall& call, int threads) {
         group = call.heads / call.kv_heads;
+        whole.clear();
         for (int row = call.rows - 1; row >= 0; row--) add_row(call, row);
-        part_size = Sums::size(SHARED_ROWS, call.head_dim);
-        sums.resize(static_cast<size_t>(parts) * part_size);
-        if (tiles > static_cast<int>(capacity)) remaining.reset(new std::atomic<int>[capacity = tiles]);
+        int64_t splits = 0;
+        max_rows = 0;
+        for (const Item& tile : whole) {
+            splits += tile.splits;
+            max_rows = std::max(max_rows, tile.tokens * group);
+        }
+        items.clear();
+        floats = tiles = 0;
+        for (const Item& tile : whole) {
+            const bool is_large = static_cast<int64_t>(tile.splits) * threads * ITEMS_EACH > splits;
+            if (threads > 1 && is_large && tile.splits > 1 && tile.tokens * group <= SHARED_ROWS) share(tile, call.head_dim);
+            else items.push_back(tile);
+        }
+        if (static_cast<int64_t>(sums.size()) < floats) sums.resize(floats);
+        if (tiles > capacity) remaining.reset(new std::atomic<int>[capacity = tiles]);
         for (const Item& item : items) {
             if (item.part >= 0) remaining[item.tile].store(splits_of(item.keys), std::memory_order_relaxed);
         }
     }
 
-    Sums part(int index, int rows, int head_dim) { return Sums::at(&sums[index * part_size], rows, head_dim); }
-    bool is_last_of_tile(int tile) { return remaining[tile].fetch_sub(1) == 1; }
+    // The sums of a shared tile's split, counted from its first one.
+    Sums part(const Item& item, int split, int head_dim) {
+        const int rows = item.tokens * group;
+        const int64_t size = Sums::size(rows, head_dim), own = item.first_split - item.keys.low / SPLIT;
+        return Sums::at(&sums[item.part + (split - own) * size], rows, head_dim);
+    }
+
+    bool is_last_of_tile(const Item& item) { return remaining[item.tile].fetch_sub(1) == 1; }
+
+    static int splits_of(Span keys) { return keys.empty() ? 0 : (keys.high - 1) / SPLIT - keys.low / SPLIT + 1; }
 
     std::vector<Item> items;
     int group = 1;       // query heads for each KV head
     int max_rows = 0;    // of any tile
 
 private:
-    static int splits_of(Span keys) { return keys.empty() ? 0 : (keys.high - 1) / SPLIT - keys.low / SPLIT + 1; }
-
     void add_row(const AttentionCall& call, int row) {
         const int q_len = call.q_starts[row + 1] - call.q_starts[row], kv_len = call.kv_lens[row];
         const int tile_tokens = std::max(1, TILE_ROWS / group);
         for (int first = 0; first < q_len; first += tile_tokens) {
             const int tokens = std::min(tile_tokens, q_len - first), position = kv_len - q_len + first;
-            max_rows = std::max(max_rows, tokens * group);
             const Span a = visible(call, position, kv_len), b = visible(call, position + tokens - 1, kv_len);
             const Span keys = {std::min(a.low, kv_len), b.high};
             for (int head = 0; head < call.kv_heads; head++) {
-                add_tile({row, head, first, tokens, keys, keys.low / SPLIT, splits_of(keys), -1, -1}, tokens * group);
+                whole.push_back({row, head, first, tokens, keys, keys.low / SPLIT, splits_of(keys), -1, -1});
             }
         }
     }
 
-    void add_tile(Item whole, int rows) {
-        if (rows > SHARED_ROWS || whole.splits < 2) return items.push_back(whole);
-        Item item = whole;
+    void share(const Item& tile, int head_dim) {
+        Item item = tile;
         item.tile = tiles++;
         item.splits = 1;
-        for (int i = 0; i < whole.splits; i++, item.first_split++) {
-            item.part = parts++;
+        for (int i = 0; i < tile.splits; i++, item.first_split++) {
+            item.part = floats;
+            floats += Sums::size(tile.tokens * group, head_dim);
             items.push_back(item);
         }
     }
 
-    int parts = 0, tiles = 0;
-    int64_t part_size = 0;
+    std::vector<Item> whole;
+    int64_t floats = 0;
+    int tiles = 0, capacity = 0;
     std::vector<float> sums;
     std::unique_ptr<std::atomic<int>[]> remaining;
-    size_t capacity = 0;
 };

@@ -21,18 +21,17 @@ class Pool {
 public:
     using Work = void (*)(void* context, int64_t item, int thread);
 
+    // Throws std::system_error if the system gives no more threads.
     explicit Pool(int threads) : buffers(threads) {
-        for (int i = 1; i < threads; i++) workers.emplace_back([this, i] { serve(i); });
+        try {
+            for (int i = 1; i < threads; i++) workers.emplace_back([this, i] { serve(i); });
+        } catch (...) {
+            stop();
+            throw;
+        }
     }
 
-    ~Pool() {
-        {
-            const std::lock_guard lock(mutex);
-            stopping = true;
-        }
-        posted.notify_all();
-        for (std::thread& worker : workers) worker.join();
-    }
+    ~Pool() { stop(); }
 
     int size() const { return static_cast<int>(buffers.size()); }
 
@@ -64,6 +63,15 @@ public:
     std::mutex one_call;    // whoever uses the pool holds it
 
 private:
+    void stop() {
+        {
+            const std::lock_guard lock(mutex);
+            stopping = true;
+        }
+        posted.notify_all();
+        for (std::thread& worker : workers) worker.join();
+    }
+
     // The state of the current round: its number, whether it may still be entered, and how many workers are inside.
     static constexpr int ROUND = 32;
     static constexpr uint64_t OPEN = 1u << 31, INSIDE = OPEN - 1;
