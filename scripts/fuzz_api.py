@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from api_cases import OPERATIONS, Sent, case_of, complaint
+from sluice.server.openapi import BODIES
 
 PATIENCE = 60.0
 """Seconds after which a request hangs."""
@@ -110,7 +111,7 @@ def main() -> int:
     args = parser.parse_args()
     statuses: Counter[int] = Counter()
     with nullcontext(args.url) if args.url else bundled() as url:
-        with_body = [operation for operation in OPERATIONS if operation[0] == "POST"]
+        with_body = [("POST", path) for path in BODIES]
         problems: list[str] = []
         for operation in OPERATIONS:
             # The others take no argument: their requests are all alike.
