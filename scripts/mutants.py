@@ -22,6 +22,7 @@ FILES = (
     "kv/manager.py",
     "scheduler/request.py",
     "scheduler/queue.py",
+    "scheduler/queue_limits.py",
     "scheduler/state.py",
     "scheduler/batch.py",
     "scheduler/retract.py",
@@ -34,6 +35,7 @@ FILES = (
     "engine/trace.py",
     "engine/recorder.py",
     "engine/chunk_log.py",
+    "engine/deadlines.py",
     "engine/watched.py",
     "engine/engine.py",
 )
