@@ -113,3 +113,75 @@ def test_one_that_leaves_is_no_suspect() -> None:
     assert list(quarantine.let_in()) == [2]
     quarantine.closed(2)
     assert list(quarantine.let_in()) == [1, 4]
+
+
+def test_two_deaths_in_a_row_accuse_whoever_was_in_flight_in_the_second() -> None:
+    """Others were in flight in the first: nobody got a token, so any of those now there may do it again."""
+    quarantine = opened(1, 2, 3)
+    quarantine.let_in()
+    quarantine.engine_died({1})
+    quarantine.let_in()
+    quarantine.engine_died({2})
+    assert list(quarantine.let_in()) == [2]
+
+
+def test_a_token_for_anybody_parts_two_deaths() -> None:
+    quarantine = opened(1, 2, 3)
+    quarantine.let_in()
+    quarantine.engine_died({1})
+    quarantine.let_in()
+    quarantine.got_token(3)
+    quarantine.engine_died({2})
+    assert list(quarantine.let_in()) == [1, 2, 3]
+
+
+def test_deaths_after_a_token_count_from_there() -> None:
+    quarantine = opened(1, 2)
+    quarantine.let_in()
+    quarantine.engine_died({1})
+    for _ in range(2):
+        quarantine.let_in()
+        quarantine.got_token(1)
+        quarantine.got_token(2)
+    for _ in range(2):
+        assert list(quarantine.let_in()) in ([], [1, 2])
+        quarantine.got_token(2)
+        quarantine.engine_died({1})
+    assert list(quarantine.let_in()) == [1]
+
+
+def test_an_idle_death_is_not_the_first_of_two() -> None:
+    quarantine = opened()
+    quarantine.engine_died(())
+    quarantine.opened(1)
+    quarantine.opened(2)
+    quarantine.let_in()
+    quarantine.engine_died({1})
+    assert list(quarantine.let_in()) == [1, 2]
+
+
+def test_one_that_has_ended_never_comes_back() -> None:
+    """It is neither let in again nor company for one on trial."""
+    quarantine = opened(1, 2)
+    quarantine.let_in()
+    quarantine.closed(1)
+    quarantine.engine_died({2})
+    assert list(quarantine.let_in()) == [2]
+    quarantine.engine_died({2})
+    assert list(quarantine.let_in()) == [2]
+    quarantine.opened(3)
+    quarantine.got_token(2)
+    quarantine.let_in()
+    quarantine.closed(2)
+    for _ in range(2):
+        quarantine.engine_died({3})
+        assert list(quarantine.let_in()) == [3]
+    assert quarantine.engine_died({3}) == 3
+
+
+def test_one_that_has_left_was_no_company() -> None:
+    quarantine = died_twice()
+    assert list(quarantine.let_in()) == [2]
+    quarantine.closed(2)
+    assert list(quarantine.let_in()) == [3]
+    assert quarantine.engine_died({3}) == 3

@@ -12,8 +12,7 @@ from sluice.types import BatchPlan, BatchResult
 class WatchedRunner:
     """Says who is in flight before it launches a step, so that it is known if the process dies of it.
 
-    A step counts as in flight until the next one is
-    launched or waited for: its result is being folded in meanwhile.
+    A step counts as in flight until another is launched: its result is being folded in meanwhile.
     """
 
     def __init__(self, inner: Runner, heartbeat: Heartbeat) -> None:
@@ -22,8 +21,9 @@ class WatchedRunner:
         self._in_flight: deque[WatchedStep] = deque()
 
     def launch(self, plan: BatchPlan) -> WatchedStep:
-        self.forget_landed()
-        step = WatchedStep(self, plan, self._heartbeat)
+        while self._in_flight and self._in_flight[0].has_landed:
+            self._in_flight.popleft()  # its result was folded in
+        step = WatchedStep(plan, self._heartbeat)
         self._in_flight.append(step)
         ids = {chunk.request_id for each in self._in_flight for chunk in each.plan.chunks}
         self._heartbeat.launching(plan.step, sorted(ids))
@@ -35,25 +35,18 @@ class WatchedRunner:
             raise
         return step
 
-    def forget_landed(self) -> None:
-        """Those that have landed were folded in."""
-        while self._in_flight and self._in_flight[0].has_landed:
-            self._in_flight.popleft()
-
 
 class WatchedStep:
     """A launched step."""
 
     inner: Pending
 
-    def __init__(self, runner: WatchedRunner, plan: BatchPlan, heartbeat: Heartbeat) -> None:
+    def __init__(self, plan: BatchPlan, heartbeat: Heartbeat) -> None:
         self.plan = plan
         self.has_landed = False
-        self._runner = runner
         self._heartbeat = heartbeat
 
     def wait(self) -> BatchResult:
-        self._runner.forget_landed()
         self._heartbeat.tick(Phase.BUSY)
         try:
             result = self.inner.wait()
