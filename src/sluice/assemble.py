@@ -197,7 +197,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     asked = config.model
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
-    kernels = _load_kernels(config)
+    kernels = _load_kernels(config, device, reasons)
     model, spec = load_model(
         folder,
         dtype=asked.dtype,
@@ -265,9 +265,11 @@ def _can_attend(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) 
     return False
 
 
-def _load_kernels(config: EngineConfig) -> Kernels | None:
+def _load_kernels(config: EngineConfig, device: torch.device, reasons: Mapping[str, str]) -> Kernels | None:
     name = config.model.cpu_kernels
     if name == TORCH:
+        if device.type == "cpu" and "cpu_kernels" in reasons:
+            LOGGER.warning("torch computes, more slowly: %s", reasons["cpu_kernels"])
         return None
     assert config.model.threads is not None, f"not resolved: {config}"
     return Kernels(Library(), NAMES[name], config.model.threads)
