@@ -354,7 +354,7 @@ class ServerConfig:
         None,
         "key that every request must carry",
         unset="no key is needed",
-        more="As `Authorization: Bearer KEY`; only `/health`, `/ready` and `/live` need none. Other users of the machine"
+        more="As `Authorization: Bearer KEY`; only `/health`, `/ready` and `/live` need none. Other users of a machine"
         " can read a command line: a file is better.",
         sglang="--api-key",
         vllm="--api-key",
