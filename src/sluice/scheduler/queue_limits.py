@@ -27,7 +27,7 @@ class QueueLimits:
         self._state = state
         self._max_requests = limits.max_queued_requests
         self._max_tokens = limits.max_queued_tokens
-        self._recounted_at = -1
+        self._recounted_at: int | None = None
 
     def check_count(self) -> None:
         """
