@@ -137,7 +137,7 @@ def greedy(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int
     return tokens[len(token_ids) :]
 
 
-def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int, **options: Any) -> list[int]:
     """What transformers' own greedy `generate` gives, with its cache and without an end-of-sequence token."""
     with exact(reference.dtype), torch.inference_mode():
         tokens = reference.generate(
@@ -145,7 +145,7 @@ def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: i
             attention_mask=torch.ones(1, len(token_ids), dtype=torch.int64),
             max_new_tokens=max_tokens,
             do_sample=False,
-            eos_token_id=None,
+            **({"eos_token_id": None} | options),
             pad_token_id=0,
         )
     return tokens[0, len(token_ids) :].tolist()

@@ -93,3 +93,28 @@ def test_a_pool_too_small_for_all_changes_nothing(
         results = llm.generate(prompts, GREEDY)
     assert [list(result.token_ids) for result in results] == [expected("llama", prompt) for prompt in prompts]
     assert caching or {result.num_cached_tokens for result in results} == {0}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.7}),
+        ({"repetition_penalty": 0.6}, {"repetition_penalty": 0.6}),
+        (
+            {"min_tokens": 9, "stop_token_ids": tuple(range(3, 60))},
+            {"min_new_tokens": 9, "eos_token_id": list(range(3, 60))},
+        ),
+    ],
+)
+def test_adjusted_logits_are_those_of_transformers(
+    ours: dict[str, Any], theirs: dict[str, Any], checkpoint: Checkpoints, prompts: list[Prompt]
+) -> None:
+    """A prompt that comes from the cache, in chunks, beside others: its tokens count for the penalty all the same."""
+    reference = tiny_models.load_reference(checkpoint("llama"), torch.float64)
+    params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, ignore_eos=True, **ours)
+    wanted = [tiny_models.generate(reference, prompt, MAX_TOKENS, **theirs) for prompt in prompts]
+    with LLM(checkpoint("llama"), dtype="float64", **options(4, 8, enable_overlap=True)) as llm:
+        for _ in range(2):
+            results = llm.generate(prompts, params)
+            assert [list(result.token_ids) for result in results] == wanted
+    assert wanted != [tiny_models.generate(reference, prompt, MAX_TOKENS) for prompt in prompts], "nothing changed"
