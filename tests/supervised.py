@@ -17,7 +17,9 @@ from sluice.testing import oracle, resolved
 from sluice.types import FinishReason, Output
 
 CONFIG = EngineConfig.from_options({"model": "a folder"})
+PATIENT = Patience(start=30.0, heartbeat=5.0, step=30.0)
 IMPATIENT = Patience(start=30.0, heartbeat=2.0, step=30.0)
+"""For tests that wait for it to be over."""
 
 
 @dataclass
@@ -36,7 +38,7 @@ async def supervised(
     config: EngineConfig = CONFIG,
     factory: str = "shadow_engine:build",
     faults: str = "",
-    patience: Patience = IMPATIENT,
+    patience: Patience = PATIENT,
     max_restarts: int = 10,
 ) -> AsyncIterator[Supervised]:
     """An engine that is ready, and those that follow it."""

@@ -194,7 +194,7 @@ def text_of(events: list[str]) -> str:
 def test_a_killed_engine_is_replaced_and_its_stream_goes_on(tmp_path: Path) -> None:
     """Over the whole way: a client cannot tell, and `/server_info` can."""
     port = free_port()
-    with server(*shadow(port, tmp_path)) as process:
+    with server(*shadow(port, tmp_path, **faulty("slow@20=60"))) as process:
         announced(process)
         (engine,) = processes.children(process.pid)
         with streaming(port, 150) as events:
@@ -241,7 +241,7 @@ def test_a_device_that_hangs(tmp_path: Path) -> None:
 def test_a_drain_finishes_what_runs(tmp_path: Path) -> None:
     """A rolling update that cuts streams off, or one that never ends because new requests keep coming."""
     port = free_port()
-    with server(*shadow(port, tmp_path, **faulty("slow@5=1"))) as process, httpx.Client() as http:
+    with server(*shadow(port, tmp_path, **faulty("slow@5=3"))) as process, httpx.Client() as http:
         announced(process)
         with streaming(port, 150) as events:
             begun = [next(events)]
