@@ -204,3 +204,16 @@ def test_equal_next_pages_behind_different_beginnings_are_no_twins() -> None:
     bench.scheduler.add(2, first + second + shared + [0], resolved(1))
     bench.scheduler.add(3, first + third + shared + [0], resolved(1))
     assert shapes_of(bench) == [[(2, 8, 5), (3, 8, 5)]]
+
+
+@pytest.mark.parametrize("counted", ["retractions", "preemptions"])
+def test_one_sent_back_in_the_middle_of_its_prompt_goes_first(counted: str) -> None:
+    """It has no output yet that would tell, and has waited for its turn once already."""
+    bench = Bench.of(World(limits_of(chunk=8, running=1), num_pages=32, page_size=2))
+    queue(bench, 1, 20)
+    steps_of(bench)
+    queue(bench, 0, 4)
+    request = bench.scheduler.state.requests[1]
+    setattr(request, counted, 1)
+    bench.scheduler.state.send_back(request)
+    assert [chunk.request_id for chunk in steps_of(bench)[0].chunks] == [1]
