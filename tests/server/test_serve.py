@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -290,7 +291,10 @@ def test_a_model_that_loads_too_long_ends_the_server(tmp_path: Path) -> None:
 def test_a_killed_server_leaves_no_engine_that_hangs(tmp_path: Path) -> None:
     """One that is stuck reads no message and no end of a pipe; it would hold the GPU for ever."""
     port = free_port()
-    with server(*shadow(port, tmp_path, **faulty("hang@5"))) as process:
+    with (
+        tempfile.TemporaryDirectory() as folder,  # a killed server cannot remove its sockets
+        server(*shadow(port, tmp_path, **faulty("hang@5")), TMPDIR=folder) as process,
+    ):
         announced(process)
         (engine,) = processes.children(process.pid)
         with streaming(port, 150) as events:
