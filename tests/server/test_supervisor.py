@@ -23,7 +23,7 @@ from sluice.tracing.reader import TraceReader
 from sluice.tracing.replay import replay
 from sluice.types import FinishReason
 from sluice.wire import Ready
-from supervised import CONFIG, IMPATIENT, ask, check_answer, supervised, tokens_of
+from supervised import CONFIG, IMPATIENT, ask, check_answer, supervised
 
 PROMPTS = [tuple(b"abcdefgh"[: n + 2]) for n in range(5)]
 LENGTH = 60
