@@ -92,11 +92,13 @@ def test_deadlines_against_a_slow_twin() -> None:
     """Each is due once, in time, unless its request has ended; and those of ended requests do not pile up."""
     draw, deadlines = random.Random(1), Deadlines()
     open_ones: dict[int, list[tuple[float, FinishReason]]] = {}
+    submits: dict[int, Submit] = {}
     now = 0.0
     for request_id in range(3000):
         now += draw.random()
         begin_by, end_by = (draw.choice([None, now + draw.random() * 40]) for _ in range(2))
-        deadlines.watch(Submit(request_id, (1,), resolved(), begin_by=begin_by, end_by=end_by))
+        submits[request_id] = Submit(request_id, (1,), resolved(), begin_by=begin_by, end_by=end_by)
+        deadlines.watch(submits[request_id])
         wanted = [(begin_by, FinishReason.EXPIRED), (end_by, FinishReason.TIMEOUT)]
         open_ones[request_id] = [(at, reason) for at, reason in wanted if at is not None]
         late = sorted((at, i, reason) for i, those in open_ones.items() for at, reason in those if at <= now)
@@ -107,9 +109,12 @@ def test_deadlines_against_a_slow_twin() -> None:
             ended = draw.choice(sorted(open_ones))
             del open_ones[ended]
             deadlines.forget([Output(ended, 0, (), 0, FinishReason.ABORT), Output(-1, 0, (5,), 0)])
-        left = sum(map(len, open_ones.values()))
-        assert bool(deadlines) == (left > 0)
-        assert deadlines.num_kept <= 2 * left + 2 * KEPT_STALE
+        assert deadlines or not any(open_ones.values())
+        watched = [i for i, submit in submits.items() if i in open_ones and (submit.begin_by or submit.end_by)]
+        assert deadlines.num_kept <= KEPT_STALE + 4 * len(watched)
+    deadlines.forget([Output(i, 0, (), 0, FinishReason.STOP) for i in open_ones])
+    assert list(deadlines.due(now + 100)) == []
+    assert not deadlines
 
 
 def test_a_flush_forgets_what_nobody_uses() -> None:
