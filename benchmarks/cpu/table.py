@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.cpu.record import Record
-from benchmarks.cpu.rows import ROWS, Number, Row
+from benchmarks.cpu.rows import AFTER_PREFILLS, ROWS, TPOT, TTFT, Number, Row
 
 WEIGHT_BYTES = 1_192_000_000
 """Of Qwen3-0.6B in 16 bits: 596 million weights, the embedding and head once."""
@@ -33,7 +33,7 @@ def _line(record: Record, row: Row, number: Number, ours: str, peers: Sequence[s
 
 
 def _ratio(values: dict[str, float | None], ours: str, number: Number) -> float | None:
-    others = [value for peer, value in values.items() if peer != ours and value is not None]
+    others = [value for peer, value in values.items() if peer != ours and value]
     own = values[ours]
     if own is None or not others:
         return None
@@ -60,13 +60,13 @@ def _limits(record: Record, ours: str) -> list[str]:
         f" {rates.bfloat16_flop_per_second / 1e12:.2f} TFLOP/s, with {record.content['threads']} threads."
     ]
     floor = WEIGHT_BYTES / rates.read_bytes_per_second
-    if (step := record.median("decode-1", ours, "ITL p50")) is not None:
+    if (step := record.median("decode-1", ours, TPOT)) is not None:
         lines.append(f"- decode, batch 1: {step / floor:.2f}x the time to read the weights once (aim <= 1.3)")
-    if (step := record.median("cached", ours, "ITL p50 after the prefills")) is not None:
+    if (step := record.median("cached", ours, AFTER_PREFILLS)) is not None:
         read = WEIGHT_BYTES + 4 * 4024 * KV_BYTES_PER_TOKEN
         share = read / step / rates.read_bytes_per_second
         lines.append(f"- decode at 4,000 tokens: {share:.0%} of read bandwidth (aim >= 60%)")
-    if (first := record.median("prefill", ours, "TTFT p50")) is not None:
+    if (first := record.median("prefill", ours, TTFT)) is not None:
         share = 2048 * LAYER_FLOP / first / rates.bfloat16_flop_per_second
         lines.append(f"- prefill: {share:.0%} of that rate in the layers' products alone (aim >= 70%)")
     for row in ROWS:

@@ -65,7 +65,7 @@ def test_ours_is_compared_with_the_best_peer(tmp_path: Path) -> None:
 
 
 def test_the_machines_limits(tmp_path: Path) -> None:
-    number = "ITL p50"
+    number = "TPOT p50"
     found = record(
         tmp_path / "a.json",
         {"decode-1": {"sluice": runs(number, 0.0298)}, "neighbour": {"sluice": runs(number, 0.0596)}},
