@@ -99,7 +99,7 @@ class LoadedModel:
             reference = TickingAttention(ReferenceAttention(tick=busy), busy)
             return TorchRunner(model, DeviceState(self.shape), reference, tick=waiting)
         state = DeviceState(self.shape, lambda shape: _packed_kv(shape, kernels))
-        return TorchRunner(model, state, TickingAttention(NativeAttention(kernels), busy), tick=waiting)
+        return TorchRunner(model, state, TickingAttention(NativeAttention(kernels, busy), busy), tick=waiting)
 
     def scheduler(self) -> Scheduler:
         return self.setup().build()

@@ -264,6 +264,24 @@ def test_chunks_change_nothing(kernels: Kernels, window: int | None) -> None:
 
 
 @each_level
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_long_layer_ticks_for_every_part_and_computes_the_same(kernels: Kernels, window: int | None) -> None:
+    """A layer over a long context takes longer than an engine may be silent; cut, it still sees what it saw."""
+    case = make_case(9, [(1, 40), (1, 300), (70, 70), (5, 200), (130, 400)], group=2, kv_heads=2)
+    out, lse = attend(case, kernels, window=window)
+    ticks: list[int] = []
+    bounded = NativeAttention(kernels, lambda: ticks.append(1), max_scores=4 * 400 * 50)
+    cut, cut_lse = bounded.attend(
+        case.q, case.packed(kernels), case.batch, scale=case.scale, need_lse=True, window=window
+    )
+    assert cut_lse is not None
+    assert len(ticks) == 1 + 1 + 1 + 3
+    rtol, atol = (2e-2, 4e-3) if kernels.level in TILES else (0.0, 0.0)
+    torch.testing.assert_close(cut, out, rtol=rtol, atol=atol)
+    torch.testing.assert_close(cut_lse, lse, rtol=rtol, atol=atol)
+
+
+@each_level
 def test_nan_stays_with_its_request(kernels: Kernels) -> None:
     """A model that overflows makes NaN: its request fails, as told by its logits, and its neighbours go on."""
     case = make_case(9, [(1, 300), (1, 300), (6, 40), (6, 40)])
