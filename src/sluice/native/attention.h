@@ -78,6 +78,21 @@ struct Block {
     }
 };
 
+// Where the pieces of a block are: those of its keys, or values; behind them those that are read next, its values and after
+// these the keys that follow.
+template <class X>
+struct Pieces {
+    const typename X::E* at[BLOCK / 16 + AHEAD];
+
+    Pieces(const Tile<X>& tile, const Block& block, const void* pool, const void* next_pool, int next) {
+        for (int i = 0; i < block.groups; i++) at[i] = tile.sixteen(pool, block.start + 16 * i);
+        for (int i = 0; i < AHEAD; i++) {
+            const int position = next + 16 * i;
+            at[block.groups + i] = position < tile.item.keys.high ? tile.sixteen(next_pool, position) : at[0];
+        }
+    }
+};
+
 template <class X>
 void pack_queries(const Tile<X>& tile, Scratch<X>& scratch) {
     const AttentionCall& call = tile.call;
@@ -92,22 +107,21 @@ void pack_queries(const Tile<X>& tile, Scratch<X>& scratch) {
 
 template <class X>
 void scores(const Tile<X>& tile, const Block& block, Scratch<X>& scratch) {
-    const typename X::E* base[BLOCK / 16];
-    for (int i = 0; i < block.groups; i++) base[i] = tile.sixteen(tile.call.k, block.start + 16 * i);
-    const int steps = tile.call.head_dim / X::KP;
-    const Right<X> keys = {base, 1, 0, 16 * X::KP, 1, steps, steps, false};
-    product_of_all<X>(tile.rows, scratch.q, scratch.width, keys, block.groups, scratch.s, BLOCK, false);
+    const Pieces<X> keys(tile, block, tile.call.k, tile.call.v, block.start);
+    in_pieces(tile.rows, block.groups, [&](auto m, auto n, int row, int group) {
+        times_keys<X, m, n>(scratch.q + row * scratch.width, scratch.width, keys.at + group, tile.call.head_dim / X::KP,
+                            scratch.s + row * BLOCK + 16 * group, BLOCK);
+    });
 }
 
 template <class X>
 void add_values(const Tile<X>& tile, const Block& block, Scratch<X>& scratch, bool accumulate) {
-    const typename X::E* base[BLOCK / 16];
-    const int used = block.keys.high - block.start, segments = (used + 15) / 16, in_last = used - 16 * (segments - 1);
-    for (int i = 0; i < segments; i++) base[i] = tile.sixteen(tile.call.v, block.start + 16 * i);
-    const int d = tile.call.head_dim, steps = 16 / X::KP;
-    const Right<X> values = {base,  0,     16 * X::KP,      static_cast<int64_t>(d) * X::KP, segments,
-                             steps, in_last / X::KP, in_last % X::KP != 0};
-    product_of_all<X>(tile.rows, scratch.p, BLOCK, values, d / 16, scratch.split.out, d, accumulate);
+    const Pieces<X> values(tile, block, tile.call.v, tile.call.k, block.start + 16 * block.groups);
+    const int d = tile.call.head_dim, count = block.keys.high - block.start;
+    in_pieces(tile.rows, d / 16, [&](auto m, auto n, int row, int vector) {
+        times_values<X, m, n>(scratch.p + row * BLOCK, BLOCK, values.at, block.start / 16, count, 16 * vector, d * X::KP,
+                              scratch.split.out + static_cast<int64_t>(row) * d + 16 * vector, d, accumulate);
+    });
 }
 
 INL F exp2(F x) {

@@ -1,8 +1,15 @@
-// Products of a few rows with sixteen columns at a time: the inner loop of attention and of linear layers.
+// The two products of attention, a few rows with sixteen columns at a time.
 //
 // The left side holds rows, the right side packed columns: at each step KP elements of the summed dimension for sixteen
-// columns. A sum is made in one accumulator, step after step, so what a row comes to does not depend on how many rows or
-// columns are computed beside it.
+// columns. A sum is made in one accumulator, in an order that positions decide, so what a row comes to does not depend on
+// how many rows or columns are computed beside it.
+//
+// The right side is a list of pieces of sixteen keys or values, far apart in memory. While one is read, that which stands
+// AHEAD places behind it in the list is fetched; the list goes on behind its end for that.
+constexpr int AHEAD = 4;
+
+// Into the second-level cache.
+INL void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // float32 on both sides.
 struct Float32 {
@@ -54,67 +61,80 @@ using Bf16 = Widened<float>;
 using Bf16BesideTiles = Widened<uint16_t>;
 #endif
 
-// The right side of a product: `segments` runs of `steps` steps each, the last one shorter perhaps.
-template <class X>
-struct Right {
-    const typename X::E* const* base;    // of each segment; with `by_vector` 1, of each sixteen columns
-    int by_vector;
-    int64_t vector;    // elements between sixteen columns and the next sixteen, from one base
-    int64_t step;      // elements between steps
-    int segments, steps, last_steps;
-    bool half_last;    // one more step, of which only the first element counts: the other may be anything
-};
-
-// c[m][16 n] (+)= sum of a[m][..] * right[..][16 n] for M rows and N vectors of columns.
+// scores[m][16 n] = q[m][..] * keys[n], for the first N pieces. They are read in step: memory gives several distant pieces
+// faster than one after the other.
 template <class X, int M, int N>
-void product(const typename X::A* a, int64_t a_stride, const Right<X>& r, int first_vector, float* c, int64_t c_stride,
-             bool accumulate) {
+void times_keys(const typename X::A* q, int64_t q_stride, const typename X::E* const* keys, int steps, float* scores,
+                int64_t stride) {
     F sums[M * N];
-    UNROLLED for (int i = 0; i < M * N; i++) sums[i] = accumulate ? load(c + i / N * c_stride + i % N * 16) : set(0.0f);
-    for (int segment = 0; segment < r.segments; segment++) {
-        const typename X::E* b[N];
-        typename X::B right[N];
+    const typename X::E* at[N];
+    typename X::B right[N];
+    UNROLLED for (int i = 0; i < M * N; i++) sums[i] = set(0.0f);
+    UNROLLED for (int n = 0; n < N; n++) at[n] = keys[n];
+    for (int s = 0; s < steps; s++, q += X::KP) {
         UNROLLED for (int n = 0; n < N; n++) {
-            b[n] = r.base[segment + (first_vector + n) * r.by_vector] + (first_vector + n) * r.vector;
+            right[n] = X::right(at[n]);
+            fetch(keys[n + AHEAD] + (at[n] - keys[n]));
+            at[n] += 16 * X::KP;
         }
-        const bool is_last = segment + 1 == r.segments;
-        const int steps = is_last ? r.last_steps : r.steps;
-        for (int s = 0; s < steps; s++, a += X::KP) {
-            UNROLLED for (int n = 0; n < N; n++) {
-                right[n] = X::right(b[n]);
-                b[n] += r.step;
-            }
-            UNROLLED for (int i = 0; i < M * N; i++) sums[i] = X::step(sums[i], a + i / N * a_stride, right[i % N]);
-        }
-        if (!is_last || !r.half_last) continue;
-        UNROLLED for (int n = 0; n < N; n++) right[n] = X::right(b[n]);
-        UNROLLED for (int i = 0; i < M * N; i++) sums[i] = X::half_step(sums[i], a + i / N * a_stride, right[i % N]);
+        UNROLLED for (int i = 0; i < M * N; i++) sums[i] = X::step(sums[i], q + i / N * q_stride, right[i % N]);
     }
-    UNROLLED for (int i = 0; i < M * N; i++) store(c + i / N * c_stride + i % N * 16, sums[i]);
+    UNROLLED for (int i = 0; i < M * N; i++) store(scores + i / N * stride + i % N * 16, sums[i]);
 }
 
-template <class X, int M>
-void product_of_rows(const typename X::A* a, int64_t a_stride, const Right<X>& r, int from, int until, float* c,
-                     int64_t c_stride, bool accumulate) {
-    constexpr int N = vectors(M);
-    int v = from;
-    for (; v + N <= until; v += N) product<X, M, N>(a, a_stride, r, v, c + v * 16, c_stride, accumulate);
-    for (; v < until; v++) product<X, M, 1>(a, a_stride, r, v, c + v * 16, c_stride, accumulate);
+// out[m][16 n] (+)= weights[m][..] * values, of which there are `count`; elements from `column` on. TOGETHER pieces are read
+// in step, those between two multiples of so many: `first` is the number of the first piece, counted from position 0.
+template <class X, int M, int N>
+void times_values(const typename X::A* weights, int64_t weights_stride, const typename X::E* const* values, int first,
+                  int count, int column, int64_t row, float* out, int64_t stride, bool accumulate) {
+    constexpr int TOGETHER = 4;
+    F sums[M * N];
+    typename X::B right[N];
+    UNROLLED for (int i = 0; i < M * N; i++) {
+        sums[i] = accumulate ? load(out + i / N * stride + i % N * 16) : set(0.0f);
+    }
+    for (int pieces = TOGETHER - first % TOGETHER; count > 0; pieces = TOGETHER) {
+        pieces = std::min(pieces, (count + 15) / 16);
+        for (int at = 0; at < 16; at += X::KP) {
+            const int64_t offset = column * X::KP + at / X::KP * row;
+            for (int piece = 0; piece < pieces; piece++) {
+                const typename X::A* left = weights + 16 * piece + at;
+                const int after = count - 16 * piece - at;
+                UNROLLED for (int n = 0; n < N; n++) {
+                    right[n] = X::right(values[piece] + offset + 16 * X::KP * n);
+                    fetch(values[piece + AHEAD] + offset + 16 * X::KP * n);
+                }
+                if (after >= X::KP) {
+                    UNROLLED for (int i = 0; i < M * N; i++) {
+                        sums[i] = X::step(sums[i], left + i / N * weights_stride, right[i % N]);
+                    }
+                } else if (after > 0) {
+                    UNROLLED for (int i = 0; i < M * N; i++) {
+                        sums[i] = X::half_step(sums[i], left + i / N * weights_stride, right[i % N]);
+                    }
+                }
+            }
+        }
+        values += pieces, weights += 16 * pieces, count -= 16 * pieces;
+    }
+    UNROLLED for (int i = 0; i < M * N; i++) store(out + i / N * stride + i % N * 16, sums[i]);
 }
 
-// c[rows][16 count] (+)= a * right, a few columns at a time, so that these stay in the first-level cache for all rows.
-// What is left after runs of MAX_ROWS is done in fours, twos and ones.
-template <class X>
-void product_of_all(int rows, const typename X::A* a, int64_t a_stride, const Right<X>& r, int count, float* c,
-                    int64_t c_stride, bool accumulate) {
-    const int columns = rows <= MAX_ROWS ? count : 4;
-    for (int from = 0; from < count; from += columns) {
-        const int until = std::min(count, from + columns);
-        int m = 0;
-        const auto run = [&](auto count) {
-            constexpr int M = decltype(count)::value;
-            for (; m + M <= rows; m += M) {
-                product_of_rows<X, M>(a + m * a_stride, a_stride, r, from, until, c + m * c_stride, c_stride, accumulate);
+// Runs `product` over all rows and vectors of columns in pieces of a size that registers hold: product(M, N, row, vector).
+// A few columns at a time, so that these stay in the first-level cache for all rows.
+template <class Product>
+INL void in_pieces(int rows, int vectors_of_columns, Product product) {
+    const int columns = rows <= MAX_ROWS ? vectors_of_columns : 4;
+    for (int from = 0; from < vectors_of_columns; from += columns) {
+        const int until = std::min(vectors_of_columns, from + columns);
+        int row = 0;
+        const auto run = [&](auto m) {
+            constexpr int M = decltype(m)::value, N = vectors(M);
+            for (; row + M <= rows; row += M) {
+                int v = from;
+                for (; v + N <= until; v += N) product(m, std::integral_constant<int, N>{}, row, v);
+                for (; N > 2 && v + 2 <= until; v += 2) product(m, std::integral_constant<int, 2>{}, row, v);
+                for (; N > 1 && v < until; v++) product(m, std::integral_constant<int, 1>{}, row, v);
             }
         };
         run(std::integral_constant<int, MAX_ROWS>{});
