@@ -18,11 +18,10 @@ FILES = sorted(SRC.rglob("*.py"))
 CORE = ("types", "config", "kv", "scheduler", "engine")
 ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "native": {"native"},
-    "huge_pages": set(),
-    "attention": {"types", "huge_pages", "native", "attention"},
-    "models": {"types", "huge_pages", "native", "attention", "models"},
+    "attention": {"types", "native", "attention"},
+    "models": {"types", "native", "attention", "models"},
     "faults": {"types"},
-    "runner": {"types", "huge_pages", "config", "cgroups", "faults", "attention", "models", "runner"},
+    "runner": {"types", "config", "cgroups", "faults", "attention", "models", "runner"},
     "cgroups": set(),
     "cores": {"cgroups"},
     "limits": {"types"},

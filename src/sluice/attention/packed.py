@@ -11,7 +11,6 @@ from typing import Self
 
 import torch
 
-from sluice.huge_pages import in_huge_pages
 from sluice.native.abi import RotateStoreCall
 from sluice.native.library import Kernels
 
@@ -44,8 +43,8 @@ class PackedKV:
         step = STEPS[dtype]
         groups = (pages, kv_heads, page_size // GROUP, head_dim // step, GROUP, step)
         return cls(
-            in_huge_pages(torch.empty(groups, dtype=dtype)),
-            in_huge_pages(torch.empty((pages, kv_heads, page_size // step, head_dim, step), dtype=dtype)),
+            torch.empty(groups, dtype=dtype),
+            torch.empty((pages, kv_heads, page_size // step, head_dim, step), dtype=dtype),
             kernels,
         )
 

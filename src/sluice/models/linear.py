@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.huge_pages import in_huge_pages
 from sluice.models.activations import ACTIVATIONS
 from sluice.models.ops import Ops
 
@@ -124,6 +123,4 @@ def joined(*parts: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
     assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"
     if len(parts) == 1:
         return weights[0], biases[0] if biases else None
-    outputs, inputs = sum(weight.shape[0] for weight in weights), weights[0].shape[1]
-    weight = in_huge_pages(weights[0].new_empty((outputs, inputs)))
-    return torch.cat(weights, out=weight), torch.cat(biases) if biases else None
+    return torch.cat(weights), torch.cat(biases) if biases else None

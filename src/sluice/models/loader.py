@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from sluice.huge_pages import in_huge_pages
 from sluice.models.base import CausalLM, PagedLM
 from sluice.models.errors import CheckpointError
 from sluice.models.fallback.load import load_fallback
@@ -114,7 +113,7 @@ class _Filler:
         if target in self.filled:
             self._check_twin(tensor, target, value)
             return
-        filled = in_huge_pages(torch.empty(value.shape, dtype=self.model.spec.dtype, device=self.device))
+        filled = torch.empty(value.shape, dtype=self.model.spec.dtype, device=self.device)
         filled.copy_(value)
         self.filled[target] = filled
         self.sources[target] = tensor.name, tensor.file

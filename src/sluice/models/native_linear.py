@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from sluice.huge_pages import in_huge_pages
 from sluice.models.linear import Gated, Packer, Tied, activated, joined
 from sluice.models.ops import Ops
 from sluice.native.abi import PackedLinearCall
@@ -129,7 +128,7 @@ class NativePacker:
         """The weight [out, in] in blocks, in its own memory if whole blocks fill it."""
         outputs, inputs = weight.shape
         blocks = -(-outputs // BLOCK)
-        packed = weight if outputs % BLOCK == 0 else in_huge_pages(weight.new_empty((blocks * BLOCK, inputs)))
+        packed = weight if outputs % BLOCK == 0 else weight.new_empty((blocks * BLOCK, inputs))
         self._kernels.pack_linear(weight.data_ptr(), outputs, inputs, packed.data_ptr())
         return packed.view(blocks, inputs // 2, BLOCK, 2)
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
-from sluice.huge_pages import in_huge_pages
 from sluice.runner.adjust import Adjustments
 from sluice.runner.inputs import HostBatch
 from sluice.runner.logprobs import LogprobWishes
@@ -158,7 +157,7 @@ class DeviceState:
 
 def _plain_kv(shape: DeviceShape) -> LayerKV:
     size = (shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    k, v = (in_huge_pages(torch.empty(size, dtype=shape.dtype, device=shape.device)) for _ in range(2))
+    k, v = (torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
     return LayerKV(k, v)
 
 
