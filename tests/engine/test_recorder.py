@@ -275,3 +275,10 @@ def test_questions_are_answered_and_not_told() -> None:
     engine.step()
     assert engine.link.stats[0].occupancy.waiting == 1
     assert kinds(kept) == ["Added", "StepEnded"]
+
+
+def test_a_flush_of_an_idle_engine_is_seen_at_once() -> None:
+    """The engine sleeps after it, and whoever reads the trace would wait for its next request."""
+    kept = Kept()
+    assert Recorder(WORLD.scheduler(), NullTrace(), kept, VirtualClock()).flush_cache() == 0
+    assert kept.flushes == [1]

@@ -7,7 +7,7 @@ import pytest
 from sluice.engine.messages import Submit
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.testing import resolved
-from sluice.types import FinishReason
+from sluice.types import FinishReason, Output
 from support import queue, shapes_of, steps_of, until_retraction
 from worlds import Bench, World, limits_of
 
@@ -19,13 +19,15 @@ def bench_of(*, running: int = 2, num_pages: int = 64, page_size: int = 4, chunk
 def test_a_burst_that_fits_the_free_slots_is_no_queue() -> None:
     """An idle engine that refuses the second of two requests it could run at once."""
     bench = bench_of(max_queued_requests=1)
+    queue(bench, 10, 2)
+    bench.drain(100)
     for request_id in range(3):
-        queue(bench, request_id, 2)
+        queue(bench, request_id + 20, 2)
     with pytest.raises(QueueFull, match="3 requests wait, --max-queued-requests is 1"):
-        queue(bench, 3, 2)
+        queue(bench, 30, 2)
     assert [len(step) for step in shapes_of(bench)] == [2]
     with pytest.raises(QueueFull, match="1 requests wait"):
-        queue(bench, 4, 2)
+        queue(bench, 40, 2)
 
 
 def test_free_slots_that_cannot_be_used_are_no_room() -> None:
@@ -98,6 +100,8 @@ def test_what_was_cached_meanwhile_is_counted_again() -> None:
     for _ in range(6):
         steps_of(bench)
     queue(bench, 3, 90)
+    bench.drain(500)
+    assert bench.scheduler.state.waiting.uncached_tokens == 0
 
 
 def test_the_count_is_kept_over_a_life() -> None:
@@ -117,7 +121,8 @@ def test_the_engine_says_that_it_is_overloaded() -> None:
     bench.drain(100)
     reasons = [bench.link.end(i).finish_reason for i in range(4)]
     assert reasons == [FinishReason.LENGTH] * 2 + [FinishReason.OVERLOAD] * 2
-    assert "--max-queued-requests is 1" in str(bench.link.end(3).error)
+    said = "the queue is full: 2 requests wait, --max-queued-requests is 1"
+    assert bench.link.end(3) == Output(3, 0, (), 0, FinishReason.OVERLOAD, said)
 
 
 def test_what_another_engine_had_begun_is_taken() -> None:

@@ -45,6 +45,6 @@ class Deadlines:
     def forget(self, outputs: Sequence[Output]) -> None:
         """Drop the deadlines of requests that ended with these outputs; in memory they are dropped now and then."""
         self._open.difference_update(output.request_id for output in outputs if output.finish_reason is not None)
-        if len(self._heap) > KEPT_STALE + 4 * len(self._open):  # at most half of these are not stale
+        if len(self._heap) > KEPT_STALE + 4 * len(self._open):
             self._heap = [entry for entry in self._heap if entry[1] in self._open]
             heapify(self._heap)
