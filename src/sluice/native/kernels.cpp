@@ -189,7 +189,7 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
         }
         call.x = engine->wide.data(), call.x_stride = call.in;
     }
-    const LinearItems items(call);
+    const LinearItems items(call, engine->pool.size());
     struct Context {
         sluice_engine& engine;
         const PackedLinearCall& call;

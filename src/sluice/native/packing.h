@@ -31,13 +31,12 @@ struct LinearItem {
     int first_block, last_block, first_row, last_row;
 };
 
-// A product cut into items of some microseconds each: coarse enough to be worth handing out, fine enough that threads
-// end together.
+// A product cut into items: so large that what is fetched ahead at their ends does not matter, so many that threads end
+// together, and that one which the system takes off its core holds up little.
 class LinearItems {
 public:
-    explicit LinearItems(const PackedLinearCall& call)
-        : rows(call.rows), blocks((call.out + PACKED_BLOCK - 1) / PACKED_BLOCK),
-          together(rows > FEW_ROWS ? 1 : std::max(1, ITEM_BYTES / ((1 + call.is_gated) * 2 * PACKED_BLOCK * call.in))),
+    LinearItems(const PackedLinearCall& call, int threads)
+        : rows(call.rows), blocks((call.out + PACKED_BLOCK - 1) / PACKED_BLOCK), together(blocks_of_item(call, threads)),
           in_slab((blocks + together - 1) / together) {}
 
     int64_t count() const { return static_cast<int64_t>((rows + SLAB_ROWS - 1) / SLAB_ROWS) * in_slab; }
@@ -49,7 +48,15 @@ public:
 
 private:
     static constexpr int SLAB_ROWS = 240;         // of x: what stays in a second-level cache while blocks pass by
-    static constexpr int FEW_ROWS = 24;           // up to here it is reading the weights that takes the time
-    static constexpr int ITEM_BYTES = 1 << 17;    // of weights
+    static constexpr int FEW_ROWS = 24;           // as many are multiplied in the time that reading the weights takes
+    static constexpr int ITEM_BYTES = 1 << 20;    // of weights for few rows, some tens of microseconds
+    static constexpr int SHARES = 4;              // items of each thread, at least
+
+    int blocks_of_item(const PackedLinearCall& call, int threads) const {
+        const int block_bytes = (1 + call.is_gated) * 2 * PACKED_BLOCK * call.in;
+        const int most = ITEM_BYTES / block_bytes * FEW_ROWS / std::clamp(rows, FEW_ROWS, SLAB_ROWS);
+        return std::max(1, std::min(most, blocks / (SHARES * threads)));
+    }
+
     int rows, blocks, together, in_slab;
 };

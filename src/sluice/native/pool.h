@@ -1,7 +1,7 @@
 // A pool of threads that share a list of items.
 //
 // Items are handed out one by one, so a thread that the system has taken off its core holds up no more than the item it
-// has. Whoever waits spins for a few microseconds, because the next call mostly comes at once, and then sleeps: a waiting
+// has. Whoever waits spins for a while, because the next call mostly comes at once, and then sleeps: a waiting
 // thread must leave its core to whoever else wants it, first of all to the thread it waits for.
 #pragma once
 
@@ -138,7 +138,8 @@ private:
         return false;
     }
 
-    static constexpr int SPIN_US = 20;
+    // Longer than Python takes from one operation of a step to the next: waking a thread takes as long again.
+    static constexpr int SPIN_US = 100;
 
     Job job{};
     alignas(64) std::atomic<int64_t> next{0};
