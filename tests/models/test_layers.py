@@ -32,6 +32,17 @@ def test_rotary_angles_are_not_rounded_to_the_model_dtype() -> None:
     torch.testing.assert_close(sin[:, 0, 0].double(), exact.sin(), rtol=0, atol=4e-3)
 
 
+@pytest.mark.parametrize("position", [1 << 20, (1 << 22) + 1, (1 << 24) + 1])
+def test_rotary_angles_stay_exact_at_millions_of_positions(position: int) -> None:
+    """Above 2^20 a float32 product of position and frequency is wrong by more than neighbours differ; 2^24 + 1 is no
+    float32 at all."""
+    rotary = Rotary(DefaultRope(1e30), 128, torch.float32)
+    cos, sin = rotary(torch.tensor([position, position + 1]))
+    exact = torch.tensor([position, position + 1])[:, None].double() * rotary.inv_freq.double()
+    torch.testing.assert_close(cos[:, 0, :64].double(), exact.cos(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(sin[:, 0, 64:].double(), exact.sin(), rtol=0, atol=1e-6)
+
+
 def test_rotation_depends_on_distance_alone() -> None:
     """q.k after rotation is a function of the distance of their positions."""
     generator = torch.Generator().manual_seed(0)

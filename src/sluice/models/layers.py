@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -43,7 +45,11 @@ class RMSNorm(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Angles of rotary position embedding, computed from positions: there is no table to outgrow."""
+    """Angles of rotary position embedding, computed from positions: there is no table to outgrow.
+
+    Frequencies are in `compute_dtype`, as models are trained with. Their product with a position is exact: in float32
+    it would be off by up to 0.03 radians at position 1M and 0.25 at 8M, differently for every position.
+    """
 
     inv_freq: torch.Tensor
 
@@ -56,10 +62,10 @@ class Rotary(nn.Module):
 
     def forward(self, positions: torch.Tensor) -> Angles:
         """The angles of positions [N] int64."""
-        angles = positions[:, None].to(self.inv_freq.dtype) * self.inv_freq
-        angles = torch.cat((angles, angles), dim=-1)[:, None]
+        exact = positions[:, None].to(torch.float64) * self.inv_freq.to(torch.float64)
+        angles = exact.remainder(2 * math.pi).to(self.inv_freq.dtype)[:, None]
         cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
-        return Angles(cos.to(self.dtype), sin.to(self.dtype))
+        return Angles(*(torch.cat((half, half), dim=-1).to(self.dtype) for half in (cos, sin)))
 
 
 class GatedMLP(nn.Module):
