@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
-from serving import run, serving
+from serving import Server, run, serving
 from sluice.server.calls import Call
+from sluice.server.failures import Failures
 from sluice.server.logs import JsonFormatter, RequestLog, TextFormatter, facts_of, show_log
+from sluice.server.tokens import Tokenizer
+from tokenizer_makers import byte_tokenizer
 
 SECRET = "a very private matter"
 
@@ -120,9 +126,67 @@ def test_every_answer_has_an_id_of_its_own() -> None:
     run(test)
 
 
+class BrokenEncoder(Tokenizer):
+    """A bug in a route, before anything is answered."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise ZeroDivisionError("division by zero")
+
+
+def with_tokenizer(server: Server, kind: type[Tokenizer]) -> None:
+    server.backend.open(replace(server.backend.service(), tokenizer=kind(byte_tokenizer())))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_bug_is_answered_with_the_id_of_its_call(stream: bool, log: io.StringIO) -> None:
+    """A 500 from outside of all middleware has no id, so nobody finds its traceback."""
+
+    async def test() -> None:
+        async with serving(listeners=[heard := Heard()]) as server:
+            with_tokenizer(server, BrokenEncoder)
+            body = {"prompt": SECRET, "stream": stream}
+            answer = await server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine-7"})
+            assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-7")
+            assert answer.json()["error"] == {
+                "message": "internal error: ZeroDivisionError",
+                "type": "server_error",
+                "param": None,
+                "code": None,
+            }
+            assert [(call.status, call.request_id) for call in heard.calls] == [(500, "mine-7")]
+            (line,) = lines(log, "sluice.server")
+            assert line["request_id"] == "mine-7"
+            assert "ZeroDivisionError" in line["exception"]
+
+    run(test)
+
+
+def test_a_bug_within_an_answer_breaks_it_off() -> None:
+    """An answer that has begun cannot become a 500; if it ended in good order it would look complete."""
+    begun: list[Message] = [
+        {"type": "http.response.start", "status": 200, "headers": []},
+        {"type": "http.response.body", "body": b"data: {}", "more_body": True},
+    ]
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for message in begun:
+            await send(message)
+        raise ZeroDivisionError
+
+    async def receive() -> Message:
+        raise AssertionError("nobody asks")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(Failures(app)({"type": "http", "method": "GET", "path": "/"}, receive, send))
+    assert sent == begun
+
+
 def test_concurrent_calls_do_not_mix(log: io.StringIO) -> None:
     """Each call's tokens are its own, however their tasks interleave."""
-    import asyncio
 
     async def test() -> None:
         async with serving(listeners=[heard := Heard()]) as server:

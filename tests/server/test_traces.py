@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -149,6 +151,32 @@ def test_spans_arrive_at_a_collector(suffix: str, path: str) -> None:
     (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     (span,) = resource.scope_spans[0].spans
     assert (span.name, span.end_time_unix_nano - span.start_time_unix_nano) == ("text_completion", 1_500_000_000)
+
+
+class DeafCollector(SpanExporter):
+    """Takes spans and never comes back, until it is let go."""
+
+    def __init__(self) -> None:
+        self.let_go = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        assert self.let_go.wait(30)
+        return SpanExportResult.FAILURE
+
+
+def test_a_collector_that_never_answers_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    """OpenTelemetry's own shutdown waits for it for 30 seconds: longer than whoever ends a server does."""
+    collector = DeafCollector()
+    traces = OtlpTraces(collector, patience=0.01)
+    traces.answered(Call("id", "POST", "/generate", {}, 1.0, status=200, ended=2.5))
+    closing = threading.Thread(target=traces.close)
+    closing.start()
+    closing.join(10)
+    has_ended = not closing.is_alive()
+    collector.let_go.set()
+    closing.join()
+    assert has_ended
+    assert "the last traces were not sent" in caplog.text
 
 
 def test_nobody_asked() -> None:

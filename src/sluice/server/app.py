@@ -19,6 +19,7 @@ from sluice.server.backend import Backend, Service
 from sluice.server.body import BodyLimits, read_body
 from sluice.server.calls import Calls, Listener
 from sluice.server.errors import ApiError, bad_request
+from sluice.server.failures import Failures
 from sluice.server.generation import Generation, chat_prompt, completion_prompts
 from sluice.server.health import add_health
 from sluice.server.info import flush_cache, model_info, server_info
@@ -63,6 +64,7 @@ def create_app(
     _answer_errors(app)
     if api_keys:
         app.add_middleware(KeyRequired, keys=api_keys)
+    app.add_middleware(Failures)
     app.add_middleware(Calls, listeners=(metrics, *listeners))
     return app
 
@@ -216,7 +218,3 @@ def _answer_errors(app: FastAPI) -> None:
         response = ApiError(error.status_code, message).response()
         response.headers.update(error.headers or {})
         return response
-
-    @app.exception_handler(Exception)
-    async def bug(request: Request, error: Exception) -> Response:
-        return ApiError(500, f"internal error: {type(error).__name__}").response()

@@ -82,6 +82,7 @@ def prompt_logprobs(tokenizer: Tokenizer, told: Sequence[TokenLogprobs | None]) 
 
 
 def _by_id(tokenizer: Tokenizer, item: TokenLogprobs) -> dict[str, Any]:
+    ranked: list[tuple[int, float, int | None]]
     ranked = [(token, logprob, rank) for rank, (token, logprob) in enumerate(item.top, start=1)]
     if item.token_id not in {token for token, _, _ in ranked}:
         ranked.insert(0, (item.token_id, item.logprob, None))

@@ -14,13 +14,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from types import BuiltinMethodType
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateRuntimeError, nodes
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import _PassArg
 from jinja2.visitor import NodeTransformer
+
+T = TypeVar("T")
 
 SECONDS = 2.0
 """Of processor time, for one rendering."""
@@ -89,10 +91,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         parsed = super()._parse(source, name, filename)
         checked: nodes.Template = _Checks().visit(parsed)
-        return checked.set_environment(self)  # type: ignore[return-value]
+        checked.set_environment(self)
+        return checked
 
     @staticmethod
-    def concat(parts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(parts: Iterable[str]) -> str:
         """Joins what was written: of a macro, a block or the whole."""
         written = list(_accounted(parts))
         return "".join(written)
@@ -113,7 +116,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _check_operands(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:
         """Functions, macros and methods."""
         if isinstance(called, BuiltinMethodType) and isinstance(called.__self__, str):
             args = _checked_arguments(called, args)
@@ -128,7 +131,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
         def checked(*args: Any, **kwargs: Any) -> str:
             _check_format(value.__self__, (*args, *kwargs.values()))
-            return _spent(wrapped(*args, **kwargs))
+            text: str = wrapped(*args, **kwargs)
+            return _spent(text)
 
         return checked
 
@@ -156,7 +160,7 @@ def _accounted(parts: Iterable[str]) -> Iterable[str]:
         yield part
 
 
-def _spent(result: Any) -> Any:
+def _spent(result: T) -> T:
     """Count what was made."""
     if isinstance(result, str):
         _budget().spend(len(result))

@@ -7,6 +7,8 @@ semantic-conventions-genai as of version 1.44 of the attributes they build on.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
@@ -29,6 +31,8 @@ OPERATIONS: Mapping[str, str] = {
 """Paths that generate, and what the conventions call that."""
 CLIENT_LEFT = 499
 NANOSECONDS = 1_000_000_000
+CLOSE_SECONDS = 2.0
+LOGGER = logging.getLogger("sluice.server")
 
 
 class Traces(Protocol):
@@ -81,6 +85,7 @@ class OtlpTraces:
         exporter: sends them.
         now: seconds of the calls' clock.
         wall_now: nanoseconds since 1970.
+        patience: seconds that the last spans may take.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class OtlpTraces:
         *,
         now: Callable[[], float] = time.perf_counter,
         wall_now: Callable[[], int] = time.time_ns,
+        patience: float = CLOSE_SECONDS,
     ) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -100,7 +106,7 @@ class OtlpTraces:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("sluice.server", own["service.version"])
         self._propagator = TraceContextTextMapPropagator()
-        self._now, self._wall_now = now, wall_now
+        self._now, self._wall_now, self._patience = now, wall_now, patience
 
     def answered(self, call: Call) -> None:
         """See `calls.Listener`."""
@@ -124,8 +130,13 @@ class OtlpTraces:
         span.end(end_time=offset + int(ended * NANOSECONDS))
 
     def close(self) -> None:
-        """Send what is left, for as long as the exporter allows itself."""
-        self._provider.shutdown()
+        """Send what is left. A collector that cannot be reached must not hold up the end of the server: OpenTelemetry
+        itself would try for half a minute."""
+        closing = threading.Thread(target=self._provider.shutdown, name="traces-close", daemon=True)
+        closing.start()
+        closing.join(self._patience)
+        if closing.is_alive():
+            LOGGER.warning("the last traces were not sent: the collector did not take them in %g s", self._patience)
 
 
 def attributes_of(call: Call, operation: str) -> dict[str, Any]:
