@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _ctypes
+import shutil
 from dataclasses import replace
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ import sluice.cpu_kernels
 from sluice.config import ConfigError
 from sluice.cpu_kernels import choose_kernels, unsuited
 from sluice.models.spec import ModelSpec
-from sluice.native.library import Level, Library
+from sluice.native.library import KernelsUnavailable, Level, Library
 
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",
@@ -113,3 +116,10 @@ def test_a_gpu_takes_no_kernels_of_a_cpu(on) -> None:
 def test_what_the_kernels_take(change: dict, page_size: int, problem: str | None) -> None:
     found = unsuited(replace(SPEC, **change), page_size)
     assert found is None if problem is None else problem in str(found)
+
+
+def test_refuses_a_library_of_another_version(tmp_path: Path) -> None:
+    """One that an older checkout had compiled was loaded without a word, and read the wrong fields."""
+    shutil.copy(_ctypes.__file__, tmp_path / f"_kernels{EXTENSION_SUFFIXES[0]}")
+    with pytest.raises(KernelsUnavailable, match=r"is of another version of Sluice \(0, not \d+\): install it again"):
+        Library(tmp_path)

@@ -1,4 +1,4 @@
-// What passes between Python and the kernels: plain structures, mirrored field by field in `library.py`.
+// What passes between Python and the kernels: plain structures, mirrored field by field in `abi.py`.
 //
 // Every tensor is a pointer and strides in elements. `is_bf16` says what the elements are: bfloat16, or else float32.
 // KP is the number of elements that one multiply-add step takes along the summed dimension: 2 for bfloat16 (the pairs
@@ -10,6 +10,10 @@
 #pragma once
 
 #include <cstdint>
+
+// Raised, here and in `abi.py`, with every change to what follows or to what it means: a library compiled from older
+// sources would read the wrong fields.
+constexpr int ABI_VERSION = 1;
 
 extern "C" {
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 
+VERSION = 1
+"""Of the structures and of what they mean, the same as in `abi.h`."""
+
 
 class AttentionCall(ctypes.Structure):
     _fields_ = (

@@ -127,6 +127,8 @@ struct sluice_engine {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
+EXPORT int sluice_abi_version() { return ABI_VERSION; }
+
 EXPORT int sluice_has_level(int level) {
     return has(static_cast<Level>(level)) && kernels_of(static_cast<Level>(level));
 }

@@ -13,7 +13,7 @@ from enum import IntEnum
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from sluice.native.abi import AttentionCall, NormCall, PackedLinearCall, RotateStoreCall, SiluMulCall
+from sluice.native.abi import VERSION, AttentionCall, NormCall, PackedLinearCall, RotateStoreCall, SiluMulCall
 
 FOLDER = Path(__file__).parent
 MAX_HEAD_DIM = 512
@@ -51,7 +51,7 @@ class Library:
     """The compiled library.
 
     Raises:
-        KernelsUnavailable: it was not compiled, or cannot be loaded.
+        KernelsUnavailable: it was not compiled, cannot be loaded, or is of another version of these sources.
     """
 
     def __init__(self, folder: Path = FOLDER) -> None:
@@ -62,6 +62,11 @@ class Library:
             self.functions = ctypes.CDLL(str(found[0]))
         except OSError as error:
             raise KernelsUnavailable(f"{found[0].name} cannot be loaded: {error}") from error
+        version = _version(self.functions)
+        if version != VERSION:
+            raise KernelsUnavailable(
+                f"{found[0].name} is of another version of Sluice ({version}, not {VERSION}): install it again"
+            )
         self.functions.sluice_engine_new.restype = ctypes.c_void_p
         self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
         self.functions.sluice_pack_linear.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
@@ -84,6 +89,14 @@ class Library:
         if not usable:
             raise KernelsUnavailable("this processor has no AVX2")
         return max(usable)
+
+
+def _version(functions: ctypes.CDLL) -> int:
+    """The library's own; 0 if it is older than versions are."""
+    try:
+        return int(functions.sluice_abi_version())
+    except AttributeError:
+        return 0
 
 
 class Kernels:
