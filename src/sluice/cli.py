@@ -1,4 +1,4 @@
-"""The command line: `sluice serve`, `generate`, `explain`, `bench`, `compare`, `trace` and `replay`.
+"""The command line: `sluice serve`, `generate`, `explain`, `bench`, `compare`, `trace`, `replay` and `cache`.
 
 The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. Whatever a command
 needs is imported when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
@@ -28,6 +28,7 @@ from sluice.config import (
     flag,
     options_of,
 )
+from sluice.pagefile.options import add_inspect_arguments
 from sluice.tracing.options import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
 
@@ -93,6 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_compare(commands)
     _add_trace(commands)
     _add_replay(commands)
+    _add_cache(commands)
     return parser
 
 
@@ -177,6 +179,19 @@ def _add_replay(commands: Any) -> None:
     usage = "sluice replay FILE"
     help = "plan a trace's steps again and compare"
     add_replay_arguments(_add_plain_command(commands, "replay", help, usage, replay))
+
+
+def _add_cache(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "cache",
+        help="look into a file of cached KV",
+        description="Look into a file of cached KV.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    usage = "sluice cache inspect PATH [options]"
+    add_inspect_arguments(_add_plain_command(verbs, "inspect", "show what a page file holds", usage, cache_inspect))
 
 
 def _add_options(parser: argparse.ArgumentParser, group: str) -> None:
@@ -311,6 +326,13 @@ def replay(given: dict[str, Any]) -> int:
     from sluice.tracing.command import run_replay
 
     return _run("replay", run_replay, given)
+
+
+def cache_inspect(given: dict[str, Any]) -> int:
+    """`sluice cache inspect`."""
+    from sluice.pagefile.command import run_inspect
+
+    return _run("cache inspect", run_inspect, given)
 
 
 def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, Any]) -> int:

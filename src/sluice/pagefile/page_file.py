@@ -1,0 +1,244 @@
+"""PageFile: a file of fixed size that holds pages of KV, found again by whoever opens it next.
+
+A store erases the slot's entry in the index, writes the record and then the entry; a load compares the record with
+the checksum of its entry. So whatever a killed process leaves behind, and whatever a disk does, a page is what was
+stored or it is lost. Nothing is ever flushed to the medium on purpose: after a loss of power pages may be lost, too.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sluice.pagefile import entry as entries
+from sluice.pagefile import header
+from sluice.pagefile.blocks import Blocks, FileBlocks
+from sluice.pagefile.entry import Entry, PageName
+from sluice.pagefile.errors import PageFileError, PageLost
+from sluice.pagefile.layout import BLOCK, ENTRY_HEAD_BYTES, FileLayout, PageGeometry
+from sluice.pagefile.restore import RestoredPage, restored
+
+MODE = 0o600
+INDEX_PIECE = 4096
+"""Entries read at once."""
+
+
+class PageFile:
+    """An open page file. One thread at a time may use it.
+
+    Args:
+        blocks: the file; closed with this object.
+        index: what its index said.
+    """
+
+    def __init__(self, blocks: Blocks, layout: FileLayout, index: dict[int, Entry]) -> None:
+        self.layout = layout
+        self._blocks = blocks
+        self._named = set(index)
+        self._checksums = {slot: entry.record_crc for slot, entry in index.items()}
+        self._number = 1 + max((entry.number for entry in index.values()), default=0)
+
+    def write(self, slot: int, name: PageName | None, parts: Sequence[memoryview]) -> None:
+        """Store a page.
+
+        Args:
+            name: whose page it is; None: nobody is to find it when the file is opened again.
+            parts: its bytes: keys and values of each layer, in the order of the layout.
+
+        Raises:
+            OSError: the disk is full, or the system's own reason. The slot holds nothing then.
+            ValueError: the name does not fit into the index.
+        """
+        self.erase(slot)
+        checksum = _checksum(parts)
+        line = None
+        if name is not None:
+            line = entries.encode(Entry(name, checksum, self._number), self.layout.geometry)
+        self._blocks.write(parts, self.layout.record_at(slot))
+        if line is not None:
+            self._blocks.write([line], self.layout.entry_at(slot))
+            self._named.add(slot)
+            self._number += 1
+        self._checksums[slot] = checksum
+
+    def read(self, slot: int, parts: Sequence[memoryview]) -> None:
+        """Load a page into buffers like those it was stored from.
+
+        Raises:
+            PageLost: the slot does not hold what was stored there; the buffers may hold anything.
+            OSError: the system's own reason.
+        """
+        expected = self._checksums.get(slot)
+        if expected is None:
+            raise PageLost(f"slot {slot} holds no page")
+        self._blocks.read(parts, self.layout.record_at(slot))
+        if (found := _checksum(parts)) != expected:
+            raise PageLost(f"slot {slot} holds a page of checksum {found:08x}, {expected:08x} was stored")
+
+    def erase(self, slot: int) -> None:
+        """Let a slot hold nothing, for whoever opens the file next, too.
+
+        Raises:
+            OSError: the system's own reason. It holds nothing for this process all the same.
+        """
+        self._checksums.pop(slot, None)
+        if slot in self._named:
+            self._blocks.write([bytes(ENTRY_HEAD_BYTES)], self.layout.entry_at(slot))
+            self._named.discard(slot)
+
+    def close(self) -> None:
+        """Give the file free for others."""
+        self._blocks.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A page file, and what was found in it."""
+
+    file: PageFile
+    pages: tuple[RestoredPage, ...]
+    """Parents before children."""
+    discarded: str | None
+    """Why what the file held before is not used, in words that follow "it"; None if all of it is, or it is new."""
+
+
+def open_page_file(path: Path, size: int, geometry: PageGeometry) -> Opened:
+    """Open a page file for this process alone, or make one.
+
+    Args:
+        size: most bytes the file may take.
+
+    Raises:
+        PageFileError: there can be no such file at this path, or another process uses it.
+    """
+    layout = FileLayout.within(geometry, size)
+    descriptor = _locked(path, os.O_RDWR | os.O_CREAT)
+    try:
+        blocks = FileBlocks(descriptor)
+        discarded = _why_not(descriptor, path, layout)
+        if discarded is None:
+            index = dict(read_index(blocks, layout))
+            return Opened(PageFile(blocks, layout, index), tuple(restored(index)), None)
+        is_new = os.fstat(descriptor).st_size == 0
+        _make(descriptor, path, layout)
+        return Opened(PageFile(blocks, layout, {}), (), None if is_new else discarded)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_index(blocks: Blocks, layout: FileLayout) -> Iterator[tuple[int, Entry]]:
+    """The entries that are whole.
+
+    Raises:
+        PageLost: the file ends within the index.
+        OSError: the system's own reason.
+    """
+    size = layout.geometry.entry_bytes
+    for first in range(0, layout.num_slots, INDEX_PIECE):
+        count = min(INDEX_PIECE, layout.num_slots - first)
+        piece = bytearray(count * size)
+        blocks.read([memoryview(piece)], layout.entry_at(first))
+        for index in range(count):
+            found = entries.decode(bytes(piece[index * size : (index + 1) * size]), layout.geometry)
+            if found is not None:
+                yield first + index, found
+
+
+def open_to_look(path: Path) -> int:
+    """A descriptor to read with, whoever uses the file.
+
+    Raises:
+        PageFileError: it cannot be opened.
+    """
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise PageFileError(f"{path} cannot be opened: {error.strerror}") from error
+
+
+def _locked(path: Path, flags: int) -> int:
+    """
+    Raises:
+        PageFileError: it cannot be opened, is no file of ours, or another process holds it.
+    """
+    try:
+        descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, MODE)
+    except OSError as error:
+        raise PageFileError(f"--kv-disk {path} cannot be opened: {error.strerror}") from error
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise PageFileError(f"--kv-disk {path} must be a file, it is something else")
+        if status.st_uid != os.geteuid():
+            raise PageFileError(f"--kv-disk {path} belongs to another user (uid {status.st_uid}), who could read it")
+        _check_ours(descriptor, path, status.st_size)
+        _take(descriptor, path)
+        os.fchmod(descriptor, MODE)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_ours(descriptor: int, path: Path, size: int) -> None:
+    if size and not header.is_ours(os.pread(descriptor, BLOCK, 0)):
+        raise PageFileError(
+            f"--kv-disk {path} is not a page file, and would be overwritten; name another path, or remove it"
+        )
+
+
+def _take(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise PageFileError(f"--kv-disk {path} cannot be locked: {error.strerror}") from error
+        raise PageFileError(f"--kv-disk {path} is in use by another engine") from error
+
+
+def _why_not(descriptor: int, path: Path, layout: FileLayout) -> str | None:
+    """Why a file's pages cannot be used; None if they can."""
+    try:
+        found = header.decode(os.pread(descriptor, BLOCK, 0))
+    except ValueError as error:
+        return str(error)
+    difference = layout.geometry.difference(found.geometry)
+    if difference is not None:
+        return f"holds {difference}"
+    if found.num_slots != layout.num_slots:
+        return f"has room for {found.num_slots} pages, not {layout.num_slots}"
+    size = os.fstat(descriptor).st_size
+    if size < layout.file_bytes:
+        return f"was cut off at byte {size} of {layout.file_bytes}"
+    return None
+
+
+def _make(descriptor: int, path: Path, layout: FileLayout) -> None:
+    """
+    Raises:
+        PageFileError: there is no room for it.
+    """
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, header.UNFINISHED, 0)
+        os.posix_fallocate(descriptor, 0, layout.file_bytes)
+        os.pwrite(descriptor, header.encode(layout), 0)
+    except OSError as error:
+        os.ftruncate(descriptor, 0)
+        raise PageFileError(
+            f"--kv-disk {path} cannot be made {layout.file_bytes} bytes large (--kv-disk-bytes): {error.strerror}"
+        ) from error
+
+
+def _checksum(parts: Sequence[memoryview]) -> int:
+    checksum = 0
+    for part in parts:
+        checksum = zlib.crc32(part, checksum)
+    return checksum
