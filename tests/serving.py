@@ -18,10 +18,11 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from held_link import HeldLink
 from shadow_engine import OPTIONS, VOCAB, limits_of, resolution, shadow_engine
 from sluice.config import ServerConfig
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort, Message, Shutdown, Stats
+from sluice.engine.messages import Abort, Message, Shutdown, Stats, Submit
 from sluice.explain import explain
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
@@ -68,6 +69,21 @@ class Server:
     sent: list[Message]
     """What the client told the engine."""
     metrics: Metrics
+    held: HeldLink
+
+    def hold(self) -> None:
+        """From now on the engine makes one step for each arrival of messages (see `HeldLink`)."""
+        self.held.is_held = True
+
+    def let_go(self) -> None:
+        self.held.is_held = False
+        self.channel.send(Abort(0))  # wakes it
+
+    async def arrived(self, count: int) -> None:
+        """Wait until the engine has been sent so many requests and has seen them all."""
+        while sum(isinstance(message, Submit) for message in self.sent) < count:
+            await asyncio.sleep(0)
+        await self.client.stats()
 
     def aborts(self) -> list[Abort]:
         return [message for message in self.sent if isinstance(message, Abort)]
@@ -162,7 +178,8 @@ async def serving(
     """
     folder = SocketFolder.fresh()
     channel, link = ZmqChannel(folder), ZmqLink(folder)
-    engine = shadow_engine(link, faults, **options)
+    held = HeldLink(link)
+    engine = shadow_engine(held, faults, **options)
     thread = threading.Thread(target=engine.run, name="engine")
     thread.start()
     sent: list[Message] = []
@@ -194,9 +211,10 @@ async def serving(
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            yield Server(app, http, backend, client, engine, channel, sent, metrics)
+            yield Server(app, http, backend, client, engine, channel, sent, metrics, held)
         assert client.num_open == 0, "a request was left open"
     finally:
+        held.is_held = False
         channel.send(Shutdown())
         await asyncio.to_thread(thread.join, PATIENCE)
         delivering.cancel()

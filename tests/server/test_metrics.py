@@ -112,14 +112,15 @@ def test_what_the_engine_says_of_itself() -> None:
 def test_a_busy_engine() -> None:
     async def test() -> None:
         async with serving(max_running_requests=2, max_batch_tokens=40) as server:
+            server.hold()
             calls = [asyncio.create_task(server.complete(prompt="ab", max_tokens=100)) for _ in range(5)]
-            while server.client.num_open < 5:
-                await asyncio.sleep(0)
-            while value(samples := await scrape(server.http), "vllm:num_requests_running") < 2:
-                pass  # it was asked before its first steps
+            await server.arrived(5)
+            samples = await scrape(server.http)
+            assert value(samples, "vllm:num_requests_running") == 2
             assert value(samples, "vllm:num_requests_waiting") == 3
             free = value(samples, "sluice:free_pages") + value(samples, "sluice:cached_pages")
             assert value(samples, "vllm:kv_cache_usage_perc") == 1 - free / 64 > 0
+            server.let_go()
             await asyncio.gather(*calls)
             assert value(await scrape(server.http), "vllm:kv_cache_usage_perc") == 0, "what is only cached is not used"
 

@@ -33,13 +33,16 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(stream: bool) -> None:
 
     async def test() -> None:
         async with serving(max_queued_requests=2, **ONE_AT_A_TIME) as server:
+            server.hold()
             calls = [
-                server.post(COMPLETIONS, prompt=f"{number:02}", max_tokens=30, seed=0, stream=stream)
-                for number in range(12)
+                asyncio.create_task(server.post(COMPLETIONS, prompt=f"{n:02}", max_tokens=30, seed=0, stream=stream))
+                for n in range(12)
             ]
+            await server.arrived(12)
+            server.let_go()
             answers = await asyncio.gather(*calls)
             served = [number for number, answer in enumerate(answers) if answer.status_code == 200]
-            assert 3 <= len(served) < 12
+            assert len(served) in (2, 3), "two wait; one may run before they come"
             for number, answer in enumerate(answers):
                 if number not in served:
                     assert_told(answer, 503, "overloaded")
@@ -56,10 +59,11 @@ def test_a_call_is_refused_as_a_whole() -> None:
 
     async def test() -> None:
         async with serving(max_queued_requests=1, **ONE_AT_A_TIME) as server:
+            server.hold()
             answer = await server.post(COMPLETIONS, prompt=["a", "b", "c", "d", "e"], max_tokens=190)
             assert_told(answer, 503, "overloaded")
             assert server.client.num_open == 0
-            assert {abort.request_id for abort in server.aborts()} >= {1, 2}
+            assert 1 in {abort.request_id for abort in server.aborts()}, "it runs on for nobody"
 
     run(test)
 
@@ -67,9 +71,12 @@ def test_a_call_is_refused_as_a_whole() -> None:
 def test_uncached_tokens_fill_the_queue() -> None:
     async def test() -> None:
         async with serving(max_queued_tokens=50, **ONE_AT_A_TIME) as server:
-            calls = [server.post(COMPLETIONS, prompt=f"{n}" * 40, max_tokens=40) for n in range(4)]
+            server.hold()
+            calls = [asyncio.create_task(server.post(COMPLETIONS, prompt=f"{n}" * 40, max_tokens=40)) for n in range(4)]
+            await server.arrived(4)
+            server.let_go()
             answers = await asyncio.gather(*calls)
-            assert [answer.status_code for answer in answers].count(503) >= 1
+            assert [answer.status_code for answer in answers].count(503) in (2, 3)
             for answer in answers:
                 if answer.status_code == 503:
                     assert_told(answer, 503, "overloaded")

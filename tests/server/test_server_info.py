@@ -72,14 +72,14 @@ def test_how_a_busy_engine_stands() -> None:
 
     async def test() -> None:
         async with serving(max_running_requests=2, max_batch_tokens=40) as server:
+            server.hold()
             calls = [asyncio.create_task(server.complete(prompt="ab", max_tokens=100)) for _ in range(5)]
-            while server.client.num_open < 5:
-                await asyncio.sleep(0)
-            while (info := await info_of(server))["running"] < 2:
-                pass  # it was asked before its first steps
+            await server.arrived(5)
+            info = await info_of(server)
             assert (info["running"], info["waiting"]) == (2, 3)
             assert info["free_pages"] + info["cached_pages"] < NUM_PAGES
             assert info["last_step"]["bound_by"] == "max_running_requests"
+            server.let_go()
             answers = await asyncio.gather(*calls)
             assert [answer["usage"]["completion_tokens"] for answer in answers] == [100] * 5
 
