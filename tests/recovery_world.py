@@ -125,7 +125,7 @@ class Process:
         elif not self.is_hung:
             self.engine.step()
 
-    def receive(self, *, block: bool) -> list[Message]:
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
         messages = []
         while self.to_engine:
             stamp, data = self.to_engine.popleft()
@@ -134,6 +134,9 @@ class Process:
         self.heartbeat.messages(received=self._engine_received.count, sent=self._engine_sent.count)
         self.heartbeat.tick(Phase.IDLE if block else Phase.BUSY)
         return messages
+
+    def post(self, message: Message) -> None:
+        raise AssertionError(f"nobody posts {message}")
 
     def send(self, outputs: Collection[Output]) -> None:
         self.doom.strike("send")

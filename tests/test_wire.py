@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from sluice.config import EngineConfig
 from sluice.engine.histogram import Tally
-from sluice.engine.messages import Abort, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, Submit
 from sluice.engine.meter import Totals
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
-from sluice.types import Bound, FinishReason, Occupancy, Output, SamplingParams, TokenLogprobs
+from sluice.types import Bound, CopyDone, FinishReason, Occupancy, Output, SamplingParams, TokenLogprobs
 from sluice.wire import Failed, Frame, Outputs, Ready, Start, WireError, decode, encode, encode_outputs
 
 IDS = st.integers(0, 2**63 - 1)
@@ -73,6 +73,7 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Stats, IDS, st.builds(Occupancy, *[IDS] * 7), st.none() | RECORD, TOTALS),
     st.builds(Abort, IDS, REASONS),
     st.just(Shutdown()),
+    st.builds(Copied, st.lists(st.builds(CopyDone, IDS, IDS, st.none() | st.text()), max_size=3).map(tuple)),
     st.builds(Outputs, st.lists(OUTPUT, max_size=3).map(tuple)),
     st.builds(
         Ready,

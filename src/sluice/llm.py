@@ -10,9 +10,11 @@ No thread and no child process: the engine steps while a call here waits for tok
 from __future__ import annotations
 
 import operator
+import queue
 import secrets
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from os import PathLike, fspath
@@ -322,6 +324,8 @@ class _LocalLink:
     def __init__(self) -> None:
         self.runs: dict[int, _Run] = {}
         self._inbox: list[Message] = []
+        self._posted: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        """From other threads."""
 
     def submit(self, *runs: _Run) -> None:
         for run in runs:
@@ -336,10 +340,17 @@ class _LocalLink:
     def is_at_rest(self, engine: Engine) -> bool:
         return engine.is_idle and not self._inbox
 
-    def receive(self, *, block: bool) -> list[Message]:
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
         messages, self._inbox = self._inbox, []
-        assert messages or not block, "the engine waits for a message that nobody can send"
+        if block and not messages:  # only a copy with the disk can end the wait
+            with suppress(queue.Empty):
+                messages.append(self._posted.get(timeout=timeout))
+        while not self._posted.empty():
+            messages.append(self._posted.get())
         return messages
+
+    def post(self, message: Message) -> None:
+        self._posted.put(message)
 
     def send(self, outputs: Sequence[Output]) -> None:
         for output in outputs:

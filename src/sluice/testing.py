@@ -277,9 +277,12 @@ class ManualLink:
     def put(self, *messages: Message) -> None:
         self._inbox += messages
 
-    def receive(self, *, block: bool) -> list[Message]:
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
         messages, self._inbox = self._inbox, []
         return messages
+
+    def post(self, message: Message) -> None:
+        self._inbox.append(message)
 
     def send(self, outputs: Sequence[Output]) -> None:
         self.outputs += outputs

@@ -289,6 +289,82 @@ class Chunk(NamedTuple):
         return self.start + self.length
 
 
+class Tier(StrEnum):
+    """Where a page of KV may lie, fastest first."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+@dataclass(frozen=True, slots=True)
+class TierLimits:
+    """How many pages lie behind the device, and how they get there. No pages: no such tier."""
+
+    host_pages: int = 0
+    disk_pages: int = 0
+    write_policy: str = "write-through"
+    """write-through: a page is stored when it is published; write-back: when it is evicted from the tier above;
+    selective: when it is used again."""
+    copies_per_step: int = 64
+    """Most pages that one plan copies: the byte budget of a step, in pages."""
+    copies_in_flight: int = 256
+    """Most copies that were planned and have not ended."""
+    load_back_pages: int = 1
+    """Fewer pages than this are computed again rather than loaded."""
+
+
+class PageKey(NamedTuple):
+    """What a page holds, in words that outlive the process: an index of these restores the prefix tree.
+
+    `digest` is a function of `extra_key` and of all tokens from the beginning to the page's end, `parent` the digest of
+    the page before it, empty if there is none.
+    """
+
+    digest: bytes
+    parent: bytes
+    token_ids: tuple[int, ...]
+    """The page's own: as many as a page holds."""
+    extra_key: str
+
+
+class PageCopy(NamedTuple):
+    """One page of KV, all layers, from one tier to another: a *load* if to the device, else a *store*.
+
+    Pages of HOST and DISK are numbered from 0 like those of the device. The source of a store is read in plan order: it
+    may be overwritten by what follows in the plan. The target of a load is read and written by nobody before its
+    `CopyDone` came back, nor is the source of a load overwritten before.
+    """
+
+    ticket: int
+    """Names the copy; never used twice."""
+    source: Tier
+    source_page: int
+    target: Tier
+    target_page: int
+    checksum: int = 0
+    """Of a load: what the store of that page came back with. Bytes with another one are a failed copy."""
+    key: PageKey | None = None
+    """Of a store to DISK."""
+
+
+class CopyDone(NamedTuple):
+    """How a copy ended. One that failed has an `error`; what its target holds then is anything."""
+
+    ticket: int
+    checksum: int = 0
+    """Of a store: of the bytes that were stored."""
+    error: str | None = None
+
+
+class StoredPage(NamedTuple):
+    """A page that a disk tier held when it was opened."""
+
+    slot: int
+    key: PageKey
+    checksum: int
+
+
 class NewSlot(NamedTuple):
     """What a newly filled slot needs. It empties the slot's page-table row; the first chunk brings the pages.
 
@@ -316,6 +392,10 @@ class BatchPlan:
     bound_by: Bound = Bound.NOTHING
     num_decodes: int = 0
     """How many of the chunks, the first ones, are decodes."""
+    copies: tuple[PageCopy, ...] = ()
+    """In order, before the chunks. A plan may hold copies alone."""
+    dropped: tuple[int, ...] = ()
+    """Pages of the disk tier that are to be forgotten, before the copies: no restart may bring them back."""
 
     @property
     def num_tokens(self) -> int:
@@ -374,6 +454,9 @@ class BatchResult:
     """Like `token_ids`, an entry empty whose request did not ask; left out if none did."""
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Per chunk with targets, in plan order: one for each target."""
+    copies: tuple[CopyDone, ...] = ()
+    """Copies that have ended: all of the plan's own between device and host, and such of those with the disk, of any
+    plan, as were not told otherwise (`engine.messages.Copied`)."""
 
 
 class Output(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.limits import Limits
 from sluice.types import Output
 
@@ -70,6 +70,7 @@ _TYPES: dict[str, Any] = {
     "abort": Abort,
     "query_stats": QueryStats,
     "flush_cache": FlushCache,
+    "copied": Copied,
     "stats": Stats,
     "shutdown": Shutdown,
     "outputs": tuple[Output, ...],

@@ -57,11 +57,11 @@ class BlockingLink(ManualLink):
         super().__init__()
         self.blocks: list[bool] = []
 
-    def receive(self, *, block: bool) -> list[Message]:
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
         self.blocks.append(block)
         if block and len(self.blocks) > 1:
             return [Shutdown()]
-        return super().receive(block=block)
+        return super().receive(block=block, timeout=timeout)
 
 
 def test_the_loop_blocks_only_when_idle_and_leaves_on_shutdown() -> None:

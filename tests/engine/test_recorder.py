@@ -176,9 +176,9 @@ class SlowPlanner:
         self.clock.advance(3)
         return self.inner.commit(plan, result)
 
-    def fail(self, plan: BatchPlan, error: str) -> list[Output]:
+    def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         self.clock.advance(5)
-        return self.inner.fail(plan, error)
+        return self.inner.fail(plan, error, launched=launched)
 
 
 def test_host_time_is_planning_and_folding_in() -> None:

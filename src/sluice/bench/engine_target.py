@@ -8,7 +8,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -115,11 +115,17 @@ class ThreadLink:
             exchange.refusal = reason
             exchange.end(self._timer.now())
 
-    def receive(self, *, block: bool) -> list[Message]:
-        found = [self._inbox.get()] if block else []
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
+        found = []
+        if block:
+            with suppress(queue.Empty):
+                found.append(self._inbox.get(timeout=timeout))
         while not self._inbox.empty():
             found.append(self._inbox.get())
         return found
+
+    def post(self, message: Message) -> None:
+        self._inbox.put(message)
 
     def send(self, outputs: Sequence[Output]) -> None:
         now = self._timer.now()

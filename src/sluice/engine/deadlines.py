@@ -24,6 +24,11 @@ class Deadlines:
         return bool(self._heap)
 
     @property
+    def next(self) -> float | None:
+        """When to ask again at the latest."""
+        return self._heap[0][0] if self._heap else None
+
+    @property
     def num_kept(self) -> int:
         """Deadlines in memory, those of ended requests included."""
         return len(self._heap)

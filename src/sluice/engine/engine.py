@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sluice.engine.clock import Clock, WallClock
 from sluice.engine.deadlines import Deadlines
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.engine.meter import Meter
 from sluice.engine.protocols import Link, Pending, Planner, Runner, TraceSink
 from sluice.engine.trace import NullTrace, StepTimes
@@ -60,6 +60,8 @@ class Engine:
         self.meter = Meter()
         self.in_flight: deque[InFlight] = deque()
         self._deadlines = Deadlines()
+        self._awaits_copies = False
+        """Nothing could be planned, nothing is in flight, and copies with the disk are on their way."""
         self.is_open = True
 
     def run(self) -> None:
@@ -74,6 +76,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._launch(plan)
+        self._awaits_copies = plan is None and not self.in_flight and self.scheduler.awaits_copies
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self._commit_oldest()
 
@@ -86,8 +89,13 @@ class Engine:
         return not self.in_flight and not self.scheduler.has_work
 
     def _receive(self) -> None:
-        for message in self.link.receive(block=self.is_idle):
+        for message in self.link.receive(block=self.is_idle or self._awaits_copies, timeout=self._patience()):
             self._send(self._handle(message))
+
+    def _patience(self) -> float | None:
+        """Seconds that may be waited while requests are open: their deadlines hold whatever the disk does."""
+        due = self._deadlines.next if self._awaits_copies else None
+        return None if due is None else max(0.0, due - self.clock.now())
 
     def _handle(self, message: Message) -> list[Output]:
         match message:
@@ -100,6 +108,9 @@ class Engine:
             case FlushCache(query_id):
                 self.scheduler.flush_cache()
                 return self._answer(query_id)
+            case Copied(done):
+                self.scheduler.copied(done)
+                return []
             case Shutdown():
                 self.is_open = False
                 return []
@@ -148,7 +159,7 @@ class Engine:
             launch_seconds = self.clock.now() - launched_at
             while self.in_flight:
                 self._commit_oldest()
-            self._fail(plan, StepTimes(launched_at, self.clock.now(), launch_seconds, 0.0), error)
+            self._fail(plan, StepTimes(launched_at, self.clock.now(), launch_seconds, 0.0), error, launched=False)
         else:
             self.in_flight.append(InFlight(plan, pending, launched_at, self.clock.now() - launched_at))
 
@@ -165,10 +176,10 @@ class Engine:
             self.meter.ended(plan, times, failed=False)
             self._send(self.scheduler.commit(plan, result))
 
-    def _fail(self, plan: BatchPlan, times: StepTimes, error: Exception) -> None:
+    def _fail(self, plan: BatchPlan, times: StepTimes, error: Exception, *, launched: bool = True) -> None:
         self.trace.ended(plan, None, times)
         self.meter.ended(plan, times, failed=True)
-        self._send(self.scheduler.fail(plan, describe(error)))
+        self._send(self.scheduler.fail(plan, describe(error), launched=launched))
 
     def _times(self, launched_at: float, launch_seconds: float, waits_at: float) -> StepTimes:
         """Of a step that was just waited for."""

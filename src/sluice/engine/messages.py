@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sluice.engine.meter import Totals
 from sluice.engine.trace import StepRecord
-from sluice.types import FinishReason, Occupancy, SamplingParams
+from sluice.types import CopyDone, FinishReason, Occupancy, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,4 +73,11 @@ class Stats:
     """Since the engine began."""
 
 
-Message = Submit | Abort | QueryStats | FlushCache | Shutdown
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """From the runner's own threads: these copies with the disk have ended."""
+
+    done: tuple[CopyDone, ...]
+
+
+Message = Submit | Abort | QueryStats | FlushCache | Shutdown | Copied

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sluice.engine.messages import Message, Stats
 from sluice.engine.trace import StepRecord, StepTimes
-from sluice.types import BatchPlan, BatchResult, FinishReason, Occupancy, Output, SamplingParams
+from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, SamplingParams
 
 
 class Planner(Protocol):
@@ -15,7 +15,12 @@ class Planner(Protocol):
 
     @property
     def has_work(self) -> bool:
-        """Some request has not left."""
+        """Some request has not left, or something is left to store."""
+        ...
+
+    @property
+    def awaits_copies(self) -> bool:
+        """Copies with the disk have not ended."""
         ...
 
     def add(
@@ -46,7 +51,13 @@ class Planner(Protocol):
 
     def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]: ...
 
-    def fail(self, plan: BatchPlan, error: str) -> list[Output]: ...
+    def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
+        """The oldest plan in flight failed as a whole. If it was not even launched, none of its copies was begun."""
+        ...
+
+    def copied(self, done: Sequence[CopyDone]) -> None:
+        """Copies have ended."""
+        ...
 
     def forget_device(self) -> None:
         """The device lost its state, with nothing in flight."""
@@ -65,15 +76,20 @@ class Runner(Protocol):
     """Turns plans into tokens. Plans run in launch order."""
 
     def launch(self, plan: BatchPlan) -> Pending:
-        """Start a step and return at once."""
+        """Start a step and return at once. If it raises, none of the plan's copies was begun."""
         ...
 
 
 class Link(Protocol):
     """Where messages come from and outputs go."""
 
-    def receive(self, *, block: bool) -> Sequence[Message]:
-        """Messages that have arrived, in order. With `block`, wait for at least one."""
+    def receive(self, *, block: bool, timeout: float | None = None) -> Sequence[Message]:
+        """Messages that have arrived, in order. With `block`, wait for at least one, but for no longer than `timeout`
+        seconds, if there is a limit."""
+        ...
+
+    def post(self, message: Message) -> None:
+        """Put a message in, from any thread; whoever waits in `receive` wakes."""
         ...
 
     def send(self, outputs: Sequence[Output]) -> None:

@@ -15,7 +15,7 @@ from sluice.engine.clock import Clock
 from sluice.engine.messages import Submit
 from sluice.engine.protocols import Planner, TraceSink
 from sluice.engine.trace import StepRecord, StepTimes
-from sluice.types import BatchPlan, BatchResult, FinishReason, Occupancy, Output, SamplingParams
+from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, SamplingParams
 
 
 class Call(NamedTuple):
@@ -65,6 +65,13 @@ class DeviceForgotten(NamedTuple):
     call: Call
 
 
+class CopiesEnded(NamedTuple):
+    """`copied`."""
+
+    call: Call
+    done: tuple[CopyDone, ...]
+
+
 class StepEnded(NamedTuple):
     """A step: the `schedule` that planned it, and the `commit` or `fail` that ended it."""
 
@@ -80,9 +87,11 @@ class StepEnded(NamedTuple):
     error: str | None
     """Why it failed as a whole."""
     outputs: tuple[Output, ...]
+    launched: bool = True
+    """False: it failed before it began."""
 
 
-Event = Added | Aborted | NothingPlanned | CacheFlushed | DeviceForgotten | StepEnded
+Event = Added | Aborted | NothingPlanned | CacheFlushed | DeviceForgotten | CopiesEnded | StepEnded
 
 
 class Journal(Protocol):
@@ -131,6 +140,10 @@ class Recorder:
     @property
     def has_work(self) -> bool:
         return self._planner.has_work
+
+    @property
+    def awaits_copies(self) -> bool:
+        return self._planner.awaits_copies
 
     @property
     def latest(self) -> StepRecord | None:
@@ -225,13 +238,21 @@ class Recorder:
             self._end(step, call, result, None, outputs)
         return outputs
 
-    def fail(self, plan: BatchPlan, error: str) -> list[Output]:
+    def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         step, call, outputs = self._open.pop(plan.step), self._call(), []
         try:
-            outputs = self._planner.fail(plan, error)
+            outputs = self._planner.fail(plan, error, launched=launched)
         finally:
-            self._end(step, call, None, error, outputs)
+            self._end(step, call, None, error, outputs, launched)
         return outputs
+
+    def copied(self, done: Sequence[CopyDone]) -> None:
+        call = self._call()
+        try:
+            self._planner.copied(done)
+        finally:
+            self._journal.write(CopiesEnded(call, tuple(done)))
+            self._rest()
 
     def close(self) -> None:
         """Write what is in flight, and close journal and trace."""
@@ -247,10 +268,18 @@ class Recorder:
         return call
 
     def _end(
-        self, step: _Open, call: Call, result: BatchResult | None, error: str | None, outputs: list[Output]
+        self,
+        step: _Open,
+        call: Call,
+        result: BatchResult | None,
+        error: str | None,
+        outputs: list[Output],
+        launched: bool = True,
     ) -> None:
         host_seconds = step.seconds + self._clock.now() - call.at
-        event = StepEnded(step.planned, step.plan, call, step.times, host_seconds, result, error, tuple(outputs))
+        event = StepEnded(
+            step.planned, step.plan, call, step.times, host_seconds, result, error, tuple(outputs), launched
+        )
         self._journal.write(event)
         self._rest()
 

@@ -17,7 +17,16 @@ from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.state import SchedulerState
-from sluice.types import BatchPlan, BatchResult, FinishReason, Occupancy, Output, SamplingParams, SchedulerLimits
+from sluice.types import (
+    BatchPlan,
+    BatchResult,
+    CopyDone,
+    FinishReason,
+    Occupancy,
+    Output,
+    SamplingParams,
+    SchedulerLimits,
+)
 
 
 class LawBroken(AssertionError):
@@ -339,6 +348,10 @@ class Lawful:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
+    @property
+    def awaits_copies(self) -> bool:
+        return self.scheduler.awaits_copies
+
     def add(
         self,
         request_id: int,
@@ -406,10 +419,14 @@ class Lawful:
         del self.in_flight[0]
         return self._told(self.scheduler.commit(plan, result))
 
-    def fail(self, plan: BatchPlan, error: str) -> list[Output]:
+    def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         require(self.in_flight[0][0] is plan, f"plan {plan.step} fails out of order")
         del self.in_flight[0]
-        return self._told(self.scheduler.fail(plan, error))
+        return self._told(self.scheduler.fail(plan, error, launched=launched))
+
+    def copied(self, done: Sequence[CopyDone]) -> None:
+        self.scheduler.copied(done)
+        check_state(self.state)
 
     def _told(self, outputs: list[Output]) -> list[Output]:
         """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""

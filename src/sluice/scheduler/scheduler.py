@@ -27,6 +27,7 @@ from sluice.types import (
     BatchPlan,
     BatchResult,
     Chunk,
+    CopyDone,
     FinishReason,
     Occupancy,
     Output,
@@ -53,6 +54,11 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         return bool(self.state.requests)
+
+    @property
+    def awaits_copies(self) -> bool:
+        """Copies with the disk have not ended."""
+        return False
 
     def add(
         self,
@@ -178,8 +184,16 @@ class Scheduler:
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
         return outputs
 
-    def fail(self, plan: BatchPlan, error: str) -> list[Output]:
-        """The oldest plan in flight failed as a whole: end its requests; the others go on."""
+    def copied(self, done: Sequence[CopyDone]) -> None:
+        """Copies have ended."""
+        assert not done, f"nobody planned the copies {done}"
+
+    def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
+        """The oldest plan in flight failed as a whole: end its requests; the others go on.
+
+        Args:
+            launched: it was begun, so its copies with the disk will end by themselves.
+        """
         outputs: list[Output] = []
         for chunk in plan.chunks:
             request = self.state.requests[chunk.request_id]

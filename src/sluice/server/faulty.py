@@ -81,8 +81,11 @@ class LossyLink:
         self._lost = frozenset(numbers)
         self._sent = sent
 
-    def receive(self, *, block: bool) -> list[Message]:
-        return self._inner.receive(block=block)
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
+        return self._inner.receive(block=block, timeout=timeout)
+
+    def post(self, message: Message) -> None:
+        self._inner.post(message)
 
     def send(self, outputs: Sequence[Output]) -> None:
         if not self._loses():

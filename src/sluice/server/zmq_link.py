@@ -7,6 +7,7 @@ A message is a stamp (`numbering`) and a frame (`wire`). Beside the sockets lies
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import zmq.asyncio
 from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
 from sluice.server.heartbeat import SharedHeartbeat
+from sluice.server.mailbox import Mailbox
 from sluice.server.numbering import Incoming, Outgoing
 from sluice.server.stuck import Counts
 from sluice.types import Output
@@ -93,6 +95,10 @@ class ZmqLink:
         _prepare(self._outputs, linger_ms=1000)
         self._requests.bind(folder.requests)
         self._outputs.connect(folder.outputs)
+        self._posted = Mailbox()
+        self._arrivals = zmq.Poller()
+        self._arrivals.register(self._requests, zmq.POLLIN)
+        self._arrivals.register(self._posted.fileno(), zmq.POLLIN)
 
     def receive_start(self) -> Start:
         """Wait for the first message.
@@ -107,16 +113,17 @@ class ZmqLink:
         self._outgoing.epoch = self._incoming.epoch
         return frame
 
-    def receive(self, *, block: bool) -> list[Message]:
-        """Messages that have arrived, in order. With `block`, wait for at least one.
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
+        """Messages that have arrived, in order, posted ones first. With `block`, wait for at least one, for no longer
+        than `timeout` seconds.
 
         Raises:
             WireError: something that no server sends, or something is missing.
         """
         self._tick(Phase.BUSY)
-        messages: list[Message] = []
-        while block and not self._requests.poll(TICK_MS):
-            self._tick(Phase.IDLE)
+        if block:
+            self._wait(timeout)
+        messages: list[Message] = self._posted.take()
         while True:
             try:
                 frames = self._receive(zmq.NOBLOCK)
@@ -126,6 +133,19 @@ class ZmqLink:
                 if not isinstance(frame, Submit | Abort | QueryStats | FlushCache | Shutdown):
                     raise WireError(f"not a message to an engine: {frame!r}")
                 messages.append(frame)
+
+    def post(self, message: Message) -> None:
+        """Put a message in, from any thread of this process."""
+        self._posted.post(message)
+
+    def _wait(self, timeout: float | None) -> None:
+        """Until something arrives, with a sign of life every second."""
+        left = math.inf if timeout is None else timeout * 1000
+        while not self._arrivals.poll(math.ceil(min(TICK_MS, left))):
+            self._tick(Phase.IDLE)
+            left -= TICK_MS
+            if left <= 0:
+                return
 
     def send(self, outputs: Sequence[Output]) -> None:
         """Queue the outputs of a step; returns at once."""
@@ -160,6 +180,7 @@ class ZmqLink:
         self._requests.close()
         self._outputs.close()
         self._context.term()
+        self._posted.close()
 
 
 class ZmqChannel:

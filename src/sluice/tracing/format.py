@@ -7,12 +7,13 @@ field. This is the only place that knows the serializer of traces; `VERSION` cha
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import msgspec
 
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.types import BatchPlan, FinishReason, RowError, SamplingParams
+from sluice.types import BatchPlan, CopyDone, FinishReason, RowError, SamplingParams
 
 VERSION = 1
 
@@ -103,6 +104,14 @@ class ForgetDevice(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     at: float
 
 
+class Copied(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="copied"):
+    """Copies with the disk ended."""
+
+    number: int
+    at: float
+    done: tuple[CopyDone, ...]
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="step"):
     """A step that ended, or that was in flight when the trace was closed."""
 
@@ -129,11 +138,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """How many were told to each row with targets."""
     row_errors: tuple[RowError, ...] = ()
     error: str | None = None
+    launched: bool = True
+    """False: it failed before it began."""
+    copies: tuple[CopyDone, ...] = ()
+    """That ended with it."""
     ends: tuple[End, ...] = ()
 
 
-Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Step
-KINDS = ("add", "abort", "nothing", "flush_cache", "forget_device", "step")
+Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Step
+KINDS = ("add", "abort", "nothing", "flush_cache", "forget_device", "copied", "step")
 
 
 class _Head(msgspec.Struct):
@@ -158,6 +171,13 @@ def encode(line: Header | Record) -> bytes:
 def encode_plan(plan: BatchPlan) -> bytes:
     """The bytes by which plans are compared."""
     return _ENCODER.encode(plan)
+
+
+def without_keys(plan: BatchPlan) -> BatchPlan:
+    """A plan as it is written: keys of pages are functions of what else the trace holds, and of cache salts."""
+    if not plan.copies:
+        return plan
+    return replace(plan, copies=tuple(copy._replace(key=None) for copy in plan.copies))
 
 
 def decode_plan(data: bytes | msgspec.Raw) -> BatchPlan:

@@ -10,6 +10,7 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.tracing.format import (
     Abort,
     Add,
+    Copied,
     End,
     FlushCache,
     ForgetDevice,
@@ -18,6 +19,7 @@ from sluice.tracing.format import (
     TraceError,
     decode_plan,
     encode_plan,
+    without_keys,
 )
 from sluice.tracing.reader import Line, TraceReader
 from sluice.tracing.writer import ends_of
@@ -43,7 +45,7 @@ class Ended(NamedTuple):
     step: Step
 
 
-Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Planned | Ended
+Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Planned | Ended
 
 
 class NumberedCall(NamedTuple):
@@ -177,6 +179,9 @@ class Player:
             case ForgetDevice():
                 self._scheduler.forget_device()
                 return None
+            case Copied(done=done):
+                self._scheduler.copied(done)
+                return None
 
     def _add(self, add: Add) -> tuple[str, str, str] | None:
         if add.prompt is None:
@@ -203,6 +208,7 @@ class Player:
         if plan is None:
             return "plan", _chunks(decode_plan(step.plan)), "nothing to plan"
         self._plans[step.planned] = plan
+        plan = without_keys(plan)
         replayed = encode_plan(plan)
         if replayed == bytes(step.plan):
             return None
@@ -215,11 +221,11 @@ class Player:
             raise ReplayError(f"call {step.number} ends a step that call {step.planned} has not planned")
         plan = self._plans.pop(step.planned)
         if step.error is not None:
-            return self._scheduler.fail(plan, step.error)
+            return self._scheduler.fail(plan, step.error, launched=step.launched)
         if step.tokens is None:
             raise ReplayError(f"step {plan.step} has neither tokens nor an error")
         told = tuple((TOLD,) * count for count in step.prompt_logprobs)
-        return self._scheduler.commit(plan, BatchResult(plan.step, step.tokens, step.row_errors, (), told))
+        return self._scheduler.commit(plan, BatchResult(plan.step, step.tokens, step.row_errors, (), told, step.copies))
 
 
 def place_of(action: Action) -> str:
@@ -239,6 +245,8 @@ def place_of(action: Action) -> str:
             return "a flush of the cache"
         case ForgetDevice():
             return "the loss of the device's state"
+        case Copied():
+            return "copies that ended"
 
 
 def different_ends(recorded: tuple[End, ...], outputs: list[Output]) -> tuple[str, str, str] | None:
@@ -255,6 +263,8 @@ def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> tuple[str, str
         ("num_decodes", recorded.num_decodes, replayed.num_decodes),
         ("new_slots", len(recorded.new_slots), len(replayed.new_slots)),
         ("chunks", _chunks(recorded), _chunks(replayed)),
+        ("copies", recorded.copies, replayed.copies),
+        ("dropped", recorded.dropped, replayed.dropped),
     ):
         if one != other:
             return name, _show(one), _show(other)

@@ -19,10 +19,20 @@ from typing import BinaryIO
 
 import msgspec
 
-from sluice.engine.recorder import Aborted, Added, CacheFlushed, DeviceForgotten, Event, NothingPlanned, StepEnded
+from sluice.engine.recorder import (
+    Aborted,
+    Added,
+    CacheFlushed,
+    CopiesEnded,
+    DeviceForgotten,
+    Event,
+    NothingPlanned,
+    StepEnded,
+)
 from sluice.tracing.format import (
     Abort,
     Add,
+    Copied,
     End,
     FlushCache,
     ForgetDevice,
@@ -32,8 +42,9 @@ from sluice.tracing.format import (
     Step,
     encode,
     encode_plan,
+    without_keys,
 )
-from sluice.types import BatchPlan, Output, SamplingParams
+from sluice.types import BatchPlan, CopyDone, Output, SamplingParams
 
 LOGGER = logging.getLogger("sluice.trace")
 BUFFER_BYTES = 1 << 16
@@ -159,6 +170,8 @@ class LineMaker:
                 return FlushCache(number=number, at=self._time(at), pages=pages)
             case DeviceForgotten((number, at)):
                 return ForgetDevice(number=number, at=self._time(at))
+            case CopiesEnded((number, at), done):
+                return Copied(number=number, at=self._time(at), done=_clean_copies(done))
 
     def _add(self, event: Added) -> Add:
         submit = event.submit
@@ -191,12 +204,14 @@ class LineMaker:
             host_ms=_ms(event.host_seconds),
             device_ms=0.0 if times is None else _ms(times.launch_seconds + times.wait_seconds),
             wait_ms=0.0 if times is None else _ms(times.wait_seconds),
-            plan=msgspec.Raw(encode_plan(plan if self._token_ids else self._without_ids(plan))),
+            plan=msgspec.Raw(encode_plan(without_keys(plan if self._token_ids else self._without_ids(plan)))),
             tokens=tokens if self._token_ids and result is not None else None,
             counts=() if self._token_ids else tuple(len(row) for row in tokens),
             prompt_logprobs=() if result is None else tuple(len(told) for told in result.prompt_logprobs),
             row_errors=() if result is None else result.errors,
             error=_clean(event.error),
+            launched=event.launched,
+            copies=() if result is None else _clean_copies(result.copies),
             ends=ends_of(event.outputs),
         )
 
@@ -232,6 +247,10 @@ def ends_of(outputs: Iterable[Output]) -> tuple[End, ...]:
         for output in outputs
         if output.finish_reason is not None
     )
+
+
+def _clean_copies(done: Iterable[CopyDone]) -> tuple[CopyDone, ...]:
+    return tuple(each if each.error is None else each._replace(error=_clean(each.error)) for each in done)
 
 
 def _ms(seconds: float) -> float:

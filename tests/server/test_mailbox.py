@@ -1,0 +1,43 @@
+"""Messages from other threads reach a loop that waits."""
+
+from __future__ import annotations
+
+import select
+import threading
+
+from sluice.engine.messages import Copied
+from sluice.server.mailbox import Mailbox
+from sluice.server.zmq_link import SocketFolder, ZmqLink
+from sluice.types import CopyDone
+
+
+def copied(ticket: int) -> Copied:
+    return Copied((CopyDone(ticket),))
+
+
+def test_it_is_readable_while_it_holds_something() -> None:
+    """A byte left in the pipe would make the loop spin, one too few would make it sleep on a message."""
+    box = Mailbox()
+    for ticket in (1, 2):
+        box.post(copied(ticket))
+    assert select.select([box], [], [], 0)[0] == [box]
+    assert box.take() == [copied(1), copied(2)]
+    assert select.select([box], [], [], 0)[0] == []
+    assert box.take() == []
+    box.close()
+    box.post(copied(3))
+
+
+def test_a_loop_that_waits_for_messages_wakes_for_a_copy() -> None:
+    """With nothing to compute, only a posted message tells the loop that a page has come from the disk."""
+    folder = SocketFolder.fresh()
+    link = ZmqLink(folder)
+    try:
+        assert link.receive(block=True, timeout=0.01) == []
+        thread = threading.Thread(target=link.post, args=(copied(7),))
+        thread.start()
+        assert link.receive(block=True) == [copied(7)]
+        thread.join()
+    finally:
+        link.close()
+        folder.remove()
