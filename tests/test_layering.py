@@ -32,6 +32,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "devices": {"config", "cores", "resolve", "cpu_kernels"},
     "wire": {"types", "config", "engine", "limits"},
     "testing": {"types", "engine"},
+    "exact_recall": {"exact_recall"},
     "bench": {"types", "config", "engine", "limits", "assemble", "server", "bench"},
     "tracing": {"types", "config", "scheduler", "engine", "tracing"},
     "server": {"types", "config", "engine", "limits", "wire", "faults", "explain", "assemble", "server"},

@@ -1,0 +1,16 @@
+"""A checkpoint made by construction that recalls exactly, at any distance: for tests with known answers."""
+
+from sluice.exact_recall.checkpoint import write_recall_checkpoint
+from sluice.exact_recall.prompts import Needle, needle_prompt
+from sluice.exact_recall.shape import BOS, EOS, SHAPES, RecallShape, ShapeError
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "SHAPES",
+    "Needle",
+    "RecallShape",
+    "ShapeError",
+    "needle_prompt",
+    "write_recall_checkpoint",
+]
