@@ -1,0 +1,93 @@
+"""How much one program takes: the one table of block sizes, by head size, element size and architecture.
+
+Shared memory decides: a program may hold 163 KiB on SM80 (A100), 99 KiB on SM86, SM89 and SM120, 227 KiB on SM90 and
+SM100. Every stage of the pipeline holds a tile of keys and one of values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import triton
+
+OLDEST = (8, 0)
+LARGE_SHARED = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)})
+"""Compute capabilities with 163 KiB of shared memory for a program, or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arch:
+    """What the choice of sizes depends on."""
+
+    capability: tuple[int, int]
+    num_sms: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Self:
+        """Of a CUDA device; in the interpreter a small one of the oldest kind.
+
+        Raises:
+            ValueError: the device is too old, or no CUDA device while Triton compiles.
+        """
+        if device.type != "cuda":
+            if not triton.knobs.runtime.interpret:
+                raise ValueError(
+                    f"Triton attention needs a CUDA device, got {device}: use the reference or cpu kernels"
+                )
+            return cls(OLDEST, 4)
+        properties = torch.cuda.get_device_properties(device)
+        capability = (properties.major, properties.minor)
+        if capability < OLDEST:
+            raise ValueError(
+                f"Triton attention needs compute capability 8.0 or newer, {properties.name} has "
+                f"{properties.major}.{properties.minor}: use the reference attention"
+            )
+        return cls(capability, properties.multi_processor_count)
+
+    @property
+    def has_fp8(self) -> bool:
+        """Triton knows float8_e4m3fn there."""
+        return self.capability >= (8, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendTiles:
+    block: int
+    """Rows of a block, each a query token and one of its group's heads; a power of two, at least 16."""
+    tile: int
+    """Keys at a time; a power of two, at least 16."""
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    tile: int
+    """As `ExtendTiles.tile`."""
+    min_tiles: int
+    """A piece of a row's keys is at least this long, in tiles: less is not worth its reduction."""
+    programs_per_sm: int
+    """Pieces times KV heads that are aimed at, for each multiprocessor."""
+    num_warps: int
+    num_stages: int
+
+
+def extend_tiles(arch: Arch, head_pad: int, element_size: int) -> ExtendTiles:
+    """Args: head_pad: head size as a power of two; element_size: bytes of an element of the queries."""
+    large = arch.capability in LARGE_SHARED
+    if element_size > 2:
+        return ExtendTiles(block=32, tile=16 if head_pad > 128 else 32, num_warps=4, num_stages=1)
+    if head_pad <= 128:
+        return (
+            ExtendTiles(128, 64, num_warps=8, num_stages=3) if large else ExtendTiles(64, 64, num_warps=4, num_stages=2)
+        )
+    return ExtendTiles(64, 64 if large else 32, num_warps=4, num_stages=2)
+
+
+def decode_tiles(arch: Arch, head_pad: int, element_size: int) -> DecodeTiles:
+    """Args: as `extend_tiles`."""
+    large = arch.capability in LARGE_SHARED
+    tile = 64 if head_pad <= 128 and element_size <= 2 else 32
+    return DecodeTiles(tile, min_tiles=2, programs_per_sm=4, num_warps=4, num_stages=3 if large else 2)
