@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from sluice.pagefile.blocks import Blocks
-from sluice.pagefile.entry import PageName, root_digest
 from sluice.pagefile.layout import FileLayout, PageGeometry
 from sluice.pagefile.page_file import Opened, PageFile, open_page_file
 from sluice.pagefile.split import split
+from sluice.types import PageKey
 
 GEOMETRY = PageGeometry(
     model="abc",
@@ -34,13 +34,13 @@ def opened(path: Path, geometry: PageGeometry = GEOMETRY, size: int = SIZE) -> O
     return open_page_file(path, size, geometry)
 
 
-def names(tokens: Sequence[int], extra_key: str = "", page_size: int = GEOMETRY.page_size) -> list[PageName]:
+def keys(tokens: Sequence[int], extra_key: str = "", page_size: int = GEOMETRY.page_size) -> list[PageKey]:
     """Those of the full pages of a prompt, in order."""
-    parent, found = root_digest(extra_key), []
-    starts = range(0, len(tokens) + 1, page_size)
-    for start, end in pairwise(starts):
-        found.append(PageName(extra_key, array("i", tokens[start:end]).tobytes(), parent))
-        parent = found[-1].digest
+    found: list[PageKey] = []
+    for start, end in pairwise(range(0, len(tokens) + 1, page_size)):
+        parent = found[-1].digest if found else b""
+        digest = hashlib.sha256(repr((extra_key, *tokens[:end])).encode()).digest()
+        found.append(PageKey(digest, parent, tuple(tokens[start:end]), extra_key))
     return found
 
 
@@ -82,6 +82,9 @@ class FaultyBlocks:
             self.inner.write([done], offset)
         if len(done) < len(data):
             raise self.write_error
+
+    def expect(self, offset: int, length: int) -> None:
+        self.inner.expect(offset, length)
 
     def close(self) -> None:
         self.inner.close()

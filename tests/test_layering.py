@@ -23,7 +23,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "faults": {"types"},
     "runner": {"types", "config", "cgroups", "faults", "pagefile", "attention", "models", "runner"},
     "cgroups": set(),
-    "pagefile": {"pagefile"},
+    "pagefile": {"types", "pagefile"},
     "cores": {"cgroups"},
     "limits": {"types"},
     "resolve": {"types", "config"},

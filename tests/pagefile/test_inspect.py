@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from page_files import GEOMETRY, SLOTS, names, opened, page
+from page_files import GEOMETRY, SLOTS, keys, opened, page
 from sluice.cli import main
 from sluice.pagefile.layout import FileLayout
 
@@ -17,9 +17,9 @@ def path(tmp_path: Path) -> Path:
     """Two pages of one tenant, one of another, one that hangs from nothing."""
     path = tmp_path / "pages"
     file = opened(path).file
-    long, lost = names([1, 2, 3, 4, 5, 6, 7, 8], "secret"), names([9, 9, 9, 9, 8, 8, 8, 8])[1]
-    for slot, name in enumerate([*long, names([1, 2, 3, 4])[0], lost]):
-        file.write(slot, name, page(slot))
+    long, lost = keys([1, 2, 3, 4, 5, 6, 7, 8], "secret"), keys([9, 9, 9, 9, 8, 8, 8, 8])[1]
+    for slot, key in enumerate([*long, keys([1, 2, 3, 4])[0], lost]):
+        file.write(slot, key, page(slot))
     file.close()
     return path
 

@@ -8,17 +8,19 @@ import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from page_files import GEOMETRY, SIZE, SLOTS, FaultyBlocks, blank, load, names, opened, page
+from page_files import GEOMETRY, SIZE, SLOTS, FaultyBlocks, blank, keys, load, opened, page
 from sluice.pagefile.blocks import FileBlocks
 from sluice.pagefile.errors import PageFileError, PageLost
 from sluice.pagefile.layout import BLOCK, FileLayout
 from sluice.pagefile.page_file import PageFile, read_index
 from sluice.pagefile.restore import restored
+from sluice.types import StoredPage
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
 LAYOUT = FileLayout(GEOMETRY, SLOTS)
@@ -33,14 +35,14 @@ def test_pages_come_back_after_the_file_was_closed(path: Path) -> None:
     """A restart that keeps the records but loses which prompt they belong to, or mixes slots up."""
     first = opened(path)
     assert (first.pages, first.discarded) == ((), None)
-    for slot, name in zip((4, 1, 5), names(PROMPT, "tenant"), strict=True):
-        first.file.write(slot, name, page(slot))
+    for slot, key in zip((4, 1, 5), keys(PROMPT, "tenant"), strict=True):
+        first.file.write(slot, key, page(slot))
     first.file.close()
     again = opened(path)
     assert again.discarded is None
-    assert [(found.slot, found.parent) for found in again.pages] == [(4, -1), (1, 4), (5, 1)]
-    assert [found.extra_key for found in again.pages] == ["tenant"] * 3
-    assert b"".join(found.tokens for found in again.pages) == b"".join(name.tokens for name in names(PROMPT))
+    assert hung(again.pages) == [(4, -1), (1, 4), (5, 1)]
+    assert [found.key.extra_key for found in again.pages] == ["tenant"] * 3
+    assert [token for found in again.pages for token in found.key.token_ids] == PROMPT
     for slot in (4, 1, 5):
         assert load(again.file, slot) == b"".join(page(slot))
     again.file.close()
@@ -62,7 +64,7 @@ def test_a_layer_of_a_page_is_one_piece_of_the_file(path: Path) -> None:
 def test_a_page_without_a_name_is_not_found_again(path: Path) -> None:
     """What belongs to a request alone would come back as a cached prefix, and the slot's former name with it."""
     first = opened(path)
-    first.file.write(0, names(PROMPT)[0], page(0))
+    first.file.write(0, keys(PROMPT)[0], page(0))
     first.file.write(0, None, page(1))
     assert load(first.file, 0) == b"".join(page(1))
     first.file.close()
@@ -76,7 +78,7 @@ def test_a_page_without_a_name_is_not_found_again(path: Path) -> None:
 def test_an_erased_page_is_gone_for_good(path: Path) -> None:
     """A flushed cache that is back after a restart."""
     first = opened(path)
-    root, child, _ = names(PROMPT)
+    root, child, _ = keys(PROMPT)
     first.file.write(0, root, page(0))
     first.file.write(1, child, page(1))
     first.file.erase(0)
@@ -89,16 +91,16 @@ def test_an_erased_page_is_gone_for_good(path: Path) -> None:
 def test_a_page_whose_parent_is_missing_is_not_restored_and_one_stored_twice_is_once(path: Path) -> None:
     """A tree with a node that hangs from nothing, or two nodes for the same tokens."""
     first = opened(path)
-    root, child, grandchild = names(PROMPT)
+    root, child, grandchild = keys(PROMPT)
     first.file.write(0, grandchild, page(0))
     first.file.write(1, root, page(1))
     first.file.write(2, root, page(2))
     first.file.close()
     again = opened(path)
-    assert [(found.slot, found.parent) for found in again.pages] == [(2, -1)]
+    assert hung(again.pages) == [(2, -1)]
     again.file.write(3, child, page(3))
     again.file.close()
-    assert [(found.slot, found.parent) for found in opened(path).pages] == [(2, -1), (3, 2), (0, 3)]
+    assert hung(opened(path).pages) == [(2, -1), (3, 2), (0, 3)]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -116,7 +118,7 @@ def test_a_process_killed_in_the_middle_of_a_store_leaves_a_file_that_is_consist
             key, slot, content = rng.choice("ab"), rng.randrange(SLOTS), rng.randrange(1 << 30)
             truth[key, content] = slot
             try:
-                file.write(slot, names([content % 50] * 4, key)[0], page(content))
+                file.write(slot, keys([content % 50] * 4, key)[0], page(content))
             except OSError:
                 break
         file.close()
@@ -128,9 +130,9 @@ def test_a_process_killed_in_the_middle_of_a_store_leaves_a_file_that_is_consist
                 (
                     content
                     for (key, content), slot in truth.items()
-                    if key == found.extra_key
+                    if key == found.key.extra_key
                     and slot == found.slot
-                    and names([content % 50] * 4, key)[0].tokens == found.tokens
+                    and keys([content % 50] * 4, key)[0].token_ids == found.key.token_ids
                     and b"".join(page(content)) == load(survivor, found.slot)
                 ),
                 None,
@@ -142,7 +144,7 @@ def test_a_process_killed_in_the_middle_of_a_store_leaves_a_file_that_is_consist
 def test_every_flipped_bit_of_a_record_is_noticed(path: Path) -> None:
     """A wrong token out of a disk that forgets."""
     first = opened(path)
-    first.file.write(0, names(PROMPT)[0], page(0))
+    first.file.write(0, keys(PROMPT)[0], page(0))
     rng = random.Random(0)
     for _ in range(50):
         at = LAYOUT.record_at(0) + rng.randrange(GEOMETRY.page_bytes)
@@ -158,15 +160,15 @@ def test_a_flipped_bit_of_the_index_costs_that_entry_alone(path: Path) -> None:
     """A page found under tokens that are not its own."""
     first = opened(path)
     for slot in range(3):
-        first.file.write(slot, names([slot] * 4)[0], page(slot))
+        first.file.write(slot, keys([slot] * 4)[0], page(slot))
     first.file.close()
     whole = path.read_bytes()
     for at in range(LAYOUT.entry_at(1), LAYOUT.entry_at(2), 37):
         flip(path, at, 4)
         again = opened(path)
         assert sorted(found.slot for found in again.pages) in ([0, 2], [0, 1, 2])
-        assert {found.slot: found.tokens for found in again.pages}.items() <= {
-            slot: names([slot] * 4)[0].tokens for slot in range(3)
+        assert {found.slot: found.key.token_ids for found in again.pages}.items() <= {
+            slot: keys([slot] * 4)[0].token_ids for slot in range(3)
         }.items()
         again.file.close()
         restore(path, 0, whole)
@@ -175,13 +177,13 @@ def test_a_flipped_bit_of_the_index_costs_that_entry_alone(path: Path) -> None:
 def test_a_file_that_was_cut_off_loses_pages_and_nothing_else(path: Path) -> None:
     """Somebody truncates the file under a running engine: a crash, or zeros taken for KV."""
     first = opened(path)
-    first.file.write(0, names(PROMPT)[0], page(0))
-    first.file.write(5, names([9] * 4)[0], page(5))
+    first.file.write(0, keys(PROMPT)[0], page(0))
+    first.file.write(5, keys([9] * 4)[0], page(5))
     os.truncate(path, LAYOUT.record_at(5) + 10)
     assert load(first.file, 0) == b"".join(page(0))
     with pytest.raises(PageLost, match="the file ends at byte"):
         first.file.read(5, blank())
-    first.file.write(5, names([9] * 4)[0], page(6))
+    first.file.write(5, keys([9] * 4)[0], page(6))
     assert load(first.file, 5) == b"".join(page(6))
     os.truncate(path, 1000)
     first.file.close()
@@ -198,11 +200,11 @@ def test_a_file_that_was_cut_off_loses_pages_and_nothing_else(path: Path) -> Non
 def test_a_full_disk_fails_one_store_and_leaves_the_slot_empty(path: Path) -> None:
     """A store that failed and whose half-written page is loaded as if it were whole."""
     file = opened(path).file
-    file.write(0, names(PROMPT)[0], page(0))
+    file.write(0, keys(PROMPT)[0], page(0))
     inner = FileBlocks(os.open(path, os.O_RDWR))
     faulty = PageFile(FaultyBlocks(inner, room=100), LAYOUT, dict(read_index(inner, LAYOUT)))
     with pytest.raises(OSError, match="No space left"):
-        faulty.write(0, names([5] * 4)[0], page(1))
+        faulty.write(0, keys([5] * 4)[0], page(1))
     with pytest.raises(PageLost):
         faulty.read(0, blank())
     faulty.close()
@@ -223,7 +225,7 @@ def test_a_full_disk_fails_one_store_and_leaves_the_slot_empty(path: Path) -> No
 def test_what_another_model_left_is_discarded_with_the_reason(path: Path, change: dict[str, str], reason: str) -> None:
     """KV of one model read by another: tokens without sense, silently."""
     first = opened(path)
-    first.file.write(0, names(PROMPT)[0], page(0))
+    first.file.write(0, keys(PROMPT)[0], page(0))
     first.file.close()
     geometry = replace(GEOMETRY, **change)  # type: ignore[arg-type]
     other = opened(path, geometry)
@@ -239,7 +241,7 @@ def test_what_another_model_left_is_discarded_with_the_reason(path: Path, change
 def test_another_size_discards_too_and_is_kept_to(path: Path) -> None:
     """An index read at the offsets of another file; a tier larger than what was allowed."""
     first = opened(path)
-    first.file.write(0, names(PROMPT)[0], page(0))
+    first.file.write(0, keys(PROMPT)[0], page(0))
     first.file.close()
     larger = opened(path, size=2 * SIZE)
     assert larger.pages == ()
@@ -325,10 +327,18 @@ def test_a_name_that_does_not_fit_the_index_fails_that_store(path: Path) -> None
     """An extra key cut to what fits would let one tenant find another's pages."""
     file = opened(path).file
     with pytest.raises(ValueError, match="an extra key of 1025 bytes"):
-        file.write(0, names(PROMPT, "x" * 1025)[0], page(0))
-    file.write(0, names(PROMPT, "é" * 512)[0], page(0))
+        file.write(0, keys(PROMPT, "x" * 1025)[0], page(0))
+    file.write(0, keys(PROMPT, "é" * 512)[0], page(0))
     file.close()
-    assert [found.extra_key for found in opened(path).pages] == ["é" * 512]
+    assert [found.key.extra_key for found in opened(path).pages] == ["é" * 512]
+
+
+def hung(pages: Iterable[StoredPage]) -> list[tuple[int, int]]:
+    """The slot of each page, and that of its parent; -1: it has none."""
+    slots = {b"": -1}
+    for found in pages:
+        slots[found.key.digest] = found.slot
+    return [(found.slot, slots[found.key.parent]) for found in pages]
 
 
 def flip(path: Path, at: int, mask: int) -> None:

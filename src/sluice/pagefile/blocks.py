@@ -33,6 +33,10 @@ class Blocks(Protocol):
         """
         ...
 
+    def expect(self, offset: int, length: int) -> None:
+        """Say what will be read soon."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -61,6 +65,10 @@ class FileBlocks:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             offset += count
             left = _rest(left, count)
+
+    def expect(self, offset: int, length: int) -> None:
+        """See `Blocks.expect`."""
+        os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -14,8 +14,9 @@ from sluice.pagefile.blocks import FileBlocks
 from sluice.pagefile.errors import PageFileError, PageLost
 from sluice.pagefile.layout import BLOCK, FileLayout
 from sluice.pagefile.page_file import PageFile, open_to_look, read_index
-from sluice.pagefile.restore import RestoredPage, restored
+from sluice.pagefile.restore import restored
 from sluice.pagefile.split import split
+from sluice.types import StoredPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +98,18 @@ def _damaged(file: PageFile, slots: Sequence[int]) -> list[str]:
     return problems
 
 
-def _namespaces(pages: Sequence[RestoredPage], layout: FileLayout) -> tuple[Namespace, ...]:
-    depth: dict[int, int] = {-1: 0}
+def _namespaces(pages: Sequence[StoredPage], layout: FileLayout) -> tuple[Namespace, ...]:
+    depth = {b"": 0}
     for page in pages:
-        depth[page.slot] = depth[page.parent] + 1
-    counts = Counter(page.extra_key for page in pages)
-    parents = {page.parent for page in pages}
+        depth[page.key.digest] = depth[page.key.parent] + 1
+    parents = {page.key.parent for page in pages}
+    counts = Counter(page.key.extra_key for page in pages)
+    own = {key: [page.key.digest for page in pages if page.key.extra_key == key] for key in counts}
     return tuple(
         Namespace(
             pages=count,
-            prompts=sum(page.slot not in parents for page in pages if page.extra_key == key),
-            longest=layout.geometry.page_size * max(depth[page.slot] for page in pages if page.extra_key == key),
+            prompts=sum(digest not in parents for digest in own[key]),
+            longest=layout.geometry.page_size * max(depth[digest] for digest in own[key]),
         )
         for key, count in counts.most_common()
     )

@@ -15,7 +15,7 @@ from sluice.pagefile.errors import PageFileError
 BLOCK = 4096
 SALT_BYTES = 1024
 """Room for an `extra_key` in UTF-8: 256 characters of any kind."""
-ENTRY_HEAD_BYTES = 64
+ENTRY_HEAD_BYTES = 96
 TOKEN_BYTES = 4
 
 

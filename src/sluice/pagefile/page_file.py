@@ -19,10 +19,11 @@ from pathlib import Path
 from sluice.pagefile import entry as entries
 from sluice.pagefile import header
 from sluice.pagefile.blocks import Blocks, FileBlocks
-from sluice.pagefile.entry import Entry, PageName
+from sluice.pagefile.entry import Entry
 from sluice.pagefile.errors import PageFileError, PageLost
 from sluice.pagefile.layout import BLOCK, ENTRY_HEAD_BYTES, FileLayout, PageGeometry
-from sluice.pagefile.restore import RestoredPage, restored
+from sluice.pagefile.restore import restored
+from sluice.types import PageKey, StoredPage
 
 MODE = 0o600
 INDEX_PIECE = 4096
@@ -41,34 +42,33 @@ class PageFile:
         self.layout = layout
         self._blocks = blocks
         self._named = set(index)
-        self._checksums = {slot: entry.record_crc for slot, entry in index.items()}
+        self._checksums = {slot: entry.checksum for slot, entry in index.items()}
         self._number = 1 + max((entry.number for entry in index.values()), default=0)
 
-    def write(self, slot: int, name: PageName | None, parts: Sequence[memoryview]) -> None:
-        """Store a page.
+    def write(self, slot: int, key: PageKey | None, parts: Sequence[memoryview]) -> int:
+        """Store a page. Returns its checksum.
 
         Args:
-            name: whose page it is; None: nobody is to find it when the file is opened again.
+            key: whose page it is; None: nobody is to find it when the file is opened again.
             parts: its bytes: keys and values of each layer, in the order of the layout.
 
         Raises:
             OSError: the disk is full, or the system's own reason. The slot holds nothing then.
-            ValueError: the name does not fit into the index.
+            ValueError: the key does not fit into the index.
         """
         self.erase(slot)
-        checksum = _checksum(parts)
-        line = None
-        if name is not None:
-            line = entries.encode(Entry(name, checksum, self._number), self.layout.geometry)
+        found = checksum_of(parts)
+        line = None if key is None else entries.encode(Entry(key, found, self._number), self.layout.geometry)
         self._blocks.write(parts, self.layout.record_at(slot))
         if line is not None:
             self._blocks.write([line], self.layout.entry_at(slot))
             self._named.add(slot)
             self._number += 1
-        self._checksums[slot] = checksum
+        self._checksums[slot] = found
+        return found
 
-    def read(self, slot: int, parts: Sequence[memoryview]) -> None:
-        """Load a page into buffers like those it was stored from.
+    def read(self, slot: int, parts: Sequence[memoryview]) -> int:
+        """Load a page into buffers like those it was stored from. Returns its checksum.
 
         Raises:
             PageLost: the slot does not hold what was stored there; the buffers may hold anything.
@@ -78,8 +78,13 @@ class PageFile:
         if expected is None:
             raise PageLost(f"slot {slot} holds no page")
         self._blocks.read(parts, self.layout.record_at(slot))
-        if (found := _checksum(parts)) != expected:
+        if (found := checksum_of(parts)) != expected:
             raise PageLost(f"slot {slot} holds a page of checksum {found:08x}, {expected:08x} was stored")
+        return found
+
+    def expect(self, slot: int) -> None:
+        """Say that a slot will be read soon: the system may fetch it meanwhile."""
+        self._blocks.expect(self.layout.record_at(slot), self.layout.geometry.page_bytes)
 
     def erase(self, slot: int) -> None:
         """Let a slot hold nothing, for whoever opens the file next, too.
@@ -102,7 +107,7 @@ class Opened:
     """A page file, and what was found in it."""
 
     file: PageFile
-    pages: tuple[RestoredPage, ...]
+    pages: tuple[StoredPage, ...]
     """Parents before children."""
     discarded: str | None
     """Why what the file held before is not used, in words that follow "it"; None if all of it is, or it is new."""
@@ -237,7 +242,8 @@ def _make(descriptor: int, path: Path, layout: FileLayout) -> None:
         ) from error
 
 
-def _checksum(parts: Sequence[memoryview]) -> int:
+def checksum_of(parts: Sequence[memoryview]) -> int:
+    """CRC-32 over all of it."""
     checksum = 0
     for part in parts:
         checksum = zlib.crc32(part, checksum)
