@@ -78,9 +78,9 @@ def shadow_shape(*, num_pages: int, page_size: int, num_slots: int = 4, vocab_si
     )
 
 
-def shadow_state(shape: DeviceShape) -> DeviceState:
+def shadow_state(shape: DeviceShape, *, watched: bool = False) -> DeviceState:
     """Device state whose KV is NaN where nothing was written, so that reading it shows."""
-    state = DeviceState(shape)
+    state = DeviceState(shape, watched=watched)
     for layer in state.kv:
         layer.k.fill_(torch.nan)
         layer.v.fill_(torch.nan)

@@ -62,10 +62,17 @@ def applied(
     """The logits of rows given as (parameters, prompt, outputs): one slot each, filled with all of it."""
     state = Adjustments(len(asked), logits.shape[1], CPU)
     for slot, (params, prompt, outputs) in enumerate(asked):
-        state.fill(NewSlot(slot, slot, params, 0, len(prompt), (*prompt, *outputs)))
+        fill(state, NewSlot(slot, slot, params, 0, len(prompt), (*prompt, *outputs)))
     positions = np.array([len(prompt) + len(outputs) for _, prompt, outputs in asked])
     step = state.step(np.arange(len(asked)), positions)
-    return None if step is None else step.apply(logits)
+    return None if step is None else step.on_device().apply(logits)
+
+
+def fill(state: Adjustments, new: NewSlot) -> None:
+    """On the host and, at once, on the device."""
+    opening = state.fill(new)
+    if opening is not None:
+        state.open(opening)
 
 
 @given(
@@ -120,12 +127,14 @@ def test_a_slot_filled_again_remembers_nothing() -> None:
     heavy = SamplingParams(
         frequency_penalty=2, repetition_penalty=3, logit_bias={1: 5}, min_tokens=9, stop_token_ids=(2,)
     )
-    state.fill(NewSlot(0, 0, heavy, 0, 1, (1, 2)))
-    state.fill(NewSlot(0, 1, SamplingParams(presence_penalty=1), 0, 1, (6, 7)))
+    fill(state, NewSlot(0, 0, heavy, 0, 1, (1, 2)))
+    fill(state, NewSlot(0, 1, SamplingParams(presence_penalty=1), 0, 1, (6, 7)))
     step = state.step(np.array([0]), np.array([2]))
     assert step is not None
-    assert step.apply(torch.zeros(1, VOCAB, dtype=torch.float64)).tolist() == [[-float(t == 7) for t in range(VOCAB)]]
-    state.fill(NewSlot(0, 2, SamplingParams(), 0, 1))
+    assert step.on_device().apply(torch.zeros(1, VOCAB, dtype=torch.float64)).tolist() == [
+        [-float(t == 7) for t in range(VOCAB)]
+    ]
+    fill(state, NewSlot(0, 2, SamplingParams(), 0, 1))
     assert state.step(np.array([0]), np.array([1])) is None
 
 

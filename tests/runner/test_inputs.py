@@ -35,15 +35,21 @@ def plans(draw: st.DrawFn, page_size: int) -> BatchPlan:
     return BatchPlan(7, new_slots, tuple(chunks))
 
 
+def apply(state: DeviceState, plan: BatchPlan) -> None:
+    """On the host and, at once, on the device."""
+    changes = state.apply(plan)
+    state.change(changes, [*map(torch.from_numpy, changes.arrays)])
+
+
 @given(st.data(), st.sampled_from([2, 3, 8]))
 def test_batch_is_what_the_loop_says(data: st.DataObject, page_size: int) -> None:
     plan = data.draw(plans(page_size))
     state = DeviceState(shadow_shape(num_pages=PAGES, page_size=page_size, num_slots=SLOTS, vocab_size=VOCAB))
-    state.last_token.copy_(torch.arange(SLOTS) + 40)
     state.check(plan)
-    state.apply(plan)
+    apply(state, plan)
+    state.last_tokens.write(torch.arange(SLOTS), torch.arange(SLOTS) + 40)
     host = host_batch(plan, state.page_table.host, page_size)
-    batch = state.forward_batch(host)
+    batch = state.forward_batch(host, [*map(torch.from_numpy, host.arrays)])
 
     ids, positions, kv_slots, tables, ends, logit_rows, sampling = [], [], [], [], [], [], []
     target_ids, before_targets, target_rows = [], [], []
@@ -92,11 +98,11 @@ def test_page_tables_agree(data: st.DataObject) -> None:
     rows: dict[int, list[int]] = {}
     for _ in range(data.draw(st.integers(1, 6))):
         plan = data.draw(plans(4))
-        state.apply(plan)
+        apply(state, plan)
         rows.update({chunk.slot: [*chunk.new_pages] for chunk in plan.chunks})
         grown = data.draw(st.sampled_from(sorted(rows)))
         rows[grown] += [3, 9]
-        state.apply(BatchPlan(8, (), (Chunk(1, grown, 0, 1, (1,), (3, 9), True),)))
+        apply(state, BatchPlan(8, (), (Chunk(1, grown, 0, 1, (1,), (3, 9), True),)))
     expected = np.zeros((SLOTS, PAGES), dtype=np.int32)
     for slot, pages in rows.items():
         expected[slot, : len(pages)] = pages

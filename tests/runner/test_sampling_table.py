@@ -13,7 +13,6 @@ from sluice.runner.sampling_table import SamplingTable
 from sluice.types import NewSlot, SamplingParams
 
 SLOTS, VOCAB = 5, 60
-CPU = torch.device("cpu")
 PARAMS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 0.5, 1.0]),
@@ -33,7 +32,8 @@ def test_a_step_gets_what_its_slots_were_last_filled_with(filled: list[NewSlot],
     latest = {new.slot: new for new in filled}
     slots = data.draw(st.lists(st.sampled_from(sorted(latest)), unique=True))
     positions = np.array([10 * slot for slot in slots], dtype=np.int64)
-    step = table.step(np.array(slots, dtype=np.int64), positions, CPU)
+    host = table.step(np.array(slots, dtype=np.int64), positions)
+    step = host.arrived([*map(torch.from_numpy, host.arrays)])
     rows, wanted = step.rows, [latest[slot] for slot in slots]
     assert step.slots.tolist() == slots
     assert rows.positions.tolist() == positions.tolist()

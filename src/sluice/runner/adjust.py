@@ -16,7 +16,7 @@ import torch
 
 from sluice.runner.inputs import Ints
 from sluice.runner.sampler import SLICE_ELEMENTS
-from sluice.runner.token_counts import TokenCounts
+from sluice.runner.token_counts import Opening, TokenCounts
 from sluice.runner.upload import upload
 from sluice.types import NewSlot
 
@@ -101,6 +101,38 @@ class StepAdjustments:
             self.counts.count(self.count_rows, tokens.index_select(0, self.penalized_rows))
 
 
+HostEntries = tuple[Ints, Ints, npt.NDArray[np.float64]]
+"""`Entries` before the copy to the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostAdjustments:
+    """What a step's logits are changed by, before the copy to the device."""
+
+    counts: TokenCounts
+    device: torch.device
+    bias: HostEntries | None
+    stops: HostEntries | None
+    penalized_rows: Ints
+    count_rows: Ints
+    penalties: npt.NDArray[np.float64]
+    """[3, P]: repetition, frequency, presence"""
+
+    def on_device(self) -> StepAdjustments:
+        """Bring them there. Few requests have any, so they have a copy of their own."""
+        penalized_rows, count_rows, *numbers = upload(
+            self.device, self.penalized_rows, self.count_rows, *self.penalties
+        )
+        return StepAdjustments(
+            self.counts,
+            None if self.bias is None else Entries(*upload(self.device, *self.bias)),
+            None if self.stops is None else Entries(*upload(self.device, *self.stops)),
+            Penalties(*numbers) if len(self.penalized_rows) else None,
+            penalized_rows,
+            count_rows,
+        )
+
+
 class Adjustments:
     """What each slot's request wants, kept on the host; the counts are on the device.
 
@@ -121,13 +153,15 @@ class Adjustments:
         self._no_stop_before: Ints = np.zeros(num_slots, dtype=np.int64)
         """Position from which a stop token may be sampled."""
 
-    def fill(self, new: NewSlot) -> None:
-        """Take over a new request's wishes, and what it has generated so far."""
+    def fill(self, new: NewSlot) -> Opening | None:
+        """Take over a new request's wishes; what it has generated so far is to be opened on the device."""
         slot, params = new.slot, new.sampling
+        opening = None
         self._is_penalized[slot] = params.has_penalties
         if params.has_penalties:
             self._penalties[:, slot] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
-            self._counts.open(slot, new.history[: new.prompt_len], new.history[new.prompt_len :])
+            row = self._counts.row_for(slot)
+            opening = Opening(row, new.history[: new.prompt_len], new.history[new.prompt_len :])
         else:
             self._counts.close(slot)
         self._bias.pop(slot, None)
@@ -139,8 +173,13 @@ class Adjustments:
         if params.min_tokens and stops:
             self._stops[slot] = np.array(stops, dtype=np.int64), np.full(len(stops), -np.inf)
             self._no_stop_before[slot] = new.prompt_len + params.min_tokens
+        return opening
 
-    def step(self, slots: Ints, positions: Ints) -> StepAdjustments | None:
+    def open(self, opening: Opening) -> None:
+        """The device's part of `fill`."""
+        self._counts.open(opening)
+
+    def step(self, slots: Ints, positions: Ints) -> HostAdjustments | None:
         """What the logits of a step's S sampling rows are changed by; None if nobody wants anything.
 
         Args:
@@ -162,22 +201,21 @@ class Adjustments:
         if not biased and not stopped and len(rows) == 0:
             return None
         theirs = slots[rows]
-        penalized_rows, count_rows, *numbers = upload(
-            self._device, rows, self._counts.rows(theirs), *self._penalties[:, theirs]
-        )
-        return StepAdjustments(
+        return HostAdjustments(
             self._counts,
-            self._entries(biased),
-            self._entries(stopped),
-            Penalties(*numbers) if len(rows) else None,
-            penalized_rows,
-            count_rows,
+            self._device,
+            _entries(biased),
+            _entries(stopped),
+            rows,
+            self._counts.rows(theirs),
+            self._penalties[:, theirs],
         )
 
-    def _entries(self, wanted: Sequence[tuple[int, tuple[Ints, npt.NDArray[np.float64]]]]) -> Entries | None:
-        if not wanted:
-            return None
-        rows = np.concatenate([np.full(len(ids), row, dtype=np.int64) for row, (ids, _) in wanted])
-        ids = np.concatenate([ids for _, (ids, _) in wanted])
-        values = np.concatenate([values for _, (_, values) in wanted])
-        return Entries(*upload(self._device, rows, ids, values))
+
+def _entries(wanted: Sequence[tuple[int, tuple[Ints, npt.NDArray[np.float64]]]]) -> HostEntries | None:
+    if not wanted:
+        return None
+    rows = np.concatenate([np.full(len(ids), row, dtype=np.int64) for row, (ids, _) in wanted])
+    ids = np.concatenate([ids for _, (ids, _) in wanted])
+    values = np.concatenate([values for _, (_, values) in wanted])
+    return rows, ids, values

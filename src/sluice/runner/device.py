@@ -6,7 +6,7 @@ again. Plans change it at launch, all or nothing: `check` first, and `apply` can
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +14,12 @@ import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.runner.adjust import Adjustments
-from sluice.runner.inputs import HostBatch
+from sluice.runner.inputs import HostBatch, Ints, Ints32
+from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
 from sluice.runner.logprobs import LogprobWishes
-from sluice.runner.page_table import PageTable
+from sluice.runner.page_table import PageTable, TableChanges
 from sluice.runner.sampling_table import SamplingTable
-from sluice.runner.upload import upload
+from sluice.runner.token_counts import Opening
 from sluice.types import BatchPlan, Chunk
 
 
@@ -41,6 +42,22 @@ class DeviceShape:
     """Most pages of one request."""
     dtype: torch.dtype
     device: torch.device
+    scratch_pages: int = 0
+    """0 or 1: a page more, number `num_pages`, that belongs to nobody and takes what rows write that only pad a
+    batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateChanges:
+    """What a plan changes on the device; the host knows it already."""
+
+    table: TableChanges
+    openings: tuple[Opening, ...]
+
+    @property
+    def arrays(self) -> tuple[Ints | Ints32, ...]:
+        """What travels to the device with the step's inputs, for `DeviceState.change`."""
+        return self.table
 
 
 KVMaker = Callable[[DeviceShape], PagedKV]
@@ -51,16 +68,19 @@ class DeviceState:
 
     Args:
         new_kv: makes the pages of one layer, as the attention backend wants them.
+        watched: notice when a step reads a token that was not sampled, at the price of a few operations a step.
 
     KV is left uninitialised: on a CPU the system then commits memory page by page as it is written, so a large pool
     costs what is used of it. What was never written may be NaN; attention must not let it through.
     """
 
-    def __init__(self, shape: DeviceShape, new_kv: KVMaker | None = None) -> None:
+    def __init__(self, shape: DeviceShape, new_kv: KVMaker | None = None, *, watched: bool = False) -> None:
         self.shape = shape
         self.kv = tuple((new_kv or _plain_kv)(shape) for _ in range(shape.num_layers))
-        self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device)
-        self.last_token = torch.zeros(shape.num_slots, dtype=torch.int64, device=shape.device)
+        scratch_page = shape.num_pages if shape.scratch_pages else None
+        self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
+        new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
+        self.last_tokens: LastTokens = new_last_tokens(shape.num_slots, shape.device)
         self.sampling = SamplingTable(shape.num_slots, shape.vocab_size)
         self.adjustments = Adjustments(shape.num_slots, shape.vocab_size, shape.device)
         self.wishes = LogprobWishes(shape.num_slots)
@@ -112,32 +132,42 @@ class DeviceState:
         _require(pages <= shape.row_pages, plan, f"{pages} pages in a row of {shape.row_pages}")
         _require(chunk.end <= pages * shape.page_size, plan, f"{pages} pages do not hold {chunk.end} tokens")
 
-    def apply(self, plan: BatchPlan) -> None:
-        """Take over new slots and pages of a checked plan."""
+    def apply(self, plan: BatchPlan) -> StateChanges:
+        """Take over new slots and pages of a checked plan on the host, and say what is left for the device."""
+        openings = []
         for new in plan.new_slots:
             self.sampling.fill(new)
-            self.adjustments.fill(new)
+            openings.append(self.adjustments.fill(new))
             self.wishes.fill(new)
             self._filled[new.slot] = True
-        self.page_table.clear([new.slot for new in plan.new_slots])
-        self.page_table.append([(chunk.slot, chunk.new_pages) for chunk in plan.chunks if chunk.new_pages])
-
-    def forward_batch(self, host: HostBatch) -> ForwardBatch:
-        """Bring a step's inputs to the device, the tokens that never left it included."""
-        ids, positions, kv_slots, late_tokens, late_slots, row_slots, logit_rows, q_starts, kv_lens = upload(
-            self.shape.device,
-            host.input_ids,
-            host.positions,
-            host.kv_slots,
-            host.late_tokens,
-            host.late_slots,
-            host.row_slots,
-            host.logit_rows,
-            host.q_starts,
-            host.kv_lens,
+        table = self.page_table.plan(
+            [new.slot for new in plan.new_slots],
+            [(chunk.slot, chunk.new_pages) for chunk in plan.chunks if chunk.new_pages],
         )
+        return StateChanges(table, tuple(opening for opening in openings if opening is not None))
+
+    def change(self, changes: StateChanges, tensors: Sequence[torch.Tensor]) -> None:
+        """The device's part of `apply`.
+
+        Args:
+            tensors: `changes.arrays` on the device.
+        """
+        cleared, places, pages = tensors
+        self.page_table.change(cleared, places, pages)
+        if len(cleared):
+            self.last_tokens.open(cleared)
+        for opening in changes.openings:
+            self.adjustments.open(opening)
+
+    def forward_batch(self, host: HostBatch, tensors: Sequence[torch.Tensor]) -> ForwardBatch:
+        """A step's inputs as models take them, the tokens that never left the device included.
+
+        Args:
+            tensors: `host.arrays` on the device.
+        """
+        ids, positions, kv_slots, row_slots, kv_lens, q_starts, logit_rows, late_tokens, late_slots = tensors
         return ForwardBatch(
-            input_ids=ids.index_copy(0, late_tokens, self.last_token.index_select(0, late_slots)),
+            input_ids=ids.index_copy(0, late_tokens, self.last_tokens.read(late_slots)),
             positions=positions,
             kv_slots=kv_slots,
             page_table=self.page_table.rows(row_slots, kv_lens, host.num_pages, self.shape.page_size),
@@ -149,14 +179,9 @@ class DeviceState:
             num_decodes=host.num_decodes,
         )
 
-    def remember(self, slots: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Keep what slots [S] sampled. A failed row (below 0) is kept as 0: a later step already in flight may
-        still look it up, and must not read outside the embedding."""
-        self.last_token.index_copy_(0, slots, tokens.clamp(min=0))
-
 
 def _plain_kv(shape: DeviceShape) -> LayerKV:
-    size = (shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
+    size = (shape.num_pages + shape.scratch_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
     k, v = (torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
     return LayerKV(k, v)
 

@@ -60,6 +60,26 @@ class HostBatch:
     """Pages of the longest row."""
     num_decodes: int
 
+    @property
+    def arrays(self) -> tuple[Ints | Ints32, ...]:
+        """What travels to the device, for `DeviceState.forward_batch`; `PER_ROW` of them first."""
+        return (
+            self.input_ids,
+            self.positions,
+            self.kv_slots,
+            self.row_slots,
+            self.kv_lens,
+            self.q_starts,
+            self.logit_rows,
+            self.late_tokens,
+            self.late_slots,
+        )
+
+
+PER_ROW = 5
+"""The first arrays of a `HostBatch`: in a step that only decodes, each has one entry a row."""
+NUM_ARRAYS = 9
+
 
 def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch:
     """Lay a plan out.

@@ -3,91 +3,88 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 import torch
 
 from sluice.runner.inputs import HostBatch
+from sluice.runner.last_tokens import STALE
 from sluice.runner.logprobs import NOTHING, Scores, StepWishes
-from sluice.runner.sampler import FAILED
+from sluice.runner.streams import DoneEvent, Event
+from sluice.runner.transport import Landing
 from sluice.runner.waiting import nobody, wait_until
 from sluice.types import BatchResult, RowError, TokenLogprobs
 
 BAD_LOGITS = "the model gave logits that are NaN, infinite or all -inf; the request cannot go on"
+STALE_TOKEN = (
+    "the step read a token of this request that was not sampled yet: a bug of the runner, found by --poison-unread"
+)
+
+
+class Outcome:
+    """What a step gives, filled in by its work on the device: first there, then on the host."""
+
+    def __init__(self) -> None:
+        self.tokens: torch.Tensor | None = None
+        """[S] int64"""
+        self.of_samples: Scores | None = None
+        """Of the samples asked for."""
+        self.of_targets: Scores | None = None
+        """Of all targets."""
+        self._on_device: list[object] = []
+
+    def land(self, landing: Landing) -> None:
+        """Bring it to the host. What is copied stays alive until nobody waits for the copy any more."""
+        assert self.tokens is not None
+        self._on_device = [self.tokens, self.of_samples, self.of_targets]
+        self.tokens = landing(self.tokens)
+        self.of_samples = _landed(self.of_samples, landing)
+        self.of_targets = _landed(self.of_targets, landing)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedStep:
-    """A step whose results are on the host, or on their way there."""
+    """A step on its way."""
 
     step: int
     host: HostBatch
     wishes: StepWishes
-    tokens: torch.Tensor
-    """[S] int64 on the host"""
-    of_samples: Scores | None
-    """On the host, of the samples asked for."""
-    of_targets: Scores | None
-    """On the host, of all targets."""
-    copied: torch.cuda.Event | None
-    """Set when all of it has arrived; None: it already has."""
+    outcome: Outcome
+    landed: Event
+    """All of the outcome is on the host."""
     tick: Callable[[], None] = nobody
     """Called every second while it is waited for."""
 
-    @classmethod
-    def landing(
-        cls,
-        step: int,
-        host: HostBatch,
-        wishes: StepWishes,
-        tokens: torch.Tensor,
-        of_samples: Scores | None,
-        of_targets: Scores | None,
-        tick: Callable[[], None] = nobody,
-    ) -> LaunchedStep:
-        """Start bringing results to the host; waits for nothing."""
-        device = tokens.device
-        if device.type == "cpu":
-            return cls(step, host, wishes, tokens, of_samples, of_targets, None)
-        landed = cls(
-            step,
-            host,
-            wishes,
-            _land(tokens),
-            _land_scores(of_samples),
-            _land_scores(of_targets),
-            torch.cuda.Event(),
-            tick,
-        )
-        assert landed.copied is not None
-        landed.copied.record(torch.cuda.current_stream(device))
-        return landed
-
     def wait(self) -> BatchResult:
         """See `Pending.wait`. A row with bad logits, where it samples or before a target, is named in `errors`."""
-        if self.copied is not None:
-            wait_until(self.copied.query, self.tick)
-        samples = list(zip(self.host.sample_rows.tolist(), self.tokens.tolist(), strict=True))
-        prompts = [] if self.of_targets is None else list(self._prompt_logprobs(self.of_targets))
+        if not isinstance(self.landed, DoneEvent):
+            wait_until(self.landed.query, self.tick)
+        outcome = self.outcome
+        assert outcome.tokens is not None
+        sampled = outcome.tokens.tolist()
+        samples = list(zip(self.host.sample_rows.tolist(), sampled, strict=True))
+        prompts = [] if outcome.of_targets is None else list(self._prompt_logprobs(outcome.of_targets))
         rows = [row for row, _ in self.host.target_rows]
-        failed = {row for row, token in samples if token == FAILED}
-        failed.update(
-            row for row, told in zip(rows, prompts, strict=True) if any(math.isnan(item.logprob) for item in told)
-        )
+        failed = {row: STALE_TOKEN if token == STALE else BAD_LOGITS for row, token in samples if token < 0}
+        for row, told in zip(rows, prompts, strict=True):
+            if any(math.isnan(item.logprob) for item in told):
+                failed.setdefault(row, BAD_LOGITS)
         return BatchResult(
             self.step,
             tuple(() if row in failed else (token,) for row, token in samples),
-            tuple(RowError(row, BAD_LOGITS) for row in sorted(failed)),
-            () if self.of_samples is None else tuple(self._logprobs(self.of_samples, failed)),
+            tuple(RowError(row, failed[row]) for row in sorted(failed)),
+            () if outcome.of_samples is None else tuple(self._logprobs(outcome.of_samples, sampled, failed)),
             tuple(() if row in failed else told for row, told in zip(rows, prompts, strict=True)),
         )
 
-    def _logprobs(self, scores: Scores, failed: set[int]) -> Iterator[tuple[TokenLogprobs, ...]]:
+    def _logprobs(
+        self, scores: Scores, sampled: list[int], failed: Container[int]
+    ) -> Iterator[tuple[TokenLogprobs, ...]]:
         told = _rows(scores)
         wishes = self.wishes.samples.tolist()
-        for row, token, wish in zip(self.host.sample_rows.tolist(), self.tokens.tolist(), wishes, strict=True):
+        for row, token, wish in zip(self.host.sample_rows.tolist(), sampled, wishes, strict=True):
             if wish == NOTHING:
                 yield ()
                 continue
@@ -107,12 +104,7 @@ def _rows(scores: Scores) -> Iterator[tuple[float, tuple[tuple[int, float], ...]
         yield logprob, tuple(zip(ids, logprobs, strict=True))
 
 
-def _land(tensor: torch.Tensor) -> torch.Tensor:
-    landing = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return landing.copy_(tensor, non_blocking=True)
-
-
-def _land_scores(scores: Scores | None) -> Scores | None:
+def _landed(scores: Scores | None, landing: Landing) -> Scores | None:
     if scores is None:
         return None
-    return Scores(_land(scores.logprobs), _land(scores.top_ids), _land(scores.top_logprobs))
+    return Scores(landing(scores.logprobs), landing(scores.top_ids), landing(scores.top_logprobs))

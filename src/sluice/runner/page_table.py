@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from sluice.runner.inputs import Ints32
-from sluice.runner.upload import upload
+from sluice.runner.inputs import Ints, Ints32
+
+
+class TableChanges(NamedTuple):
+    """What the device's copy still has to do: to empty rows, and then to write single entries."""
+
+    cleared: Ints
+    """[F] rows"""
+    places: Ints
+    """[P] indices into the flattened table"""
+    pages: Ints32
+    """[P]"""
 
 
 class PageTable:
@@ -21,29 +32,32 @@ class PageTable:
         num_slots: rows.
         row_pages: most pages of a row.
         device: where the forward runs.
+        scratch_page: the page of one row more, number `num_slots`, on the device alone: where rows write that only
+            pad a batch.
     """
 
-    def __init__(self, num_slots: int, row_pages: int, device: torch.device) -> None:
+    def __init__(self, num_slots: int, row_pages: int, device: torch.device, scratch_page: int | None = None) -> None:
         self.host: Ints32 = np.zeros((num_slots, row_pages), dtype=np.int32)
         self.lengths = np.zeros(num_slots, dtype=np.int64)
-        self._device = torch.zeros((num_slots, row_pages), dtype=torch.int32, device=device)
+        rows = num_slots + (scratch_page is not None)
+        self._device = torch.zeros((rows, row_pages), dtype=torch.int32, device=device)
+        if scratch_page is not None:
+            self._device[num_slots, 0] = scratch_page
 
     @property
     def row_pages(self) -> int:
         return int(self.host.shape[1])
 
-    def clear(self, slots: Sequence[int]) -> None:
-        """Empty rows."""
-        if not slots:
-            return
-        rows = np.array(slots, dtype=np.int64)
+    def plan(self, cleared: Sequence[int], additions: Sequence[tuple[int, Sequence[int]]]) -> TableChanges:
+        """Change the host's copy.
+
+        Args:
+            cleared: slots whose rows are emptied first.
+            additions: (slot, pages to append), each slot at most once. The caller has checked the room.
+        """
+        rows = np.array(cleared, dtype=np.int64)
         self.host[rows] = 0
         self.lengths[rows] = 0
-        (on_device,) = upload(self._device.device, rows)
-        self._device.index_fill_(0, on_device, 0)
-
-    def append(self, additions: Sequence[tuple[int, Sequence[int]]]) -> None:
-        """Append pages to rows, given as (slot, pages), each slot at most once. The caller has checked the room."""
         places: list[int] = []
         pages: list[int] = []
         for slot, new_pages in additions:
@@ -51,12 +65,16 @@ class PageTable:
             places.extend(range(first, first + len(new_pages)))
             pages.extend(new_pages)
             self.lengths[slot] += len(new_pages)
-        if not pages:
-            return
-        at, values = np.array(places, dtype=np.int64), np.array(pages, dtype=np.int32)
-        self.host.reshape(-1)[at] = values
-        at_device, values_device = upload(self._device.device, at, values)
-        self._device.view(-1).index_copy_(0, at_device, values_device)
+        changes = TableChanges(rows, np.array(places, dtype=np.int64), np.array(pages, dtype=np.int32))
+        self.host.reshape(-1)[changes.places] = changes.pages
+        return changes
+
+    def change(self, cleared: torch.Tensor, places: torch.Tensor, pages: torch.Tensor) -> None:
+        """Change the device's copy: `TableChanges` as tensors."""
+        if len(cleared):
+            self._device.index_fill_(0, cleared, 0)
+        if len(places):
+            self._device.view(-1).index_copy_(0, places, pages)
 
     def rows(self, slots: torch.Tensor, kv_lens: torch.Tensor, num_pages: int, page_size: int) -> torch.Tensor:
         """The pages in use by a step.

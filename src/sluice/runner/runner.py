@@ -1,31 +1,44 @@
 """TorchRunner: plan -> tensors -> tokens.
 
+On the host, at launch:
+
     check   refuse a plan that does not fit, before anything changes
     apply   new slots and pages
-    inputs  the plan as tensors (`inputs.py`)
+    lay out the plan as arrays (`inputs.py`), which start for the device (`staging.py`)
+
+On the device, queued behind the step before:
+
+    inputs  the arrays as tensors, with the tokens that never left the device
     forward the model writes KV and gives hidden states of the rows that sample and of those before a target
+            (`graphs.py`: in steps that only decode it may be a replay)
     adjust  bias, penalties, minimum length, where asked for (`adjust.py`)
-    sample  one token a row, kept on the device as `last_token` for the next step
+    sample  one token a row, kept on the device for the next step (`last_tokens.py`)
     score   log-probabilities, where asked for (`logprobs.py`)
     land    what was sampled and scored is copied to the host (`launched.py`)
 
-On cuda all of it is queued on one stream and nothing waits: steps run in launch order, and only `wait` blocks, on
-the copy of this step's tokens. On cpu the step is computed at launch.
+Nothing of the second half waits for the host or the host for it: steps run in launch order, and only `wait` blocks, on
+the copy of this step's results. On a cpu all of it is computed at launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
 from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
-from sluice.runner.device import DeviceState
-from sluice.runner.inputs import host_batch
-from sluice.runner.launched import LaunchedStep
-from sluice.runner.logprobs import SLICE_BYTES, score_samples, score_targets
+from sluice.runner.adjust import HostAdjustments
+from sluice.runner.device import DeviceState, StateChanges
+from sluice.runner.forwards import EagerForwards, Forwards
+from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
+from sluice.runner.launched import LaunchedStep, Outcome
+from sluice.runner.logprobs import SLICE_BYTES, StepWishes, score_samples, score_targets
 from sluice.runner.sampler import sample
+from sluice.runner.sampling_table import HostSampling
+from sluice.runner.staging import Arrived
+from sluice.runner.transport import Transport, transport_for
 from sluice.runner.waiting import nobody
 from sluice.types import BatchPlan
 
@@ -42,6 +55,20 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step as the host laid it out."""
+
+    host: HostBatch
+    """Its rows."""
+    laid: HostBatch
+    """The same with the rows that pad it, if any."""
+    changes: StateChanges
+    sampling: HostSampling
+    adjustments: HostAdjustments | None
+    wishes: StepWishes
+
+
 class TorchRunner:
     """Runs plans on one device.
 
@@ -49,6 +76,8 @@ class TorchRunner:
         model: on the state's device, in the state's dtype.
         state: emptied slots and KV; owned by the runner from now on.
         attention: the backend that every layer calls.
+        transport: how steps reach the device; None: that of the state's device, for two steps in flight.
+        forwards: how the model is run; None: eagerly.
         slice_bytes: most memory that the logits of prompt tokens take at once (a row at least), when their
             log-probabilities are asked for.
         tick: called every second while a step is waited for.
@@ -60,12 +89,15 @@ class TorchRunner:
         state: DeviceState,
         attention: AttentionBackend,
         *,
+        transport: Transport | None = None,
+        forwards: Forwards | None = None,
         slice_bytes: int = SLICE_BYTES,
         tick: Callable[[], None] = nobody,
     ) -> None:
         self._model = model
         self._state = state
-        self._attention = attention
+        self._transport = transport or transport_for(state.shape.device, places=2, tick=tick)
+        self._forwards = forwards or EagerForwards(model, state, attention)
         self._slice_bytes = slice_bytes
         self._tick = tick
 
@@ -76,28 +108,44 @@ class TorchRunner:
         Raises:
             PlanError: the plan does not fit the device's state, which is unchanged.
         """
-        state = self._state
+        state, (_, compute, results) = self._state, self._transport.streams
         state.check(plan)
-        state.apply(plan)
+        changes = state.apply(plan)
         host = host_batch(plan, state.page_table.host, state.shape.page_size)
-        batch = state.forward_batch(host)
-        sampling = state.sampling.step(host.sample_slots, host.sample_positions, state.shape.device)
-        adjustments = state.adjustments.step(host.sample_slots, host.sample_positions)
-        wishes = state.wishes.step(host)
-        hidden = self._model.forward(batch, state.kv, self._attention)
-        of_samples, of_targets = hidden.tensor_split([len(host.sample_rows)])
+        step = _Step(
+            host,
+            self._forwards.padded(host),
+            changes,
+            state.sampling.step(host.sample_slots, host.sample_positions),
+            state.adjustments.step(host.sample_slots, host.sample_positions),
+            state.wishes.step(host),
+        )
+        outcome = Outcome()
+        arrived = self._transport.staging.stage((*step.laid.arrays, *changes.arrays, *step.sampling.arrays))
+        try:
+            compute.run(lambda: self._compute(step, arrived, outcome))
+        finally:
+            arrived.done()
+        results.wait(compute.record())
+        results.run(lambda: outcome.land(self._transport.land))
+        return LaunchedStep(plan.step, host, step.wishes, outcome, results.record(), self._tick)
+
+    @torch.inference_mode()
+    def _compute(self, step: _Step, arrived: Arrived, outcome: Outcome) -> None:
+        """The device's part of a step. It reads nothing on the host that a later plan changes."""
+        state, host, tensors = self._state, step.host, arrived.tensors
+        table_end = NUM_ARRAYS + len(step.changes.arrays)
+        state.change(step.changes, tensors[NUM_ARRAYS:table_end])
+        sampling = step.sampling.arrived(tensors[table_end:])
+        adjustments = None if step.adjustments is None else step.adjustments.on_device()
+        hidden = self._forwards.run(step.laid, arrived)
+        num_samples, num_targets = len(host.sample_rows), len(host.target_ids)
+        of_samples, of_targets = hidden[:num_samples], hidden[num_samples : num_samples + num_targets]
         logits = self._model.logits(of_samples)
         wanted = logits if adjustments is None else adjustments.apply(logits)
         tokens = sample(wanted, sampling.rows, sampling.groups)
-        state.remember(sampling.slots, tokens)
+        outcome.tokens = state.last_tokens.write(sampling.slots, tokens)
         if adjustments is not None:
             adjustments.sampled(tokens)
-        return LaunchedStep.landing(
-            plan.step,
-            host,
-            wishes,
-            tokens,
-            score_samples(logits, tokens, wishes.samples, self._slice_bytes),
-            score_targets(self._model.logits, of_targets, host, wishes.targets, self._slice_bytes),
-            self._tick,
-        )
+        outcome.of_samples = score_samples(logits, tokens, step.wishes.samples, self._slice_bytes)
+        outcome.of_targets = score_targets(self._model.logits, of_targets, host, step.wishes.targets, self._slice_bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,6 @@ import torch
 from sluice.runner.inputs import Ints
 from sluice.runner.noise import stream_key
 from sluice.runner.sampler import RowGroup, RowKind, SamplingRows, row_kind
-from sluice.runner.upload import upload
 from sluice.types import NewSlot
 
 
@@ -24,6 +24,22 @@ class SamplingStep:
     """[S] int64"""
     rows: SamplingRows
     groups: tuple[RowGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostSampling:
+    """The same before the copy to the device."""
+
+    kinds: tuple[RowKind, ...]
+    """Of the groups."""
+    arrays: tuple[npt.NDArray[Any], ...]
+    """Slots, the fields of `SamplingRows`, and the rows of each group."""
+
+    def arrived(self, tensors: Sequence[torch.Tensor]) -> SamplingStep:
+        """With `arrays` on the device."""
+        slots, *rest = tensors
+        groups = tuple(RowGroup(kind, rows) for kind, rows in zip(self.kinds, rest[6:], strict=True))
+        return SamplingStep(slots, SamplingRows(*rest[:6]), groups)
 
 
 class SamplingTable:
@@ -54,17 +70,15 @@ class SamplingTable:
         self._top_k[slot] = params.top_k if params.top_k > 0 else self._vocab_size
         self._streams[slot] = stream_key(params.seed, new.sample_index)
 
-    def step(self, slots: Ints, positions: Ints, device: torch.device) -> SamplingStep:
+    def step(self, slots: Ints, positions: Ints) -> HostSampling:
         """The parameters of a step's S sampling rows, and the rows of each kind.
 
         Args:
             slots: [S] slot of each row.
             positions: [S] position of the token each row samples.
-            device: where the logits will be.
         """
         members = _by_kind([self._kinds[slot] for slot in slots.tolist()])
-        slots_on_device, *tensors = upload(
-            device,
+        arrays = (
             slots,
             self._temperature[slots],
             self._min_p[slots],
@@ -74,8 +88,7 @@ class SamplingTable:
             positions,
             *members.values(),
         )
-        groups = tuple(RowGroup(kind, rows) for kind, rows in zip(members, tensors[6:], strict=True))
-        return SamplingStep(slots_on_device, SamplingRows(*tensors[:6]), groups)
+        return HostSampling(tuple(members), arrays)
 
 
 def _by_kind(kinds: Sequence[RowKind]) -> dict[RowKind, Ints]:

@@ -8,12 +8,22 @@ device that lost its state, changes nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from sluice.runner.inputs import Ints
 from sluice.runner.upload import upload
+
+
+class Opening(NamedTuple):
+    """A row of counts that begins anew."""
+
+    row: int
+    prompt: tuple[int, ...]
+    outputs: tuple[int, ...]
+    """What was generated so far."""
 
 
 class TokenCounts:
@@ -29,18 +39,27 @@ class TokenCounts:
         self._in_prompt = torch.zeros((0, vocab_size), dtype=torch.bool, device=device)
         self._rows: dict[int, int] = {}
         self._free: list[int] = []
+        self._promised = 0
+        """Rows there are, or will be when the device has done what it was given."""
 
-    def open(self, slot: int, prompt: Sequence[int], outputs: Sequence[int]) -> None:
-        """Begin anew for a slot, with what its request has so far."""
+    def row_for(self, slot: int) -> int:
+        """The row of a slot that needs counts; it holds nothing of use until it is opened."""
         if slot not in self._rows:
             if not self._free:
-                self._grow()
+                add = max(4, self._promised)
+                self._free.extend(range(self._promised + add - 1, self._promised - 1, -1))
+                self._promised += add
             self._rows[slot] = self._free.pop()
-        row = self._rows[slot]
-        prompt_ids, output_ids = upload(self._outputs.device, _ids(prompt), _ids(outputs))
-        self._in_prompt[row].zero_().index_fill_(0, prompt_ids, 1)
+        return self._rows[slot]
+
+    def open(self, opening: Opening) -> None:
+        """Begin a row anew, with what its request has so far."""
+        while len(self._outputs) <= opening.row:
+            self._grow()
+        prompt_ids, output_ids = upload(self._outputs.device, _ids(opening.prompt), _ids(opening.outputs))
+        self._in_prompt[opening.row].zero_().index_fill_(0, prompt_ids, 1)
         ones = torch.ones_like(output_ids, dtype=torch.int32)
-        self._outputs[row].zero_().index_add_(0, output_ids, ones)
+        self._outputs[opening.row].zero_().index_add_(0, output_ids, ones)
 
     def close(self, slot: int) -> None:
         """The slot's request needs no counts."""
@@ -66,9 +85,7 @@ class TokenCounts:
 
     def _grow(self) -> None:
         """Twice as many rows."""
-        have = len(self._outputs)
-        add = max(4, have)
-        self._free.extend(range(have + add - 1, have - 1, -1))
+        add = max(4, len(self._outputs))
         self._outputs = torch.cat([self._outputs, self._outputs.new_zeros((add, self._outputs.shape[1]))])
         self._in_prompt = torch.cat([self._in_prompt, self._in_prompt.new_zeros((add, self._in_prompt.shape[1]))])
 
