@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sluice.runner.graphs import Captured
 from sluice.runner.streams import Event, Streams
 
 
@@ -104,3 +109,52 @@ def late_streams(eager: Collection[str] = ()) -> Streams:
     world: list[LateStream] = []
     world.extend(LateStream(name in eager, world) for name in Streams._fields)
     return Streams(*world)
+
+
+HOST_READS = ("_local_scalar_dense", "item", "nonzero", "lift_fresh", "is_nonzero", "equal")
+"""Operations that bring a value to the host, or a value of the host's to the device: no graph can hold them."""
+
+
+class _Tape(TorchDispatchMode):
+    """Notes every operation on tensors, with the very tensors that it took and gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name in HOST_READS:
+            raise RuntimeError(f"{name} waits for the device: it cannot be captured")
+        given = func(*args, **(kwargs or {}))
+        self._calls.append((func, args, kwargs or {}, given))
+        return given
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        """Do it all again: what was made then is written anew."""
+        for func, args, kwargs, given in self._calls:
+            again = func(*args, **kwargs)
+            for old, new in zip(_tensors(given), _tensors(again), strict=True):
+                if old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def _tensors(given: Any) -> list[torch.Tensor]:
+    items = given if isinstance(given, list | tuple) else [given]
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def recorded_steps(work: Callable[[], torch.Tensor]) -> Captured:
+    """A `graphs.Capture` without a device: like a CUDA graph it knows addresses and no code.
+
+    What the work reads on the host while it is captured is frozen in it, and work that asks the device for a value is
+    refused.
+    """
+    work()
+    tape = _Tape()
+    with tape:
+        output = work()
+    return Captured(output, tape.replay)

@@ -1,0 +1,243 @@
+"""Steps that only decode, replayed as graphs: hundreds of kernels for the price of one launch.
+
+A graph is the forward of a fixed number of rows over tensors at fixed addresses. A step of fewer rows is padded: the
+rows beyond its own see one token in a page that belongs to nobody, write there, and nobody reads what they give. Graphs
+of all sizes share one pool of memory, so the largest is captured first and the others fit into what it took; they
+share their inputs, too, since only one runs at a time.
+
+    inputs (one copy) ---> ids, positions, KV slots, slots, lengths      static
+    last tokens, page table rows of these slots                          static, filled by a few kernels
+    replay                                                               -> hidden states, one row a row
+
+The head and the sampling stay outside: they are a few kernels, depend on who samples how, and logits of padded rows
+would be wasted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from sluice.attention.base import AttentionBackend, ForwardBatch
+from sluice.attention.planned import NO_PLANS, StepPlanner
+from sluice.runner.device import DeviceState
+from sluice.runner.forwards import ForwardModel, Forwards
+from sluice.runner.inputs import NUM_ARRAYS, PER_ROW, HostBatch
+from sluice.runner.staging import Arrived, lay_out, views
+from sluice.runner.waiting import nobody
+
+
+class Captured(NamedTuple):
+    """Work that can be done again."""
+
+    output: torch.Tensor
+    """What it returned; every replay writes it anew."""
+    replay: Callable[[], None]
+
+
+class Capture(Protocol):
+    """Captures work on tensors, so that it can be replayed without its code."""
+
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
+        """Called on the stream that computes. `work` may be called several times before it is captured."""
+        ...
+
+
+class CudaCapture:
+    """Captures CUDA graphs, all of them into one pool of memory.
+
+    Args:
+        device: where the work runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
+        """See `Capture`."""
+        for _ in range(2):  # kernels are compiled and workspaces allocated; a capture may do neither
+            work()
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(self._device)
+        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+            output = work()
+        return Captured(output, graph.replay)
+
+
+def graph_sizes(most: int) -> tuple[int, ...]:
+    """The numbers of rows that graphs are captured for, ascending: padding costs at most 7 rows, or as much again."""
+    return (*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most)
+
+
+@dataclass(frozen=True, slots=True)
+class _StaticStep:
+    """The inputs of a graph, at their fixed addresses."""
+
+    batch: ForwardBatch
+    row_slots: torch.Tensor
+    num_bytes: int
+    """Of the arrays that are copied in one go."""
+
+
+class DecodeGraphs:
+    """Replays steps that only decode and ask for no log-probabilities of prompts; runs the others eagerly.
+
+    Graphs are captured by `capture_all`; until then every step is eager.
+
+    Args:
+        eager: runs the other steps.
+        model: what is captured.
+        state: its shape has a scratch page.
+        attention: what the model's layers call; it reads lengths on the device only.
+        capture: makes graphs.
+        sizes: numbers of rows, ascending; steps with more run eagerly.
+        planner: is told of every step before.
+        busy: called before each replay: its layers say nothing.
+    """
+
+    def __init__(
+        self,
+        eager: Forwards,
+        model: ForwardModel,
+        state: DeviceState,
+        attention: AttentionBackend,
+        capture: Capture,
+        sizes: Sequence[int],
+        *,
+        planner: StepPlanner = NO_PLANS,
+        busy: Callable[[], None] = nobody,
+    ) -> None:
+        assert state.shape.scratch_pages, f"padded rows need a page to write to: {state.shape}"
+        self._eager = eager
+        self._model = model
+        self._state = state
+        self._attention = attention
+        self._capture = capture
+        self._planner = planner
+        self._busy = busy
+        self._sizes = tuple(sizes)
+        shape, most = state.shape, self._sizes[-1]
+        padding = {size: self._padding(size) for size in self._sizes}
+        num_bytes = lay_out(padding[most].arrays[:PER_ROW])[-1].end
+        self._inputs = torch.zeros(num_bytes, dtype=torch.uint8, device=shape.device)
+        self._table = torch.zeros((most, shape.row_pages), dtype=torch.int32, device=shape.device)
+        self._rows = torch.arange(most + 1, device=shape.device)
+        self._starts = self._rows.to(torch.int32)
+        self._static = {size: self._static_step(host) for size, host in padding.items()}
+        self._graphs: Mapping[int, Captured] = {}
+
+    @torch.inference_mode()
+    def capture_all(self) -> None:
+        """Capture every size, the largest first. Called on the stream that computes, before the first step."""
+        graphs = {}
+        for size in reversed(self._sizes):
+            static = self._static[size]
+            self._fill_with_padding(size)
+            self._planner.plan_static(static.batch)
+            graphs[size] = self._capture(lambda batch=static.batch: self._forward(batch))
+        self._graphs = graphs
+
+    def padded(self, host: HostBatch) -> HostBatch:
+        """See `Forwards.padded`."""
+        size = self._size_for(host)
+        missing = 0 if size is None else size - len(host.row_slots)
+        if not missing:
+            return host
+        filler = self._padding(missing)
+        return replace(
+            host,
+            input_ids=np.concatenate((host.input_ids, filler.input_ids)),
+            positions=np.concatenate((host.positions, filler.positions)),
+            kv_slots=np.concatenate((host.kv_slots, filler.kv_slots)),
+            row_slots=np.concatenate((host.row_slots, filler.row_slots)),
+            kv_lens=np.concatenate((host.kv_lens, filler.kv_lens)),
+            q_starts=np.arange(len(host.row_slots) + missing + 1, dtype=np.int32),
+            num_decodes=len(host.row_slots) + missing,
+        )
+
+    def run(self, laid: HostBatch, arrived: Arrived) -> torch.Tensor:
+        """See `Forwards.run`."""
+        size = self._size_for(laid)
+        if size is None:
+            return self._eager.run(laid, arrived)
+        self._busy()
+        logit_rows, late_tokens, late_slots = arrived.tensors[NUM_ARRAYS - 3 : NUM_ARRAYS]
+        static, graph = self._static[size], self._graphs[size]
+        batch = static.batch
+        self._inputs[: static.num_bytes].copy_(arrived.prefix(PER_ROW))
+        batch.input_ids.index_copy_(0, late_tokens, self._state.last_tokens.read(late_slots))
+        self._fill_table(static)
+        self._planner.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
+        graph.replay()
+        # The rows of a step come first and mostly all of them sample: then they need not be gathered.
+        count = len(laid.sample_rows)
+        is_prefix = count == 0 or laid.sample_rows[-1] == count - 1
+        return graph.output[:count] if is_prefix else graph.output.index_select(0, logit_rows)
+
+    def _size_for(self, host: HostBatch) -> int | None:
+        rows = len(host.row_slots)
+        if host.num_decodes < rows or len(host.target_ids) or rows > self._sizes[-1] or not self._graphs:
+            return None
+        return next(size for size in self._sizes if size >= rows)
+
+    def _padding(self, count: int) -> HostBatch:
+        """Rows that belong to nobody: one token each, at the beginning of the scratch page."""
+        shape, none = self._state.shape, np.empty(0, dtype=np.int64)
+        zeros = np.zeros(count, dtype=np.int64)
+        return HostBatch(
+            input_ids=zeros,
+            positions=zeros,
+            kv_slots=zeros + shape.num_pages * shape.page_size,
+            late_tokens=none,
+            late_slots=none,
+            row_slots=zeros + shape.num_slots,
+            q_starts=np.arange(count + 1, dtype=np.int32),
+            kv_lens=np.ones(count, dtype=np.int32),
+            sample_rows=none,
+            sample_slots=none,
+            logit_rows=none,
+            sample_positions=none,
+            target_ids=none,
+            target_rows=(),
+            num_pages=1,
+            num_decodes=count,
+        )
+
+    def _static_step(self, host: HostBatch) -> _StaticStep:
+        size, arrays = len(host.row_slots), host.arrays[:PER_ROW]
+        extents = lay_out(arrays)
+        ids, positions, kv_slots, row_slots, kv_lens = views(self._inputs, arrays, extents)
+        batch = ForwardBatch(
+            input_ids=ids,
+            positions=positions,
+            kv_slots=kv_slots,
+            page_table=self._table[:size],
+            q_starts=self._starts[: size + 1],
+            kv_lens=kv_lens,
+            logit_rows=self._rows[:size],
+            q_lens=(1,) * size,
+            kv_lens_host=tuple(host.kv_lens.tolist()),
+            num_decodes=size,
+        )
+        return _StaticStep(batch, row_slots, extents[-1].end)
+
+    def _fill_with_padding(self, size: int) -> None:
+        static, host = self._static[size], self._padding(size)
+        batch = static.batch
+        targets = (batch.input_ids, batch.positions, batch.kv_slots, static.row_slots, batch.kv_lens)
+        for target, array in zip(targets, host.arrays[:PER_ROW], strict=True):
+            target.copy_(torch.from_numpy(array))
+        self._fill_table(static)
+
+    def _fill_table(self, static: _StaticStep) -> None:
+        table, page_size = self._state.page_table, self._state.shape.page_size
+        rows = table.rows(static.row_slots, static.batch.kv_lens, table.row_pages, page_size)
+        static.batch.page_table.copy_(rows)
+
+    def _forward(self, batch: ForwardBatch) -> torch.Tensor:
+        return self._model.forward(batch, self._state.kv, self._attention)
