@@ -21,7 +21,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "attention": {"types", "native", "attention"},
     "models": {"types", "native", "attention", "models"},
     "faults": {"types"},
-    "runner": {"types", "config", "cgroups", "faults", "pagefile", "attention", "models", "runner"},
+    "runner": {"types", "config", "kv", "cgroups", "faults", "pagefile", "attention", "models", "runner"},
     "cgroups": set(),
     "pagefile": {"types", "pagefile"},
     "cores": {"cgroups"},

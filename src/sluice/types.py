@@ -365,6 +365,33 @@ class StoredPage(NamedTuple):
     checksum: int
 
 
+class StreamPart(NamedTuple):
+    """Part of the work of one chunk of a request whose context is longer than the device.
+
+    The request's first `base` tokens have their KV on a lower tier and are attended to there, through a ring; what
+    follows them, up to the chunk's end, is on the device. A chunk is `total` units of work, done in order, in one step
+    or over several: in each layer one for every group of blocks of the ring, and one for the tokens on the device.
+    """
+
+    chunk: Chunk
+    """Among the plan's chunks in the step that completes it. Its `new_pages` are empty."""
+    stored_pages: tuple[int, ...]
+    """Numbers on the tier, appended to those of the slot: with them they hold `base` tokens."""
+    base: int
+    """A multiple of the page size."""
+    pages: tuple[int, ...]
+    """Pages on the device that hold the tokens from `base` on, in order."""
+    first: int
+    """The first unit of this step."""
+    stop: int
+    """The unit behind the last one of this step."""
+    total: int
+
+    @property
+    def completes(self) -> bool:
+        return self.stop == self.total
+
+
 class NewSlot(NamedTuple):
     """What a newly filled slot needs. It empties the slot's page-table row; the first chunk brings the pages.
 
@@ -396,6 +423,8 @@ class BatchPlan:
     """In order, before the chunks. A plan may hold copies alone."""
     dropped: tuple[int, ...] = ()
     """Pages of the disk tier that are to be forgotten, before the copies: no restart may bring them back."""
+    parts: tuple[StreamPart, ...] = ()
+    """Work on streamed chunks. Those that it completes are the last of `chunks`, in the same order."""
 
     @property
     def num_tokens(self) -> int:
@@ -457,6 +486,8 @@ class BatchResult:
     copies: tuple[CopyDone, ...] = ()
     """Copies that have ended: all of the plan's own between device and host, and such of those with the disk, of any
     plan, as were not told otherwise (`engine.messages.Copied`)."""
+    part_errors: tuple[RowError, ...] = ()
+    """Streamed work that failed: `row` indexes `plan.parts`."""
 
 
 class Output(NamedTuple):

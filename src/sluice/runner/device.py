@@ -94,7 +94,7 @@ class DeviceState:
         """
         fresh = {new.slot for new in plan.new_slots}
         used = {chunk.slot for chunk in plan.chunks}
-        _require(len(plan.chunks) > 0, plan, "it has no chunks")
+        _require(bool(plan.chunks or plan.copies or plan.parts or plan.dropped), plan, "it has no chunks")
         _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
         _require(len(used) == len(plan.chunks), plan, "it runs a slot twice")
         for new in plan.new_slots:

@@ -85,7 +85,7 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
     """Lay a plan out.
 
     Args:
-        plan: a checked plan with at least one chunk.
+        plan: a checked plan.
         page_table: [slots, max_pages] int32, the plan's new pages included.
         page_size: tokens of a page.
     """
@@ -117,7 +117,7 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
         sample_positions=ends[sample_rows],
         target_ids=target_ids,
         target_rows=tuple((row, count) for row, count in enumerate(counts) if count),
-        num_pages=-(-int(ends.max()) // page_size),
+        num_pages=-(-int(ends.max(initial=0)) // page_size),
         num_decodes=int(not_single[0]) if len(not_single) else len(chunks),
     )
 

@@ -33,6 +33,8 @@ class Outcome:
         """Of the samples asked for."""
         self.of_targets: Scores | None = None
         """Of all targets."""
+        self.part_errors: tuple[RowError, ...] = ()
+        """Streamed work that failed."""
         self._on_device: list[object] = []
 
     def land(self, landing: Landing) -> None:
@@ -77,6 +79,7 @@ class LaunchedStep:
             tuple(RowError(row, failed[row]) for row in sorted(failed)),
             () if outcome.of_samples is None else tuple(self._logprobs(outcome.of_samples, sampled, failed)),
             tuple(() if row in failed else told for row, told in zip(rows, prompts, strict=True)),
+            part_errors=outcome.part_errors,
         )
 
     def _logprobs(

@@ -9,6 +9,7 @@ On the host, at launch:
 On the device, queued behind the step before:
 
     inputs  the arrays as tensors, with the tokens that never left the device
+    stream  work on chunks whose context is longer than the device, apart from the others (`streaming/`)
     forward the model writes KV and gives hidden states of the rows that sample and of those before a target
             (`graphs.py`: in steps that only decode it may be a replay)
     adjust  bias, penalties, minimum length, where asked for (`adjust.py`)
@@ -22,37 +23,26 @@ the copy of this step's results. On a cpu all of it is computed at launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.base import AttentionBackend
 from sluice.runner.adjust import HostAdjustments
-from sluice.runner.device import DeviceState, StateChanges
+from sluice.runner.device import DeviceState, PlanError, StateChanges
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
 from sluice.runner.launched import LaunchedStep, Outcome
 from sluice.runner.logprobs import SLICE_BYTES, StepWishes, score_samples, score_targets
+from sluice.runner.model import Model
 from sluice.runner.sampler import sample
 from sluice.runner.sampling_table import HostSampling
 from sluice.runner.staging import Arrived
+from sluice.runner.streaming.rows import NoStreams, StreamedWork, Streams, ordinary, run_parts, with_streamed
 from sluice.runner.transport import Transport, transport_for
 from sluice.runner.waiting import nobody
 from sluice.types import BatchPlan
-
-
-class Model(Protocol):
-    """What the runner needs of a model."""
-
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
-        """Write the step's KV and return hidden states [R, hidden_size] of the tokens at `batch.logit_rows`."""
-        ...
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] to [R, vocab]."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +51,11 @@ class _Step:
 
     host: HostBatch
     """Its rows."""
+    resident: HostBatch
+    """Those that are computed together: all but the streamed ones."""
     laid: HostBatch
-    """The same with the rows that pad it, if any."""
+    """These with the rows that pad them, if any."""
+    work: StreamedWork
     changes: StateChanges
     sampling: HostSampling
     adjustments: HostAdjustments | None
@@ -81,6 +74,7 @@ class TorchRunner:
         slice_bytes: most memory that the logits of prompt tokens take at once (a row at least), when their
             log-probabilities are asked for.
         tick: called every second while a step is waited for.
+        streams: does the parts of streamed chunks; without it plans must have none.
     """
 
     def __init__(
@@ -93,6 +87,7 @@ class TorchRunner:
         forwards: Forwards | None = None,
         slice_bytes: int = SLICE_BYTES,
         tick: Callable[[], None] = nobody,
+        streams: Streams | None = None,
     ) -> None:
         self._model = model
         self._state = state
@@ -100,6 +95,7 @@ class TorchRunner:
         self._forwards = forwards or EagerForwards(model, state, attention)
         self._slice_bytes = slice_bytes
         self._tick = tick
+        self._streams = NoStreams() if streams is None else streams
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> LaunchedStep:
@@ -109,12 +105,19 @@ class TorchRunner:
             PlanError: the plan does not fit the device's state, which is unchanged.
         """
         state, (_, compute, results) = self._state, self._transport.streams
-        state.check(plan)
-        changes = state.apply(plan)
-        host = host_batch(plan, state.page_table.host, state.shape.page_size)
+        if plan.parts and isinstance(self._streams, NoStreams):
+            raise PlanError(f"plan of step {plan.step} cannot run: it streams, and there is no ring")
+        work = StreamedWork(tuple(new.slot for new in plan.new_slots), plan.parts)
+        rest = ordinary(plan)
+        state.check(rest)
+        changes = state.apply(rest)
+        resident = host_batch(rest, state.page_table.host, state.shape.page_size)
+        host = with_streamed(resident, work)
         step = _Step(
             host,
-            self._forwards.padded(host),
+            resident,
+            self._forwards.padded(resident) if rest.chunks else resident,
+            work,
             changes,
             state.sampling.step(host.sample_slots, host.sample_positions),
             state.adjustments.step(host.sample_slots, host.sample_positions),
@@ -138,7 +141,10 @@ class TorchRunner:
         state.change(step.changes, tensors[NUM_ARRAYS:table_end])
         sampling = step.sampling.arrived(tensors[table_end:])
         adjustments = None if step.adjustments is None else step.adjustments.on_device()
-        hidden = self._forwards.run(step.laid, arrived)
+        hidden = self._hidden(step, arrived, outcome)
+        if hidden is None:
+            outcome.tokens = torch.empty(0, dtype=torch.int64, device=state.shape.device)
+            return
         num_samples, num_targets = len(host.sample_rows), len(host.target_ids)
         of_samples, of_targets = hidden[:num_samples], hidden[num_samples : num_samples + num_targets]
         logits = self._model.logits(of_samples)
@@ -149,3 +155,15 @@ class TorchRunner:
             adjustments.sampled(tokens)
         outcome.of_samples = score_samples(logits, tokens, step.wishes.samples, self._slice_bytes)
         outcome.of_targets = score_targets(self._model.logits, of_targets, host, step.wishes.targets, self._slice_bytes)
+
+    def _hidden(self, step: _Step, arrived: Arrived, outcome: Outcome) -> torch.Tensor | None:
+        """Of what is sampled, then of what is before a target: [S + T or more, hidden_size]; None: of nothing."""
+        resident = step.resident
+        hidden = self._forwards.run(step.laid, arrived) if len(resident.row_slots) else None
+        self._streams.open_slots(step.work.opened)
+        if not step.work.parts:
+            return hidden
+        if hidden is not None:
+            hidden = hidden[: len(resident.logit_rows)]
+        hidden, outcome.part_errors = run_parts(self._streams, step.work, hidden, len(resident.sample_rows))
+        return hidden

@@ -1,0 +1,97 @@
+"""A function that can be put down in the middle, wherever it is.
+
+The forward of a streamed chunk may take many steps, and models are plain functions, layer after layer. So it runs in
+a thread of its own, which computes only while somebody resumes it: the two are never at work at the same time, and
+nothing has to be locked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Cancelled(BaseException):
+    """Raised inside a function that nobody will resume, so that it lets go of what it holds."""
+
+
+class Coroutine(Generic[T]):
+    """A call of `body` that pauses where `body` asks for it.
+
+    Args:
+        body: called with the function that pauses it.
+    """
+
+    def __init__(self, body: Callable[[Callable[[], None]], T]) -> None:
+        self._body = body
+        self._go = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+        self._is_cancelled = False
+        self.is_over = False
+
+    def resume(self, *, inline: bool = False) -> None:
+        """Let it run until it pauses or ends.
+
+        Args:
+            inline: it will not pause: no thread is needed.
+
+        Raises:
+            BaseException: whatever ended it.
+        """
+        assert not self.is_over, "a call that is over cannot go on"
+        if inline:
+            self.is_over = True
+            self._result.append(self._body(_may_not_pause))
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sluice-streamed-chunk", daemon=True)
+            self._thread.start()
+        else:
+            self._go.release()
+        self._back.acquire()
+        if self.is_over:
+            self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def result(self) -> T:
+        """What `body` returned, once it is over."""
+        (result,) = self._result
+        return result
+
+    def cancel(self) -> None:
+        """Unwind it, wherever it paused. Twice is once."""
+        if self._thread is None or self.is_over:
+            self.is_over = True
+            return
+        self._is_cancelled = True
+        with contextlib.suppress(Cancelled):
+            self.resume()
+        assert self.is_over, "a cancelled call went on"
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._body(self._pause))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.is_over = True
+            self._back.release()
+
+    def _pause(self) -> None:
+        self._back.release()
+        self._go.acquire()
+        if self._is_cancelled:
+            raise Cancelled
+
+
+def _may_not_pause() -> None:
+    raise AssertionError("a call that was to run through pauses")

@@ -1,0 +1,120 @@
+"""Who brings blocks of stored pages into the ring, beside the computation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from sluice.attention.base import PagedKV
+
+Handle = TypeVar("Handle")
+Fence = TypeVar("Fence")
+
+
+class StoredPages(Protocol):
+    """KV pages beneath the device, by their number on that tier."""
+
+    def read_part(self, page: int, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Copy one layer of a page, each tensor contiguous and laid out as the device's pages.
+
+        Raises:
+            Exception: the page cannot be read, or is not what was stored; the message is for the user.
+        """
+        ...
+
+
+class BlockLoad(NamedTuple):
+    """Some consecutive pages of one layer of one request."""
+
+    layer: int
+    pages: Sequence[int]
+    """Numbers on the tier, at most those of a block."""
+    block: int
+    """Its number in the context."""
+
+
+@dataclass
+class LoadTotals:
+    """What was loaded since the start."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+    """Spent copying, whoever did it."""
+    waited: float = 0.0
+    """Of these, how long the computation stood still."""
+
+
+class Loader(Protocol[Handle, Fence]):
+    """Copies blocks into ring slots, in the order of `start`."""
+
+    totals: LoadTotals
+
+    def start(self, load: BlockLoad, slot: int, fence: Fence | None) -> Handle:
+        """Begin to fill a slot, not before its fence."""
+        ...
+
+    def wait(self, handle: Handle) -> None:
+        """What is computed from now on finds the block there.
+
+        Raises:
+            Exception: it could not be read.
+        """
+        ...
+
+    def fence(self) -> Fence | None:
+        """A point behind all that is computed so far."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class ThreadLoader(Generic[Fence]):
+    """Loads on a CPU: one thread reads, while the caller computes.
+
+    Args:
+        stored: where pages are read from.
+        ring: pages of one layer, `block_pages` for each slot of the ring.
+    """
+
+    def __init__(self, stored: StoredPages, ring: PagedKV, block_pages: int) -> None:
+        self._stored = stored
+        self._ring = ring
+        self._block_pages = block_pages
+        self._page_bytes = 2 * ring.k[0].nbytes
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-prefetch")
+        self.totals = LoadTotals()
+
+    def start(self, load: BlockLoad, slot: int, fence: Fence | None) -> Future[None]:
+        """See `Loader.start`."""
+        return self._executor.submit(self._read, load, slot)
+
+    def wait(self, handle: Future[None]) -> None:
+        """See `Loader.wait`."""
+        if handle.done():
+            handle.result()
+            return
+        began = time.perf_counter()
+        try:
+            handle.result()
+        finally:
+            self.totals.waited += time.perf_counter() - began
+
+    def fence(self) -> None:
+        """What was computed on a CPU is over."""
+        return
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _read(self, load: BlockLoad, slot: int) -> None:
+        began = time.perf_counter()
+        first = slot * self._block_pages
+        for place, page in enumerate(load.pages, start=first):
+            self._stored.read_part(page, load.layer, self._ring.k[place], self._ring.v[place])
+        self.totals.bytes += len(load.pages) * self._page_bytes
+        self.totals.seconds += time.perf_counter() - began

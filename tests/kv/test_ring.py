@@ -1,0 +1,149 @@
+"""The staging ring: one owner a slot, tickets that cannot be reused, fences that are waited for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sluice.kv.ring import DeviceRing, SlotState
+
+
+def test_a_slot_comes_back_with_the_fence_of_its_last_reader() -> None:
+    """A load into a slot that queued work still reads would change what that work sees."""
+    ring: DeviceRing[str] = DeviceRing(1)
+    first = ring.take()
+    assert first is not None
+    assert first.fence is None
+    assert ring.take() is None
+    ring.landed(first.ticket)
+    ring.use(first.ticket)
+    ring.release(first.ticket, "event 7")
+    second = ring.take()
+    assert second is not None
+    assert (second.slot, second.fence) == (first.slot, "event 7")
+    assert second.ticket != first.ticket
+
+
+def test_an_old_ticket_reads_nothing() -> None:
+    """Whoever kept a ticket past its release would read another block's keys."""
+    ring: DeviceRing[str] = DeviceRing(1)
+    old = ring.take()
+    assert old is not None
+    ring.landed(old.ticket)
+    ring.use(old.ticket)
+    ring.release(old.ticket, None)
+    new = ring.take()
+    assert new is not None
+    ring.landed(new.ticket)
+    with pytest.raises(AssertionError, match="is over"):
+        ring.use(old.ticket)
+
+
+def test_nothing_is_read_before_it_has_landed() -> None:
+    """Reading a slot that is still being filled gives half of one block and half of another."""
+    ring: DeviceRing[str] = DeviceRing(2)
+    taken = ring.take()
+    assert taken is not None
+    with pytest.raises(AssertionError, match="is loading"):
+        ring.use(taken.ticket)
+
+
+def test_an_abandoned_load_keeps_its_slot_until_it_lands() -> None:
+    """A slot given away while an abandoned load is still writing into it would be overwritten."""
+    ring: DeviceRing[str] = DeviceRing(1)
+    taken = ring.take()
+    assert taken is not None
+    ring.abandon(taken.ticket)
+    assert ring.take() is None
+    ring.landed(taken.ticket)
+    assert ring.take() is not None
+
+
+def test_a_ring_without_slots_is_refused() -> None:
+    """Nothing could ever pass through it."""
+    with pytest.raises(ValueError, match="at least one slot, got 0"):
+        DeviceRing(0)
+
+
+class RingMachine(RuleBasedStateMachine):
+    """Random loads, readers and changes of mind, against a slow twin: which slot holds which ticket, and what for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring: DeviceRing[int] = DeviceRing(3)
+        self.twin: dict[int, tuple[int, SlotState]] = {}
+        self.fences: dict[int, int | None] = dict.fromkeys(range(3))
+        self.seen: set[int] = set()
+        self.clock = 0
+
+    def of(self, *states: SlotState) -> int | None:
+        return next((ticket for ticket, (_, state) in self.twin.items() if state in states), None)
+
+    @rule()
+    def take(self) -> None:
+        taken = self.ring.take()
+        used = {slot for slot, _ in self.twin.values()}
+        assert (taken is None) == (len(used) == 3)
+        if taken is not None:
+            assert taken.slot not in used
+            assert taken.ticket not in self.seen
+            assert taken.fence == self.fences[taken.slot]
+            self.seen.add(taken.ticket)
+            self.twin[taken.ticket] = taken.slot, SlotState.LOADING
+
+    @precondition(lambda self: self.of(SlotState.LOADING, SlotState.ABANDONED) is not None)
+    @rule()
+    def land(self) -> None:
+        ticket = self.of(SlotState.LOADING, SlotState.ABANDONED)
+        assert ticket is not None
+        slot, state = self.twin[ticket]
+        self.ring.landed(ticket)
+        if state is SlotState.LOADING:
+            self.twin[ticket] = slot, SlotState.READY
+        else:
+            self.drop(ticket, None)
+
+    @precondition(lambda self: self.of(SlotState.READY) is not None)
+    @rule()
+    def use(self) -> None:
+        ticket = self.of(SlotState.READY)
+        assert ticket is not None
+        slot, _ = self.twin[ticket]
+        assert self.ring.use(ticket) == slot
+        self.twin[ticket] = slot, SlotState.IN_USE
+
+    @precondition(lambda self: self.of(SlotState.IN_USE) is not None)
+    @rule()
+    def release(self) -> None:
+        ticket = self.of(SlotState.IN_USE)
+        assert ticket is not None
+        self.clock += 1
+        self.ring.release(ticket, self.clock)
+        self.drop(ticket, self.clock)
+
+    @precondition(lambda self: self.of(SlotState.LOADING, SlotState.READY) is not None)
+    @rule()
+    def abandon(self) -> None:
+        ticket = self.of(SlotState.LOADING, SlotState.READY)
+        assert ticket is not None
+        slot, state = self.twin[ticket]
+        self.ring.abandon(ticket)
+        if state is SlotState.READY:
+            self.drop(ticket, None)
+        else:
+            self.twin[ticket] = slot, SlotState.ABANDONED
+
+    def drop(self, ticket: int, fence: int | None) -> None:
+        slot, _ = self.twin.pop(ticket)
+        self.fences[slot] = fence
+
+    @invariant()
+    def agree(self) -> None:
+        self.ring.check()
+        assert self.ring.tickets() == {ticket: state for ticket, (_, state) in self.twin.items()}
+        assert self.ring.num_free == 3 - len(self.twin)
+
+
+TestRing = RingMachine.TestCase
+TestRing.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)

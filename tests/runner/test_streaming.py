@@ -1,0 +1,203 @@
+"""Streamed chunks against the same tokens with all of their KV on the device."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_models
+from compiled import all_kernels
+from paged import Row, empty_kv, forward_batch
+from sluice.attention.base import LayerKV
+from sluice.attention.native import NativeAttention
+from sluice.attention.packed import PackedKV
+from sluice.attention.reference import ReferenceAttention
+from sluice.models.loader import load_model
+from sluice.runner.device import DeviceShape
+from sluice.runner.streaming.coroutine import Coroutine
+from sluice.runner.streaming.sparse import Window
+from sluice.runner.streaming.streamer import RingShape, StreamFailed
+from streamed import Driver
+
+LENGTH = 93
+PROMPT = tuple(tiny_models.prompt(LENGTH, 3))
+FAMILIES = ("llama", "qwen3", "gpt2", "mistral", "qwen2_windows")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    loaded = {}
+    for name in FAMILIES:
+        folder = tmp_path_factory.mktemp(name)
+        getattr(tiny_models, name)().save_pretrained(folder)
+        loaded[name] = load_model(folder, dtype="float64", device=torch.device("cpu"), progress=False)
+    return loaded
+
+
+def shape_of(spec: Any, page_size: int, num_pages: int) -> DeviceShape:
+    return DeviceShape(
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        vocab_size=spec.vocab_size,
+        num_slots=1,
+        num_pages=num_pages,
+        page_size=page_size,
+        row_pages=num_pages,
+        dtype=spec.dtype,
+        device=torch.device("cpu"),
+    )
+
+
+def plain(shape: DeviceShape) -> LayerKV:
+    return empty_kv(shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype)
+
+
+@torch.inference_mode()
+def resident(model: Any, spec: Any, at: tuple[int, ...]) -> torch.Tensor:
+    """Hidden states of the prompt's tokens at these places, computed at once."""
+    kv = [empty_kv(1, LENGTH, spec.num_kv_heads, spec.head_dim, spec.dtype) for _ in range(spec.num_layers)]
+    batch = forward_batch([Row(PROMPT, 0, (0,), logits=at)], LENGTH)
+    return model.forward(batch, kv, ReferenceAttention())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "ring"),
+    [(4, 8, RingShape(2, 1)), (2, 12, RingShape(3, 3)), (4, 20, RingShape(8, 2)), (1, 5, RingShape(1, 4))],
+)
+def test_streamed_hidden_states_are_those_of_the_resident_run(
+    name: str, page_size: int, chunk: int, ring: RingShape, models: dict[str, Any]
+) -> None:
+    """A group that is skipped, read twice, merged with the wrong weight or seen at the wrong positions changes what
+    the last layer gives; so does a ring slot that is refilled too early. Chunks are cut at random places between units
+    of work, and end in decodes."""
+    model, spec = models[name]
+    draw = random.Random(f"{name} {page_size}")
+    driver = Driver.of(
+        model,
+        shape_of(spec, page_size, -(-chunk // page_size) + 2),
+        ReferenceAttention(),
+        plain,
+        ring,
+        split=lambda left: draw.randint(1, left),
+    )
+    places, found = [], []
+    start, prefill = 0, 80
+    while start < LENGTH:
+        length = min(chunk, prefill - start) if start < prefill else 1
+        found.append(driver.chunk(PROMPT[start : start + length], start))
+        places.append(start + length - 1)
+        start += length
+    driver.streamer.ring.check()
+    assert driver.streamer.ring.num_free == ring.num_blocks
+    assert driver.parts > len(places), "nothing was ever put down"
+    torch.testing.assert_close(torch.cat(found), resident(model, spec, tuple(places)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_compiled_kernels_read_from_the_ring(dtype: str, tmp_path: Any) -> None:
+    """Blocks are loaded as the kernels lay pages out, and their partial results are merged with their own LSE."""
+    kernels = max(all_kernels(), key=lambda each: each.level)
+    tiny_models.llama(head_dim=16).save_pretrained(tmp_path)
+    model, spec = load_model(tmp_path, dtype=dtype, device=torch.device("cpu"), progress=False)
+
+    def packed(shape: DeviceShape) -> PackedKV:
+        return PackedKV.empty(
+            kernels, shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype
+        )
+
+    driver = Driver.of(model, shape_of(spec, 16, 4), NativeAttention(kernels), packed, RingShape(2, 1))
+    found = [driver.chunk(PROMPT[start : start + 16], start) for start in range(0, 80, 16)]
+    found += [driver.chunk(PROMPT[start : start + 1], start) for start in range(80, LENGTH)]
+    whole = resident(model, spec, (*range(15, 80, 16), *range(80, LENGTH)))
+    torch.testing.assert_close(torch.cat(found), whole, rtol=0, atol=2e-5 if dtype == "float32" else 0.1)
+
+
+def test_a_page_that_cannot_be_read_ends_its_chunk_alone(models: dict[str, Any]) -> None:
+    """A read error in the middle of a chunk says what it was; the ring is whole again, and the next request runs."""
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(3, 1))
+    for start in range(0, 24, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    driver.stored.lost = {3}
+    with pytest.raises(StreamFailed, match="Input/output error"):
+        driver.chunk(PROMPT[24:32], 24)
+    with pytest.raises(StreamFailed, match="failed before"):
+        driver.chunk(PROMPT[24:32], 24)
+    assert driver.streamer.ring.num_free == 3
+    driver.stored.lost, driver.base, driver.rows, driver.window = set(), 0, 0, []
+    driver.streamer.open_slots([0])
+    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 48, 8)])
+    whole = resident(model, spec, tuple(range(7, 48, 8)))
+    torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
+
+
+def test_a_chunk_put_down_is_dropped_by_the_next(models: dict[str, Any]) -> None:
+    """A request that is aborted in the middle of a chunk leaves its thread and its loads; the next one gets the
+    whole ring."""
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1))
+    for start in range(0, 16, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    driver.split = two_units_and_no_more()
+    with pytest.raises(StopHere):
+        driver.chunk(PROMPT[16:24], 16)
+    driver.split, driver.base, driver.rows, driver.window = (lambda left: left), 0, 0, []
+    driver.streamer.open_slots([0])
+    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 32, 8)])
+    torch.testing.assert_close(found, resident(model, spec, tuple(range(7, 32, 8))), rtol=1e-9, atol=1e-9)
+    assert driver.streamer.ring.num_free == 2
+
+
+class StopHere(Exception):
+    """The driver was to go no further."""
+
+
+def two_units_and_no_more() -> Callable[[int], int]:
+    """A first part, and no second one."""
+    parts = iter([2])
+
+    def split(left: int) -> int:
+        for part in parts:
+            return part
+        raise StopHere
+
+    return split
+
+
+def test_a_window_reads_its_blocks_and_no_others(models: dict[str, Any]) -> None:
+    """Sinks and recent blocks alone are loaded for a decode; a prompt's chunks read everything."""
+    model, spec = models["llama"]
+    policy = Window(sinks=1, recent=2)
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1), policy)
+    for start in range(0, 32, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    assert {page for page, _ in driver.stored.reads} == set(range(6))
+    driver.stored.reads.clear()
+    driver.chunk(PROMPT[32:33], 32)
+    assert driver.stored.reads == [(page, layer) for layer in range(spec.num_layers) for page in (0, 6, 7)]
+
+
+def test_a_call_that_is_cancelled_unwinds() -> None:
+    """What a chunk holds must be let go of, though it will never be resumed."""
+    seen = []
+
+    def body(pause: Any) -> None:
+        try:
+            seen.append("began")
+            pause()
+            seen.append("went on")
+        finally:
+            seen.append("unwound")
+
+    call = Coroutine(body)
+    call.resume()
+    call.cancel()
+    call.cancel()
+    assert seen == ["began", "unwound"]
+    assert call.is_over

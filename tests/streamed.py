@@ -1,0 +1,105 @@
+"""Streamed requests worked by hand: a tier that is a dictionary, and a driver that stores pages and lays out parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sluice.attention.base import AttentionBackend, PagedKV
+from sluice.runner.device import DeviceShape, DeviceState, KVMaker
+from sluice.runner.model import Model
+from sluice.runner.streaming.loaders import ThreadLoader
+from sluice.runner.streaming.sparse import SparsePolicy
+from sluice.runner.streaming.streamer import RingShape, Streamer
+from sluice.types import Chunk, StreamPart
+
+Parts = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass
+class DictPages:
+    """`StoredPages` in a dictionary."""
+
+    parts: dict[tuple[int, int], Parts] = field(default_factory=dict)
+    """(page, layer) -> keys and values."""
+    lost: set[int] = field(default_factory=set)
+    reads: list[tuple[int, int]] = field(default_factory=list)
+
+    def read_part(self, page: int, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        if page in self.lost:
+            raise OSError(5, "Input/output error")
+        self.reads.append((page, layer))
+        stored_k, stored_v = self.parts[page, layer]
+        k.copy_(stored_k)
+        v.copy_(stored_v)
+
+    def store(self, page: int, kv: Sequence[PagedKV], place: int) -> None:
+        for layer, pages in enumerate(kv):
+            self.parts[page, layer] = pages.k[place].clone(), pages.v[place].clone()
+
+
+@dataclass
+class Driver:
+    """One streamed request on pages 1, 2, ... of a device, in slot 0."""
+
+    streamer: Streamer
+    state: DeviceState
+    stored: DictPages
+    ring: RingShape
+    split: Callable[[int], int] = lambda left: left
+    """Units of the next part, of those left."""
+    base: int = 0
+    rows: int = 0
+    """Pages that the streamer was told of."""
+    window: list[int] = field(default_factory=list)
+    """Places on the device of the tokens from `base` on."""
+    parts: int = 0
+
+    @classmethod
+    def of(
+        cls,
+        model: Model,
+        shape: DeviceShape,
+        attention: AttentionBackend,
+        new_kv: KVMaker,
+        ring: RingShape,
+        policy: SparsePolicy | None = None,
+        split: Callable[[int], int] = lambda left: left,
+        hidden_size: int = 1,
+    ) -> Driver:
+        state, stored = DeviceState(shape, new_kv), DictPages()
+
+        def loader(kv: PagedKV, block_pages: int) -> ThreadLoader[None]:
+            return ThreadLoader(stored, kv, block_pages)
+
+        streamer = Streamer(model, state, attention, new_kv, loader, ring, hidden_size, policy)
+        for kv in (*state.kv, streamer.ring_kv):
+            kv.k.fill_(torch.nan)
+            kv.v.fill_(torch.nan)
+        return cls(streamer, state, stored, ring, split)
+
+    def chunk(self, tokens: Sequence[int], start: int, *, samples: bool = True) -> torch.Tensor:
+        """Run a chunk, in as many parts as `split` says, and store the pages that it fills. The hidden states."""
+        size, end = self.state.shape.page_size, start + len(tokens)
+        while len(self.window) * size < end - self.base:
+            free = set(range(self.state.shape.num_pages)) - set(self.window)
+            self.window.append(max(free))
+        chunk = Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples)
+        blocks = -(-self.base // (size * self.ring.block_pages))
+        total = len(self.state.kv) * (-(-blocks // self.ring.group_blocks) + 1)
+        first = 0
+        new_rows = tuple(range(self.rows, self.base // size))
+        while True:
+            stop = first + self.split(total - first)
+            part = StreamPart(chunk, new_rows, self.base, tuple(self.window), first, stop, total)
+            hidden = self.streamer.run(part)
+            self.rows, new_rows, first = max(self.rows, self.base // size), (), stop
+            self.parts += 1
+            if hidden is not None:
+                break
+        while self.base + size <= end:
+            self.stored.store(self.base // size, self.state.kv, self.window.pop(0))
+            self.base += size
+        return hidden
