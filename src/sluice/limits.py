@@ -58,11 +58,11 @@ class Limits:
         Raises:
             LimitError: an empty prompt, an id outside the vocabulary, or prompt + max_tokens over a limit.
         """
-        self._check_ids(prompt)
         length = len(prompt)
         room = self.max_request_tokens - length
-        if room < 1:
+        if room < 1:  # first, as it costs nothing
             raise self._too_long(f"the prompt has {length} tokens and needs room for at least 1 more", "prompt")
+        self._check_ids(prompt)
         if max_tokens is not None and max_tokens > room:
             raise self._too_long(
                 f"prompt of {length} tokens + max_tokens {max_tokens} = {length + max_tokens} tokens",

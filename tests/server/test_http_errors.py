@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from serving import MODEL, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
 from sluice.engine.messages import Abort
 from sluice.server.backend import Backend
+from sluice.server.body import LONG_BODY, parsed
 from sluice.testing import Faults
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -42,7 +44,12 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [10**15]}, "prompt", "token id"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens", "at least 1, got 0; 0 is only allowed with echo: true"),
     ({"prompt": "a", "max_tokens": -3}, "max_tokens", "got -3"),
-    ({"prompt": "a", "max_tokens": "5"}, "max_tokens", "got `str`"),
+    ({"prompt": "a", "max_tokens": "5"}, "max_tokens", 'got `str`: "5"'),
+    ({"prompt": "a", "max_tokens": "5" * 100}, "max_tokens", "got `str`"),
+    ({"prompt": "a", "max_completion_tokens": 0}, "max_completion_tokens", "got 0; 0 is only allowed with echo: true"),
+    ({"prompt": "a", "max_completion_tokens": 3, "max_tokens": 4}, "max_completion_tokens", "contradict"),
+    ({"prompt": "a", "tools": [{"type": "function"}]}, "tools", "send null or []"),
+    ({"prompt": "a", "response_format": {"type": "json_object"}}, "response_format", "not supported"),
     ({"prompt": "a", "max_tokens": 5.5}, "max_tokens", "got `float`"),
     ({"prompt": "a", "max_tokens": True}, "max_tokens", "got `bool`"),
     ({"prompt": "a", "max_tokens": MAX_MODEL_LEN}, "max_tokens", f"context is {MAX_MODEL_LEN}"),
@@ -142,8 +149,16 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"content": "hi"}]}, "messages[0].role", "required"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
     ({"messages": [*HI, {"role": "user", "content": None}]}, "messages[1].content", "got `null`"),
-    ({"messages": [{"role": "owl", "content": "hi"}]}, "messages[0].role", "owl"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type", "image_url"),
+    (
+        {"messages": [{"role": "owl", "content": "hi"}]},
+        "messages[0].role",
+        "'owl'; accepted: system, developer, user, assistant",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].type",
+        "'image_url'; accepted: text",
+    ),
     ({"messages": [{"role": "user", "content": "hi", "mood": "x"}]}, "messages[0].mood", "not supported"),
     (
         {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
@@ -151,9 +166,9 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
         "not supported",
     ),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "no such talk"),
-    ({"messages": [{"role": "user", "content": "a" * 5000}]}, "prompt", "5007 tokens"),
+    ({"messages": [{"role": "user", "content": "a" * 5000}]}, "messages", "5007 tokens"),
     ({"messages": HI, "max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens", "contradict"),
-    ({"messages": HI, "max_completion_tokens": 0}, "max_tokens", "at least 1"),
+    ({"messages": HI, "max_completion_tokens": 0}, "max_completion_tokens", "at least 1, got 0"),
     ({"messages": HI, "echo": True}, "echo", "not supported"),
     ({"messages": HI, "timeout": 0}, "timeout", "above 0"),
     ({"messages": HI, "logit_bias": {str(VOCAB): 1}}, "logit_bias", "outside the vocabulary"),
@@ -168,7 +183,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": HI, "n": 0}, "n", "an integer from 1 to 128, got 0"),
     ({"messages": HI, "cache_salt": ""}, "cache_salt", "1 to 256 characters"),
     ({"messages": HI, "priority": -1}, "priority", "(--schedule-policy priority)"),
-    ({"messages": HI, "best_of": 1}, "best_of", "not a field"),
+    ({"messages": HI, "best_of": 2}, "best_of", "send as many as n, 1"),
     ({"messages": HI, "min_tokens": MAX_MODEL_LEN}, "min_tokens", f"min_tokens {MAX_MODEL_LEN}"),
 ]
 
@@ -185,12 +200,13 @@ def test_bad_chats() -> None:
 def test_fields_that_ask_for_nothing_are_fine() -> None:
     """Client libraries send their defaults along."""
     common = {"n": 1, "user": "me", "metadata": {"a": "b"}, "presence_penalty": 0.0, "logit_bias": {}, "made_up": None}
-    chat = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "logprobs": False}
+    common |= {"tools": [], "response_format": {"type": "text"}, "best_of": 1}
+    chat = {"tool_choice": "auto", "logprobs": False}
     nulls = dict.fromkeys(["max_tokens", "temperature", "seed", "stop", "stream", "stream_options", "top_p", "model"])
 
     async def test() -> None:
         async with serving() as server:
-            asked = {"prompt": "ab", **nulls, **common, "best_of": 1, "echo": False}
+            asked = {"prompt": "ab", **nulls, **common, "echo": False}
             assert (await server.complete(**asked))["usage"]["completion_tokens"] == 16
             said = {"role": "assistant", "content": "yes", "tool_calls": [], "refusal": None}
             answer = await server.post(CHAT, messages=[*HI, said], **nulls, **common, **chat)
@@ -237,6 +253,33 @@ def test_other_refusals() -> None:
             assert wrong.headers["allow"] == "POST"
 
     run(test)
+
+
+def test_a_refusal_is_short_whatever_it_refuses() -> None:
+    """A message that names what it refuses would give megabytes back."""
+
+    async def test() -> None:
+        async with serving(max_body_bytes=10**7) as server:
+            for body, param in (
+                ({"x" * 10**6: 1, "prompt": "a"}, None),
+                ({"prompt": "a", "stop_token_ids": [-1] * 10**6}, "stop_token_ids"),
+                ({"prompt": "a", "stop": "y", "best_of": "z" * 10**6}, "best_of"),
+            ):
+                answer = await server.post(COMPLETIONS, **body)
+                assert answer.status_code == 400
+                assert len(answer.content) < 4000
+                assert param is None or answer.json()["error"]["param"] == param
+
+    run(test)
+
+
+def test_a_long_body_leaves_the_event_loop() -> None:
+    """Millions of token ids take a second to be looked at, in which no stream went on."""
+
+    async def where(length: int) -> int:
+        return await parsed(lambda body: threading.get_ident(), b"x" * length)
+
+    assert asyncio.run(where(100)) == threading.get_ident() != asyncio.run(where(LONG_BODY))
 
 
 def test_without_a_chat_template_only_chat_is_refused() -> None:

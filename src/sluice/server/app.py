@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request
@@ -16,7 +17,7 @@ from sluice.server.answers import Answer, ChatAnswer, CompletionAnswer, Head, ev
 from sluice.server.asked import Asked, CompletionCall
 from sluice.server.auth import KeyRequired
 from sluice.server.backend import Backend, Service
-from sluice.server.body import BodyLimits, read_body
+from sluice.server.body import BodyLimits, parsed, read_body
 from sluice.server.calls import Calls, Listener
 from sluice.server.errors import ApiError, bad_request
 from sluice.server.failures import Failures
@@ -29,7 +30,7 @@ from sluice.server.native import NativeAnswer, parse_generate
 from sluice.server.openai import parse_chat, parse_completion
 from sluice.server.openapi import openapi
 from sluice.server.stream import EventStream, unless_disconnected
-from sluice.server.tokenizing import detokenize, tokenize
+from sluice.server.tokenizing import detokenize, parse_tokenize, tokenize
 
 CLIENT_LEFT = 499
 """Nobody reads it; it marks the call in a log."""
@@ -75,7 +76,7 @@ def _add_generating(app: FastAPI, backend: Backend, limits: BodyLimits, clock: C
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        call = parse_completion(await read_body(request, limits))
+        call = await parsed(parse_completion, await read_body(request, limits))
         service = service_for(backend, call)
         came_at = service.client.now()
         prompts = await completion_prompts(service, call)
@@ -90,7 +91,7 @@ def _add_generating(app: FastAPI, backend: Backend, limits: BodyLimits, clock: C
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        call = parse_chat(await read_body(request, limits))
+        call = await parsed(parse_chat, await read_body(request, limits))
         service = service_for(backend, call)
         came_at = service.client.now()
         generation = Generation(service, [await chat_prompt(service, call)], call, came_at=came_at)
@@ -99,7 +100,7 @@ def _add_generating(app: FastAPI, backend: Backend, limits: BodyLimits, clock: C
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
-        call = parse_generate(await read_body(request, limits))
+        call = await parsed(parse_generate, await read_body(request, limits))
         service = service_for(backend, call)
         came_at = service.client.now()
         generation = Generation(service, await completion_prompts(service, call), call, came_at=came_at)
@@ -116,13 +117,13 @@ def _add_generating(app: FastAPI, backend: Backend, limits: BodyLimits, clock: C
 def _add_tokenizing(app: FastAPI, backend: Backend, limits: BodyLimits) -> None:
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
-        body = await read_body(request, limits)
-        return JSONResponse(await tokenize(backend.service(), body))
+        fields = await parsed(parse_tokenize, await read_body(request, limits))
+        return JSONResponse(await tokenize(backend.service(), fields))
 
     @app.post("/detokenize")
     async def to_text(request: Request) -> Response:
-        body = await read_body(request, limits)
-        return JSONResponse(detokenize(backend.service(), body))
+        text = partial(detokenize, backend.service())
+        return JSONResponse(await parsed(text, await read_body(request, limits)))
 
 
 def _add_describing(app: FastAPI, backend: Backend, started: int) -> None:

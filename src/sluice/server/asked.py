@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
 
 from sluice.limits import LimitError, check_cache_salt
 from sluice.server.errors import bad_request
@@ -20,6 +23,9 @@ LONGEST_SECONDS = 1e7
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What all calls that generate have in common."""
+
+    names: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """What is called otherwise in this API than in `limits` and `SamplingParams`."""
 
     model: str | None = None
     sampling: SamplingParams
@@ -53,6 +59,7 @@ class CompletionCall(Asked):
 class ChatCall(Asked):
     """`POST /v1/chat/completions`: messages as chat templates take them."""
 
+    names: ClassVar[Mapping[str, str]] = MappingProxyType({"prompt": "messages"})
     messages: tuple[dict[str, str], ...]
 
 
@@ -84,8 +91,11 @@ def checked_choices(prompts: int, samples: int) -> None:
         )
 
 
-def checked_salt(salt: str | None) -> str:
+def checked_salt(name: str, salt: str | None) -> str:
     """
+    Args:
+        name: of the field.
+
     Raises:
         ApiError: 400, a text that is no salt.
     """
@@ -94,7 +104,7 @@ def checked_salt(salt: str | None) -> str:
     try:
         check_cache_salt(salt)
     except LimitError as error:
-        raise bad_request(str(error), param=error.param) from error
+        raise bad_request(str(error).replace(error.param, name, 1), param=name) from error
     return salt
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fastapi import Request
 
 from sluice.server.errors import ApiError
 
+T = TypeVar("T")
+
+LONG_BODY = 1 << 16
+"""Bytes from which a body leaves the event loop: millions of token ids take a second, in which no stream went on."""
 LONGEST_NUMBER = 18
 """Digits of a length that is worth reading."""
 
@@ -34,6 +40,15 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
             return await _read(request, limits)
     except TimeoutError as error:
         raise ApiError(408, f"the body did not arrive within {limits.max_seconds:g} seconds") from error
+
+
+async def parsed(parse: Callable[[bytes], T], body: bytes) -> T:
+    """What `parse` makes of a body.
+
+    Raises:
+        ApiError: as `parse`.
+    """
+    return parse(body) if len(body) < LONG_BODY else await asyncio.to_thread(parse, body)
 
 
 async def _read(request: Request, limits: BodyLimits) -> bytes:

@@ -10,6 +10,10 @@ RETRY_SECONDS = 5
 """When to try again with a server that has no engine at the moment."""
 
 
+LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
+"""Characters. A message names what it refuses, and that may be a field of megabytes."""
+
+
 class ApiError(Exception):
     """An answer other than 2xx.
 
@@ -28,8 +32,8 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.message = message
-        self.param = param
+        self.message = _clipped(message, LONGEST_MESSAGE)
+        self.param = None if param is None else _clipped(param, LONGEST_PARAM)
         self.code = code
         self.retry_after = retry_after
 
@@ -40,6 +44,10 @@ class ApiError(Exception):
     def response(self) -> JSONResponse:
         headers = None if self.retry_after is None else {"Retry-After": str(self.retry_after)}
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
+
+
+def _clipped(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length // 2]} ... {text[-length // 4 :]}"
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:

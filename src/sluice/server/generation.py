@@ -243,5 +243,5 @@ def _resolved(service: Service, prompt: Sequence[int], call: Asked) -> SamplingP
         service.limits.check_priority(call.priority)
         room = service.limits.check_sampling(prompt, call.sampling)
     except LimitError as error:
-        raise bad_request(str(error), param=error.param, code=error.code) from error
+        raise bad_request(str(error), param=call.names.get(error.param, error.param), code=error.code) from error
     return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=secrets.randbits(63))

@@ -26,6 +26,8 @@ _COMMON: dict[str, tuple[Any, ...] | _Anything] = {
     "spaces_between_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "return_token_ids": (False,),
+    "tools": ([],),
+    "response_format": ({"type": "text"},),
     "user": ANYTHING,
     "metadata": ANYTHING,
     "service_tier": ANYTHING,
@@ -38,12 +40,10 @@ CHAT_ASKS_NOTHING = MappingProxyType(
     _COMMON
     | {
         "echo": (False,),
-        "tools": ([],),
         "tool_choice": ("none", "auto"),
         "functions": ([],),
         "function_call": ("none", "auto"),
         "parallel_tool_calls": (True, False),
-        "response_format": ({"type": "text"},),
         "modalities": (["text"],),
         "store": (False,),
         "reasoning_effort": ("none",),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +12,9 @@ import msgspec
 from sluice.server.errors import ApiError, bad_request
 
 T = TypeVar("T", bound=msgspec.Struct)
+NOTHING: Mapping[str, str] = MappingProxyType({})
+LONGEST_SHOWN = 60
+"""Characters of a value that a refusal repeats."""
 
 
 def json_object(body: bytes) -> dict[str, Any]:
@@ -31,11 +36,12 @@ def fields_of(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(kind.__struct_fields__)
 
 
-def convert(content: Any, kind: type[T], place: str = "") -> T:
+def convert(content: Any, kind: type[T], place: str = "", accepted: Mapping[str, str] = NOTHING) -> T:
     """A JSON value as a struct.
 
     Args:
         place: where the value stands in the body.
+        accepted: field -> what it may be, for those whose types do not say it.
 
     Raises:
         ApiError: 400, a field that is missing, unknown or of another type.
@@ -43,25 +49,40 @@ def convert(content: Any, kind: type[T], place: str = "") -> T:
     try:
         return msgspec.convert(content, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error), place) from error
+        raise _invalid(str(error), content, place, accepted) from error
 
 
-def _invalid(message: str, place: str) -> ApiError:
+def _invalid(message: str, content: Any, place: str, accepted: Mapping[str, str]) -> ApiError:
     """msgspec's "Expected `int`, got `str` - at `$.seed`", in terms of the request."""
     what, _, path = message.partition(" - at ")
-    steps = [place, path.strip("`").removeprefix("$").removeprefix(".")]
+    path = path.strip("`").removeprefix("$").removeprefix(".")
+    steps = [place, path]
     named = re.search(r"(missing required|unknown) field `(\w+)`", what)
     if named is not None:
         steps.append(named[2])
     param = ".".join(step for step in steps if step)
     if named is None:
-        return bad_request(f"{param}: {what[:1].lower()}{what[1:]}", param=param)
+        field = re.sub(r".*\.|\[\d+\]", "", path)
+        other = f"; accepted: {accepted[field]}" if field in accepted else _shown(content, path)
+        return bad_request(f"{param}: {what[:1].lower()}{what[1:]}{other}", param=param)
     return bad_request(f"{param} is {'required' if named[1] != 'unknown' else 'not supported'}", param=param)
+
+
+def _shown(content: Any, path: str) -> str:
+    """The value at a path, if it is short; the types of others say enough."""
+    for name, index in re.findall(r"(\w+)|\[(\d+)\]", path):
+        try:
+            content = content[int(index) if index else name]
+        except (KeyError, IndexError, TypeError):
+            return ""  # a key that msgspec does not name
+    if not isinstance(content, str | int | float) or len(repr(content)) > LONGEST_SHOWN:
+        return ""
+    return f": {msgspec.json.encode(content).decode()}"
 
 
 def are_ids(value: Any) -> bool:
     """A non-empty list of integers."""
-    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+    return isinstance(value, list) and set(map(type, value)) == {int}
 
 
 def kind_of(value: Any) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -18,10 +18,21 @@ from sluice.server.json_body import convert, fields_of, json_object
 from sluice.server.logprobs import finite
 from sluice.server.openai import Count, Logprobs, Seconds, Text, checked_prompts, checked_sampling, logit_bias_by_id
 from sluice.server.text import Piece
-from sluice.types import FinishReason, TokenLogprobs
+from sluice.types import FinishReason, SamplingParams, TokenLogprobs
 
+THEIR_NAMES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+}
 MAX_NEW_TOKENS = 128
 """SGLang's default."""
+NAMES: Mapping[str, str] = {
+    name: f"sampling_params.{THEIR_NAMES.get(name, name)}"
+    for name in (field.name for field in fields(SamplingParams))
+    if name not in ("logprobs", "prompt_logprobs")
+} | {"logprobs": "top_logprobs_num", "prompt_logprobs": "top_logprobs_num"}
+"""Where a body says what `SamplingParams` names."""
 
 
 AnyIds = Annotated[
@@ -79,6 +90,7 @@ class NativeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class GenerateCall(CompletionCall):
     """`POST /generate`."""
 
+    names: ClassVar[Mapping[str, str]] = NAMES
     is_batch: bool
     """The answer is a list."""
     rid: str | None
@@ -98,7 +110,9 @@ def parse_generate(body: bytes) -> GenerateCall:
     fields = convert(content, NativeFields)
     if (fields.text is None) == (fields.input_ids is None):
         raise bad_request("send either text or input_ids", param="text")
-    prompts = checked_prompts(fields.input_ids if fields.text is None else fields.text)
+    prompts = (
+        checked_prompts("input_ids", fields.input_ids) if fields.text is None else checked_prompts("text", fields.text)
+    )
     if fields.text is None and any(isinstance(prompt, str) for prompt in prompts):
         raise bad_request("input_ids must be token ids, or lists of them; texts go into text", param="input_ids")
     if fields.logprob_start_len < -1 or (fields.logprob_start_len >= 0 and not fields.return_logprob):
@@ -114,6 +128,7 @@ def parse_generate(body: bytes) -> GenerateCall:
     wish = convert(given, NativeSampling, "sampling_params")
     logprobs = fields.top_logprobs_num if fields.return_logprob else None
     sampling = checked_sampling(
+        NAMES,
         max_tokens=wish.max_new_tokens,
         min_tokens=wish.min_new_tokens,
         temperature=wish.temperature,
@@ -139,7 +154,7 @@ def parse_generate(body: bytes) -> GenerateCall:
         sampling=sampling,
         stream=fields.stream,
         priority=fields.priority,
-        extra_key=checked_salt(fields.extra_key),
+        extra_key=checked_salt("extra_key", fields.extra_key),
         max_queue_time=checked_seconds("max_queue_time", fields.max_queue_time),
         timeout=checked_seconds("timeout", fields.timeout),
         is_batch=not is_one or sampling.n > 1,

@@ -6,6 +6,7 @@ Unknown fields are refused by name (see `inert`), and nothing is filled in that 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -66,6 +67,7 @@ MESSAGE_SCHEMA = {
         "name": {"type": "string"},
     },
 }
+MESSAGE_ACCEPTS = {"role": "system, developer, user, assistant", "type": "text"}
 AnyMessage = Annotated[dict[str, Any], Meta(extra_json_schema=MESSAGE_SCHEMA)]
 Text = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
 Penalty = Annotated[float, shown(-MAX_PENALTY, MAX_PENALTY)]
@@ -87,6 +89,7 @@ class Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool = False
     stream_options: StreamOptions | None = None
     max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     temperature: Annotated[float, shown(0)] = 1.0
     top_p: Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": 1})] = 1.0
     top_k: Annotated[int, shown(-1, MAX_TOP_K)] = 0
@@ -96,6 +99,7 @@ class Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[Count] = []
     ignore_eos: bool = False
     n: Annotated[int, shown(1, MAX_SAMPLES)] = 1
+    best_of: Count | None = None
     priority: int = 0
     cache_salt: str | None = None
     prompt_logprobs: Logprobs | None = None
@@ -112,7 +116,6 @@ class CompletionFields(Fields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/completions`."""
 
     prompt: Annotated[Any, Meta(extra_json_schema=PROMPT_SCHEMA)]
-    best_of: Count | None = None
     logprobs: Logprobs | None = None
     echo: bool = False
 
@@ -131,7 +134,6 @@ class ChatFields(Fields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[AnyMessage], Meta(extra_json_schema={"minItems": 1})]
-    max_completion_tokens: Count | None = None
     logprobs: bool = False
     top_logprobs: Logprobs = 0
 
@@ -143,16 +145,13 @@ def parse_completion(body: bytes) -> CompletionCall:
     """
     content = without_inert(json_object(body), fields_of(CompletionFields), COMPLETION_ASKS_NOTHING)
     fields = convert(content, CompletionFields)
-    if fields.best_of not in (None, fields.n):
-        raise bad_request(
-            f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {fields.n}",
-            param="best_of",
-        )
-    max_tokens = COMPLETION_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    asked = _max_tokens(fields)
+    max_tokens = COMPLETION_MAX_TOKENS if asked is None else asked
     is_empty = max_tokens == 0
     if is_empty and not fields.echo:
-        raise bad_request("max_tokens must be at least 1, got 0; 0 is only allowed with echo: true", param="max_tokens")
-    prompts = checked_prompts(fields.prompt)
+        name = _max_tokens_name(fields)
+        raise bad_request(f"{name} must be at least 1, got 0; 0 is only allowed with echo: true", param=name)
+    prompts = checked_prompts("prompt", fields.prompt)
     sampling = _sampling(fields, max(1, max_tokens) if is_empty else max_tokens, fields.logprobs, _of_prompt(fields))
     checked_choices(len(prompts), sampling.n)
     return CompletionCall(prompts=prompts, sampling=sampling, echo=fields.echo, is_empty=is_empty, **_common(fields))
@@ -168,20 +167,25 @@ def parse_chat(body: bytes) -> ChatCall:
         raise bad_request("messages must hold at least one message, got []", param="messages")
     return ChatCall(
         messages=checked_messages(fields.messages),
-        sampling=_sampling(fields, _chat_max_tokens(fields), _chat_logprobs(fields), fields.prompt_logprobs),
+        sampling=_sampling(fields, _max_tokens(fields), _chat_logprobs(fields), fields.prompt_logprobs),
         **_common(fields),
     )
 
 
 def _common(fields: Fields) -> dict[str, Any]:
     """The rest of a `Call`."""
+    if fields.best_of not in (None, fields.n):
+        raise bad_request(
+            f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {fields.n}",
+            param="best_of",
+        )
     return {
         "model": fields.model,
         "stream": fields.stream,
         "include_usage": _include_usage(fields),
         "continuous_usage": _continuous_usage(fields),
         "priority": fields.priority,
-        "extra_key": checked_salt(fields.cache_salt),
+        "extra_key": checked_salt("cache_salt", fields.cache_salt),
         "max_queue_time": checked_seconds("max_queue_time", fields.max_queue_time),
         "timeout": checked_seconds("timeout", fields.timeout),
         "tells_prompt_logprobs": fields.prompt_logprobs is not None,
@@ -205,8 +209,11 @@ def _of_prompt(fields: CompletionFields) -> int | None:
     return fields.logprobs
 
 
-def checked_prompts(value: Any) -> tuple[str | list[int], ...]:
+def checked_prompts(name: str, value: Any) -> tuple[str | list[int], ...]:
     """A text, token ids, or a list of either.
+
+    Args:
+        name: of the field.
 
     Raises:
         ApiError: 400, anything else.
@@ -214,10 +221,10 @@ def checked_prompts(value: Any) -> tuple[str | list[int], ...]:
     if isinstance(value, str) or are_ids(value):
         value = [value]
     if not isinstance(value, list) or not value:
-        raise _bad_prompt("prompt", value)
+        raise _bad_prompt(name, value)
     for index, item in enumerate(value):
         if not (are_ids(item) or (isinstance(item, str) and item)):
-            raise _bad_prompt("prompt" if len(value) == 1 else f"prompt[{index}]", item)
+            raise _bad_prompt(name if len(value) == 1 else f"{name}[{index}]", item)
     return tuple(value)
 
 
@@ -241,7 +248,7 @@ def _message(index: int, content: dict[str, Any]) -> dict[str, str]:
     """One message as chat templates take it: text parts joined by line breaks, "developer" is "system"."""
     unused = ("tool_calls", "function_call", "refusal", "audio", "annotations")
     said = {name: value for name, value in content.items() if not (name in unused and value in (None, []))}
-    message = convert(said, Message, f"messages[{index}]")
+    message = convert(said, Message, f"messages[{index}]", MESSAGE_ACCEPTS)
     text = message.content
     if not isinstance(text, str):
         text = "\n".join(part.text for part in text)
@@ -250,7 +257,8 @@ def _message(index: int, content: dict[str, Any]) -> dict[str, str]:
     return rendered if message.name is None else rendered | {"name": message.name}
 
 
-def _chat_max_tokens(fields: ChatFields) -> int | None:
+def _max_tokens(fields: Fields) -> int | None:
+    """The two names mean the same."""
     one, other = fields.max_tokens, fields.max_completion_tokens
     if one is not None and other is not None and one != other:
         raise bad_request(
@@ -258,6 +266,11 @@ def _chat_max_tokens(fields: ChatFields) -> int | None:
             param="max_completion_tokens",
         )
     return one if other is None else other
+
+
+def _max_tokens_name(fields: Fields) -> str:
+    """The one that the caller used."""
+    return "max_completion_tokens" if fields.max_tokens is None else "max_tokens"
 
 
 def _chat_logprobs(fields: ChatFields) -> int | None:
@@ -312,6 +325,7 @@ def _sampling(
             param="prompt_logprobs",
         )
     return checked_sampling(
+        {"max_tokens": _max_tokens_name(fields)},
         max_tokens=max_tokens,
         temperature=fields.temperature,
         top_p=fields.top_p,
@@ -332,12 +346,17 @@ def _sampling(
     )
 
 
-def checked_sampling(**values: Any) -> SamplingParams:
+def checked_sampling(names: Mapping[str, str], **values: Any) -> SamplingParams:
     """
+    Args:
+        names: field -> what the caller calls it, where that is something else.
+
     Raises:
         ApiError: 400, naming the field.
     """
     try:
         return SamplingParams(**values)
-    except ValueError as error:  # its first word is the field
-        raise bad_request(str(error), param=str(error).split()[0]) from error
+    except ValueError as error:
+        field, _, rest = str(error).partition(" ")
+        param = names.get(field, field)
+        raise bad_request(f"{param} {rest}", param=param) from error

@@ -35,14 +35,21 @@ class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     tokens: Annotated[list[int], Meta(extra_json_schema={"items": {"type": "integer", "minimum": 0}})]
 
 
-async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
+def parse_tokenize(body: bytes) -> TokenizeFields:
+    """
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    content = without_inert(json_object(body), fields_of(TokenizeFields), TOKENIZE_ASKS_NOTHING)
+    return convert(content, TokenizeFields)
+
+
+async def tokenize(service: Service, fields: TokenizeFields) -> dict[str, Any]:
     """The token ids of a text, as a completion would have them, or of a conversation.
 
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    content = without_inert(json_object(body), fields_of(TokenizeFields), TOKENIZE_ASKS_NOTHING)
-    fields = convert(content, TokenizeFields)
     service.check_model(fields.model)
     tokens = await _tokens(service, fields)
     strings = [completion_token(service.tokenizer, token) for token in tokens] if fields.return_token_strs else None
