@@ -96,14 +96,14 @@ def test_layer_norms(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., t
 
 @each_level
 @each_dtype
-def test_silu_and_mul(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
+def test_gate_and_mul(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
     """Gate and up are halves of one product; a gate far below zero gives zero, not NaN."""
     for rows in ROWS:
         for size in SIZES:
             gate, up = (draw(rows, 2 * size, dtype=dtype) * 4).chunk(2, dim=1)
             gate[0, :3] = torch.tensor([-300.0, 300.0, 0.0])
-            found = NativeOps(kernels).silu_and_mul(gate, up)
-            assert_rounded(found, EXACT.silu_and_mul(gate.double(), up.double()))
+            found = NativeOps(kernels).gate_and_mul(gate, up, "silu")
+            assert_rounded(found, EXACT.gate_and_mul(gate.double(), up.double(), "silu"))
 
 
 @each_level
@@ -145,10 +145,10 @@ def test_rotate_and_store(
 def test_a_row_does_not_depend_on_its_company(kernels: Kernels, draw: Callable[..., torch.Tensor]) -> None:
     """To the last bit, in a batch that threads share."""
     ops, x, norm = NativeOps(kernels), draw(200, 1000, dtype=torch.bfloat16), norm_of(draw(1000, dtype=torch.bfloat16))
-    together, activated = ops.rms_norm(x, norm), ops.silu_and_mul(x, x)
+    together, activated = ops.rms_norm(x, norm), ops.gate_and_mul(x, x, "silu")
     for row in (0, 57, 199):
         assert torch.equal(ops.rms_norm(x[row : row + 1], norm)[0], together[row])
-        assert torch.equal(ops.silu_and_mul(x[row : row + 1], x[row : row + 1])[0], activated[row])
+        assert torch.equal(ops.gate_and_mul(x[row : row + 1], x[row : row + 1], "silu")[0], activated[row])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
@@ -156,7 +156,7 @@ def test_other_types_are_left_to_torch(dtype: torch.dtype, draw: Callable[..., t
     ops, x = NativeOps(KERNELS[0]), draw(3, 24, dtype=dtype)
     norm = norm_of(draw(24, dtype=dtype))
     assert torch.equal(ops.rms_norm(x, norm), EXACT.rms_norm(x, norm))
-    assert torch.equal(ops.silu_and_mul(x, x), EXACT.silu_and_mul(x, x))
+    assert torch.equal(ops.gate_and_mul(x, x, "silu"), EXACT.gate_and_mul(x, x, "silu"))
     assert torch.equal(ops.add_rms_norm(x.clone(), x, norm)[1], EXACT.add_rms_norm(x, x, norm)[1])
 
 

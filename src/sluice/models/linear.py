@@ -86,13 +86,12 @@ class Gated(nn.Module):
     def __init__(self, layer: nn.Module, activation: str) -> None:
         super().__init__()
         self.layer = layer
-        self.activation = ACTIVATIONS[activation]
-        self.is_silu = self.activation is ACTIVATIONS["silu"]
+        self.activation = activation
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
         """[N, in_features] to half of what the layer gives."""
         gate, up = self.layer(x).chunk(2, dim=-1)
-        return ops.silu_and_mul(gate, up) if self.is_silu else self.activation(gate) * up
+        return ops.gate_and_mul(gate, up, self.activation)
 
 
 class PlainPacker:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from sluice.attention.base import PagedKV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
+from sluice.models.activations import ACTIVATIONS
 from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
 from sluice.native.abi import NormCall, SiluMulCall
 from sluice.native.library import Kernels
@@ -69,10 +71,10 @@ class NativeOps:
         self._kernels.rotate_store(call)
         return q
 
-    def silu_and_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """See `Ops.silu_and_mul`."""
-        if gate.dtype not in STEPS:
-            return self._torch.silu_and_mul(gate, up)
+    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+        """See `Ops.gate_and_mul`."""
+        if gate.dtype not in STEPS or ACTIVATIONS[activation] is not functional.silu:
+            return self._torch.gate_and_mul(gate, up, activation)
         gate, up = _dense_rows(gate), _dense_rows(up)
         out = torch.empty(gate.shape, dtype=gate.dtype)
         call = SiluMulCall(

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from sluice.attention.base import PagedKV
+from sluice.models.activations import ACTIVATIONS
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -99,8 +100,8 @@ class Ops(Protocol):
         """
         ...
 
-    def silu_and_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """`silu(gate) * up`, all [N, size]."""
+    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+        """`activation(gate) * up`, all [N, size]; the activation is a key of `ACTIVATIONS`."""
         ...
 
 
@@ -145,9 +146,9 @@ class TorchOps:
         kv.store(kv_slots, rotate(k, angles), v)
         return rotate(q, angles)
 
-    def silu_and_mul(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """See `Ops.silu_and_mul`."""
-        return functional.silu(gate) * up
+    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
+        """See `Ops.gate_and_mul`."""
+        return ACTIVATIONS[activation](gate) * up
 
 
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:

@@ -1,0 +1,243 @@
+"""Everything between the projection and attention in one launch: head norms, rotation, keys and values to their pages.
+
+Rotary positions: RoFormer (Su et al., 2021), pair i of a head being elements i and i + head_dim / 2. What is rounded in
+between is what `TorchOps` rounds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from sluice.triton.rounding import narrowed, to_type
+
+TILE = 4096
+"""Elements of the heads that one program turns."""
+
+
+class HeadNorm(NamedTuple):
+    """A root mean square norm over each head."""
+
+    weight: torch.Tensor
+    """[head_dim]"""
+    eps: float
+
+
+@triton.jit
+def _turn(
+    x_ptr,
+    norm_ptr,
+    cos_ptr,
+    sin_ptr,
+    out_ptr,
+    head,
+    heads,
+    x_stride,
+    out_stride,
+    eps,
+    HAS_NORM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Turn one token's heads, from `x_ptr` to `out_ptr`; they may be the same."""
+    pair = tl.arange(0, HALF)
+    low, high = pair[None, :], pair[None, :] + HEAD_DIM // 2
+    in_pair = pair < HEAD_DIM // 2
+    inside = (head < heads)[:, None] & in_pair[None, :]
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    row = x_ptr + head[:, None] * x_stride
+    a = tl.load(row + low, mask=inside, other=0.0).to(tl.float32)
+    b = tl.load(row + high, mask=inside, other=0.0).to(tl.float32)
+    if HAS_NORM:
+        factor = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / HEAD_DIM + eps)[:, None]
+        weight_a = tl.load(norm_ptr + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
+        weight_b = tl.load(norm_ptr + pair + HEAD_DIM // 2, mask=in_pair, other=0.0).to(tl.float32)[None, :]
+        a = narrowed(narrowed(a * factor, dtype) * weight_a, dtype)
+        b = narrowed(narrowed(b * factor, dtype) * weight_b, dtype)
+    cos_a = tl.load(cos_ptr + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
+    sin_a = tl.load(sin_ptr + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
+    cos_b = tl.load(cos_ptr + pair + HEAD_DIM // 2, mask=in_pair, other=0.0).to(tl.float32)[None, :]
+    sin_b = tl.load(sin_ptr + pair + HEAD_DIM // 2, mask=in_pair, other=0.0).to(tl.float32)[None, :]
+    turned_a = narrowed(a * cos_a, dtype) - narrowed(b * sin_a, dtype)
+    turned_b = narrowed(b * cos_b, dtype) + narrowed(a * sin_b, dtype)
+    out = out_ptr + head[:, None] * out_stride
+    tl.store(out + low, to_type(turned_a, dtype), mask=inside)
+    tl.store(out + high, to_type(turned_b, dtype), mask=inside)
+
+
+@triton.jit
+def _copy_heads(
+    x_ptr, out_ptr, head, heads, x_stride, out_stride, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
+):
+    element = tl.arange(0, WIDTH)
+    inside = (head < heads)[:, None] & (element < HEAD_DIM)[None, :]
+    x = tl.load(x_ptr + head[:, None] * x_stride + element[None, :], mask=inside)
+    tl.store(out_ptr + head[:, None] * out_stride + element[None, :], x, mask=inside)
+
+
+@triton.jit
+def _rotate_and_store(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    cos_ptr,
+    sin_ptr,
+    q_norm_ptr,
+    k_norm_ptr,
+    k_pages_ptr,
+    v_pages_ptr,
+    slots_ptr,
+    q_token,
+    q_head,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    angle_token,
+    page_token,
+    page_head,
+    heads,
+    kv_heads,
+    q_eps,
+    k_eps,
+    q_programs,
+    HAS_NORM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
+    cos, sin = cos_ptr + token * angle_token, sin_ptr + token * angle_token
+    if part < q_programs:
+        head = part * HEADS + tl.arange(0, HEADS)
+        q = q_ptr + token * q_token
+        _turn(q, q_norm_ptr, cos, sin, q, head, heads, q_head, q_head, q_eps, HAS_NORM, HEAD_DIM, HALF)
+    else:
+        head = (part - q_programs) * HEADS + tl.arange(0, HEADS)
+        place = tl.load(slots_ptr + token) * page_token
+        k = k_ptr + token * k_token
+        k_page = k_pages_ptr + place
+        _turn(k, k_norm_ptr, cos, sin, k_page, head, kv_heads, k_head, page_head, k_eps, HAS_NORM, HEAD_DIM, HALF)
+        _copy_heads(v_ptr + token * v_token, v_pages_ptr + place, head, kv_heads, v_head, page_head, HEAD_DIM, WIDTH)
+
+
+def rotate_and_store(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    norms: tuple[HeadNorm, HeadNorm] | None,
+    k_pages: torch.Tensor,
+    v_pages: torch.Tensor,
+    kv_slots: torch.Tensor,
+) -> None:
+    """Norm q and k if the model does, turn both, q in place, and write k and v into the pages.
+
+    Args:
+        q: [N, heads, head_dim], float32, bfloat16 or float16.
+        k, v: [N, kv_heads, head_dim] of the same dtype. No gaps inside a head, anywhere.
+        cos, sin: [N, 1, head_dim] of the same dtype, contiguous.
+        norms: of q and of k.
+        k_pages, v_pages: [pages, page_size, kv_heads, head_dim] of the same dtype, contiguous.
+        kv_slots: [N] int64, `page * page_size + offset`.
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    if tokens == 0:
+        return
+    width = triton.next_power_of_2(head_dim)
+    per_program = min(max(TILE // width, 1), triton.next_power_of_2(heads))
+    q_programs = triton.cdiv(heads, per_program)
+    q_norm, k_norm = norms or (HeadNorm(q, 0.0), HeadNorm(k, 0.0))
+    _rotate_and_store[(tokens, q_programs + triton.cdiv(kv_heads, per_program))](
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        q_norm.weight,
+        k_norm.weight,
+        k_pages,
+        v_pages,
+        kv_slots,
+        q.stride(0),
+        q.stride(1),
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        head_dim,
+        kv_heads * head_dim,
+        head_dim,
+        heads,
+        kv_heads,
+        q_norm.eps,
+        k_norm.eps,
+        q_programs,
+        HAS_NORM=norms is not None,
+        HEAD_DIM=head_dim,
+        HALF=width // 2,
+        WIDTH=width,
+        HEADS=per_program,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _store(
+    k_ptr,
+    v_ptr,
+    k_pages_ptr,
+    v_pages_ptr,
+    slots_ptr,
+    k_token,
+    k_head,
+    v_token,
+    v_head,
+    page_token,
+    page_head,
+    kv_heads,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    place = tl.load(slots_ptr + token) * page_token
+    _copy_heads(k_ptr + token * k_token, k_pages_ptr + place, head, kv_heads, k_head, page_head, HEAD_DIM, WIDTH)
+    _copy_heads(v_ptr + token * v_token, v_pages_ptr + place, head, kv_heads, v_head, page_head, HEAD_DIM, WIDTH)
+
+
+def store(
+    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, kv_slots: torch.Tensor
+) -> None:
+    """Write k and v into the pages; arguments as for `rotate_and_store`."""
+    tokens, kv_heads, head_dim = k.shape
+    if tokens == 0:
+        return
+    width = triton.next_power_of_2(head_dim)
+    per_program = min(max(TILE // width, 1), triton.next_power_of_2(kv_heads))
+    _store[(tokens, triton.cdiv(kv_heads, per_program))](
+        k,
+        v,
+        k_pages,
+        v_pages,
+        kv_slots,
+        k.stride(0),
+        k.stride(1),
+        v.stride(0),
+        v.stride(1),
+        kv_heads * head_dim,
+        head_dim,
+        kv_heads,
+        HEAD_DIM=head_dim,
+        WIDTH=width,
+        HEADS=per_program,
+        num_warps=4,
+    )

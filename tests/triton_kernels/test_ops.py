@@ -1,0 +1,175 @@
+"""The small operations by Triton against the same in torch: in Triton's interpreter here, on a device where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from devices import each_device, quiet
+from sluice.attention.base import LayerKV
+from sluice.models.activations import ACTIVATIONS
+from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
+from sluice.models.triton_ops import TritonOps
+from sluice.triton.rotary import store
+
+pytestmark = quiet
+TORCH = TorchOps()
+TRITON = TritonOps()
+each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+ROUNDING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}
+"""One unit in the last place, relative: where sums in another order fall on the other side of a rounding."""
+SHAPES = ((1, 16), (3, 40), (5, 1000))
+Draw = Callable[..., torch.Tensor]
+
+
+@pytest.fixture
+def draw() -> Draw:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+        return torch.randn(size, generator=generator).to(device, dtype)
+
+    return normal
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-6, share: float = 0.05) -> None:
+    """At most a unit apart, and but for a small share the same."""
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, rtol=ROUNDING[found.dtype], atol=atol)
+    if found.dtype != torch.float32:
+        assert (found != expected).sum() <= max(1, share * found.numel())
+
+
+@each_device
+@each_dtype
+def test_rms_norms(dtype: torch.dtype, device: str, draw: Draw) -> None:
+    """Sizes that are no power of two; rows that are part of a wider tensor; the sum is kept rounded, as it is normed."""
+    for rows, size in SHAPES:
+        x = draw(rows, size + 24, dtype=dtype, device=device)[:, 8 : 8 + size]
+        delta, norm = draw(rows, size, dtype=dtype, device=device), Norm(draw(size, dtype=dtype, device=device), 1e-6)
+        before = x.clone()
+        assert_near(TRITON.rms_norm(x, norm), TORCH.rms_norm(x, norm))
+        total, normed = TRITON.add_rms_norm(x, delta, norm)
+        assert torch.equal(total, before + delta)
+        assert_near(normed, TORCH.rms_norm(before + delta, norm))
+
+
+@each_device
+@each_dtype
+def test_layer_norms(dtype: torch.dtype, device: str, draw: Draw) -> None:
+    """A variance from sums of squares drowns in a mean of a hundred; columns behind the end are none of the row."""
+    for rows, size in SHAPES:
+        x, delta = draw(rows, size, dtype=dtype, device=device) + 100, draw(rows, size, dtype=dtype, device=device)
+        weight, bias = draw(2, size, dtype=dtype, device=device)
+        norm, before = LayerNorm(weight, bias, 1e-5), x.clone()
+        assert_near(TRITON.layer_norm(x, norm), TORCH.layer_norm(x, norm), atol=3e-4)
+        total, normed = TRITON.add_layer_norm(x, delta, norm)
+        assert torch.equal(total, before + delta)
+        assert_near(normed, TORCH.layer_norm(before + delta, norm), atol=3e-4)
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gates(activation: str, dtype: torch.dtype, device: str, draw: Draw) -> None:
+    """Gate and up are halves of one product; a gate far from zero gives no NaN, a NaN gives one.
+
+    Far below zero a GELU is a difference of nearly equal numbers, in torch as well.
+    """
+    for rows, size in ((1, 16), (3, 1100)):
+        gate, up = (draw(rows, 2 * size, dtype=dtype, device=device) * 3).chunk(2, dim=1)
+        gate[0, :4] = torch.tensor([-300.0, 300.0, 0.0, torch.nan])
+        found, expected = (ops.gate_and_mul(gate, up, activation) for ops in (TRITON, TORCH))
+        assert found.isnan().equal(expected.isnan())
+        assert_near(found.nan_to_num(), expected.nan_to_num(), atol=2e-5, share=0.1)
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("with_norms", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 80), (70, 1, 128)])
+def test_rotate_and_store(
+    heads: int, kv_heads: int, head_dim: int, with_norms: bool, dtype: torch.dtype, device: str, draw: Draw
+) -> None:
+    """q, k and v are parts of one product; heads of 80 fill no power of two; 70 heads take two programs."""
+    for tokens in (1, 5):
+        fused = draw(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype, device=device)
+        turn = draw(tokens, 1, head_dim // 2, dtype=torch.float32, device=device).repeat(1, 1, 2)
+        angles = Angles(turn.cos().to(dtype), turn.sin().to(dtype))
+        weights = draw(2, head_dim, dtype=dtype, device=device)
+        norms = HeadNorms(*(Norm(weight, 1e-6) for weight in weights)) if with_norms else None
+        slots = torch.tensor([9, 0, 5, 11, 2], device=device)[:tokens]
+        outcomes = []
+        for ops in (TORCH, TRITON):
+            pages = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
+            q, k, v = fused.clone().split((heads, kv_heads, kv_heads), dim=1)
+            outcomes.append((ops.rotate_and_store(q, k, v, angles, norms, LayerKV(*pages), slots), pages))
+        (expected_q, expected_pages), (q, pages) = outcomes
+        # A difference of two products loses as many digits as they have in common.
+        assert_near(q, expected_q, atol=16 * ROUNDING[dtype] if with_norms else 4e-6)
+        assert_near(pages[0], expected_pages[0], atol=16 * ROUNDING[dtype] if with_norms else 4e-6)
+        assert torch.equal(pages[1], expected_pages[1])
+
+
+@each_device
+@each_dtype
+def test_store(dtype: torch.dtype, device: str, draw: Draw) -> None:
+    """Keys and values of a model that turns nothing, parts of one product; no other place changes."""
+    k, v = draw(3, 6, 24, dtype=dtype, device=device).split(3, dim=1)
+    found, expected = torch.zeros(2, 2, 2, 4, 3, 24, dtype=dtype, device=device)
+    slots = torch.tensor([6, 1, 4], device=device)
+    store(k, v, *found, slots)
+    LayerKV(*expected).store(slots, k, v)
+    assert torch.equal(found, expected)
+
+
+@each_device
+def test_a_row_does_not_depend_on_its_company(device: str, draw: Draw) -> None:
+    """To the last bit."""
+    x, norm = draw(9, 300, dtype=torch.bfloat16, device=device), Norm(torch.ones(300).bfloat16().to(device), 1e-6)
+    together, gated = TRITON.rms_norm(x, norm), TRITON.gate_and_mul(x, x, "silu")
+    for row in (0, 4, 8):
+        alone = x[row : row + 1]
+        assert torch.equal(TRITON.rms_norm(alone, norm)[0], together[row])
+        assert torch.equal(TRITON.gate_and_mul(alone, alone, "silu")[0], gated[row])
+
+
+@each_device
+def test_no_rows(device: str, draw: Draw) -> None:
+    """A step that asks for no logits norms nothing in its last layer: a grid of no programs is an error."""
+    x = torch.empty(0, 24, device=device)
+    norm = Norm(torch.ones(24, device=device), 1e-6)
+    assert [part.shape for part in TRITON.add_rms_norm(x, x, norm)] == [x.shape] * 2
+    assert TRITON.gate_and_mul(x, x, "silu").shape == x.shape
+
+
+@each_device
+def test_float64_is_left_to_torch(device: str, draw: Draw) -> None:
+    x, weight = draw(3, 24, dtype=torch.float64, device=device), draw(24, dtype=torch.float64, device=device)
+    norm, layer_norm = Norm(weight, 1e-6), LayerNorm(weight, weight, 1e-6)
+    assert torch.equal(TRITON.rms_norm(x, norm), TORCH.rms_norm(x, norm))
+    assert torch.equal(TRITON.add_rms_norm(x, x, norm)[1], TORCH.add_rms_norm(x, x, norm)[1])
+    assert torch.equal(TRITON.layer_norm(x, layer_norm), TORCH.layer_norm(x, layer_norm))
+    assert torch.equal(TRITON.gate_and_mul(x, x, "gelu"), TORCH.gate_and_mul(x, x, "gelu"))
+
+
+@each_device
+def test_pages_of_another_type(device: str, draw: Draw) -> None:
+    """Pages that keep less than the model computes with: the kernel writes its own type only."""
+    q, k, v = draw(3, 5, 2, 64, dtype=torch.float32, device=device)
+    angles = Angles(*draw(2, 5, 1, 64, dtype=torch.float32, device=device))
+    slots = torch.arange(3, 8, device=device)
+    found, expected = torch.zeros(2, 2, 1, 16, 2, 64, dtype=torch.float64, device=device)
+    turned = TRITON.rotate_and_store(q, k, v, angles, None, Widening(*found), slots)
+    assert torch.equal(turned, TORCH.rotate_and_store(q, k, v, angles, None, Widening(*expected), slots))
+    assert torch.equal(found, expected)
+    assert found.any()
+
+
+class Widening(LayerKV):
+    """Pages wider than what is stored."""
+
+    def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        super().store(kv_slots, k.double(), v.double())

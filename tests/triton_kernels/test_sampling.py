@@ -1,0 +1,213 @@
+"""Sampling by thresholds against sampling by sorting: the same token in every row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from devices import each_device, quiet
+from sluice.runner import sampler, triton_sampler
+from sluice.runner.noise import gumbel as torch_gumbel
+from sluice.runner.noise import stream_key
+from sluice.runner.sampler import FAILED, RowGroup, SamplingRows, row_kind
+from sluice.triton.noise import gumbel, row_key
+from sluice.types import SamplingParams
+
+pytestmark = quiet
+GREEDY = SamplingParams(temperature=0.0, seed=1)
+Wish = tuple[SamplingParams, int]
+
+
+def rows_of(wishes: Sequence[Wish], vocab: int, device: str) -> tuple[SamplingRows, list[RowGroup]]:
+    """What the samplers take, for rows given as (parameters with a seed, position)."""
+    kinds = [row_kind(params, vocab) for params, _ in wishes]
+    columns = (
+        torch.tensor([params.temperature for params, _ in wishes], dtype=torch.float64),
+        torch.tensor([params.min_p for params, _ in wishes], dtype=torch.float64),
+        torch.tensor([params.top_k if params.top_k > 0 else vocab for params, _ in wishes]),
+        torch.tensor([params.top_p for params, _ in wishes], dtype=torch.float64),
+        torch.tensor([stream_key(params.seed or 0, 0) for params, _ in wishes]),
+        torch.tensor([position for _, position in wishes]),
+    )
+    groups = [
+        RowGroup(kind, torch.tensor([i for i, other in enumerate(kinds) if other is kind], device=device))
+        for kind in sorted(set(kinds), key=kinds.index)
+    ]
+    return SamplingRows(*(column.to(device) for column in columns)), groups
+
+
+Sampler = Callable[[torch.Tensor, SamplingRows, Sequence[RowGroup]], torch.Tensor]
+
+
+def draw(sample: Sampler, logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int]:
+    return sample(logits, *rows_of(wishes, logits.shape[1], str(logits.device))).tolist()
+
+
+def assert_same(logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int]:
+    """Both give the same tokens, or two whose scores nearly tie; what the kernels gave."""
+    found, expected = (draw(sample, logits, wishes) for sample in (triton_sampler.sample, sampler.sample))
+    rows, groups = rows_of(wishes, logits.shape[1], str(logits.device))
+    for group in groups:
+        for row in group.rows.tolist():
+            if found[row] != expected[row]:
+                only = torch.tensor([row], device=logits.device)
+                (scores,) = sampler.scores(logits[only], rows.select(only), group.kind)
+                assert FAILED not in (found[row], expected[row]), wishes[row]
+                assert scores[expected[row]] - scores[found[row]] <= 1e-4, wishes[row]
+    assert sum(a != b for a, b in zip(found, expected, strict=True)) <= len(found) / 100
+    return found
+
+
+@triton.jit
+def _draw_noise(stream, positions_ptr, out_ptr, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    ids = tl.arange(0, BLOCK)
+    noise = gumbel(row_key(stream, tl.load(positions_ptr + row)), ids)
+    tl.store(out_ptr + row * width + ids, noise, mask=ids < width)
+
+
+@each_device
+def test_the_same_noise(device: str) -> None:
+    """Keys far apart, and among 100,000 draws some of the rare large ones that decide."""
+    width, positions = 25_000, torch.tensor([0, 1, 77, 1 << 40], device=device)
+    for seed in (0, -1, (1 << 64) - 1):
+        stream = stream_key(seed, 3)
+        found = torch.empty(len(positions), width, device=device)
+        _draw_noise[(len(positions),)](stream, positions, found, width, BLOCK=32768)
+        streams = torch.full_like(positions, stream)
+        expected = torch_gumbel(streams, positions, width, torch.float32)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def params_of(chooser: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=chooser.choice([0.0, 0.3, 1.0, 1.0, 2.0, 1e-30, 5e-324, 1e30]),
+        top_k=chooser.choice([0, 0, 1, 2, 5, 40, 1500]),
+        top_p=chooser.choice([1.0, 1.0, 0.95, 0.5, 0.01, 1e-9]),
+        min_p=chooser.choice([0.0, 0.0, 0.05, 1.0]),
+        seed=chooser.randrange(-5, 5),
+    )
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("vocab", [1, 7, 1000, 9000])
+def test_random_rows(vocab: int, dtype: torch.dtype, device: str) -> None:
+    """All filters in all company; bfloat16 gives many equal logits; vocabularies within, at and beyond a block."""
+    chooser = random.Random(vocab)
+    count = 100 if device == "cuda" else 12
+    for spread in (1.0, 6.0):
+        logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
+        wishes = [(params_of(chooser), chooser.randrange(1000)) for _ in range(count)]
+        assert_same(logits.to(device, dtype), wishes)
+
+
+@each_device
+def test_rows_of_a_wider_tensor(device: str) -> None:
+    """Logits of a padded vocabulary are a part of their product."""
+    logits = torch.randn(5, 700, generator=torch.Generator().manual_seed(1)).to(device)[:, :650]
+    logits[:, 640:] += 5
+    assert_same(logits, [(SamplingParams(seed=1, top_k=9), position) for position in range(5)])
+
+
+@each_device
+@pytest.mark.parametrize("width", [16, 4096 + 16])
+def test_ties_at_the_border_go_to_the_lowest_ids(width: int, device: str) -> None:
+    """A threshold alone keeps all that equal it."""
+    count = 16
+    logits = torch.zeros(count, width, device=device)
+    for params, survivors in (
+        (SamplingParams(seed=2, top_k=3), 3),
+        (SamplingParams(seed=2, top_p=0.5), width // 2),
+        (SamplingParams(seed=2, top_k=4, top_p=0.5), 2),
+    ):
+        drawn = draw(triton_sampler.sample, logits, [(params, position) for position in range(count)])
+        assert max(drawn) < survivors
+        assert len(set(drawn)) > min(survivors, count) / 2
+    assert draw(triton_sampler.sample, logits, [(GREEDY, 0)] * count) == [0] * count
+
+
+@each_device
+def test_the_kth_is_kept_whatever_the_key(device: str) -> None:
+    """Many k of a row whose logits come in every order of magnitude, some of them equal."""
+    logits = -torch.cat((torch.zeros(2), torch.logspace(-44, 38, 60), torch.full((3,), 2.5), torch.full((2,), torch.inf)))
+    logits = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(3))]
+    every = 1 if device == "cuda" else 6
+    wishes = [(SamplingParams(seed=1, temperature=1e6, top_k=k), k) for k in range(1, len(logits), every)]
+    assert_same(logits.expand(len(wishes), -1).to(device), wishes)
+    shares = [i / 40 for i in range(1, 40, every)]
+    for k in (0, 20):
+        wishes = [(SamplingParams(seed=1, temperature=1.5, top_p=share, top_k=k), 0) for share in shares]
+        assert_same(logits.expand(len(wishes), -1).to(device), wishes)
+
+
+@each_device
+def test_company_changes_nothing(device: str) -> None:
+    """A row gets the same token alone and in a batch: what is done together is only what has no order."""
+    chooser, vocab = random.Random(0), 5000
+    logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(4)).to(device)
+    wishes = [(params_of(chooser), chooser.randrange(50)) for _ in range(7)]
+    together = draw(triton_sampler.sample, logits, wishes)
+    alone = [draw(triton_sampler.sample, logits[i : i + 1], wishes[i : i + 1])[0] for i in range(7)]
+    assert together == alone
+
+
+FILTERS = {
+    "greedy": GREEDY,
+    "plain": SamplingParams(seed=1),
+    "min_p": SamplingParams(seed=1, min_p=0.3),
+    "top_k": SamplingParams(seed=1, top_k=4),
+    "top_p": SamplingParams(seed=1, top_p=0.7),
+    "all": SamplingParams(seed=1, temperature=2.0, top_k=7, top_p=0.8, min_p=0.4),
+}
+
+
+@each_device
+@pytest.mark.parametrize("params", FILTERS.values(), ids=[*FILTERS])
+def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, device: str) -> None:
+    """NaN that is not the largest, in the last block; a row of -inf; and a row with two tokens left samples them."""
+    logits = torch.randn(6, 4200, generator=torch.Generator().manual_seed(2)).to(device)
+    wishes = [(params, position) for position in range(6)]
+    healthy = draw(triton_sampler.sample, logits, wishes)
+    logits[1, 4199] = torch.nan
+    logits[2, 0] = torch.inf
+    logits[3] = -torch.inf
+    logits[4] = -torch.inf
+    logits[4, [4, 4100]] = torch.tensor([0.1, 0.0], device=device)
+    found = assert_same(logits, wishes)
+    assert found[:4] + found[5:] == [healthy[0], FAILED, FAILED, FAILED, healthy[5]]
+    assert found[4] in (4, 4100)
+
+
+@each_device
+@pytest.mark.parametrize("params", FILTERS.values(), ids=[*FILTERS])
+def test_huge_logits(params: SamplingParams, device: str) -> None:
+    """Overflow makes no NaN: the largest wins, at any temperature."""
+    for scale in (1e4, 1e30, 3e38):
+        logits = torch.tensor([[-1.0, 0.5, 1.0, -0.9]], device=device) * scale
+        assert draw(triton_sampler.sample, logits, [(params, 0)]) == [2]
+
+
+@each_device
+def test_few_rows_ranked_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of a few rows at a time: each part writes to its own rows."""
+    monkeypatch.setattr(triton_sampler, "SLICE_ELEMENTS", {device: 1200})
+    logits = torch.randn(7, 500, generator=torch.Generator().manual_seed(5)).to(device)
+    wishes = [(SamplingParams(seed=i, top_k=5) if i % 3 else GREEDY, i) for i in range(7)]
+    assert_same(logits, wishes)
+
+
+@each_device
+def test_float64_and_no_rows(device: str) -> None:
+    wishes = [(SamplingParams(seed=i, top_p=0.8), i) for i in range(4)]
+    logits = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).to(device)
+    assert draw(triton_sampler.sample, logits, wishes) == draw(sampler.sample, logits, wishes)
+    rows, _ = rows_of([], 50, device)
+    nobody = SamplingRows(*(getattr(rows, field.name)[:0] for field in fields(rows)))
+    assert triton_sampler.sample(logits[:0].float(), nobody, []).tolist() == []
