@@ -30,3 +30,7 @@ each_device = pytest.mark.parametrize(
         ),
     ],
 )
+quiet = pytest.mark.filterwarnings(
+    *[f"ignore:{what}:RuntimeWarning" for what in ("overflow encountered", "invalid value", "divide by zero")]
+)
+"""The interpreter computes with numpy, which warns where a device goes on with infinity or NaN."""

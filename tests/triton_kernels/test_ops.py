@@ -1,4 +1,4 @@
-"""The small operations by Triton against the same in torch: in Triton's interpreter here, on a device where there is one."""
+"""The small operations by Triton against the same in torch."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from devices import each_device, quiet
 from sluice.attention.base import LayerKV
+from sluice.attention.triton.kv import TritonKV
 from sluice.models.activations import ACTIVATIONS
 from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
 from sluice.models.triton_ops import TritonOps
-from sluice.triton.rotary import store
+from triton_device import each_device, quiet
 
 pytestmark = quiet
 TORCH = TorchOps()
@@ -28,7 +28,7 @@ Draw = Callable[..., torch.Tensor]
 def draw() -> Draw:
     generator = torch.Generator().manual_seed(0)
 
-    def normal(*size: int, dtype: torch.dtype, device: str) -> torch.Tensor:
+    def normal(*size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         return torch.randn(size, generator=generator).to(device, dtype)
 
     return normal
@@ -44,8 +44,8 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-6,
 
 @each_device
 @each_dtype
-def test_rms_norms(dtype: torch.dtype, device: str, draw: Draw) -> None:
-    """Sizes that are no power of two; rows that are part of a wider tensor; the sum is kept rounded, as it is normed."""
+def test_rms_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> None:
+    """Sizes that are no power of two; rows that are part of a wider tensor; the sum is normed as it is kept."""
     for rows, size in SHAPES:
         x = draw(rows, size + 24, dtype=dtype, device=device)[:, 8 : 8 + size]
         delta, norm = draw(rows, size, dtype=dtype, device=device), Norm(draw(size, dtype=dtype, device=device), 1e-6)
@@ -58,7 +58,7 @@ def test_rms_norms(dtype: torch.dtype, device: str, draw: Draw) -> None:
 
 @each_device
 @each_dtype
-def test_layer_norms(dtype: torch.dtype, device: str, draw: Draw) -> None:
+def test_layer_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> None:
     """A variance from sums of squares drowns in a mean of a hundred; columns behind the end are none of the row."""
     for rows, size in SHAPES:
         x, delta = draw(rows, size, dtype=dtype, device=device) + 100, draw(rows, size, dtype=dtype, device=device)
@@ -73,7 +73,7 @@ def test_layer_norms(dtype: torch.dtype, device: str, draw: Draw) -> None:
 @each_device
 @each_dtype
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gates(activation: str, dtype: torch.dtype, device: str, draw: Draw) -> None:
+def test_gates(activation: str, dtype: torch.dtype, device: torch.device, draw: Draw) -> None:
     """Gate and up are halves of one product; a gate far from zero gives no NaN, a NaN gives one.
 
     Far below zero a GELU is a difference of nearly equal numbers, in torch as well.
@@ -91,7 +91,7 @@ def test_gates(activation: str, dtype: torch.dtype, device: str, draw: Draw) -> 
 @pytest.mark.parametrize("with_norms", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 3, 80), (70, 1, 128)])
 def test_rotate_and_store(
-    heads: int, kv_heads: int, head_dim: int, with_norms: bool, dtype: torch.dtype, device: str, draw: Draw
+    heads: int, kv_heads: int, head_dim: int, with_norms: bool, dtype: torch.dtype, device: torch.device, draw: Draw
 ) -> None:
     """q, k and v are parts of one product; heads of 80 fill no power of two; 70 heads take two programs."""
     for tokens in (1, 5):
@@ -114,19 +114,7 @@ def test_rotate_and_store(
 
 
 @each_device
-@each_dtype
-def test_store(dtype: torch.dtype, device: str, draw: Draw) -> None:
-    """Keys and values of a model that turns nothing, parts of one product; no other place changes."""
-    k, v = draw(3, 6, 24, dtype=dtype, device=device).split(3, dim=1)
-    found, expected = torch.zeros(2, 2, 2, 4, 3, 24, dtype=dtype, device=device)
-    slots = torch.tensor([6, 1, 4], device=device)
-    store(k, v, *found, slots)
-    LayerKV(*expected).store(slots, k, v)
-    assert torch.equal(found, expected)
-
-
-@each_device
-def test_a_row_does_not_depend_on_its_company(device: str, draw: Draw) -> None:
+def test_a_row_does_not_depend_on_its_company(device: torch.device, draw: Draw) -> None:
     """To the last bit."""
     x, norm = draw(9, 300, dtype=torch.bfloat16, device=device), Norm(torch.ones(300).bfloat16().to(device), 1e-6)
     together, gated = TRITON.rms_norm(x, norm), TRITON.gate_and_mul(x, x, "silu")
@@ -137,7 +125,7 @@ def test_a_row_does_not_depend_on_its_company(device: str, draw: Draw) -> None:
 
 
 @each_device
-def test_no_rows(device: str, draw: Draw) -> None:
+def test_no_rows(device: torch.device, draw: Draw) -> None:
     """A step that asks for no logits norms nothing in its last layer: a grid of no programs is an error."""
     x = torch.empty(0, 24, device=device)
     norm = Norm(torch.ones(24, device=device), 1e-6)
@@ -146,7 +134,7 @@ def test_no_rows(device: str, draw: Draw) -> None:
 
 
 @each_device
-def test_float64_is_left_to_torch(device: str, draw: Draw) -> None:
+def test_float64_is_left_to_torch(device: torch.device, draw: Draw) -> None:
     x, weight = draw(3, 24, dtype=torch.float64, device=device), draw(24, dtype=torch.float64, device=device)
     norm, layer_norm = Norm(weight, 1e-6), LayerNorm(weight, weight, 1e-6)
     assert torch.equal(TRITON.rms_norm(x, norm), TORCH.rms_norm(x, norm))
@@ -156,20 +144,27 @@ def test_float64_is_left_to_torch(device: str, draw: Draw) -> None:
 
 
 @each_device
-def test_pages_of_another_type(device: str, draw: Draw) -> None:
-    """Pages that keep less than the model computes with: the kernel writes its own type only."""
-    q, k, v = draw(3, 5, 2, 64, dtype=torch.float32, device=device)
-    angles = Angles(*draw(2, 5, 1, 64, dtype=torch.float32, device=device))
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float32], ids=str)
+def test_pages_of_another_type(stored: torch.dtype, device: torch.device, draw: Draw) -> None:
+    """Pages in eight bits know their own scale, and pages of other types how they are written."""
+    q, k, v = draw(3, 5, 2, 64, dtype=torch.bfloat16, device=device)
+    angles = Angles(*draw(2, 5, 1, 64, dtype=torch.bfloat16, device=device))
     slots = torch.arange(3, 8, device=device)
-    found, expected = torch.zeros(2, 2, 1, 16, 2, 64, dtype=torch.float64, device=device)
-    turned = TRITON.rotate_and_store(q, k, v, angles, None, Widening(*found), slots)
-    assert torch.equal(turned, TORCH.rotate_and_store(q, k, v, angles, None, Widening(*expected), slots))
-    assert torch.equal(found, expected)
-    assert found.any()
+    outcomes = []
+    for ops in (TORCH, TRITON):
+        kv = TritonKV(*(torch.zeros(1, 16, 2, 64, device=device).to(stored) for _ in range(2)), k_scale=0.5)
+        turned = ops.rotate_and_store(q.clone(), k.clone(), v, angles, None, kv, slots)
+        outcomes.append((turned, kv.k.float(), kv.v.float()))
+    for expected, found in zip(*outcomes, strict=True):
+        assert torch.equal(found, expected)
+        assert found.any()
 
 
-class Widening(LayerKV):
-    """Pages wider than what is stored."""
-
-    def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        super().store(kv_slots, k.double(), v.double())
+@each_device
+def test_rows_of_padding_are_not_written(device: torch.device, draw: Draw) -> None:
+    """A CUDA graph runs with more rows than a step has: their slots are below 0."""
+    q, k, v = draw(3, 3, 2, 64, dtype=torch.bfloat16, device=device)
+    angles = Angles(*draw(2, 3, 1, 64, dtype=torch.bfloat16, device=device))
+    pages = torch.zeros(2, 1, 4, 2, 64, dtype=torch.bfloat16, device=device)
+    TRITON.rotate_and_store(q, k, v, angles, None, TritonKV(*pages), torch.tensor([-1, 2, -1], device=device))
+    assert pages.flatten(3).any(-1).tolist() == [[[False, False, True, False]]] * 2

@@ -11,20 +11,20 @@ import torch
 import triton
 import triton.language as tl
 
-from devices import each_device, quiet
 from sluice.runner import sampler, triton_sampler
 from sluice.runner.noise import gumbel as torch_gumbel
 from sluice.runner.noise import stream_key
 from sluice.runner.sampler import FAILED, RowGroup, SamplingRows, row_kind
 from sluice.triton.noise import gumbel, row_key
 from sluice.types import SamplingParams
+from triton_device import each_device, quiet
 
 pytestmark = quiet
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 Wish = tuple[SamplingParams, int]
 
 
-def rows_of(wishes: Sequence[Wish], vocab: int, device: str) -> tuple[SamplingRows, list[RowGroup]]:
+def rows_of(wishes: Sequence[Wish], vocab: int, device: torch.device) -> tuple[SamplingRows, list[RowGroup]]:
     """What the samplers take, for rows given as (parameters with a seed, position)."""
     kinds = [row_kind(params, vocab) for params, _ in wishes]
     columns = (
@@ -46,13 +46,13 @@ Sampler = Callable[[torch.Tensor, SamplingRows, Sequence[RowGroup]], torch.Tenso
 
 
 def draw(sample: Sampler, logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int]:
-    return sample(logits, *rows_of(wishes, logits.shape[1], str(logits.device))).tolist()
+    return sample(logits, *rows_of(wishes, logits.shape[1], logits.device)).tolist()
 
 
 def assert_same(logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int]:
     """Both give the same tokens, or two whose scores nearly tie; what the kernels gave."""
     found, expected = (draw(sample, logits, wishes) for sample in (triton_sampler.sample, sampler.sample))
-    rows, groups = rows_of(wishes, logits.shape[1], str(logits.device))
+    rows, groups = rows_of(wishes, logits.shape[1], logits.device)
     for group in groups:
         for row in group.rows.tolist():
             if found[row] != expected[row]:
@@ -73,7 +73,7 @@ def _draw_noise(stream, positions_ptr, out_ptr, width, BLOCK: tl.constexpr):
 
 
 @each_device
-def test_the_same_noise(device: str) -> None:
+def test_the_same_noise(device: torch.device) -> None:
     """Keys far apart, and among 100,000 draws some of the rare large ones that decide."""
     width, positions = 25_000, torch.tensor([0, 1, 77, 1 << 40], device=device)
     for seed in (0, -1, (1 << 64) - 1):
@@ -98,10 +98,10 @@ def params_of(chooser: random.Random) -> SamplingParams:
 @each_device
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("vocab", [1, 7, 1000, 9000])
-def test_random_rows(vocab: int, dtype: torch.dtype, device: str) -> None:
+def test_random_rows(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     """All filters in all company; bfloat16 gives many equal logits; vocabularies within, at and beyond a block."""
     chooser = random.Random(vocab)
-    count = 100 if device == "cuda" else 12
+    count = 100 if device.type == "cuda" else 12
     for spread in (1.0, 6.0):
         logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
         wishes = [(params_of(chooser), chooser.randrange(1000)) for _ in range(count)]
@@ -109,7 +109,7 @@ def test_random_rows(vocab: int, dtype: torch.dtype, device: str) -> None:
 
 
 @each_device
-def test_rows_of_a_wider_tensor(device: str) -> None:
+def test_rows_of_a_wider_tensor(device: torch.device) -> None:
     """Logits of a padded vocabulary are a part of their product."""
     logits = torch.randn(5, 700, generator=torch.Generator().manual_seed(1)).to(device)[:, :650]
     logits[:, 640:] += 5
@@ -118,7 +118,7 @@ def test_rows_of_a_wider_tensor(device: str) -> None:
 
 @each_device
 @pytest.mark.parametrize("width", [16, 4096 + 16])
-def test_ties_at_the_border_go_to_the_lowest_ids(width: int, device: str) -> None:
+def test_ties_at_the_border_go_to_the_lowest_ids(width: int, device: torch.device) -> None:
     """A threshold alone keeps all that equal it."""
     count = 16
     logits = torch.zeros(count, width, device=device)
@@ -134,11 +134,13 @@ def test_ties_at_the_border_go_to_the_lowest_ids(width: int, device: str) -> Non
 
 
 @each_device
-def test_the_kth_is_kept_whatever_the_key(device: str) -> None:
+def test_the_kth_is_kept_whatever_the_key(device: torch.device) -> None:
     """Many k of a row whose logits come in every order of magnitude, some of them equal."""
-    logits = -torch.cat((torch.zeros(2), torch.logspace(-44, 38, 60), torch.full((3,), 2.5), torch.full((2,), torch.inf)))
+    logits = -torch.cat(
+        (torch.zeros(2), torch.logspace(-44, 38, 60), torch.full((3,), 2.5), torch.full((2,), torch.inf))
+    )
     logits = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(3))]
-    every = 1 if device == "cuda" else 6
+    every = 1 if device.type == "cuda" else 6
     wishes = [(SamplingParams(seed=1, temperature=1e6, top_k=k), k) for k in range(1, len(logits), every)]
     assert_same(logits.expand(len(wishes), -1).to(device), wishes)
     shares = [i / 40 for i in range(1, 40, every)]
@@ -148,7 +150,7 @@ def test_the_kth_is_kept_whatever_the_key(device: str) -> None:
 
 
 @each_device
-def test_company_changes_nothing(device: str) -> None:
+def test_company_changes_nothing(device: torch.device) -> None:
     """A row gets the same token alone and in a batch: what is done together is only what has no order."""
     chooser, vocab = random.Random(0), 5000
     logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(4)).to(device)
@@ -170,7 +172,7 @@ FILTERS = {
 
 @each_device
 @pytest.mark.parametrize("params", FILTERS.values(), ids=[*FILTERS])
-def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, device: str) -> None:
+def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, device: torch.device) -> None:
     """NaN that is not the largest, in the last block; a row of -inf; and a row with two tokens left samples them."""
     logits = torch.randn(6, 4200, generator=torch.Generator().manual_seed(2)).to(device)
     wishes = [(params, position) for position in range(6)]
@@ -187,7 +189,7 @@ def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, devi
 
 @each_device
 @pytest.mark.parametrize("params", FILTERS.values(), ids=[*FILTERS])
-def test_huge_logits(params: SamplingParams, device: str) -> None:
+def test_huge_logits(params: SamplingParams, device: torch.device) -> None:
     """Overflow makes no NaN: the largest wins, at any temperature."""
     for scale in (1e4, 1e30, 3e38):
         logits = torch.tensor([[-1.0, 0.5, 1.0, -0.9]], device=device) * scale
@@ -195,16 +197,16 @@ def test_huge_logits(params: SamplingParams, device: str) -> None:
 
 
 @each_device
-def test_few_rows_ranked_at_once(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_rows_ranked_at_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of a few rows at a time: each part writes to its own rows."""
-    monkeypatch.setattr(triton_sampler, "SLICE_ELEMENTS", {device: 1200})
+    monkeypatch.setattr(triton_sampler, "SLICE_ELEMENTS", {device.type: 1200})
     logits = torch.randn(7, 500, generator=torch.Generator().manual_seed(5)).to(device)
     wishes = [(SamplingParams(seed=i, top_k=5) if i % 3 else GREEDY, i) for i in range(7)]
     assert_same(logits, wishes)
 
 
 @each_device
-def test_float64_and_no_rows(device: str) -> None:
+def test_float64_and_no_rows(device: torch.device) -> None:
     wishes = [(SamplingParams(seed=i, top_p=0.8), i) for i in range(4)]
     logits = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).to(device)
     assert draw(triton_sampler.sample, logits, wishes) == draw(sampler.sample, logits, wishes)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 
 from sluice.attention.base import LayerKV, PagedKV
+from sluice.attention.triton.kv import TritonKV
 from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
 from sluice.triton.gates import CODES, gate_rows
 from sluice.triton.norms import MAX_SIZE, norm_rows
-from sluice.triton.rotary import HeadNorm, rotate_and_store
+from sluice.triton.rotary import Destination, HeadNorm, rotate
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class TritonOps:
-    """See `Ops`. What the kernels do not take, another dtype or pages laid out otherwise, is left to `TorchOps`."""
+    """See `Ops`. What the kernels do not take, another dtype, is left to `TorchOps`."""
 
     def __init__(self) -> None:
         self._torch = TorchOps()
@@ -55,12 +56,16 @@ class TritonOps:
         kv: PagedKV,
         kv_slots: torch.Tensor,
     ) -> torch.Tensor:
-        """See `Ops.rotate_and_store`; q is overwritten."""
-        if q.dtype not in TYPES or not isinstance(kv, LayerKV) or kv.k.dtype != q.dtype:
+        """See `Ops.rotate_and_store`; q is overwritten, and k where the pages are of another type."""
+        if q.dtype not in TYPES:
             return self._torch.rotate_and_store(q, k, v, angles, norms, kv, kv_slots)
         q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
         heads = None if norms is None else (HeadNorm(*norms.q), HeadNorm(*norms.k))
-        rotate_and_store(q, k, v, angles.cos, angles.sin, heads, kv.k, kv.v, kv_slots)
+        if isinstance(kv, LayerKV | TritonKV) and kv.k.dtype == q.dtype:
+            rotate(q, k, angles.cos, angles.sin, heads, Destination(v, kv.k, kv.v, kv_slots))
+        else:
+            rotate(q, k, angles.cos, angles.sin, heads, None)
+            kv.store(kv_slots, k, v)
         return q
 
     def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:

@@ -69,9 +69,7 @@ def _turn(
 
 
 @triton.jit
-def _copy_heads(
-    x_ptr, out_ptr, head, heads, x_stride, out_stride, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr
-):
+def _copy_heads(x_ptr, out_ptr, head, heads, x_stride, out_stride, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr):
     element = tl.arange(0, WIDTH)
     inside = (head < heads)[:, None] & (element < HEAD_DIM)[None, :]
     x = tl.load(x_ptr + head[:, None] * x_stride + element[None, :], mask=inside)
@@ -105,6 +103,7 @@ def _rotate_and_store(
     k_eps,
     q_programs,
     HAS_NORM: tl.constexpr,
+    HAS_PAGES: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -119,33 +118,46 @@ def _rotate_and_store(
         _turn(q, q_norm_ptr, cos, sin, q, head, heads, q_head, q_head, q_eps, HAS_NORM, HEAD_DIM, HALF)
     else:
         head = (part - q_programs) * HEADS + tl.arange(0, HEADS)
-        place = tl.load(slots_ptr + token) * page_token
         k = k_ptr + token * k_token
-        k_page = k_pages_ptr + place
-        _turn(k, k_norm_ptr, cos, sin, k_page, head, kv_heads, k_head, page_head, k_eps, HAS_NORM, HEAD_DIM, HALF)
-        _copy_heads(v_ptr + token * v_token, v_pages_ptr + place, head, kv_heads, v_head, page_head, HEAD_DIM, WIDTH)
+        if HAS_PAGES:
+            slot = tl.load(slots_ptr + token)
+            if slot >= 0:
+                to_k, to_v = k_pages_ptr + slot * page_token, v_pages_ptr + slot * page_token
+                _turn(k, k_norm_ptr, cos, sin, to_k, head, kv_heads, k_head, page_head, k_eps, HAS_NORM, HEAD_DIM, HALF)
+                _copy_heads(v_ptr + token * v_token, to_v, head, kv_heads, v_head, page_head, HEAD_DIM, WIDTH)
+        else:
+            _turn(k, k_norm_ptr, cos, sin, k, head, kv_heads, k_head, k_head, k_eps, HAS_NORM, HEAD_DIM, HALF)
 
 
-def rotate_and_store(
+class Destination(NamedTuple):
+    """Where keys and values are written."""
+
+    v: torch.Tensor
+    """[N, kv_heads, head_dim], the values to be written beside the keys"""
+    k_pages: torch.Tensor
+    """[pages, page_size, kv_heads, head_dim] of the same dtype, contiguous"""
+    v_pages: torch.Tensor
+    """As k_pages."""
+    kv_slots: torch.Tensor
+    """[N] int64, `page * page_size + offset`; below 0: not written"""
+
+
+def rotate(
     q: torch.Tensor,
     k: torch.Tensor,
-    v: torch.Tensor,
     cos: torch.Tensor,
     sin: torch.Tensor,
     norms: tuple[HeadNorm, HeadNorm] | None,
-    k_pages: torch.Tensor,
-    v_pages: torch.Tensor,
-    kv_slots: torch.Tensor,
+    to: Destination | None,
 ) -> None:
-    """Norm q and k if the model does, turn both, q in place, and write k and v into the pages.
+    """Norm q and k if the model does and turn both: q in place, k in place or into the pages, with the values.
 
     Args:
         q: [N, heads, head_dim], float32, bfloat16 or float16.
-        k, v: [N, kv_heads, head_dim] of the same dtype. No gaps inside a head, anywhere.
+        k: [N, kv_heads, head_dim] of the same dtype. No gaps inside a head, anywhere.
         cos, sin: [N, 1, head_dim] of the same dtype, contiguous.
         norms: of q and of k.
-        k_pages, v_pages: [pages, page_size, kv_heads, head_dim] of the same dtype, contiguous.
-        kv_slots: [N] int64, `page * page_size + offset`.
+        to: the pages; None: k is turned in place.
     """
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -154,6 +166,7 @@ def rotate_and_store(
     width = triton.next_power_of_2(head_dim)
     per_program = min(max(TILE // width, 1), triton.next_power_of_2(heads))
     q_programs = triton.cdiv(heads, per_program)
+    v, k_pages, v_pages, kv_slots = to or Destination(k, k, k, k)  # unused pointers
     q_norm, k_norm = norms or (HeadNorm(q, 0.0), HeadNorm(k, 0.0))
     _rotate_and_store[(tokens, q_programs + triton.cdiv(kv_heads, per_program))](
         q,
@@ -181,62 +194,9 @@ def rotate_and_store(
         k_norm.eps,
         q_programs,
         HAS_NORM=norms is not None,
+        HAS_PAGES=to is not None,
         HEAD_DIM=head_dim,
         HALF=width // 2,
-        WIDTH=width,
-        HEADS=per_program,
-        num_warps=4,
-    )
-
-
-@triton.jit
-def _store(
-    k_ptr,
-    v_ptr,
-    k_pages_ptr,
-    v_pages_ptr,
-    slots_ptr,
-    k_token,
-    k_head,
-    v_token,
-    v_head,
-    page_token,
-    page_head,
-    kv_heads,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HEADS: tl.constexpr,
-):
-    token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    place = tl.load(slots_ptr + token) * page_token
-    _copy_heads(k_ptr + token * k_token, k_pages_ptr + place, head, kv_heads, k_head, page_head, HEAD_DIM, WIDTH)
-    _copy_heads(v_ptr + token * v_token, v_pages_ptr + place, head, kv_heads, v_head, page_head, HEAD_DIM, WIDTH)
-
-
-def store(
-    k: torch.Tensor, v: torch.Tensor, k_pages: torch.Tensor, v_pages: torch.Tensor, kv_slots: torch.Tensor
-) -> None:
-    """Write k and v into the pages; arguments as for `rotate_and_store`."""
-    tokens, kv_heads, head_dim = k.shape
-    if tokens == 0:
-        return
-    width = triton.next_power_of_2(head_dim)
-    per_program = min(max(TILE // width, 1), triton.next_power_of_2(kv_heads))
-    _store[(tokens, triton.cdiv(kv_heads, per_program))](
-        k,
-        v,
-        k_pages,
-        v_pages,
-        kv_slots,
-        k.stride(0),
-        k.stride(1),
-        v.stride(0),
-        v.stride(1),
-        kv_heads * head_dim,
-        head_dim,
-        kv_heads,
-        HEAD_DIM=head_dim,
         WIDTH=width,
         HEADS=per_program,
         num_warps=4,

@@ -158,9 +158,7 @@ def _id_of_equal(keys_ptr, vocab, key, wanted, SEARCH: tl.constexpr):
 
 
 @triton.jit
-def _thresholds(
-    keys_ptr, rows_ptr, top_k_ptr, top_p_ptr, last_key_ptr, last_id_ptr, vocab, SEARCH: tl.constexpr
-):
+def _thresholds(keys_ptr, rows_ptr, top_k_ptr, top_p_ptr, last_key_ptr, last_id_ptr, vocab, SEARCH: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
     keys_ptr += place * vocab
@@ -281,9 +279,7 @@ def sample_rows(
         _write_keys[(len(part), blocks)](
             logits, maxima, part, temperature, min_p, keys, logits.stride(0), vocab, **sizes, num_warps=8
         )
-        _thresholds[(len(part),)](
-            keys, part, top_k, top_p, last_key, last_id, vocab, SEARCH=SEARCH_BLOCK, num_warps=16
-        )
+        _thresholds[(len(part),)](keys, part, top_k, top_p, last_key, last_id, vocab, SEARCH=SEARCH_BLOCK, num_warps=16)
     _best[(rows, blocks)](
         logits,
         maxima,
