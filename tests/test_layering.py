@@ -19,9 +19,10 @@ CORE = ("types", "config", "kv", "scheduler", "engine")
 ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "native": {"native"},
     "attention": {"types", "native", "attention"},
-    "models": {"types", "native", "attention", "models"},
+    "triton": {"triton"},
+    "models": {"types", "native", "triton", "attention", "models"},
     "faults": {"types"},
-    "runner": {"types", "config", "kv", "cgroups", "faults", "pagefile", "attention", "models", "runner"},
+    "runner": {"types", "config", "kv", "cgroups", "faults", "pagefile", "triton", "attention", "models", "runner"},
     "cgroups": set(),
     "pagefile": {"types", "pagefile"},
     "cores": {"cgroups"},
