@@ -23,7 +23,7 @@ def plan_of(*chunks: Chunk, new: tuple[int, ...] = (0,), step: int = 3) -> Batch
 
 
 BAD_PLANS = {
-    "empty": (plan_of(), "no chunks"),
+    "empty": (plan_of(), "neither chunks nor copies"),
     "slot too large": (plan_of(GOOD._replace(slot=4), new=(4,)), "slot 4 of 4"),
     "negative slot": (plan_of(GOOD._replace(slot=-1), new=(-1,)), "slot -1"),
     "never filled": (plan_of(GOOD, new=()), "slot 0 was never filled"),

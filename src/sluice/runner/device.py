@@ -94,7 +94,8 @@ class DeviceState:
         """
         fresh = {new.slot for new in plan.new_slots}
         used = {chunk.slot for chunk in plan.chunks}
-        _require(bool(plan.chunks or plan.copies or plan.parts or plan.dropped), plan, "it has no chunks")
+        runs = plan.chunks or plan.copies or plan.parts or plan.dropped
+        _require(bool(runs), plan, "it has neither chunks nor copies")
         _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
         _require(len(used) == len(plan.chunks), plan, "it runs a slot twice")
         for new in plan.new_slots:

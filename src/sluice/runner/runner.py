@@ -3,6 +3,7 @@
 On the host, at launch:
 
     check   refuse a plan that does not fit, before anything changes
+    copy    pages from and to the tiers behind the device (`copies.py`)
     apply   new slots and pages
     lay out the plan as arrays (`inputs.py`), which start for the device (`staging.py`)
 
@@ -30,6 +31,7 @@ import torch
 
 from sluice.attention.base import AttentionBackend
 from sluice.runner.adjust import HostAdjustments
+from sluice.runner.copies import Copies, NoTiers
 from sluice.runner.device import DeviceState, PlanError, StateChanges
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
@@ -39,6 +41,7 @@ from sluice.runner.model import Model
 from sluice.runner.sampler import sample
 from sluice.runner.sampling_table import HostSampling
 from sluice.runner.staging import Arrived
+from sluice.runner.step_with_copies import CopiesOnly, FailedStep, Launched, WithCopies
 from sluice.runner.streaming.rows import NoStreams, StreamedWork, Streams, ordinary, run_parts, with_streamed
 from sluice.runner.transport import Transport, transport_for
 from sluice.runner.waiting import nobody
@@ -75,6 +78,7 @@ class TorchRunner:
             log-probabilities are asked for.
         tick: called every second while a step is waited for.
         streams: does the parts of streamed chunks; without it plans must have none.
+        copies: makes the copies that plans ask for.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class TorchRunner:
         slice_bytes: int = SLICE_BYTES,
         tick: Callable[[], None] = nobody,
         streams: Streams | None = None,
+        copies: Copies | None = None,
     ) -> None:
         self._model = model
         self._state = state
@@ -96,20 +101,40 @@ class TorchRunner:
         self._slice_bytes = slice_bytes
         self._tick = tick
         self._streams = NoStreams() if streams is None else streams
+        self._copies: Copies = NoTiers() if copies is None else copies
 
     @torch.inference_mode()
-    def launch(self, plan: BatchPlan) -> LaunchedStep:
+    def launch(self, plan: BatchPlan) -> Launched:
         """Start a step.
 
         Raises:
             PlanError: the plan does not fit the device's state, which is unchanged.
         """
-        state, (_, compute, results) = self._state, self._transport.streams
         if plan.parts and isinstance(self._streams, NoStreams):
             raise PlanError(f"plan of step {plan.step} cannot run: it streams, and there is no ring")
-        work = StreamedWork(tuple(new.slot for new in plan.new_slots), plan.parts)
         rest = ordinary(plan)
-        state.check(rest)
+        self._state.check(rest)
+        self._copies.check(plan)
+        if not plan.copies and not plan.dropped:
+            return self._run(plan, rest)
+        copies = self._copies.begin(plan, self._transport)
+        try:
+            step = self._run(plan, rest) if plan.chunks or plan.parts else CopiesOnly(plan.step)
+            return WithCopies(step, copies)
+        except Exception as error:
+            return FailedStep(error)
+
+    def close(self) -> None:
+        """Finish what is on its way to a disk. No launch may follow; twice is once."""
+        self._copies.close()
+
+    def _run(self, plan: BatchPlan, rest: BatchPlan) -> LaunchedStep:
+        """
+        Args:
+            rest: the plan without what is streamed.
+        """
+        state, (_, compute, results) = self._state, self._transport.streams
+        work = StreamedWork(tuple(new.slot for new in plan.new_slots), plan.parts)
         changes = state.apply(rest)
         resident = host_batch(rest, state.page_table.host, state.shape.page_size)
         host = with_streamed(resident, work)
