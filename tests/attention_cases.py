@@ -11,8 +11,6 @@ from paged import Row, empty_kv, forward_batch
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.reference import ReferenceAttention
 
-SCALE = 0.37
-
 
 @dataclass(frozen=True)
 class Case:
@@ -21,6 +19,10 @@ class Case:
     q: torch.Tensor
     kv: LayerKV
     batch: ForwardBatch
+
+    @property
+    def scale(self) -> float:
+        return float(self.q.shape[2] ** -0.5)
 
     def to(self, device: torch.device) -> Case:
         batch = {
@@ -62,6 +64,8 @@ def exact(case: Case, **rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """By the reference, everything in float64 on the CPU."""
     there = case.to(torch.device("cpu"))
     kv = LayerKV(there.kv.k.double(), there.kv.v.double())
-    out, lse = ReferenceAttention().attend(there.q.double(), kv, there.batch, need_lse=True, **{"scale": SCALE, **rule})
+    out, lse = ReferenceAttention().attend(
+        there.q.double(), kv, there.batch, need_lse=True, **{"scale": case.scale, **rule}
+    )
     assert lse is not None
     return out, lse

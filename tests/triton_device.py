@@ -11,6 +11,8 @@ import torch
 import triton
 
 IS_INTERPRETED = bool(triton.knobs.runtime.interpret)
+HERE = torch.device("cpu" if IS_INTERPRETED or not torch.cuda.is_available() else "cuda")
+"""For what does not depend on it."""
 
 each_device = pytest.mark.parametrize(
     "device",

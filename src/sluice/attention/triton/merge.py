@@ -20,8 +20,8 @@ def _merge(out, lse, out_a, lse_a, out_b, lse_b, HEAD_DIM: tl.constexpr, HEAD_PA
     weight_a, weight_b = tl.exp(log_a - reference), tl.exp(log_b - reference)
     total = weight_a + weight_b
     # What has no weight may hold anything, NaN too: it is not read.
-    a = tl.load(out_a + at, mask=held & (weight_a != 0.0), other=0.0).to(tl.float32)
-    b = tl.load(out_b + at, mask=held & (weight_b != 0.0), other=0.0).to(tl.float32)
+    a = tl.load(out_a + at, mask=tl.where(held, weight_a, 0.0) > 0.0, other=0.0).to(tl.float32)
+    b = tl.load(out_b + at, mask=tl.where(held, weight_b, 0.0) > 0.0, other=0.0).to(tl.float32)
     is_empty = total == 0.0
     merged = (a * weight_a + b * weight_b) / tl.where(is_empty, 1.0, total)
     tl.store(out + at, merged.to(out.dtype.element_ty), mask=held)

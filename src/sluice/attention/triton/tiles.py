@@ -47,6 +47,15 @@ class Arch:
         return cls(capability, properties.multi_processor_count)
 
     @property
+    def has_wgmma(self) -> bool:
+        """Products are made by groups of four warps: it has 227 KiB of shared memory too."""
+        return self.capability[0] in (9, 10)
+
+    @property
+    def has_large_shared(self) -> bool:
+        return self.capability in LARGE_SHARED
+
+    @property
     def has_fp8(self) -> bool:
         """Triton knows float8_e4m3fn there."""
         return self.capability >= (8, 9)
@@ -75,19 +84,24 @@ class DecodeTiles:
 
 
 def extend_tiles(arch: Arch, head_pad: int, element_size: int) -> ExtendTiles:
-    """Args: head_pad: head size as a power of two; element_size: bytes of an element of the queries."""
-    large = arch.capability in LARGE_SHARED
+    """Sizes that the compiler fits into registers (`scripts/triton_resources.py` shows what it makes of them).
+
+    Args:
+        head_pad: head size as a power of two.
+        element_size: bytes of an element of the queries.
+    """
     if element_size > 2:
-        return ExtendTiles(block=32, tile=16 if head_pad > 128 else 32, num_warps=4, num_stages=1)
-    if head_pad <= 128:
-        return (
-            ExtendTiles(128, 64, num_warps=8, num_stages=3) if large else ExtendTiles(64, 64, num_warps=4, num_stages=2)
-        )
-    return ExtendTiles(64, 64 if large else 32, num_warps=4, num_stages=2)
+        return ExtendTiles(32, 16, num_warps=4, num_stages=1)
+    if head_pad > 128:
+        return ExtendTiles(128 if arch.has_wgmma else 64, 32, num_warps=8, num_stages=3)
+    if arch.has_wgmma:
+        return ExtendTiles(128, 64, num_warps=8, num_stages=3)
+    if arch.has_large_shared:
+        return ExtendTiles(128, 64 if head_pad <= 64 else 32, num_warps=8, num_stages=3)
+    return ExtendTiles(64, 32, num_warps=4, num_stages=3)
 
 
-def decode_tiles(arch: Arch, head_pad: int, element_size: int) -> DecodeTiles:
-    """Args: as `extend_tiles`."""
-    large = arch.capability in LARGE_SHARED
+def decode_tiles(head_pad: int, element_size: int) -> DecodeTiles:
+    """Args: as `extend_tiles`. Three stages: page ids are fetched two tiles ahead, keys and values one."""
     tile = 64 if head_pad <= 128 and element_size <= 2 else 32
-    return DecodeTiles(tile, min_tiles=2, programs_per_sm=4, num_warps=4, num_stages=3 if large else 2)
+    return DecodeTiles(tile, min_tiles=2, programs_per_sm=4, num_warps=4, num_stages=3)

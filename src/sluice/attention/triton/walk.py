@@ -104,11 +104,11 @@ def tiles(
         v_at = v_head + (page * v_page_stride + offsets)[:, None] + dims[None, :]
         # What no mask holds back is never read: it may be NaN, and 0 x NaN is NaN.
         if MASKED:
-            k = tl.load(k_at, mask=held[None, :] & held_dims[:, None], other=0)
-            v = tl.load(v_at, mask=held[:, None] & held_dims[None, :], other=0)
+            k = tl.load(k_at, mask=held[None, :] & held_dims[:, None], other=0.0)
+            v = tl.load(v_at, mask=held[:, None] & held_dims[None, :], other=0.0)
         elif HEAD_PAD != HEAD_DIM:
-            k = tl.load(k_at, mask=held_dims[:, None], other=0)
-            v = tl.load(v_at, mask=held_dims[None, :], other=0)
+            k = tl.load(k_at, mask=held_dims[:, None], other=0.0)
+            v = tl.load(v_at, mask=held_dims[None, :], other=0.0)
         else:
             k = tl.load(k_at)
             v = tl.load(v_at)

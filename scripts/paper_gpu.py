@@ -1,0 +1,116 @@
+"""A GPU on paper: Triton compiles for it, with its own assembler, on any machine; launches do nothing.
+
+What it shows without a device: that kernels compile for an architecture, how often they are compiled, what they take of
+registers and shared memory, and what the compiler made of them. Triton must not interpret in this process.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.driver import DriverBase
+from triton.compiler.compiler import max_shared_mem
+
+MAX_SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""KiB of shared memory that one program may take, by architecture."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """One kernel, as often as it was compiled."""
+
+    name: str
+    registers: int
+    """Of a thread."""
+    spilled: int
+    """Bytes of a thread that did not fit into registers."""
+    shared: int
+    """Bytes."""
+    ptx: str = field(repr=False)
+
+
+class PaperDriver(DriverBase):
+    """Stands in for Triton's CUDA driver.
+
+    Args:
+        arch: 80 for SM80, ...
+    """
+
+    def __init__(self, arch: int) -> None:
+        self._arch = arch
+        self.utils = self
+        self.launches = 0
+
+    @classmethod
+    def is_active(cls) -> bool:
+        return True
+
+    def map_python_to_cpp_type(self, ty: str) -> str:
+        return ty
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self._arch, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> Any:
+        raise RuntimeError("there is no device")
+
+    def get_benchmarker(self) -> Any:
+        raise RuntimeError("there is no device")
+
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"max_shared_mem": MAX_SHARED[self._arch] * 1024}
+
+    def load_binary(self, *args: object) -> tuple[object, object, int, int, int]:
+        """Module, function, registers, spills, most threads."""
+        return object(), object(), 0, 0, 1024
+
+    def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
+        def launch(*args: object) -> None:
+            self.launches += 1
+
+        return launch
+
+
+def use(arch: int) -> PaperDriver:
+    """Make Triton compile for a device on paper from here on.
+
+    Raises:
+        RuntimeError: Triton interprets in this process.
+    """
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError("Triton interprets here: unset TRITON_INTERPRET")
+    driver = PaperDriver(arch)
+    max_shared_mem.cache_clear()
+    triton.runtime.driver.set_active(driver)
+    return driver
+
+
+def compiled(*kernels: Any) -> list[Compiled]:
+    """What was compiled of `triton.jit` functions so far."""
+    return [_resources(kernel) for each in kernels for kernel in each.device_caches[0][0].values()]
+
+
+def _resources(kernel: Any) -> Compiled:
+    with tempfile.TemporaryDirectory() as folder:
+        cubin = Path(folder) / "kernel.cubin"
+        cubin.write_bytes(kernel.asm["cubin"])
+        tool = triton.knobs.nvidia.cuobjdump.path
+        told = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+    return Compiled(
+        kernel.name, found["REG"], found["STACK"] + found["LOCAL"], kernel.metadata.shared, kernel.asm["ptx"]
+    )
