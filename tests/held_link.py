@@ -19,8 +19,11 @@ class HeldLink:
     is_held: bool = False
     """Set by another thread; to let go of an engine that waits, a message must follow."""
 
-    def receive(self, *, block: bool) -> list[Message]:
-        return self.inner.receive(block=block or self.is_held)
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
+        return self.inner.receive(block=block or self.is_held, timeout=timeout)
+
+    def post(self, message: Message) -> None:
+        self.inner.post(message)
 
     def send(self, outputs: Sequence[Output]) -> None:
         self.inner.send(outputs)

@@ -24,6 +24,7 @@ from sluice.config import ServerConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Message, Shutdown, Stats, Submit
 from sluice.explain import explain
+from sluice.footprint import Footprint
 from sluice.server.app import create_app
 from sluice.server.backend import Backend, Service
 from sluice.server.body import BodyLimits
@@ -42,6 +43,7 @@ from tokenizer_makers import byte_tokenizer
 Event = MutableMapping[str, Any]
 """What an ASGI application receives and sends."""
 MODEL = "shadow"
+MEMORY = Footprint(weights_bytes=5, device_kv_bytes=7, pool_bytes=7)
 PATIENCE = 30.0
 """Seconds after which something that should have happened long ago fails the test."""
 TEMPLATE = (
@@ -197,7 +199,7 @@ async def serving(
     chosen = resolution(**options)
     settings = explain(ServerConfig(), chosen.config, chosen.reasons, {*OPTIONS, *options})
     limits = limits_of(chosen.config)
-    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, settings))
+    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, settings, MEMORY))
     limits = BodyLimits(max_body_bytes, max_body_seconds)
     app = create_app(
         backend,

@@ -28,6 +28,7 @@ from sluice.engine.protocols import Link, Runner
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.faults import Fault, FaultKind
+from sluice.footprint import Footprint, KVSizes, device_footprint
 from sluice.limits import Limits
 from sluice.models.base import CausalLM
 from sluice.models.bundled import BUNDLED
@@ -37,6 +38,7 @@ from sluice.models.native_ops import NativeOps
 from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
+from sluice.runner.allocated import module_bytes
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.heap import keep_freed_memory
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
@@ -70,6 +72,20 @@ class EngineInfo:
     """Resolved, with the model's name, its type, its device and the size of the pool."""
     reasons: Mapping[str, str]
     """Option -> why it has its value, for those that were derived."""
+    kv_sizes: KVSizes
+    memory: Footprint
+    """What the weights take, and, of a built engine, all the rest that was allocated."""
+
+    def predicted_memory(self, length: int) -> Footprint:
+        """What a request of so many tokens takes, prompt and output together, in bytes by part.
+
+        Raises:
+            LimitError: there can be no such request.
+        """
+        self.limits.check_length(length)
+        return device_footprint(
+            self.kv_sizes, self.limits.max_total_tokens, None, weights_bytes=self.memory.weights_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +116,11 @@ class LoadedModel:
             return TorchRunner(model, DeviceState(self.shape), reference, tick=waiting)
         state = DeviceState(self.shape, lambda shape: _packed_kv(shape, kernels))
         return TorchRunner(model, state, TickingAttention(NativeAttention(kernels, busy), busy), tick=waiting)
+
+    def built(self, runner: TorchRunner) -> EngineInfo:
+        """`info`, with what the runner allocated."""
+        allocated = replace(runner.footprint(), weights_bytes=self.info.memory.weights_bytes)
+        return replace(self.info, memory=allocated)
 
     def scheduler(self) -> Scheduler:
         return self.setup().build()
@@ -178,14 +199,16 @@ def build_engine(
     """
     if config.trace.trace is None:
         loaded = load(config, progress=progress)
-        return loaded.engine(link, loaded.runner(heartbeat, faults)), loaded.info
+        runner = loaded.runner(heartbeat, faults)
+        return loaded.engine(link, runner), loaded.built(runner)
     path = Path(config.trace.trace)
     try:
         create(path)  # first: a path that cannot be written is told before minutes of loading
     except OSError as error:
         raise ConfigError(f"--trace {path} cannot be written: {error.strerror}") from error
     loaded = load(config, progress=progress)
-    return loaded.traced_engine(link, path, loaded.runner(heartbeat, faults)), loaded.info
+    runner = loaded.runner(heartbeat, faults)
+    return loaded.traced_engine(link, path, runner), loaded.built(runner)
 
 
 def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
@@ -245,6 +268,8 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
             cache=replace(config.cache, max_total_tokens=total),
         ),
         reasons=reasons,
+        kv_sizes=KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize),
+        memory=Footprint(weights_bytes=module_bytes(model)),
     )
     return LoadedModel(model, spec, shape, info, attending)
 

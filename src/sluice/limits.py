@@ -70,6 +70,19 @@ class Limits:
             )
         return room
 
+    def check_length(self, length: int) -> None:
+        """Refuse a number of tokens, prompt and output together, that no request can have.
+
+        Raises:
+            LimitError: below 2, or over a limit.
+        """
+        if not isinstance(length, int) or isinstance(length, bool) or length < 2:
+            raise LimitError(
+                f"length must be at least 2, a token of prompt and one of output, got {length!r}", param="length"
+            )
+        if length > self.max_request_tokens:
+            raise self._too_long(f"a request of {length} tokens was asked about", "length")
+
     def check_sampling(self, prompt: Sequence[int], sampling: SamplingParams) -> int:
         """`check`, and what sampling asks of the vocabulary and of the room there is.
 

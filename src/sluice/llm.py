@@ -177,6 +177,19 @@ class LLM:
         (run,) = self._runs(_Asked(0, alone, params, cache_salt, priority))
         return self._pieces(run)
 
+    def memory_report(self, length: int | None = None) -> dict[str, int]:
+        """Bytes by part (`Footprint`): what is allocated, or with `length` what a request of so many tokens takes.
+
+        Args:
+            length: prompt and output together.
+
+        Raises:
+            LimitError: there can be no request of that length.
+            RuntimeError: the LLM is closed.
+        """
+        self._open_engine()
+        return (self.info.memory if length is None else self.info.predicted_memory(length)).as_dict()
+
     def close(self) -> None:
         """Free the model and the KV pool, and end the trace. Twice is once."""
         engine, self._engine = self._engine, None

@@ -15,6 +15,7 @@ import msgspec
 
 from sluice.config import EngineConfig
 from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.types import Output
 
@@ -47,6 +48,8 @@ class Ready:
     """Resolved."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Option -> why it has its value, for those that were derived."""
+    memory: Footprint = field(default_factory=Footprint)
+    """What is allocated."""
 
 
 @dataclass(frozen=True, slots=True)

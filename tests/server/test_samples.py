@@ -10,7 +10,7 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from serving import MODEL, TEMPLATE, Server, run, serving
+from serving import MEMORY, MODEL, TEMPLATE, Server, run, serving
 from shadow_engine import LIMITS, PAGE_SIZE, VOCAB
 from sluice.engine.messages import Message, Submit
 from sluice.server.app import create_app
@@ -173,7 +173,7 @@ async def submits_of(path: str, body: dict[str, Any], *, knows_priority: bool = 
     client, backend = EngineClient(send), Backend()
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}))
     limits = type(LIMITS)(VOCAB, LIMITS.max_model_len, LIMITS.max_total_tokens, knows_priority)
-    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, ()))
+    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, (), MEMORY))
     transport = httpx.ASGITransport(create_app(backend))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.post(path, json=body)

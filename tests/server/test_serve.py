@@ -388,6 +388,7 @@ def test_keys_and_bounds_of_a_server(tmp_path: Path) -> None:
         headers = {"Authorization": "Bearer given"}
         shown = httpx.get(f"{url}/server_info", headers=headers)
         assert shown.json()["config"]["api_key"]["value"] == "(hidden)"
+        assert shown.json()["memory"]["device_kv_bytes"] > 1 << 20
         assert "given" not in shown.text
         large = httpx.post(f"{url}/v1/completions", json={"prompt": "a" * 300}, headers=headers)
         assert large.status_code == 413

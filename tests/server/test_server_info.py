@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Any
 
-from serving import MODEL, Server, run, serving
+from serving import MEMORY, MODEL, Server, run, serving
 from shadow_engine import NUM_PAGES, PAGE_SIZE
 from sluice.config import ENGINE_GROUPS, GROUPS, options_of
 
@@ -44,6 +44,7 @@ def test_how_an_idle_engine_stands() -> None:
         async with serving() as server:
             info = await info_of(server)
             assert info["model"] == MODEL
+            assert info["memory"] == MEMORY.as_dict()
             assert (info["engine_pid"], info["engine_restarts"]) == (os.getpid(), 0)
             assert (info["running"], info["waiting"], info["last_step"]) == (0, 0, None)
             assert (info["free_pages"], info["cached_pages"], info["total_pages"]) == (NUM_PAGES, 0, NUM_PAGES)

@@ -30,7 +30,9 @@ from dataclasses import dataclass
 import torch
 
 from sluice.attention.base import AttentionBackend
+from sluice.footprint import Footprint
 from sluice.runner.adjust import HostAdjustments
+from sluice.runner.allocated import kv_bytes
 from sluice.runner.copies import Copies, NoTiers
 from sluice.runner.device import DeviceState, PlanError, StateChanges
 from sluice.runner.forwards import EagerForwards, Forwards
@@ -102,6 +104,11 @@ class TorchRunner:
         self._tick = tick
         self._streams = NoStreams() if streams is None else streams
         self._copies: Copies = NoTiers() if copies is None else copies
+
+    def footprint(self) -> Footprint:
+        """What is allocated for keys and values, in bytes by part."""
+        pool = kv_bytes(self._state.kv)
+        return Footprint(device_kv_bytes=pool, pool_bytes=pool)
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> Launched:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.explain import Setting
+from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.server.client import EngineClient
 from sluice.server.engine_state import LOADING, EngineState
@@ -23,6 +24,8 @@ class Service:
     eos_token_ids: frozenset[int]
     client: EngineClient
     settings: Sequence[Setting]
+    memory: Footprint
+    """What the engine allocated."""
 
     def check_model(self, asked: str | None) -> None:
         """

@@ -105,6 +105,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         is_bundled=info.is_bundled,
         config=info.config,
         reasons=info.reasons,
+        memory=info.memory,
     )
 
 

@@ -28,6 +28,7 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         "engine_restarts": engine.stats.restarts,
         "recovery": engine.stats.as_json(),
         **occupancy._asdict(),
+        "memory": service.memory.as_dict(),
         "last_step": None if last_step is None else _step(last_step),
     }
 

@@ -162,7 +162,7 @@ async def live(
     name = metrics.model = server.served_model_name or ready.model
     eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
     settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
-    backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings))
+    backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings, ready.memory))
     print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
     how = await supervisor.run()
     backend.close(how)

@@ -1,0 +1,99 @@
+"""What an engine holds in memory, part by part: as arithmetic, to plan with and to compare with what was allocated.
+
+device   weights | pool: pages, all layers of them            | ring: blocks of no layer in particular
+                   ... a streamed chunk's own among them        half computes, half loads
+beneath  host or disk: all pages of a streamed request, but for those of its chunk; the only part that grows
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class KVSizes:
+    """Of the keys and values of a model."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    element_bytes: int
+
+    @property
+    def layer_token_bytes(self) -> int:
+        """Keys and values of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * self.element_bytes
+
+    @property
+    def token_bytes(self) -> int:
+        """The same in all layers."""
+        return self.num_layers * self.layer_token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSizes:
+    """Of what contexts longer than the device pass through, in tokens."""
+
+    ring_blocks: int
+    block_tokens: int
+    chunk_tokens: int
+    """Most tokens of a chunk of such a context."""
+    page_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes by part."""
+
+    weights_bytes: int = 0
+    device_kv_bytes: int = 0
+    """All keys and values on the device: `pool_bytes + ring_bytes`."""
+    pool_bytes: int = 0
+    """Pages of requests, all layers of them."""
+    ring_bytes: int = 0
+    """Blocks through which long contexts pass."""
+    prefill_buffer_bytes: int = 0
+    """Of the pool, what the pages of one streamed chunk take."""
+    pipeline_buffer_bytes: int = 0
+    """Of the ring, what loads while the rest computes."""
+    decode_buffer_bytes: int = 0
+    """Of the pool, what the tokens take that a streamed request made since its last full page."""
+    host_bytes: int = 0
+    disk_bytes: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        """By the names of the parts."""
+        return asdict(self)
+
+
+def device_footprint(kv: KVSizes, pool_tokens: int, stream: StreamSizes | None, *, weights_bytes: int = 0) -> Footprint:
+    """What is on the device, however long the contexts are.
+
+    Args:
+        pool_tokens: that the pool holds.
+        stream: None: all contexts fit the pool.
+    """
+    pool = pool_tokens * kv.token_bytes
+    if stream is None:
+        return Footprint(weights_bytes=weights_bytes, device_kv_bytes=pool, pool_bytes=pool)
+    block = stream.block_tokens * kv.layer_token_bytes
+    ring = stream.ring_blocks * block
+    page = stream.page_tokens * kv.token_bytes
+    return Footprint(
+        weights_bytes=weights_bytes,
+        device_kv_bytes=pool + ring,
+        pool_bytes=pool,
+        ring_bytes=ring,
+        prefill_buffer_bytes=(_pages(stream.chunk_tokens, stream.page_tokens) + 1) * page,
+        pipeline_buffer_bytes=(stream.ring_blocks - max(1, stream.ring_blocks // 2)) * block,
+        decode_buffer_bytes=page,
+    )
+
+
+def stored_bytes(kv: KVSizes, length: int, page_tokens: int) -> int:
+    """Of a streamed request of so many tokens, beneath the device."""
+    return _pages(length, page_tokens) * page_tokens * kv.token_bytes
+
+
+def _pages(tokens: int, page_tokens: int) -> int:
+    return -(-tokens // page_tokens)

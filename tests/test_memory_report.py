@@ -1,0 +1,58 @@
+"""What `LLM.memory_report` says, against what torch really holds."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from random_checkpoint import HEAD_DIM, NUM_KV_HEADS, NUM_LAYERS, random_checkpoint
+from sluice import LLM
+from sluice.limits import LimitError
+
+SLACK = 1 << 20
+"""Page tables, sampling parameters and the like, of a few requests."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_checkpoint(tmp_path_factory.mktemp("random"))
+
+
+def held() -> int:
+    """Bytes of all storages that any tensor holds."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, torch.nn.Parameter)]
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("bfloat16", 2)])
+def test_what_is_allocated(dtype: str, size: int, kernels: str, folder: Path) -> None:
+    """A report by formula alone says what should be there: a layer or the keys forgotten, and memory runs out."""
+    before = held()
+    with LLM(folder, dtype=dtype, page_size=32, max_total_tokens=100_000, cpu_kernels=kernels) as llm:
+        report = llm.memory_report()
+        assert report["pool_bytes"] == 100_000 // 32 * 32 * 2 * NUM_LAYERS * NUM_KV_HEADS * HEAD_DIM * size
+        assert report["device_kv_bytes"] == report["pool_bytes"] + report["ring_bytes"]
+        allocated = held() - before
+        assert 0 <= allocated - report["device_kv_bytes"] < report["weights_bytes"] + SLACK
+        files = (folder / "model.safetensors").stat().st_size * size / 4
+        assert files * 0.95 < report["weights_bytes"] < files * 1.3
+        assert llm.memory_report(2) == llm.memory_report(8192) == report
+
+
+def test_requests_that_cannot_be(folder: Path) -> None:
+    """A prediction for a length that would be refused."""
+    llm = LLM(folder, page_size=32, max_total_tokens=640)
+    with pytest.raises(LimitError, match="a request of 641 tokens was asked about, but the KV pool is 640"):
+        llm.memory_report(641)
+    with pytest.raises(LimitError, match="length must be at least 2"):
+        llm.memory_report(1)
+    assert llm.memory_report(640)["device_kv_bytes"] > 0
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.memory_report()
