@@ -61,6 +61,25 @@ def test_a_layer_of_a_page_is_one_piece_of_the_file(path: Path) -> None:
     file.close()
 
 
+def test_a_layer_can_be_read_alone_and_is_checked_alone(path: Path) -> None:
+    """Contexts that are read layer by layer and trust what they find; after a restart, too."""
+    first = opened(path)
+    parts = page(7)
+    first.file.write(2, keys(PROMPT)[0], parts)
+    flip(path, LAYOUT.part_at(2, 1) + 3, 1)
+    first.file.close()
+    file = opened(path).file
+    for layer in (0, 2):
+        k, v = blank()[:2]
+        file.read_layer(2, layer, k, v)
+        assert (k, v) == tuple(parts[2 * layer : 2 * layer + 2])
+    with pytest.raises(PageLost, match="checksum"):
+        file.read_layer(2, 1, *blank()[:2])
+    with pytest.raises(PageLost, match="holds no page"):
+        file.read_layer(3, 1, *blank()[:2])
+    file.close()
+
+
 def test_a_page_without_a_name_is_not_found_again(path: Path) -> None:
     """What belongs to a request alone would come back as a cached prefix, and the slot's former name with it."""
     first = opened(path)

@@ -7,19 +7,18 @@ that lies, or whether it is there.
 from __future__ import annotations
 
 import struct
-import sys
 import zlib
-from array import array
 from dataclasses import dataclass
 
+from sluice.pagefile.checksums import Checksums
 from sluice.pagefile.layout import ENTRY_HEAD_BYTES, SALT_BYTES, TOKEN_BYTES, PageGeometry
 from sluice.types import PageKey
 
 DIGEST_BYTES = 32
 """Room for a digest."""
 _HEAD = struct.Struct(f"<IIHBBIQ{DIGEST_BYTES}s{DIGEST_BYTES}s")
-"""CRC-32 of all behind it, CRC-32 of the record, bytes of the extra key, of the digest, of the parent's digest; tokens,
-number of the store, digest, the parent's digest."""
+"""CRC-32 of all behind it, `Checksums.whole`, bytes of the extra key, of the digest, of the parent's digest; tokens,
+number of the store, digest, the parent's digest. Then: the extra key, the tokens, the checksums of the layers."""
 _CRC = struct.Struct("<I")
 
 
@@ -28,8 +27,7 @@ class Entry:
     """What the index says of a slot."""
 
     key: PageKey
-    checksum: int
-    """CRC-32 of the record."""
+    checksums: Checksums
     number: int
     """Stores are counted: the older, the smaller."""
 
@@ -47,9 +45,10 @@ def encode(entry: Entry, geometry: PageGeometry) -> bytes:
     if count != geometry.page_size:
         raise ValueError(f"a page has {geometry.page_size} tokens, got {count}")
     sizes = len(salt), len(key.digest), len(key.parent)
-    head = _HEAD.pack(0, entry.checksum, *sizes, count, entry.number, key.digest, key.parent)
+    head = _HEAD.pack(0, entry.checksums.whole, *sizes, count, entry.number, key.digest, key.parent)
     tokens = struct.pack(f"<{count}i", *key.token_ids)
-    data = head.ljust(ENTRY_HEAD_BYTES, b"\0") + salt.ljust(SALT_BYTES, b"\0") + tokens
+    layers = entry.checksums.pack()
+    data = head.ljust(ENTRY_HEAD_BYTES, b"\0") + salt.ljust(SALT_BYTES, b"\0") + tokens + layers
     return _CRC.pack(zlib.crc32(data[_CRC.size :])) + data[_CRC.size :]
 
 
@@ -58,11 +57,12 @@ def decode(data: bytes, geometry: PageGeometry) -> Entry | None:
     (found,) = _CRC.unpack_from(data)
     if zlib.crc32(data[_CRC.size :]) != found:
         return None
-    _, checksum, salt_bytes, digest_bytes, parent_bytes, count, number, digest, parent = _HEAD.unpack_from(data)
+    _, whole, salt_bytes, digest_bytes, parent_bytes, count, number, digest, parent = _HEAD.unpack_from(data)
     assert count == geometry.page_size, f"an entry of {count} tokens in a file of pages of {geometry.page_size}"
-    salt = data[ENTRY_HEAD_BYTES : ENTRY_HEAD_BYTES + salt_bytes].decode()
-    tokens = array("i", data[ENTRY_HEAD_BYTES + SALT_BYTES :])
-    assert tokens.itemsize == TOKEN_BYTES
-    if sys.byteorder != "little":
-        tokens.byteswap()
-    return Entry(PageKey(digest[:digest_bytes], parent[:parent_bytes], tuple(tokens), salt), checksum, number)
+    at = ENTRY_HEAD_BYTES
+    salt = data[at : at + salt_bytes].decode()
+    tokens = struct.unpack_from(f"<{count}i", data, at + SALT_BYTES)
+    layers = struct.unpack_from(f"<{geometry.num_layers}I", data, at + SALT_BYTES + count * TOKEN_BYTES)
+    checksums = Checksums(layers)
+    assert checksums.whole == whole, f"layers of {checksums.whole:08x} in an entry of {whole:08x}"
+    return Entry(PageKey(digest[:digest_bytes], parent[:parent_bytes], tokens, salt), checksums, number)

@@ -16,7 +16,7 @@ BLOCK = 4096
 SALT_BYTES = 1024
 """Room for an `extra_key` in UTF-8: 256 characters of any kind."""
 ENTRY_HEAD_BYTES = 96
-TOKEN_BYTES = 4
+TOKEN_BYTES = CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class PageGeometry:
 
     @property
     def entry_bytes(self) -> int:
-        return ENTRY_HEAD_BYTES + SALT_BYTES + self.page_size * TOKEN_BYTES
+        return ENTRY_HEAD_BYTES + SALT_BYTES + self.page_size * TOKEN_BYTES + self.num_layers * CHECKSUM_BYTES
 
     def difference(self, other: PageGeometry) -> str | None:
         """The first thing that differs, in words; None if nothing does."""

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import stat
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 from sluice.pagefile import entry as entries
 from sluice.pagefile import header
 from sluice.pagefile.blocks import Blocks, FileBlocks
+from sluice.pagefile.checksums import Checksums, layer_checksum
 from sluice.pagefile.entry import Entry
 from sluice.pagefile.errors import PageFileError, PageLost
 from sluice.pagefile.layout import BLOCK, ENTRY_HEAD_BYTES, FileLayout, PageGeometry
@@ -31,7 +31,7 @@ INDEX_PIECE = 4096
 
 
 class PageFile:
-    """An open page file. One thread at a time may use it.
+    """An open page file. One thread at a time may use it, but for `read_layer`.
 
     Args:
         blocks: the file; closed with this object.
@@ -42,7 +42,7 @@ class PageFile:
         self.layout = layout
         self._blocks = blocks
         self._named = set(index)
-        self._checksums = {slot: entry.checksum for slot, entry in index.items()}
+        self._checksums = {slot: entry.checksums for slot, entry in index.items()}
         self._number = 1 + max((entry.number for entry in index.values()), default=0)
 
     def write(self, slot: int, key: PageKey | None, parts: Sequence[memoryview]) -> int:
@@ -57,7 +57,7 @@ class PageFile:
             ValueError: the key does not fit into the index.
         """
         self.erase(slot)
-        found = checksum_of(parts)
+        found = Checksums.of(parts)
         line = None if key is None else entries.encode(Entry(key, found, self._number), self.layout.geometry)
         self._blocks.write(parts, self.layout.record_at(slot))
         if line is not None:
@@ -65,7 +65,7 @@ class PageFile:
             self._named.add(slot)
             self._number += 1
         self._checksums[slot] = found
-        return found
+        return found.whole
 
     def read(self, slot: int, parts: Sequence[memoryview]) -> int:
         """Load a page into buffers like those it was stored from. Returns its checksum.
@@ -74,13 +74,30 @@ class PageFile:
             PageLost: the slot does not hold what was stored there; the buffers may hold anything.
             OSError: the system's own reason.
         """
-        expected = self._checksums.get(slot)
-        if expected is None:
-            raise PageLost(f"slot {slot} holds no page")
+        expected = self._expected(slot)
         self._blocks.read(parts, self.layout.record_at(slot))
-        if (found := checksum_of(parts)) != expected:
-            raise PageLost(f"slot {slot} holds a page of checksum {found:08x}, {expected:08x} was stored")
-        return found
+        found = Checksums.of(parts)
+        if found != expected:
+            raise _lost(slot, found.whole, expected.whole)
+        return found.whole
+
+    def read_layer(self, slot: int, layer: int, k: memoryview, v: memoryview) -> None:
+        """Load one layer of a page. Several threads may read at once, if no other writes to the slot.
+
+        Raises:
+            PageLost: as `read`.
+            OSError: as `read`.
+        """
+        expected = self._expected(slot).layers[layer]
+        self._blocks.read([k, v], self.layout.part_at(slot, layer))
+        if (found := layer_checksum(k, v)) != expected:
+            raise _lost(slot, found, expected)
+
+    def _expected(self, slot: int) -> Checksums:
+        checksums = self._checksums.get(slot)
+        if checksums is None:
+            raise PageLost(f"slot {slot} holds no page")
+        return checksums
 
     def expect(self, slot: int) -> None:
         """Say that a slot will be read soon: the system may fetch it meanwhile."""
@@ -242,9 +259,5 @@ def _make(descriptor: int, path: Path, layout: FileLayout) -> None:
         ) from error
 
 
-def checksum_of(parts: Sequence[memoryview]) -> int:
-    """CRC-32 over all of it."""
-    checksum = 0
-    for part in parts:
-        checksum = zlib.crc32(part, checksum)
-    return checksum
+def _lost(slot: int, found: int, expected: int) -> PageLost:
+    return PageLost(f"slot {slot} holds a page of checksum {found:08x}, {expected:08x} was stored")

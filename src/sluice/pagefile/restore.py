@@ -23,6 +23,6 @@ def restored(entries: Mapping[int, Entry]) -> list[StoredPage]:
     found: list[StoredPage] = []
     for slot in pending:  # it grows meanwhile
         entry = entries[slot]
-        found.append(StoredPage(slot, entry.key, entry.checksum))
+        found.append(StoredPage(slot, entry.key, entry.checksums.whole))
         pending += children.get(entry.key.digest, ())
     return found
