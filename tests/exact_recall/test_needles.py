@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sluice import LLM, SamplingParams
-from sluice.exact_recall import EOS, SHAPES, Needle, needle_prompt, write_recall_checkpoint
+from sluice.exact_recall import EOS, SHAPES, Needle, needle_prompt, needle_prompts, write_recall_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0, None)
@@ -99,8 +99,23 @@ def test_prompts_that_cannot_be_are_refused() -> None:
         needle_prompt(shape, 12, 0.5)
     with pytest.raises(ValueError, match="depth must be from 0 to 1, or None, got"):
         needle_prompt(shape, 100, 1.5)
-    with pytest.raises(ValueError, match="answer_len must be from 1 to 251, got 0"):
+    with pytest.raises(ValueError, match="answer_len must be from 1 to 251 for 1 needles, got 0"):
         needle_prompt(shape, 100, 0.5, answer_len=0)
+
+
+def test_prompts_share_all_but_the_question() -> None:
+    """A cached prefix that serves all questions saves reading a long prompt again for each depth."""
+    shape = SHAPES["gqa"]
+    needles = needle_prompts(shape, 3000, DEPTHS, answer_len=5, seed=2)
+    assert len({needle.prompt[: -shape.previous] for needle in needles}) == 1
+    assert len({needle.prompt for needle in needles}) == len(DEPTHS)
+    for needle, depth in zip(needles, DEPTHS, strict=True):
+        text = needle.prompt[-shape.previous :] + needle.answer
+        expected = [] if depth is None else [1 + round(depth * (3000 - 1 - 2 * shape.previous - 5))]
+        assert _starts(needle.prompt[: -shape.previous], text[: shape.previous]) == expected
+        assert _starts(needle.prompt, text) == expected
+    with pytest.raises(ValueError, match="needles of 12 tokens overlap"):
+        needle_prompts(shape, 100, [0.5, 0.55])
 
 
 def test_another_seed_is_another_prompt() -> None:

@@ -1,7 +1,7 @@
 """A checkpoint made by construction that recalls exactly, at any distance: for tests with known answers."""
 
 from sluice.exact_recall.checkpoint import write_recall_checkpoint
-from sluice.exact_recall.prompts import Needle, needle_prompt
+from sluice.exact_recall.prompts import Needle, needle_prompt, needle_prompts
 from sluice.exact_recall.shape import BOS, EOS, SHAPES, RecallShape, ShapeError
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "RecallShape",
     "ShapeError",
     "needle_prompt",
+    "needle_prompts",
     "write_recall_checkpoint",
 ]

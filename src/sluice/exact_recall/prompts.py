@@ -1,7 +1,9 @@
-"""Prompts with one needle in them: key and answer somewhere, and the key again at the end."""
+"""Prompts with needles in them: key and answer somewhere, and the key again at the end."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,59 +28,76 @@ class Needle:
 def needle_prompt(
     shape: RecallShape, length: int, depth: float | None, *, answer_len: int = 8, seed: int = 0
 ) -> Needle:
-    """BOS, random words with a needle among them, and its key as the last `shape.previous` tokens.
+    """One prompt of `needle_prompts`."""
+    (needle,) = needle_prompts(shape, length, [depth], answer_len=answer_len, seed=seed)
+    return needle
 
-    What decides the answer is there only once: accidental repeats of the key, and of what it becomes as the answer
-    is generated, are overwritten.
+
+def needle_prompts(
+    shape: RecallShape, length: int, depths: Sequence[float | None], *, answer_len: int = 8, seed: int = 0
+) -> list[Needle]:
+    """BOS and random words with needles among them; a prompt for each needle, with its key as the last tokens.
+
+    The prompts differ in nothing but these `shape.previous` tokens. What decides an answer is there only once:
+    accidental repeats of a key, and of what it becomes as the answer is generated, are overwritten.
 
     Args:
-        length: tokens of the prompt.
-        depth: where the needle begins, from 0 (behind BOS) to 1 (before the question); None: the key is nowhere else.
-        answer_len: tokens of the answer.
+        length: tokens of each prompt.
+        depths: where needles begin, from 0 (behind BOS) to 1 (before the question); None: the key is nowhere else.
+        answer_len: tokens of each answer.
         seed: of the words.
 
     Raises:
-        ValueError: a length or depth out of range, or more different words than the vocabulary has.
+        ValueError: a length or depth out of range, depths at which needles would overlap, or more different words
+            than the vocabulary has.
     """
     key_len = shape.previous
+    needle_len = key_len + answer_len
     words = shape.vocab_size - FIRST_WORD
-    shortest = 1 + 2 * key_len + answer_len
+    shortest = 1 + needle_len + key_len
+    most = (words - 1) // max(1, len(depths)) - key_len
     if not shortest <= length <= shape.max_positions:
         raise ValueError(f"length must be from {shortest} to {shape.max_positions} tokens, got {length}")
-    if depth is not None and not 0 <= depth <= 1:
-        raise ValueError(f"depth must be from 0 to 1, or None, got {depth}")
-    if answer_len < 1 or key_len + answer_len >= words:
-        raise ValueError(f"answer_len must be from 1 to {words - key_len - 1}, got {answer_len}")
+    if not depths or not all(depth is None or 0 <= depth <= 1 for depth in depths):
+        raise ValueError(f"every depth must be from 0 to 1, or None, got {list(depths)}")
+    if not 1 <= answer_len <= most:
+        raise ValueError(f"answer_len must be from 1 to {most} for {len(depths)} needles, got {answer_len}")
+    starts = [None if depth is None else 1 + round(depth * (length - shortest)) for depth in depths]
+    known = sorted(start for start in starts if start is not None)
+    if any(after - before < needle_len for before, after in itertools.pairwise(known)):
+        raise ValueError(f"needles of {needle_len} tokens overlap at depths {list(depths)} of {length} tokens")
     rng = np.random.default_rng(seed)
     tokens = rng.integers(FIRST_WORD, shape.vocab_size, length)
-    tokens[0] = BOS
-    needle = FIRST_WORD + rng.permutation(words)[: key_len + answer_len]
-    written = np.zeros(length, dtype=bool)
-    written[0] = True
-    tokens[-key_len:], written[-key_len:] = needle[:key_len], True
-    if depth is not None:
-        start = 1 + round(depth * (length - shortest))
-        end = start + len(needle)
-        tokens[start:end], written[start:end] = needle, True
-    _erase_repeats(tokens, written, needle, key_len, shape.vocab_size, rng)
-    answer = (EOS,) if depth is None else tuple(needle[key_len:].tolist())
-    return Needle(tuple(tokens.tolist()), answer)
+    needles = FIRST_WORD + rng.permutation(words)[: len(depths) * needle_len].reshape(len(depths), needle_len)
+    hay = tokens[:-key_len]
+    written = np.zeros(len(hay), dtype=bool)
+    hay[0], written[0] = BOS, True
+    for needle, start in zip(needles, starts, strict=True):
+        if start is not None:
+            hay[start : start + needle_len], written[start : start + needle_len] = needle, True
+    looked_up = np.concatenate([_runs(needle[:-1], key_len, shape.vocab_size) for needle in needles])
+    _erase_repeats(hay, written, looked_up, shape, rng)
+    common = tuple(hay.tolist())
+    prompts = []
+    for needle, start in zip(needles.tolist(), starts, strict=True):
+        answer = [EOS] if start is None else needle[key_len:]
+        prompts.append(Needle((*common, *needle[:key_len]), tuple(answer)))
+    return prompts
 
 
 def _erase_repeats(
-    tokens: Ints, written: npt.NDArray[np.bool_], needle: Ints, key_len: int, vocab_size: int, rng: np.random.Generator
+    tokens: Ints, written: npt.NDArray[np.bool_], looked_up: Ints, shape: RecallShape, rng: np.random.Generator
 ) -> None:
-    """Overwrite one word of every run of `key_len` that is one of the needle's, but not of what was `written`."""
-    looked_up = _runs(needle[:-1], key_len, vocab_size)
+    """Overwrite one word of every run that is `looked_up`, but not of what was `written`."""
     while True:
-        found = np.isin(_runs(tokens, key_len, vocab_size), looked_up)
-        found &= ~_all_of(written, key_len)
+        found = np.isin(_runs(tokens, shape.previous, shape.vocab_size), looked_up)
+        found &= ~_all_of(written, shape.previous)
         starts = np.flatnonzero(found)
         if not len(starts):
             return
-        inside = starts[:, None] + np.arange(key_len)
+        inside = starts[:, None] + np.arange(shape.previous)
         first_free = (~written[inside]).argmax(axis=1)
-        tokens[starts + first_free] = rng.integers(FIRST_WORD, vocab_size, len(starts))
+        tokens[starts + first_free] = rng.integers(FIRST_WORD, shape.vocab_size, len(starts))
 
 
 def _runs(tokens: Ints, size: int, vocab_size: int) -> Ints:
