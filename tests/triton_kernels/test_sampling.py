@@ -11,15 +11,17 @@ import torch
 import triton
 import triton.language as tl
 
-from sluice.runner import sampler, triton_sampler
+from sluice.runner import sampler, triton_logit_ops
 from sluice.runner.noise import gumbel as torch_gumbel
 from sluice.runner.noise import stream_key
 from sluice.runner.sampler import FAILED, RowGroup, SamplingRows, row_kind
+from sluice.runner.triton_logit_ops import TritonLogitOps
 from sluice.triton.noise import gumbel, row_key
 from sluice.types import SamplingParams
 from triton_device import each_device, quiet
 
 pytestmark = quiet
+TRITON = TritonLogitOps()
 GREEDY = SamplingParams(temperature=0.0, seed=1)
 Wish = tuple[SamplingParams, int]
 
@@ -51,7 +53,7 @@ def draw(sample: Sampler, logits: torch.Tensor, wishes: Sequence[Wish]) -> list[
 
 def assert_same(logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int]:
     """Both give the same tokens, or two whose scores nearly tie; what the kernels gave."""
-    found, expected = (draw(sample, logits, wishes) for sample in (triton_sampler.sample, sampler.sample))
+    found, expected = (draw(sample, logits, wishes) for sample in (TRITON.sample, sampler.sample))
     rows, groups = rows_of(wishes, logits.shape[1], logits.device)
     for group in groups:
         for row in group.rows.tolist():
@@ -96,12 +98,20 @@ def params_of(chooser: random.Random) -> SamplingParams:
 
 
 @each_device
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("vocab", [1, 7, 1000, 9000])
+@pytest.mark.parametrize(
+    ("vocab", "dtype"),
+    [
+        (1, torch.float32),
+        (7, torch.float16),
+        (1000, torch.bfloat16),
+        (9000, torch.float32),
+        (9000, torch.bfloat16),
+    ],
+)
 def test_random_rows(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     """All filters in all company; bfloat16 gives many equal logits; vocabularies within, at and beyond a block."""
     chooser = random.Random(vocab)
-    count = 100 if device.type == "cuda" else 12
+    count = 100 if device.type == "cuda" else 8
     for spread in (1.0, 6.0):
         logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(vocab)) * spread
         wishes = [(params_of(chooser), chooser.randrange(1000)) for _ in range(count)]
@@ -127,10 +137,10 @@ def test_ties_at_the_border_go_to_the_lowest_ids(width: int, device: torch.devic
         (SamplingParams(seed=2, top_p=0.5), width // 2),
         (SamplingParams(seed=2, top_k=4, top_p=0.5), 2),
     ):
-        drawn = draw(triton_sampler.sample, logits, [(params, position) for position in range(count)])
+        drawn = draw(TRITON.sample, logits, [(params, position) for position in range(count)])
         assert max(drawn) < survivors
         assert len(set(drawn)) > min(survivors, count) / 2
-    assert draw(triton_sampler.sample, logits, [(GREEDY, 0)] * count) == [0] * count
+    assert draw(TRITON.sample, logits, [(GREEDY, 0)] * count) == [0] * count
 
 
 @each_device
@@ -155,8 +165,8 @@ def test_company_changes_nothing(device: torch.device) -> None:
     chooser, vocab = random.Random(0), 5000
     logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(4)).to(device)
     wishes = [(params_of(chooser), chooser.randrange(50)) for _ in range(7)]
-    together = draw(triton_sampler.sample, logits, wishes)
-    alone = [draw(triton_sampler.sample, logits[i : i + 1], wishes[i : i + 1])[0] for i in range(7)]
+    together = draw(TRITON.sample, logits, wishes)
+    alone = [draw(TRITON.sample, logits[i : i + 1], wishes[i : i + 1])[0] for i in range(7)]
     assert together == alone
 
 
@@ -176,7 +186,7 @@ def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, devi
     """NaN that is not the largest, in the last block; a row of -inf; and a row with two tokens left samples them."""
     logits = torch.randn(6, 4200, generator=torch.Generator().manual_seed(2)).to(device)
     wishes = [(params, position) for position in range(6)]
-    healthy = draw(triton_sampler.sample, logits, wishes)
+    healthy = draw(TRITON.sample, logits, wishes)
     logits[1, 4199] = torch.nan
     logits[2, 0] = torch.inf
     logits[3] = -torch.inf
@@ -193,13 +203,13 @@ def test_huge_logits(params: SamplingParams, device: torch.device) -> None:
     """Overflow makes no NaN: the largest wins, at any temperature."""
     for scale in (1e4, 1e30, 3e38):
         logits = torch.tensor([[-1.0, 0.5, 1.0, -0.9]], device=device) * scale
-        assert draw(triton_sampler.sample, logits, [(params, 0)]) == [2]
+        assert draw(TRITON.sample, logits, [(params, 0)]) == [2]
 
 
 @each_device
 def test_few_rows_ranked_at_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of a few rows at a time: each part writes to its own rows."""
-    monkeypatch.setattr(triton_sampler, "SLICE_ELEMENTS", {device.type: 1200})
+    monkeypatch.setattr(triton_logit_ops, "SLICE_ELEMENTS", {device.type: 1200})
     logits = torch.randn(7, 500, generator=torch.Generator().manual_seed(5)).to(device)
     wishes = [(SamplingParams(seed=i, top_k=5) if i % 3 else GREEDY, i) for i in range(7)]
     assert_same(logits, wishes)
@@ -209,7 +219,7 @@ def test_few_rows_ranked_at_once(device: torch.device, monkeypatch: pytest.Monke
 def test_float64_and_no_rows(device: torch.device) -> None:
     wishes = [(SamplingParams(seed=i, top_p=0.8), i) for i in range(4)]
     logits = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).to(device)
-    assert draw(triton_sampler.sample, logits, wishes) == draw(sampler.sample, logits, wishes)
+    assert draw(TRITON.sample, logits, wishes) == draw(sampler.sample, logits, wishes)
     rows, _ = rows_of([], 50, device)
     nobody = SamplingRows(*(getattr(rows, field.name)[:0] for field in fields(rows)))
-    assert triton_sampler.sample(logits[:0].float(), nobody, []).tolist() == []
+    assert TRITON.sample(logits[:0].float(), nobody, []).tolist() == []

@@ -15,40 +15,11 @@ import numpy.typing as npt
 import torch
 
 from sluice.runner.inputs import Ints
-from sluice.runner.sampler import SLICE_ELEMENTS
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.runner.penalties import Penalties
 from sluice.runner.token_counts import Opening, TokenCounts
 from sluice.runner.upload import upload
 from sluice.types import NewSlot
-
-
-@dataclass(frozen=True, slots=True)
-class Penalties:
-    """Of P rows, each [P] float64."""
-
-    repetition: torch.Tensor
-    frequency: torch.Tensor
-    presence: torch.Tensor
-
-    def of(self, rows: slice) -> Penalties:
-        return Penalties(self.repetition[rows], self.frequency[rows], self.presence[rows])
-
-
-def penalized(
-    logits: torch.Tensor, in_prompt: torch.Tensor, outputs: torch.Tensor, penalties: Penalties
-) -> torch.Tensor:
-    """Logits with penalties for tokens that were there before (`SamplingParams` says how).
-
-    Args:
-        logits: [P, vocab] float32 or float64.
-        in_prompt: [P, vocab] bool.
-        outputs: [P, vocab] int32, how often each token was generated.
-        penalties: of P rows.
-    """
-    repetition = penalties.repetition.to(logits.dtype)[:, None]
-    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = torch.where(in_prompt | (outputs > 0), repeated, logits)
-    frequency, presence = (each.to(logits.dtype)[:, None] for each in (penalties.frequency, penalties.presence))
-    return logits - frequency * outputs - presence * (outputs > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +44,17 @@ class StepAdjustments:
     count_rows: torch.Tensor
     """[P] of `counts`"""
 
-    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+    def apply(self, logits: torch.Tensor, ops: LogitOps = TORCH_LOGIT_OPS) -> torch.Tensor:
         """The logits [S, vocab] to sample from: a copy, float64 for float64, else float32."""
         logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
         if self.bias is not None:
             values = self.bias.values.to(logits.dtype)
             logits.index_put_((self.bias.rows, self.bias.ids), values, accumulate=True)
         if self.penalties is not None:
-            self._penalize(logits, self.penalties)
+            ops.penalize(logits, self.penalized_rows, self.counts, self.count_rows, self.penalties)
         if self.stops is not None:
             logits.index_put_((self.stops.rows, self.stops.ids), self.stops.values.to(logits.dtype))
         return logits
-
-    def _penalize(self, logits: torch.Tensor, penalties: Penalties) -> None:
-        """In place, some rows at a time: the work takes several times their memory."""
-        per_slice = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
-        for start in range(0, len(self.penalized_rows), per_slice):
-            part = slice(start, start + per_slice)
-            rows, counted = self.penalized_rows[part], self.count_rows[part]
-            theirs = logits.index_select(0, rows)
-            in_prompt, outputs = self.counts.in_prompt(counted), self.counts.outputs(counted)
-            logits.index_copy_(0, rows, penalized(theirs, in_prompt, outputs, penalties.of(part)))
 
     def sampled(self, tokens: torch.Tensor) -> None:
         """Count what the step's rows [S] sampled."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from sluice.runner.inputs import HostBatch, Ints
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.upload import upload
 from sluice.types import NewSlot
 
@@ -82,7 +83,11 @@ class Scores:
 
 
 def score_samples(
-    logits: torch.Tensor, tokens: torch.Tensor, wishes: Ints, slice_bytes: int = SLICE_BYTES
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    wishes: Ints,
+    slice_bytes: int = SLICE_BYTES,
+    ops: LogitOps = TORCH_LOGIT_OPS,
 ) -> Scores | None:
     """The scores of sampled tokens, in the order of the rows whose wish is not `NOTHING`; None without such rows.
 
@@ -91,6 +96,7 @@ def score_samples(
         tokens: [S] int64; a row that failed, below 0, is scored as token 0.
         wishes: [S] alternatives.
         slice_bytes: logits worked on at once, a row at least.
+        ops: what sums them up.
     """
     asking = np.flatnonzero(wishes != NOTHING)
     if len(asking) == 0:
@@ -98,7 +104,8 @@ def score_samples(
     (rows,) = upload(logits.device, asking)
     chosen = tokens.index_select(0, rows).clamp_(min=0)
     width = min(int(wishes.max()), logits.shape[1])
-    return _score(lambda part: logits.index_select(0, rows[part]), chosen, width, _per_slice(logits, slice_bytes))
+    per_slice = _per_slice(logits, slice_bytes)
+    return _score(lambda part: logits.index_select(0, rows[part]), chosen, width, per_slice, ops)
 
 
 def score_targets(
@@ -107,6 +114,7 @@ def score_targets(
     host: HostBatch,
     wishes: Ints,
     slice_bytes: int = SLICE_BYTES,
+    ops: LogitOps = TORCH_LOGIT_OPS,
 ) -> Scores | None:
     """The scores of a step's targets; None without any.
 
@@ -116,13 +124,14 @@ def score_targets(
         host: the step.
         wishes: alternatives, of each row with targets.
         slice_bytes: logits there are at once, a row at least.
+        ops: what sums them up.
     """
     if len(host.target_ids) == 0:
         return None
     (targets,) = upload(hidden.device, host.target_ids)
     none = logits_of(hidden[:0])  # only the model knows how wide a row is
     width = min(int(wishes.max()), none.shape[1])
-    return _score(lambda part: logits_of(hidden[part]), targets, width, _per_slice(none, slice_bytes))
+    return _score(lambda part: logits_of(hidden[part]), targets, width, _per_slice(none, slice_bytes), ops)
 
 
 def _per_slice(logits: torch.Tensor, slice_bytes: int) -> int:
@@ -130,18 +139,19 @@ def _per_slice(logits: torch.Tensor, slice_bytes: int) -> int:
     return max(1, slice_bytes // (logits.shape[1] * _wide(logits.dtype).itemsize))
 
 
-def _score(logits_of: Callable[[slice], torch.Tensor], tokens: torch.Tensor, width: int, rows_per_slice: int) -> Scores:
+def _score(
+    logits_of: Callable[[slice], torch.Tensor], tokens: torch.Tensor, width: int, rows_per_slice: int, ops: LogitOps
+) -> Scores:
     starts = range(0, len(tokens), rows_per_slice)
     slices = [slice(start, start + rows_per_slice) for start in starts]
-    return Scores.joined([_score_slice(logits_of(part), tokens[part], width) for part in slices])
+    return Scores.joined([_score_slice(logits_of(part), tokens[part], width, ops) for part in slices])
 
 
-def _score_slice(logits: torch.Tensor, tokens: torch.Tensor, width: int) -> Scores:
-    logits = logits.to(_wide(logits.dtype))
-    total = logits.logsumexp(-1, keepdim=True)
-    total.masked_fill_(~total.isfinite(), torch.nan)
+def _score_slice(logits: torch.Tensor, tokens: torch.Tensor, width: int, ops: LogitOps) -> Scores:
+    total = ops.totals(logits)[:, None]
+    chosen = logits.gather(-1, tokens[:, None]).to(total.dtype)
     best = logits.topk(width)
-    return Scores((logits.gather(-1, tokens[:, None]) - total)[:, 0], best.indices, best.values - total)
+    return Scores((chosen - total)[:, 0], best.indices, best.values.to(total.dtype) - total)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

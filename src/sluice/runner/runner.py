@@ -38,9 +38,9 @@ from sluice.runner.device import DeviceState, PlanError, StateChanges
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
 from sluice.runner.launched import LaunchedStep, Outcome
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.logprobs import SLICE_BYTES, StepWishes, score_samples, score_targets
 from sluice.runner.model import Model
-from sluice.runner.sampler import sample
 from sluice.runner.sampling_table import HostSampling
 from sluice.runner.staging import Arrived
 from sluice.runner.step_with_copies import CopiesOnly, FailedStep, Launched, WithCopies
@@ -76,6 +76,7 @@ class TorchRunner:
         attention: the backend that every layer calls.
         transport: how steps reach the device; None: that of the state's device, for two steps in flight.
         forwards: how the model is run; None: eagerly.
+        logit_ops: what samples and scores.
         slice_bytes: most memory that the logits of prompt tokens take at once (a row at least), when their
             log-probabilities are asked for.
         tick: called every second while a step is waited for.
@@ -91,6 +92,7 @@ class TorchRunner:
         *,
         transport: Transport | None = None,
         forwards: Forwards | None = None,
+        logit_ops: LogitOps = TORCH_LOGIT_OPS,
         slice_bytes: int = SLICE_BYTES,
         tick: Callable[[], None] = nobody,
         streams: Streams | None = None,
@@ -100,7 +102,8 @@ class TorchRunner:
         self._state = state
         self._transport = transport or transport_for(state.shape.device, places=2, tick=tick)
         self._forwards = forwards or EagerForwards(model, state, attention)
-        self._slice_bytes = slice_bytes
+        self._logit_ops = logit_ops
+        self._scoring = (slice_bytes, logit_ops)
         self._tick = tick
         self._streams = NoStreams() if streams is None else streams
         self._copies: Copies = NoTiers() if copies is None else copies
@@ -180,13 +183,13 @@ class TorchRunner:
         num_samples, num_targets = len(host.sample_rows), len(host.target_ids)
         of_samples, of_targets = hidden[:num_samples], hidden[num_samples : num_samples + num_targets]
         logits = self._model.logits(of_samples)
-        wanted = logits if adjustments is None else adjustments.apply(logits)
-        tokens = sample(wanted, sampling.rows, sampling.groups)
+        wanted = logits if adjustments is None else adjustments.apply(logits, self._logit_ops)
+        tokens = self._logit_ops.sample(wanted, sampling.rows, sampling.groups)
         outcome.tokens = state.last_tokens.write(sampling.slots, tokens)
         if adjustments is not None:
             adjustments.sampled(tokens)
-        outcome.of_samples = score_samples(logits, tokens, step.wishes.samples, self._slice_bytes)
-        outcome.of_targets = score_targets(self._model.logits, of_targets, host, step.wishes.targets, self._slice_bytes)
+        outcome.of_samples = score_samples(logits, tokens, step.wishes.samples, *self._scoring)
+        outcome.of_targets = score_targets(self._model.logits, of_targets, host, step.wishes.targets, *self._scoring)
 
     def _hidden(self, step: _Step, arrived: Arrived, outcome: Outcome) -> torch.Tensor | None:
         """Of what is sampled, then of what is before a target: [S + T or more, hidden_size]; None: of nothing."""

@@ -70,6 +70,11 @@ class TokenCounts:
         """Where the counts of slots [P] are: [P]."""
         return np.array([self._rows[slot] for slot in slots.tolist()], dtype=np.int64)
 
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """`in_prompt` and `outputs` of all rows, as they are kept."""
+        return self._in_prompt, self._outputs
+
     def outputs(self, rows: torch.Tensor) -> torch.Tensor:
         """[P, vocab] int32: how often each token was generated."""
         return self._outputs.index_select(0, rows)

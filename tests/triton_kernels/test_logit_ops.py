@@ -1,0 +1,78 @@
+"""Penalties and log-probabilities by Triton against the same in torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.runner.logprobs import NOTHING, score_samples
+from sluice.runner.penalties import Penalties
+from sluice.runner.token_counts import Opening, TokenCounts
+from sluice.runner.triton_logit_ops import TritonLogitOps
+from triton_device import each_device, quiet
+
+pytestmark = quiet
+TRITON = TritonLogitOps()
+BOTH = (TORCH_LOGIT_OPS, TRITON)
+
+
+def normal(*size: int, seed: int, device: torch.device) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(device)
+
+
+@each_device
+@pytest.mark.parametrize("vocab", [9, 1500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_penalties(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Rows in any order, counts in another; a row that wants none keeps its logits bit by bit."""
+    counts = TokenCounts(vocab, device)
+    openings = [Opening(counts.row_for(slot), (slot, 1, 1), (slot + 2, 3, 3, 3)) for slot in range(3)]
+    for opening in openings:
+        counts.open(opening)
+    count_rows = torch.tensor([openings[2].row, openings[0].row], device=device)
+    numbers = torch.tensor([[1.3, 0.7], [0.4, -0.9], [0.25, 0.5]], dtype=torch.float64, device=device)
+    rows = torch.tensor([4, 1], device=device)
+    logits = normal(5, vocab, seed=vocab, device=device).to(dtype)
+    results = [logits.clone() for _ in BOTH]
+    for ops, result in zip(BOTH, results, strict=True):
+        ops.penalize(result, rows, counts, count_rows, Penalties(*numbers))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
+    assert torch.equal(results[1][[0, 2, 3]], logits[[0, 2, 3]])
+    assert not torch.equal(results[1][1], logits[1])
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("vocab", [5, 9000])
+def test_totals(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Large logits overflow nothing; a block of -inf alone makes no NaN; rows without a usable maximum give one."""
+    logits = (normal(7, vocab, seed=vocab, device=device) * 30).to(dtype)
+    logits[0, 1:] = -torch.inf
+    logits[1, 4] = torch.nan
+    logits[2, 4] = torch.inf
+    logits[3] = -torch.inf
+    found, expected = TRITON.totals(logits), TORCH_LOGIT_OPS.totals(logits)
+    torch.testing.assert_close(found, expected, rtol=2e-6, atol=1e-5, equal_nan=True)
+    assert found.isnan().tolist() == [False, True, True, True, False, False, False]
+    assert torch.equal(TRITON.totals(logits[4:5]), found[4:5]), "company changes a total"
+
+
+@each_device
+@pytest.mark.parametrize("width", [0, 4])
+def test_log_probabilities(width: int, device: torch.device) -> None:
+    """What a request is told is the same by both."""
+
+    def told(ops: LogitOps) -> list[list[float]]:
+        scores = score_samples(logits, tokens, wishes, 3 * 4 * 500, ops)
+        assert scores is not None
+        assert scores.top_ids.shape == (5, width)
+        return torch.cat((scores.logprobs[:, None], scores.top_ids, scores.top_logprobs), dim=1).tolist()
+
+    logits = normal(6, 500, seed=1, device=device).bfloat16()
+    logits += torch.arange(500, device=device) / 64  # no two alike
+    tokens = torch.tensor([0, 499, 7, 7, -1, 3], device=device)
+    wishes = np.array([width, width, NOTHING, 0, 0, 0])
+    for found, expected in zip(told(TRITON), told(TORCH_LOGIT_OPS), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
