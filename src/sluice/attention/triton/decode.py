@@ -6,7 +6,7 @@ one size of piece, so one long context among short ones is cut more often; with 
 part of all tiles makes at most W + rows of them, which is the grid.
 
     kv_lens            [ 300 | 5 | 0 | 90 ]
-    tiles of 16 keys   [  19 | 1 | 0 |  6 ]      W = 5, so a piece has 6 tiles
+    tiles of 16 keys   [  19 | 1 | 0 |  6 ]      W = 5, so a piece has at most 6 tiles
     pieces             [   4 | 1 | 0 |  1 ]      of 9 programs a KV head, 6 have work
 
 A row of one piece is written as it is; the pieces of others are merged by their log-sum-exp ("Flash-Decoding", Dao et
@@ -45,7 +45,7 @@ def pieces_of_rows(
         ROWS: a power of two, at least `rows`.
 
     Returns:
-        indices [ROWS], pieces [ROWS] of each row, size: tiles of a piece.
+        indices [ROWS]; of each row its tiles [ROWS] and pieces [ROWS].
     """
     indices = tl.arange(0, ROWS)
     lengths = tl.load(kv_lens + indices, mask=indices < rows, other=0)
@@ -53,7 +53,7 @@ def pieces_of_rows(
     if HAS_WINDOW:
         count -= tl.maximum(lengths - window, 0) // TILE
     size = tl.maximum((tl.sum(count, 0) + aim - 1) // aim, MIN_TILES)
-    return indices, (count + size - 1) // size, size
+    return indices, count, (count + size - 1) // size
 
 
 @triton.jit(
@@ -99,12 +99,14 @@ def _decode(
     """One program a piece and a KV head."""
     item = tl.program_id(0)
     kv_head = tl.program_id(1)
-    indices, pieces, size = pieces_of_rows(kv_lens, rows, window, aim, HAS_WINDOW, TILE, MIN_TILES, ROWS)
+    indices, count, pieces = pieces_of_rows(kv_lens, rows, window, aim, HAS_WINDOW, TILE, MIN_TILES, ROWS)
     if item >= tl.sum(pieces, 0):
         return
     row = tl.sum((tl.cumsum(pieces, 0) <= item).to(tl.int32), 0)
     piece = item - tl.sum(tl.where(indices < row, pieces, 0), 0)
-    is_whole = tl.sum(tl.where(indices == row, pieces, 0), 0) == 1
+    of_row = tl.sum(tl.where(indices == row, pieces, 0), 0)
+    # Pieces of about one length: none is left with the last tile alone.
+    size = (tl.sum(tl.where(indices == row, count, 0), 0) + of_row - 1) // of_row
     kv_len = tl.load(kv_lens + row)
 
     places = tl.arange(0, BLOCK)
@@ -148,7 +150,7 @@ def _decode(
         TILE,
     )
     result = acc * (v_scale / tl.where(total == 0.0, 1.0, total))[:, None]
-    if is_whole:
+    if of_row == 1:
         places_out = index * (KV_HEADS * GROUP) + heads
         out_at = out + places_out[:, None] * HEAD_DIM + dims[None, :]
         tl.store(out_at, result.to(out.dtype.element_ty), mask=held_elements)
@@ -183,7 +185,7 @@ def _reduce(
     """One program a row and a head."""
     row = tl.program_id(0)
     head = tl.program_id(1)
-    indices, pieces, _ = pieces_of_rows(kv_lens, rows, window, aim, HAS_WINDOW, TILE, MIN_TILES, ROWS)
+    indices, _, pieces = pieces_of_rows(kv_lens, rows, window, aim, HAS_WINDOW, TILE, MIN_TILES, ROWS)
     count = tl.sum(tl.where(indices == row, pieces, 0), 0)
     if count == 1:
         return
