@@ -109,3 +109,27 @@ def test_page_tables_agree(data: st.DataObject) -> None:
     assert (state.page_table.host == expected).all()
     full = torch.full((SLOTS,), PAGES * 4, dtype=torch.int32)
     assert (state.page_table.rows(torch.arange(SLOTS), full, PAGES, 4).numpy() == expected).all()
+
+
+def test_pages_that_all_decodes_begin_with() -> None:
+    """A page that some row ends in, or that only most rows share, is nobody's prefix; neither is that of one row."""
+    tables = [[5, 6, 7, 1], [5, 6, 7, 2], [5, 6, 3, 4]]
+
+    def shared(ends: list[int], rows: list[list[int]]) -> int:
+        state = DeviceState(shadow_shape(num_pages=PAGES, page_size=4, num_slots=SLOTS, vocab_size=VOCAB))
+        chunks = tuple(
+            Chunk(slot, slot, end - 1, 1, (1,), tuple(row), True)
+            for slot, (end, row) in enumerate(zip(ends, rows, strict=True))
+        )
+        prompt = Chunk(9, 5, 0, 2, (1, 2), (40,), True)
+        new_slots = tuple(NewSlot(chunk.slot, chunk.request_id, PARAMS, 0) for chunk in (*chunks, prompt))
+        plan = BatchPlan(0, new_slots, (*chunks, prompt))
+        apply(state, plan)
+        return host_batch(plan, state.page_table.host, 4).shared_pages
+
+    assert shared([13, 14, 15], tables) == 2
+    assert shared([13, 14], tables[:2]) == 3
+    assert shared([12, 14], tables[:2]) == 2, "its last page may only be half full in other steps"
+    assert shared([4, 14], tables[:2]) == 0
+    assert shared([13], tables[:1]) == 0
+    assert shared([13, 14, 15], [*tables[:2], [9, 6, 3, 4]]) == 0

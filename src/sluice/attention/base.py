@@ -35,6 +35,8 @@ class ForwardBatch:
     kv_lens_host: tuple[int, ...]
     num_decodes: int
     """The first `num_decodes` rows have exactly one query token."""
+    shared_pages: int = 0
+    """So many pages at the beginning of every decode's row are the same ones, and each row sees tokens behind them."""
 
 
 class PagedKV(Protocol):

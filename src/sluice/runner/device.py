@@ -178,6 +178,7 @@ class DeviceState:
             q_lens=tuple(np.diff(host.q_starts).tolist()),
             kv_lens_host=tuple(host.kv_lens.tolist()),
             num_decodes=host.num_decodes,
+            shared_pages=host.shared_pages,
         )
 
 

@@ -59,6 +59,8 @@ class HostBatch:
     num_pages: int
     """Pages of the longest row."""
     num_decodes: int
+    shared_pages: int = 0
+    """As in `ForwardBatch`."""
 
     @property
     def arrays(self) -> tuple[Ints | Ints32, ...]:
@@ -100,6 +102,7 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
     is_late = np.array([len(chunk.token_ids) < chunk.length for chunk in chunks], dtype=bool)
     sample_rows = np.flatnonzero([chunk.samples for chunk in chunks])
     not_single = np.flatnonzero(lengths != 1)
+    num_decodes = int(not_single[0]) if len(not_single) else len(chunks)
     counts = [len(chunk.targets) for chunk in chunks]
     target_ids = np.array([token for chunk in chunks for token in chunk.targets], dtype=np.int64)
     return HostBatch(
@@ -118,8 +121,18 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
         target_ids=target_ids,
         target_rows=tuple((row, count) for row, count in enumerate(counts) if count),
         num_pages=-(-int(ends.max(initial=0)) // page_size),
-        num_decodes=int(not_single[0]) if len(not_single) else len(chunks),
+        num_decodes=num_decodes,
+        shared_pages=_shared_pages(page_table, slots[:num_decodes], ends[:num_decodes], page_size),
     )
+
+
+def _shared_pages(page_table: Ints32, slots: Ints, kv_lens: Ints, page_size: int) -> int:
+    """Pages at the beginning of all of these rows that are the same, none of them the last of a row."""
+    most = (int(kv_lens.min()) - 1) // page_size if len(slots) > 1 else 0
+    if most == 0 or (page_table[slots, 0] != page_table[slots[0], 0]).any():
+        return 0
+    same = (page_table[slots, :most] == page_table[slots[0], :most]).all(0)
+    return most if same.all() else int(same.argmin())
 
 
 def _ranges(starts: Ints, counts: list[int]) -> Ints:
