@@ -79,9 +79,9 @@ def needle_prompts(
     _erase_repeats(hay, written, looked_up, shape, rng)
     common = tuple(hay.tolist())
     prompts = []
-    for needle, start in zip(needles.tolist(), starts, strict=True):
-        answer = [EOS] if start is None else needle[key_len:]
-        prompts.append(Needle((*common, *needle[:key_len]), tuple(answer)))
+    for own, start in zip(needles.tolist(), starts, strict=True):
+        answer = [EOS] if start is None else own[key_len:]
+        prompts.append(Needle((*common, *own[:key_len]), tuple(answer)))
     return prompts
 
 

@@ -1,0 +1,87 @@
+"""The tables of docs/long-contexts.md, from the formulae: what a context takes in memory and in time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from benchmarks.long_context.cost import CostDevice, CostModel, decode_cost, hiding_chunk, prefill_cost
+from sluice.footprint import KVSizes, StreamSizes, device_footprint, stored_bytes
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+K, M = 1 << 10, 1 << 20
+LENGTHS = {"128K": 128 * K, "1M": M, "4M": 4 * M, "8M": 8 * M, "16M": 16 * M}
+MODEL = CostModel(KVSizes(28, 8, 128, 2), num_heads=16, hidden_size=1024, inner_size=3072)
+"""28 layers, 8 KV heads of 128, bfloat16: Qwen3-0.6B and 1.7B have these; what is not KV is that of 0.6B."""
+STREAM = StreamSizes(ring_blocks=8, block_tokens=1024, chunk_tokens=2048, page_tokens=64)
+GPU = CostDevice(flops=80e12, copy_bandwidth=25e9, memory_bandwidth=0.9e12)
+"""A 24 GB card of 165 TFLOP/s in bfloat16 and 1 TB/s on PCIe 4: about half, four fifths and nine tenths of these."""
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """In Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def memory_table() -> str:
+    """By length: what grows, and what does not."""
+    parts = device_footprint(MODEL.kv, 0, STREAM)
+    on_device = parts.ring_bytes + parts.prefill_buffer_bytes
+    rows = [
+        (
+            name,
+            mib(parts.ring_bytes),
+            mib(parts.prefill_buffer_bytes),
+            mib(on_device),
+            gib(stored_bytes(MODEL.kv, length, STREAM.page_tokens)),
+            mib(length * MODEL.kv.layer_token_bytes),
+        )
+        for name, length in LENGTHS.items()
+    ]
+    return table(("context", "ring", "a chunk's pages", "on the device", "host or disk", "of it, one layer"), rows)
+
+
+def time_table(model: CostModel, device: CostDevice, chunk: int, lengths: Iterable[str] = ("4M", "8M", "16M")) -> str:
+    """By length: a prefill, and a decoded token."""
+    rows = []
+    for name in lengths:
+        prefill, decode = (
+            prefill_cost(model, device, LENGTHS[name], chunk),
+            decode_cost(model, device, LENGTHS[name]),
+        )
+        rows.append(
+            (
+                name,
+                duration(prefill.compute_seconds),
+                duration(prefill.copy_seconds),
+                duration(prefill.seconds),
+                terabytes(prefill.copied_bytes),
+                duration(decode.seconds),
+            )
+        )
+    return table(("context", "compute", "copies", "prefill", "copied", "a decoded token"), rows)
+
+
+def hiding(model: CostModel, device: CostDevice) -> str:
+    """Tokens from which on copies hide, in words."""
+    return f"{hiding_chunk(model, device):,.0f} tokens"
+
+
+def mib(count: float) -> str:
+    return f"{count / MIB:,.0f} MiB"
+
+
+def gib(count: float) -> str:
+    return f"{count / GIB:,.0f} GiB"
+
+
+def terabytes(count: float) -> str:
+    return f"{count / 1e12:,.0f} TB"
+
+
+def duration(seconds: float) -> str:
+    """In the largest unit that leaves a number of at least 1."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.1f} s"

@@ -1,0 +1,23 @@
+"""What a context longer than the device takes in memory and in time, by the formulae: as in docs/long-contexts.md.
+
+python benchmarks/long_context_tables.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.long_context.tables import GPU, MODEL, STREAM, hiding, memory_table, time_table
+
+
+def main() -> None:
+    print(memory_table(), end="\n\n")
+    print(time_table(MODEL, GPU, STREAM.chunk_tokens), end="\n\n")
+    print(f"copies hide behind attention with chunks of at least {hiding(MODEL, GPU)}")
+
+
+if __name__ == "__main__":
+    main()
