@@ -5,9 +5,11 @@
 The server is the real one in processes of its own; its engine runs the real scheduler over the ShadowRunner, so that
 nothing but the front is slow. Clients are plain sockets in this process.
 
-`tokens_per_cpu_s`: tokens streamed while the engine goes as fast as it can, by the processor seconds (user and system)
-that the server's process spent on them: what one core carries. `added_ms`: with steps of a fixed length, the time from
-the end of a step, as the engine's trace has it, to the arrival of its event in the client. Linux only.
+`tokens_per_cpu_s`: tokens streamed, by the processor seconds (user and system) that the server's process spent on them:
+what one core carries. With steps of a fixed length each token is an event and a write of its own (`paced`); when the
+engine goes as fast as it can, tokens of several steps leave together (`flat_out`). `added_ms`: with steps of a fixed
+length, the time from the end of a step, as the engine's trace has it, to the arrival of its event in the client. Linux
+only.
 """
 
 from __future__ import annotations
@@ -15,15 +17,19 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from shadow_server import VOCAB, cpu_seconds, server
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.shadow_server import VOCAB, cpu_seconds, server
+from benchmarks.written import show
 from sluice.tracing.format import Add, Step
 from sluice.tracing.reader import TraceReader
 from sluice.tracing.run import read_run
@@ -67,16 +73,19 @@ def throughput(count: int, max_tokens: int) -> dict[str, float]:
         seconds, cpu = time.perf_counter() - start, cpu_seconds(pid) - before
     tokens = sum(len(stream.arrivals) for stream in streams)
     assert tokens == count * max_tokens, f"{tokens} events of {count} x {max_tokens}"
-    return {"tokens_per_s": tokens / seconds, "tokens_per_cpu_s": tokens / cpu, "cpu_share": cpu / seconds}
+    return {"flat_out_tokens_per_s": tokens / seconds, "flat_out_tokens_per_cpu_s": tokens / cpu}
 
 
 def added(count: int, max_tokens: int, step_ms: float) -> dict[str, float]:
     """With steps of a fixed length."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"
-        with server(step_ms, max_running_requests=count, trace=str(trace)) as (port, _):
+        with server(step_ms, max_running_requests=count, trace=str(trace)) as (port, pid):
+            asyncio.run(run_streams(port, [Stream((number, 1, 1, 1)) for number in range(8)], 20))  # warm
             streams = streams_of(count)
+            before = cpu_seconds(pid)
             asyncio.run(run_streams(port, streams, max_tokens))
+            cpu = cpu_seconds(pid) - before
         with TraceReader(trace) as reader:
             records = list(reader)
         run = read_run(records)
@@ -91,6 +100,7 @@ def added(count: int, max_tokens: int, step_ms: float) -> dict[str, float]:
     ends = [step.ended_at for step in steps if step.ended_at is not None]
     lengths = sorted(after - before for before, after in pairwise(ends))
     return {
+        "paced_tokens_per_cpu_s": len(delays) / cpu,
         "step_ms": lengths[len(lengths) // 2] * 1000,
         "added_ms_p50": delays[len(delays) // 2],
         "added_ms_p99": delays[len(delays) * 99 // 100],
@@ -104,16 +114,12 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=20.0, help="length of a step where the delay is measured")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    figures: dict[str, dict[str, float]] = {}
+    figures: dict[str, Any] = {"step_ms": args.step_ms, "streams": {}}
     for count in args.streams:
         each = min(max(20, args.tokens // count), 1000)
         delayed = min(each, round(5000 / args.step_ms))
-        figures[str(count)] = throughput(count, each) | added(count, delayed, args.step_ms)
-        print(
-            f"{count:>4} streams", *(f"{name} {value:.1f}" for name, value in figures[str(count)].items()), flush=True
-        )
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+        figures["streams"][str(count)] = throughput(count, each) | added(count, delayed, args.step_ms)
+    show(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shadow_server import children_of, resident_mb, server
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.shadow_server import children_of, resident_mb, server
+from benchmarks.written import show
 
 RUNNING, QUEUED, STEP_MS = 16, 32, 10.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 96, 40
@@ -146,9 +149,7 @@ def main() -> int:
         "memory_mb_after": after,
         "serves_afterwards": again.status == 200,
     }
-    print(json.dumps(figures, indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+    show(figures, args.json)
     good = (
         figures["goodput_per_s"] >= 0.9 * able
         and not figures["hung"]
