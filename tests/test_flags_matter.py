@@ -79,6 +79,10 @@ ELSEWHERE = {
     "threads": "test_llm.py::test_threads_compute",
     "cpu_kernels": "native/test_choice.py::test_a_level_is_the_one_asked_for",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",
+    "attention_backend": "test_attending.py::test_it_is_what_attends",
+    "disable_cuda_graph": "test_attending.py::test_graphs_of_a_gpu",
+    "cuda_graph_max_bs": "test_attending.py::test_graphs_of_a_gpu",
+    "poison_unread": "test_attending.py::test_poison_is_noticed",
     "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",
     "host": "cli/test_cli.py::test_an_address_of_another_machine",
@@ -124,7 +128,7 @@ def test_the_case_elsewhere_exists(place: str) -> None:
 
 
 ALIASES = [(alias, name) for group in GROUPS.values() for name, meta in options_of(group) for alias in meta.aliases]
-EXAMPLES: dict[str, Any] = {"schedule_policy": "lpm", "enable_overlap": True}
+EXAMPLES: dict[str, Any] = {"schedule_policy": "lpm", "enable_overlap": True, "disable_cuda_graph": True}
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES)

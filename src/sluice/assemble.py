@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 
-from sluice.attention.native import NativeAttention
-from sluice.attention.packed import STEPS, PackedKV
-from sluice.attention.reference import ReferenceAttention
+from sluice.attending import make_attending, unsuited_attention
+from sluice.attention.packed import STEPS
 from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig
 from sluice.cpu_kernels import TORCH, unsuited
+from sluice.cuda_graphs import captured_graphs, graph_rows
 from sluice.devices import resolve_here
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
@@ -40,10 +40,12 @@ from sluice.models.spec import ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
 from sluice.runner.allocated import module_bytes
 from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.heap import keep_freed_memory
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
 from sluice.runner.runner import Model, TorchRunner
 from sluice.runner.spoiled import SpoiledModel
+from sluice.runner.transport import transport_for
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.tracing.format import VERSION, Header
@@ -97,7 +99,11 @@ class LoadedModel:
     shape: DeviceShape
     info: EngineInfo
     kernels: Kernels | None
-    """The compiled ones, if they attend; else torch does."""
+    """The compiled ones, if they attend."""
+    attention: str
+    """What attends: a choice of `--attention-backend` other than "auto"."""
+    graph_rows: tuple[int, ...]
+    """Numbers of rows of steps that are replayed as graphs; none: no step is."""
 
     def runner(self, heartbeat: Heartbeat | None = None, faults: Sequence[Fault] = ()) -> TorchRunner:
         """A runner with device state of its own, all of it empty.
@@ -110,12 +116,15 @@ class LoadedModel:
         busy, waiting = partial(heartbeat.tick, Phase.BUSY), partial(heartbeat.tick, Phase.DEVICE)
         spoiling = [fault for fault in faults if fault.kind is FaultKind.NAN]
         model = SpoiledModel(self.model, spoiling) if spoiling else self.model
-        kernels = self.kernels
-        if kernels is None:
-            reference = TickingAttention(ReferenceAttention(tick=busy), busy)
-            return TorchRunner(model, DeviceState(self.shape), reference, tick=waiting)
-        state = DeviceState(self.shape, lambda shape: _packed_kv(shape, kernels))
-        return TorchRunner(model, state, TickingAttention(NativeAttention(kernels, busy), busy), tick=waiting)
+        device, poison = self.shape.device, self.info.config.model.poison_unread
+        made = make_attending(self.attention, device, self.kernels, busy)
+        attending = made._replace(backend=TickingAttention(made.backend, busy))
+        state = DeviceState(self.shape, attending.new_kv, watched=poison)
+        transport = transport_for(device, self.depth, poison=poison, tick=waiting)
+        forwards: Forwards = EagerForwards(model, state, attending.backend, attending.planner)
+        if self.graph_rows and not spoiling:
+            forwards = captured_graphs(forwards, model, state, attending, transport, self.graph_rows, busy)
+        return TorchRunner(model, state, attending.backend, transport=transport, forwards=forwards, tick=waiting)
 
     def built(self, runner: TorchRunner) -> EngineInfo:
         """`info`, with what the runner allocated."""
@@ -237,8 +246,9 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
             torch.set_num_threads(
                 1
             )  # what is left to it is small, and its waiting threads would take the kernels' cores
-    attending = kernels if _can_attend(config, spec, reasons) else None
-    shape = _device_shape(config, spec, device)
+    attention = _attention(config, spec, reasons)
+    rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, attention)
+    shape = _device_shape(config, spec, device, scratch_pages=1 if rows else 0)
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
@@ -264,6 +274,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
                 dtype=dtype,
                 model_impl=spec.implementation,
                 cpu_kernels=asked.cpu_kernels if spec.dtype in STEPS else TORCH,
+                attention_backend=attention,
             ),
             cache=replace(config.cache, max_total_tokens=total),
         ),
@@ -271,23 +282,27 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         kv_sizes=KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize),
         memory=Footprint(weights_bytes=module_bytes(model)),
     )
-    return LoadedModel(model, spec, shape, info, attending)
+    return LoadedModel(model, spec, shape, info, kernels if attention == "native" else None, attention, rows)
 
 
-def _can_attend(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> bool:
-    """Whether the kernels that were chosen for the machine attend in this model, too."""
-    name, page_size = config.model.cpu_kernels, config.cache.page_size
+def _attention(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> str:
+    """What was chosen for the machine if it can attend in this model, too; else the reference, if nobody asked."""
+    name, page_size = config.model.attention_backend, config.cache.page_size
     assert page_size is not None, f"not resolved: {config}"
-    if name == TORCH:
-        return False
-    problem = unsuited(spec, page_size)
+    problem = unsuited(spec, page_size) if name == "native" else unsuited_attention(name, spec)
     if problem is None:
-        return True
-    if "cpu_kernels" not in reasons:
-        raise ConfigError(f"--cpu-kernels {name} cannot serve this model: {problem}")
-    LOGGER.warning("torch attends, not the compiled kernels: %s", problem)
-    reasons["cpu_kernels"] = f"attention on torch: {problem}"
-    return False
+        return name
+    if "attention_backend" not in reasons:
+        raise ConfigError(f"--attention-backend {name} cannot serve this model: {problem}")
+    if name == "native":
+        if "cpu_kernels" not in reasons:
+            raise ConfigError(f"--cpu-kernels {config.model.cpu_kernels} cannot serve this model: {problem}")
+        LOGGER.warning("torch attends, not the compiled kernels: %s", problem)
+        reasons["cpu_kernels"] = f"attention on torch: {problem}"
+    else:
+        LOGGER.warning("torch attends, not %s: %s", name, problem)
+    reasons["attention_backend"] = f"not {name}: {problem}"
+    return "reference"
 
 
 def _load_kernels(config: EngineConfig, device: torch.device, reasons: Mapping[str, str]) -> Kernels | None:
@@ -300,11 +315,7 @@ def _load_kernels(config: EngineConfig, device: torch.device, reasons: Mapping[s
     return Kernels(Library(), NAMES[name], config.model.threads)
 
 
-def _packed_kv(shape: DeviceShape, kernels: Kernels) -> PackedKV:
-    return PackedKV.empty(kernels, shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype)
-
-
-def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device) -> DeviceShape:
+def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device, *, scratch_pages: int) -> DeviceShape:
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
     assert page_size is not None and running is not None, f"not resolved: {config}"
     wanted = PoolRequest(
@@ -326,4 +337,5 @@ def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device) -
         row_pages=min(num_pages, -(-spec.max_model_len // page_size)),
         dtype=spec.dtype,
         device=device,
+        scratch_pages=scratch_pages,
     )

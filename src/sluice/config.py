@@ -106,6 +106,39 @@ class ModelConfig:
         vllm="--model-impl",
         metavar="IMPL",
     )
+    attention_backend: str = option(
+        "auto",
+        "what attends: auto, triton, flashinfer, native or reference",
+        more="auto: triton on cuda, the compiled kernels (native) on cpu, and the reference, in plain torch, where they"
+        " do not take the model. flashinfer needs its package and a CUDA compiler. See [gpu.md](gpu.md).",
+        choices=("auto", "triton", "flashinfer", "native", "reference"),
+        sglang="--attention-backend",
+        vllm="--attention-backend",
+        metavar="BACKEND",
+    )
+    disable_cuda_graph: bool = option(
+        False,
+        "run the steps that only decode kernel by kernel",
+        more="On cuda they are replayed as graphs otherwise, which takes the host a fraction of the time.",
+        aliases=("enforce_eager",),
+        sglang="--disable-cuda-graph",
+        vllm="--enforce-eager",
+    )
+    cuda_graph_max_bs: int | None = option(
+        None,
+        "most rows of a step that is replayed as a graph",
+        unset="max-running-requests, at most 256",
+        more="Graphs are captured for 1, 2, 4, 8, 16, 24, ... rows up to it; a step is padded to the next.",
+        sglang="--cuda-graph-max-bs",
+        vllm="--max-cudagraph-capture-size",
+        positive=True,
+    )
+    poison_unread: bool = option(
+        False,
+        "debug: notice when a step reads what was not written",
+        more="A slot of the device holds poison until its request sampled, and again once that was read; so does what"
+        " a step has read of its inputs. A request whose step reads it ends with an error.",
+    )
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from sluice.attending import choose_attention
 from sluice.config import ConfigError, EngineConfig, threads_from_environment
 from sluice.cores import usable_cores, usable_processors
 from sluice.cpu_kernels import choose_kernels
@@ -50,7 +51,16 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
     kernels = choose_kernels(config.model.cpu_kernels, device.type)
     if kernels.reason is not None:
         reasons["cpu_kernels"] = kernels.reason
-    model = replace(config.model, device=str(device), threads=threads, cpu_kernels=kernels.name)
+    attention = choose_attention(config.model.attention_backend, device, kernels.name)
+    if attention.reason is not None:
+        reasons["attention_backend"] = attention.reason
+    model = replace(
+        config.model,
+        device=str(device),
+        threads=threads,
+        cpu_kernels=kernels.name,
+        attention_backend=attention.name,
+    )
     resolved = replace(resolution.config, model=model)
     return Resolution(resolved, reasons), device
 

@@ -18,6 +18,7 @@ from sluice.config import (
     CacheConfig,
     ConfigError,
     EngineConfig,
+    ModelConfig,
     SchedulerConfig,
     check_values,
 )
@@ -64,6 +65,7 @@ def resolve(config: EngineConfig, device_type: str) -> Resolution:
         check_values(getattr(config, group))
     defaults = DEFAULTS[device_type]
     _refuse_without_effect(config)
+    _refuse_graphs_of_a_cpu(config.model, device_type)
     why: dict[str, str] = {}
     overlap = _overlap(config.scheduler, why)
     page_size = _page_size(config, defaults, device_type, why)
@@ -102,6 +104,16 @@ def _refuse_without_effect(config: EngineConfig) -> None:
         raise ConfigError(
             f"--schedule-conservativeness {scheduler.schedule_conservativeness} needs --reserve ratio, got 'full'"
         )
+
+
+def _refuse_graphs_of_a_cpu(model: ModelConfig, device_type: str) -> None:
+    graphs = {"--disable-cuda-graph": model.disable_cuda_graph, "--cuda-graph-max-bs": model.cuda_graph_max_bs}
+    for name, value in graphs.items():
+        if value and device_type != "cuda":
+            shown = name if value is True else f"{name} {value}"
+            raise ConfigError(f"{shown} needs --device cuda, got {device_type}")
+    if model.disable_cuda_graph and model.cuda_graph_max_bs is not None:
+        raise ConfigError(f"--cuda-graph-max-bs {model.cuda_graph_max_bs} has no effect with --disable-cuda-graph")
 
 
 def _overlap(config: SchedulerConfig, why: dict[str, str]) -> dict[str, Any]:
