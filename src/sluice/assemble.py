@@ -19,6 +19,7 @@ from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig
 from sluice.cpu_kernels import TORCH, unsuited
 from sluice.cuda_graphs import captured_graphs, graph_rows
+from sluice.cuda_kernels import CudaDevice, why_no_triton
 from sluice.devices import resolve_here
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
@@ -30,7 +31,7 @@ from sluice.engine.trace import RecentSteps
 from sluice.faults import Fault, FaultKind
 from sluice.footprint import Footprint, KVSizes, device_footprint
 from sluice.limits import Limits
-from sluice.models.base import CausalLM
+from sluice.models.base import CausalLM, PagedLM
 from sluice.models.bundled import BUNDLED
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.loader import load_model
@@ -42,6 +43,7 @@ from sluice.runner.allocated import module_bytes
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.heap import keep_freed_memory
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
 from sluice.runner.runner import Model, TorchRunner
 from sluice.runner.spoiled import SpoiledModel
@@ -104,6 +106,7 @@ class LoadedModel:
     """What attends: a choice of `--attention-backend` other than "auto"."""
     graph_rows: tuple[int, ...]
     """Numbers of rows of steps that are replayed as graphs; none: no step is."""
+    logit_ops: LogitOps = TORCH_LOGIT_OPS
 
     def runner(self, heartbeat: Heartbeat | None = None, faults: Sequence[Fault] = ()) -> TorchRunner:
         """A runner with device state of its own, all of it empty.
@@ -124,7 +127,15 @@ class LoadedModel:
         forwards: Forwards = EagerForwards(model, state, attending.backend, attending.planner)
         if self.graph_rows and not spoiling:
             forwards = captured_graphs(forwards, model, state, attending, transport, self.graph_rows, busy)
-        return TorchRunner(model, state, attending.backend, transport=transport, forwards=forwards, tick=waiting)
+        return TorchRunner(
+            model,
+            state,
+            attending.backend,
+            transport=transport,
+            forwards=forwards,
+            logit_ops=self.logit_ops,
+            tick=waiting,
+        )
 
     def built(self, runner: TorchRunner) -> EngineInfo:
         """`info`, with what the runner allocated."""
@@ -246,6 +257,9 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
             torch.set_num_threads(
                 1
             )  # what is left to it is small, and its waiting threads would take the kernels' cores
+    logit_ops = TORCH_LOGIT_OPS
+    if device.type == "cuda" and has_triton(device):
+        logit_ops = use_triton(model)
     attention = _attention(config, spec, reasons)
     rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, attention)
     shape = _device_shape(config, spec, device, scratch_pages=1 if rows else 0)
@@ -282,7 +296,26 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         kv_sizes=KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize),
         memory=Footprint(weights_bytes=module_bytes(model)),
     )
-    return LoadedModel(model, spec, shape, info, kernels if attention == "native" else None, attention, rows)
+    return LoadedModel(model, spec, shape, info, kernels if attention == "native" else None, attention, rows, logit_ops)
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels compute on a CUDA device; it is told if torch does instead."""
+    problem = why_no_triton(CudaDevice.of(device))
+    if problem is not None:
+        LOGGER.warning("torch computes, more slowly: %s", problem)
+    return problem is None
+
+
+def use_triton(model: PagedLM) -> LogitOps:
+    """Let Triton's kernels do the small operations of a model of our own; and what does those on its logits."""
+    # Importing them needs the package, which machines without a GPU need not have.
+    from sluice.models.triton_ops import TritonOps
+    from sluice.runner.triton_logit_ops import TritonLogitOps
+
+    if isinstance(model, CausalLM):
+        model.use(TritonOps())
+    return TritonLogitOps()
 
 
 def _attention(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> str:

@@ -10,6 +10,7 @@ from sluice.attending import choose_attention
 from sluice.config import ConfigError, EngineConfig, threads_from_environment
 from sluice.cores import usable_cores, usable_processors
 from sluice.cpu_kernels import choose_kernels
+from sluice.cuda_kernels import CudaDevice, check_device
 from sluice.resolve import Resolution, resolve
 
 
@@ -17,7 +18,7 @@ def pick_device(name: str) -> torch.device:
     """The device that an option means.
 
     Raises:
-        ConfigError: it is no device of this machine.
+        ConfigError: it is no device of this machine, or torch cannot compute on it.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not count):
@@ -27,8 +28,12 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
     index = int(number or 0)
     if index >= count:
-        raise ConfigError(f"--device {name}: this machine has {count} usable CUDA devices")
-    return torch.device("cuda", index)
+        raise ConfigError(
+            f"--device {name}: this machine has {count} usable CUDA devices; --device cpu computes on the processor"
+        )
+    device = torch.device("cuda", index)
+    check_device(CudaDevice.of(device))
+    return device
 
 
 def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:

@@ -32,7 +32,7 @@ def test_penalties(vocab: int, dtype: torch.dtype, device: torch.device) -> None
     for opening in openings:
         counts.open(opening)
     count_rows = torch.tensor([openings[2].row, openings[0].row], device=device)
-    numbers = torch.tensor([[1.3, 0.7], [0.4, -0.9], [0.25, 0.5]], dtype=torch.float64, device=device)
+    numbers = torch.tensor([[1.3, 0.4, 0.25], [0.7, -0.9, 0.5]], dtype=torch.float64, device=device).T
     rows = torch.tensor([4, 1], device=device)
     logits = normal(5, vocab, seed=vocab, device=device).to(dtype)
     results = [logits.clone() for _ in BOTH]

@@ -45,8 +45,9 @@ class StepAdjustments:
     """[P] of `counts`"""
 
     def apply(self, logits: torch.Tensor, ops: LogitOps = TORCH_LOGIT_OPS) -> torch.Tensor:
-        """The logits [S, vocab] to sample from: a copy, float64 for float64, else float32."""
-        logits = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
+        """The logits [S, vocab] to sample from: a contiguous copy, float64 for float64, else float32."""
+        dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        logits = logits.to(dtype, copy=True, memory_format=torch.contiguous_format)
         if self.bias is not None:
             values = self.bias.values.to(logits.dtype)
             logits.index_put_((self.bias.rows, self.bias.ids), values, accumulate=True)

@@ -56,9 +56,9 @@ class TritonLogitOps:
             all_in_prompt,
             all_outputs,
             count_rows,
-            penalties.repetition,
-            penalties.frequency,
-            penalties.presence,
+            penalties.repetition.contiguous(),  # on a CPU they are rows of a table
+            penalties.frequency.contiguous(),
+            penalties.presence.contiguous(),
         )
 
     def totals(self, logits: torch.Tensor) -> torch.Tensor:

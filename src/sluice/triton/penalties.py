@@ -60,6 +60,7 @@ def penalize(
         repetition, frequency, presence: [P] float64.
     """
     vocab = logits.shape[1]
+    assert logits.is_contiguous(), f"logits of {tuple(logits.shape)} with strides {logits.stride()}"
     if len(rows) == 0:
         return
     _penalize[(len(rows), triton.cdiv(vocab, BLOCK))](

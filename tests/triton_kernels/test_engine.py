@@ -1,0 +1,66 @@
+"""Triton's kernels in whole engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny_models
+from sluice.assemble import LoadedModel, load, use_triton
+from sluice.config import EngineConfig
+from sluice.engine.messages import Submit
+from sluice.models.base import CausalLM
+from sluice.models.ops import TorchOps
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS
+from sluice.testing import ManualLink
+from sluice.types import SamplingParams, TokenLogprobs
+from triton_device import each_device, quiet
+
+pytestmark = quiet
+ASKED = (
+    SamplingParams(temperature=0.0, seed=0, logprobs=2, prompt_logprobs=1),
+    SamplingParams(seed=1, logprobs=0),
+    SamplingParams(seed=2, top_k=20, repetition_penalty=1.3, presence_penalty=0.4),
+    SamplingParams(seed=3, top_p=0.8, min_p=0.02, frequency_penalty=0.5, logit_bias=((3, 2.0),)),
+)
+SUBMITS = [
+    Submit(number, tuple((7 * number + 3 * at) % 120 + 3 for at in range(length)), replace(params, max_tokens=4))
+    for number, (length, params) in enumerate(zip((11, 3, 6, 1), ASKED, strict=True))
+]
+
+
+def generated(loaded: LoadedModel) -> tuple[list[tuple[int, ...]], list[Sequence[TokenLogprobs]]]:
+    link = ManualLink()
+    engine = loaded.engine(link)
+    link.put(*SUBMITS)
+    engine.step()
+    for _ in range(100):
+        if engine.is_idle:
+            break
+        engine.step()
+    numbers = range(len(SUBMITS))
+    return [link.tokens(i) for i in numbers], [link.prompt_logprobs(i) + link.logprobs(i) for i in numbers]
+
+
+@each_device
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2"])
+def test_the_tokens_of_torch(family: str, device: torch.device, tmp_path: Path) -> None:
+    """A norm, a rotation, a gate, a slot or a filter that is not torch's; chunks and decodes share steps."""
+    options = {"dtype": "float32", "device": str(device), "attention_backend": "reference"}
+    options |= {"page_size": 4, "chunked_prefill_size": 8}
+    folder = str(tiny_models.save(family, tmp_path))
+    config = EngineConfig.from_options({"model": folder, "max_total_tokens": 256, **options})
+    loaded = load(config, progress=False)
+    assert isinstance(loaded.model, CausalLM)
+    loaded.model.use(TorchOps())
+    tokens, logprobs = generated(replace(loaded, logit_ops=TORCH_LOGIT_OPS))
+    found_tokens, found_logprobs = generated(replace(loaded, logit_ops=use_triton(loaded.model), attention="triton"))
+    assert found_tokens == tokens
+    assert [len(of) for of in tokens] == [4] * len(SUBMITS)
+    for found, expected in zip(found_logprobs, logprobs, strict=True):
+        assert [item.token_id for item in found] == [item.token_id for item in expected]
+        assert [item.logprob for item in found] == pytest.approx([item.logprob for item in expected], abs=2e-4)
