@@ -41,7 +41,7 @@ def assert_close(case: Case, device: torch.device, backend: TritonAttention = SM
     shapes = f"{case.q.dtype} {tuple(case.q.shape)} {tuple(case.kv.k.shape)}"
     about = f"{rule} {shapes} {case.batch.q_lens} {case.batch.kv_lens_host}"
     assert out.dtype == case.q.dtype
-    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=rtol / 4, msg=lambda text: f"{text}\n{about}")
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=rtol / 2, msg=lambda text: f"{text}\n{about}")
     lse_tol = 2e-5 if case.q.dtype == torch.float32 else 2e-4
     torch.testing.assert_close(
         lse.double(), expected_lse, rtol=lse_tol, atol=lse_tol, msg=lambda text: f"lse: {text}\n{about}"
@@ -71,7 +71,7 @@ def test_agrees_with_the_reference(device: torch.device, seed: int) -> None:
             lengths(draw),
             heads=kv_heads * draw.choice((1, 2, 3, 4, 8)),
             kv_heads=kv_heads,
-            head_dim=draw.choice((64, 80, 96, 128)),
+            head_dim=draw.choice((16, 64, 80, 96, 128)),
             page_size=draw.choice((1, 8, 16, 32, 64)),
             dtype=draw.choice((torch.float32, torch.float32, torch.bfloat16, torch.float16)),
         )
@@ -103,11 +103,16 @@ def test_the_sizes_of_the_table(device: torch.device, arch: tuple[int, int]) -> 
 
 
 @each_device
+@pytest.mark.parametrize("sms", [1, 48])
 @pytest.mark.parametrize("window", [None, 100])
-def test_one_long_context_among_short_ones(device: torch.device, window: int | None) -> None:
-    """It is cut into most of the pieces, more than are merged at once; no piece may be left out for want of room."""
-    backend = TritonAttention(Arch((8, 0), 5), decode_with=DecodeTiles(16, 1, 4, num_warps=2, num_stages=1))
-    case = make_case(2, [(1, n) for n in (16, 0, 700, 1, 33)], heads=2, kv_heads=1)
+def test_one_long_context_among_short_ones(device: torch.device, sms: int, window: int | None) -> None:
+    """No piece may be left out: neither for want of programs, with more rows than pieces aimed at, nor of those that
+    are merged after the first sixteen."""
+    backend = TritonAttention(
+        Arch((8, 0), sms), decode_with=DecodeTiles(16, min_tiles=1, programs_per_sm=1, num_warps=2, num_stages=1)
+    )
+    case = make_case(2, [(1, n) for n in (16, 0, 700, 1, 33)], heads=8, kv_heads=1)
+    case.kv.k[case.batch.page_table[2, 40:]] *= 3  # the highest scores come late: what was merged before has to shrink
     assert_close(case, device, backend, window=window)
 
 
