@@ -1,0 +1,202 @@
+"""Needles in long contexts: are they found at every depth, how long does it take, and what does it hold in memory?
+
+    python benchmarks/needles.py --lengths 16K,64K --out build/needles --option max_total_tokens=70000
+
+For each length, in a process of its own: a checkpoint that recalls exactly (`sluice.exact_recall`), one haystack with
+needles at 0, 25, 50, 75 and 100% depth, and a question for each. The first question reads the prompt, the others find
+it in the cache. It writes PREFIX.json and PREFIX.html after each length: time, RssAnon of the process, bytes by part.
+A length that would take longer than --seconds, by what the shorter ones took, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+from benchmarks.long_context.page import Plot, page
+from benchmarks.long_context.reading import Task
+from sluice.bench import facts
+from sluice.exact_recall import SHAPES, RecallShape, needle_prompts, write_recall_checkpoint
+
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+UNITS = {"K": 1 << 10, "M": 1 << 20}
+MIB = 1 << 20
+ROOM = 64
+"""Tokens of a context beside the prompt."""
+PREFILL, QUESTION, DECODE = "prefill, s", "later questions' TTFT, s", "a decoded token, ms"
+ANON, IDLE, DEVICE_KV = "RssAnon at most, MiB", "RssAnon idle, MiB", "KV on the device, MiB"
+BENEATH, RIGHT = "KV beneath, MiB", "right, of 5"
+PLOTS = (
+    Plot("memory", "Memory: what grows with the context, and what does not", "MiB", (ANON, DEVICE_KV, BENEATH)),
+    Plot("prefill", "Time to read the prompt", "s", (PREFILL,)),
+    Plot("decode", "Time of a decoded token", "ms", (DECODE,)),
+)
+
+
+def tokens_of(text: str) -> int:
+    """
+    Raises:
+        ValueError: neither a number nor one with K or M behind it.
+    """
+    number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
+    if not number.isdecimal() or int(number) < 1:
+        raise ValueError(f"a length must be a number, perhaps with K or M behind it, got {text!r}")
+    return int(number) * unit
+
+
+def option_of(text: str) -> tuple[str, Any]:
+    """
+    Raises:
+        ValueError: not NAME=VALUE.
+    """
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(f"an option must be NAME=VALUE, got {text!r}")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+def write_task(folder: Path, checkpoint: Path, shape: RecallShape, length: int, options: dict[str, Any]) -> Path:
+    """The task of one length as a file; of `length` tokens with the question."""
+    needles = needle_prompts(shape, length, DEPTHS, seed=length)
+    haystack = folder / "haystack.npy"
+    np.save(haystack, np.array(needles[0].prompt[: -shape.previous], dtype=np.int32))
+    keys = tuple(needle.prompt[-shape.previous :] for needle in needles)
+    answers = tuple(needle.answer for needle in needles)
+    path = folder / "task.json"
+    path.write_text(json.dumps(asdict(Task(str(checkpoint), str(haystack), keys, answers, options))))
+    return path
+
+
+def read_apart(task: Path) -> dict[str, Any]:
+    """What a process of its own says of the task.
+
+    Raises:
+        RuntimeError: it failed; the message is its last line.
+    """
+    command = [sys.executable, "-m", "benchmarks.long_context.reading", str(task)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def figures_of(found: dict[str, Any]) -> dict[str, float]:
+    """A reading in numbers for people."""
+    first, *later = found["asked"]
+    tokens = len(found["asked"]) * 7
+    return {
+        RIGHT: sum(each["is_right"] for each in found["asked"]),
+        PREFILL: first["ttft"],
+        QUESTION: sum(each["ttft"] for each in later) / len(later),
+        DECODE: 1000 * sum(each["decode"] for each in found["asked"]) / tokens,
+        IDLE: found["idle_anonymous"] / MIB,
+        ANON: found["peak_anonymous"] / MIB,
+        DEVICE_KV: found["memory"]["device_kv_bytes"] / MIB,
+        BENEATH: (found["predicted"]["host_bytes"] + found["predicted"]["disk_bytes"]) / MIB,
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        lengths = {text: tokens_of(text) for text in args.lengths.split(",")}
+        options = {"dtype": args.dtype, **dict(option_of(text) for text in args.option)}
+        if not args.out.parent.is_dir():
+            raise ValueError(f"--out must be in a folder that exists, got {args.out}")
+        shape = replace(SHAPES[args.size], max_positions=max(max(lengths.values()) + ROOM, args.positions))
+    except ValueError as error:
+        print(f"needles: error: {error}", file=sys.stderr)
+        return 1
+    readings: dict[str, dict[str, Any]] = {}
+    skipped: list[str] = []
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="sluice-needles-") as name:
+        checkpoint = write_recall_checkpoint(Path(name) / "checkpoint", shape)
+        for label, length in lengths.items():
+            if _foreseen(readings, lengths, length) > args.seconds:
+                skipped.append(label)
+                print(f"{label:>6}  left out: it would take more than {args.seconds:g} s", flush=True)
+                continue
+            try:
+                readings[label] = read_apart(write_task(Path(name), checkpoint, shape, length, options))
+            except RuntimeError as error:
+                print(f"needles: error: {label}: {error}", file=sys.stderr)
+                failed = True
+                break
+            figures = figures_of(readings[label])
+            failed = failed or figures[RIGHT] < len(DEPTHS)
+            print(f"{label:>6}  " + "  ".join(f"{name} {value:.4g}" for name, value in figures.items()), flush=True)
+            _write(args, shape, options, readings, skipped)
+    if readings:
+        _write(args, shape, options, readings, skipped)
+    return int(failed)
+
+
+def _foreseen(readings: dict[str, dict[str, Any]], lengths: dict[str, int], length: int) -> float:
+    """Seconds: as the square of the length, from the longest so far."""
+    if not readings:
+        return 0.0
+    label = max(readings, key=lengths.__getitem__)
+    return float(readings[label]["asked"][0]["ttft"]) * (length / lengths[label]) ** 2
+
+
+def _write(
+    args: argparse.Namespace,
+    shape: RecallShape,
+    options: dict[str, Any],
+    readings: dict[str, dict[str, Any]],
+    skipped: Sequence[str],
+) -> None:
+    figures = {label: figures_of(found) for label, found in readings.items()}
+    record = {
+        "benchmark": "needles",
+        "shape": asdict(shape),
+        "options": options,
+        "depths": DEPTHS,
+        "figures": figures,
+        "readings": readings,
+        "left_out": skipped,
+        "versions": facts.versions(facts.IN_PROCESS_PACKAGES),
+        "machine": facts.machine(),
+    }
+    args.out.with_name(f"{args.out.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    introduction = (
+        f"A checkpoint that recalls exactly ({args.size}, {args.dtype}), five needles for each length;"
+        f" {record['machine']['processor']}, {record['machine']['usable_cores']} cores."
+    )
+    html = page("Needles in long contexts", introduction, figures, PLOTS, record)
+    args.out.with_name(f"{args.out.name}.html").write_text(html, encoding="utf-8")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="where results go, no ending")
+    parser.add_argument("--lengths", default="16K,64K,256K", help="tokens of the prompts (default: 16K,64K,256K)")
+    parser.add_argument("--size", default="small", choices=SHAPES, help="of the checkpoint (default: small)")
+    parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument("--positions", type=int, default=1 << 20, help="least context of the checkpoint (default: 1M)")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="most for one length (default: 3600)")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine, as often as needed"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,266 @@
+"""What ordinary streams feel of one prompt that is longer than the device, while it is read and while it decodes.
+
+    python benchmarks/streamed_neighbours.py --long 128K --out build/neighbours --option max_total_tokens=40000
+
+One engine in this process, stepped by hand, over a checkpoint that recalls exactly. Some streams decode all the time:
+
+    alone      nothing else
+    ordinary   prompts that fit the device, one after the other, so that every step has a full chunk beside the streams
+    prefill    the long prompt instead
+    decode     its answer, beside the streams
+
+Times are those at which the engine sends tokens. The long prompt holds a needle, and its answer is checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy as np
+
+from benchmarks.needles import ROOM, option_of, tokens_of
+from sluice.assemble import build_engine
+from sluice.bench import facts
+from sluice.config import ConfigError, EngineConfig
+from sluice.engine.engine import Engine
+from sluice.engine.messages import Abort, Message, Stats, Submit
+from sluice.exact_recall import SHAPES, needle_prompt, write_recall_checkpoint
+from sluice.types import Output, SamplingParams
+
+STREAM_TOKENS = 1000
+"""Of one stream; another one takes its place."""
+
+
+class TimedLink:
+    """Keeps when each token came."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.times: dict[int, list[float]] = {}
+        self.ended: dict[int, str | None] = {}
+        self._inbox: deque[Message] = deque()
+
+    def put(self, message: Message) -> None:
+        self._inbox.append(message)
+
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
+        """What was put; a loop that has nothing to do waits a little for copies."""
+        if block and not self._inbox:
+            time.sleep(min(0.001, timeout or 0.001))
+        return [self._inbox.popleft() for _ in range(len(self._inbox))]
+
+    def post(self, message: Message) -> None:
+        self._inbox.append(message)
+
+    def send(self, outputs: Sequence[Output]) -> None:
+        now = time.perf_counter()
+        for output in outputs:
+            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
+            self.times.setdefault(output.request_id, []).extend([now] * len(output.token_ids))
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.error
+
+    def answer(self, stats: Stats) -> None:
+        raise AssertionError(f"nobody asked for {stats}")
+
+
+@dataclass
+class Phase:
+    """Part of the run."""
+
+    name: str
+    start: float
+    end: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    """Seconds between two tokens of a stream, both of them within."""
+
+    def as_dict(self) -> dict[str, float | int | str]:
+        """In milliseconds."""
+        p50, p99 = (1000 * float(np.quantile(self.gaps, q)) for q in (0.5, 0.99))
+        return {
+            "phase": self.name,
+            "seconds": self.end - self.start,
+            "gaps": len(self.gaps),
+            "itl_p50_ms": p50,
+            "itl_p99_ms": p99,
+            "itl_max_ms": 1000 * max(self.gaps),
+        }
+
+
+class Run:
+    """An engine, some streams, and the phases they go through."""
+
+    def __init__(self, engine: Engine, link: TimedLink, streams: int, vocab_size: int, ordinary_tokens: int) -> None:
+        self._engine = engine
+        self._link = link
+        self._ids = count()
+        self._rng = np.random.default_rng(0)
+        self._vocab_size = vocab_size
+        self._ordinary_tokens = ordinary_tokens
+        self.phases: list[Phase] = []
+        self._running = [self._submit(self._words(32), STREAM_TOKENS) for _ in range(streams)]
+        self._streams = set(self._running)
+        while not all(link.times.get(request) for request in self._running):
+            self._step()
+
+    def alone(self, seconds: float) -> None:
+        """Nothing but the streams."""
+        for _ in self._phase("alone"):
+            if self._elapsed() > seconds:
+                break
+
+    def ordinary(self, seconds: float) -> None:
+        """Prompts that fit the device, one after the other."""
+        waiting: list[int] = []
+        for _ in self._phase("ordinary"):
+            waiting = [request for request in waiting if request not in self._link.ended]
+            if self._elapsed() > seconds:
+                break
+            while len(waiting) < 2:  # the second is read when the first one is done, in the same step
+                waiting.append(self._submit(self._words(self._ordinary_tokens), 1))
+        for request in waiting:
+            self._link.put(Abort(request))
+
+    def long(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> bool:
+        """The long prompt, and its answer. Returns whether it is the right one.
+
+        Raises:
+            RuntimeError: the engine could not do it.
+        """
+        request = self._submit(prompt, len(answer))
+        for _ in self._phase("prefill"):
+            if request in self._link.times or request in self._link.ended:
+                break
+        for _ in self._phase("decode"):
+            if request in self._link.ended:
+                break
+        if (error := self._link.ended[request]) is not None:
+            raise RuntimeError(error)
+        return tuple(self._link.tokens[request]) == answer
+
+    def end(self) -> None:
+        """End the streams."""
+        for request in self._running:
+            self._link.put(Abort(request))
+        self._engine.step()
+
+    def _phase(self, name: str) -> Iterator[None]:
+        """Steps until the caller breaks off."""
+        self.phases.append(phase := Phase(name, time.perf_counter()))
+        try:
+            while True:
+                yield
+                self._step()
+        finally:
+            phase.end = time.perf_counter()
+            for request in self._streams:
+                times = [at for at in self._link.times.get(request, ()) if phase.start <= at <= phase.end]
+                phase.gaps.extend(after - before for before, after in pairwise(times))
+
+    def _step(self) -> None:
+        """One step of the engine. Who has ended is replaced.
+
+        Raises:
+            RuntimeError: a stream was refused.
+        """
+        self._engine.step()
+        for index, request in enumerate(self._running):
+            if request in self._link.ended:
+                if (error := self._link.ended[request]) is not None:
+                    raise RuntimeError(error)
+                self._running[index] = self._submit(self._words(32), STREAM_TOKENS)
+                self._streams.add(self._running[index])
+
+    def _elapsed(self) -> float:
+        return time.perf_counter() - self.phases[-1].start
+
+    def _words(self, length: int) -> tuple[int, ...]:
+        return tuple(self._rng.integers(2, self._vocab_size, length).tolist())
+
+    def _submit(self, prompt: tuple[int, ...], max_tokens: int) -> int:
+        request = next(self._ids)
+        sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, seed=0)
+        self._link.put(Submit(request, prompt, sampling))
+        return request
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        length = tokens_of(args.long)
+        options = dict(option_of(text) for text in args.option)
+        if not args.out.parent.is_dir():
+            raise ValueError(f"--out must be in a folder that exists, got {args.out}")
+        shape = replace(SHAPES[args.size], max_positions=max(1 << 20, length + ROOM))
+        needle = needle_prompt(shape, length, 0.5, answer_len=args.answer)
+        with tempfile.TemporaryDirectory(prefix="sluice-neighbours-") as folder:
+            write_recall_checkpoint(Path(folder), shape)
+            link = TimedLink()
+            config = EngineConfig.from_options({"model": folder, "dtype": args.dtype, **options})
+            engine, info = build_engine(config, link, progress=False)
+            with closing(engine):
+                run = Run(engine, link, args.streams, shape.vocab_size, args.ordinary)
+                run.alone(args.seconds)
+                run.ordinary(args.seconds)
+                is_right = run.long(needle.prompt, needle.answer)
+                run.end()
+    except (ValueError, ConfigError, RuntimeError) as error:
+        print(f"streamed_neighbours: error: {error}", file=sys.stderr)
+        return 1
+    phases = {phase.name: phase.as_dict() for phase in run.phases}
+    record: dict[str, Any] = {
+        "benchmark": "streamed_neighbours",
+        "shape": asdict(shape),
+        "dtype": args.dtype,
+        "streams": args.streams,
+        "long_tokens": length,
+        "ordinary_tokens": args.ordinary,
+        "is_right": is_right,
+        "phases": phases,
+        "itl_p99_of_ordinary": {
+            name: phases[name]["itl_p99_ms"] / phases["ordinary"]["itl_p99_ms"] for name in ("prefill", "decode")
+        },
+        "config": asdict(info.config),
+        "memory": info.memory.as_dict(),
+        "versions": facts.versions(facts.IN_PROCESS_PACKAGES),
+        "machine": facts.machine(),
+    }
+    args.out.with_name(f"{args.out.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for own in phases.values():
+        shown = (f"{name} {value:.4g}" if isinstance(value, float) else str(value) for name, value in own.items())
+        print("  ".join(shown))
+    print(f"answer right: {is_right}; p99 against ordinary prompts: {record['itl_p99_of_ordinary']}")
+    return int(not is_right)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="where results go, no ending")
+    parser.add_argument("--long", default="128K", help="tokens of the long prompt (default: 128K)")
+    parser.add_argument("--answer", type=int, default=64, help="tokens of its answer (default: 64)")
+    parser.add_argument("--ordinary", type=int, default=4096, help="tokens of an ordinary prompt (default: 4096)")
+    parser.add_argument("--streams", type=int, default=4, help="that decode all the time (default: 4)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of the phases without the long prompt")
+    parser.add_argument("--size", default="small", choices=SHAPES, help="of the checkpoint (default: small)")
+    parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine, as often as needed"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""The scripts that measure long contexts, on short ones."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+
+import pytest
+
+from benchmarks import needles, streamed_neighbours
+from benchmarks.long_context.process import PeakMemory, anonymous_bytes
+
+
+def test_needles_writes_what_it_found(tmp_path: Path) -> None:
+    """A script that fails at the end of an hour: every length's numbers are there, and what was left out is named."""
+    prefix = tmp_path / "needles"
+    lengths, options = ["--lengths", "300,1M"], ["--option", "max_total_tokens=1024", "--option", "threads=1"]
+    assert needles.main(["--out", str(prefix), "--seconds", "9", *lengths, *options]) == 0
+    found = json.loads(prefix.with_suffix(".json").read_text())
+    assert list(found["figures"]) == ["300"]
+    assert found["left_out"] == ["1M"]
+    assert found["figures"]["300"][needles.RIGHT] == 5
+    assert found["figures"]["300"][needles.ANON] >= found["figures"]["300"][needles.IDLE] > 10
+    assert [each["is_right"] for each in found["readings"]["300"]["asked"]] == [True] * 5
+    page = prefix.with_suffix(".html").read_text()
+    assert "Time to read the prompt" in page
+    assert "<script" not in page
+
+
+def test_needles_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A typo in a length, and a child whose reason is lost."""
+    out = ["--out", str(tmp_path / "needles")]
+    assert needles.main([*out, "--lengths", "16k"]) == 1
+    assert "got '16k'" in capsys.readouterr().err
+    assert needles.main([*out, "--lengths", "300", "--option", "page_size=-5"]) == 1
+    assert "--page-size must be at least 1" in capsys.readouterr().err
+
+
+def test_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Phases in which no stream moves would divide by nothing, and an answer that is wrong must not look right."""
+    prefix = tmp_path / "neighbours"
+    sizes = ["--long", "2000", "--answer", "16", "--ordinary", "600", "--streams", "2", "--seconds", "0.2"]
+    options = ["--option", "max_total_tokens=8192", "--option", "threads=1", "--option", "chunked_prefill_size=128"]
+    assert streamed_neighbours.main(["--out", str(prefix), *sizes, *options]) == 0
+    found = json.loads(prefix.with_suffix(".json").read_text())
+    assert list(found["phases"]) == ["alone", "ordinary", "prefill", "decode"]
+    assert all(phase["gaps"] > 4 for phase in found["phases"].values())
+    assert found["is_right"]
+    assert streamed_neighbours.main(["--out", str(prefix), *sizes, "--option", "max_total_tokens=512"]) == 1
+    assert "streamed_neighbours: error:" in capsys.readouterr().err
+
+
+def test_anonymous_memory_is_seen() -> None:
+    """Pages of a file count as well, and a context on a disk would seem to be in memory."""
+    with PeakMemory() as memory, mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        before = anonymous_bytes()
+        block.write(bytes(64 << 20))
+        assert anonymous_bytes() - before == pytest.approx(64 << 20, rel=0.5)
+    assert memory.peak >= before
+
+
+def test_no_anonymous_memory(tmp_path: Path) -> None:
+    """A system that does not tell would be measured as 0."""
+    (tmp_path / "status").write_text("Name:\tx\nVmRSS:\t12 kB\n")
+    with pytest.raises(ValueError, match="no RssAnon"):
+        anonymous_bytes(tmp_path / "status")
