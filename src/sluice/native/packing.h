@@ -47,7 +47,7 @@ public:
     }
 
 private:
-    static constexpr int SLAB_ROWS = 240;         // of x: what stays in a second-level cache while blocks pass by
+    static constexpr int SLAB_ROWS = 264;         // of x: what stays in a second-level cache while blocks pass by
     static constexpr int FEW_ROWS = 24;           // as many are multiplied in the time that reading the weights takes
     static constexpr int ITEM_BYTES = 1 << 20;    // of weights for few rows, some tens of microseconds
     static constexpr int SHARES = 4;              // items of each thread, at least
