@@ -100,6 +100,9 @@ class Steps:
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._runner = replace(loaded, model=Filled(loaded.model)).runner()
+        # A step of two tokens: steps that only decode may be captured, and filling the pages is no part of them.
+        first = BatchPlan(0, (NewSlot(0, 0, GREEDY, 0),), (Chunk(0, 0, 0, 2, (1, 2), (0,), True),), num_decodes=0)
+        self._runner.launch(first).wait()
 
     def seconds(self, parts: Sequence[Part]) -> list[float]:
         """Of each step after a first one that fills the slots."""

@@ -32,6 +32,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
         "pagefile",
         "triton",
         "attention",
+        "native",
         "models",
         "runner",
     },

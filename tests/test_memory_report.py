@@ -36,7 +36,9 @@ def test_what_is_allocated(dtype: str, size: int, kernels: str, folder: Path) ->
     before = held()
     with LLM(folder, dtype=dtype, page_size=32, max_total_tokens=100_000, cpu_kernels=kernels) as llm:
         report = llm.memory_report()
-        assert report["pool_bytes"] == 100_000 // 32 * 32 * 2 * NUM_LAYERS * NUM_KV_HEADS * HEAD_DIM * size
+        padding = kernels == "auto" and dtype == "bfloat16"  # a page that belongs to nobody, where steps are captured
+        pages = 100_000 // 32 + (padding and llm.info.config.model.cpu_kernels != "torch")
+        assert report["pool_bytes"] == pages * 32 * 2 * NUM_LAYERS * NUM_KV_HEADS * HEAD_DIM * size
         assert report["device_kv_bytes"] == report["pool_bytes"] + report["ring_bytes"]
         allocated = held() - before
         assert 0 <= allocated - report["device_kv_bytes"] < report["weights_bytes"] + SLACK

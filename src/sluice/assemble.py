@@ -43,6 +43,7 @@ from sluice.runner.allocated import module_bytes
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.heap import keep_freed_memory
+from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.memory import PoolRequest, free_memory, pool_pages
 from sluice.runner.runner import Model, TorchRunner
@@ -77,6 +78,8 @@ class EngineInfo:
     reasons: Mapping[str, str]
     """Option -> why it has its value, for those that were derived."""
     kv_sizes: KVSizes
+    pool_tokens: int
+    """That the pool's pages hold, among them one that belongs to nobody where steps are padded."""
     memory: Footprint
     """What the weights take, and, of a built engine, all the rest that was allocated."""
 
@@ -87,9 +90,7 @@ class EngineInfo:
             LimitError: there can be no such request.
         """
         self.limits.check_length(length)
-        return device_footprint(
-            self.kv_sizes, self.limits.max_total_tokens, None, weights_bytes=self.memory.weights_bytes
-        )
+        return device_footprint(self.kv_sizes, self.pool_tokens, None, weights_bytes=self.memory.weights_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,9 @@ class LoadedModel:
     attention: str
     """What attends: a choice of `--attention-backend` other than "auto"."""
     graph_rows: tuple[int, ...]
-    """Numbers of rows of steps that are replayed as graphs; none: no step is."""
+    """Numbers of rows of steps that are replayed as CUDA graphs; none: no step is."""
+    captures_kernels: bool
+    """Steps of a few decodes are replayed on a CPU."""
     logit_ops: LogitOps = TORCH_LOGIT_OPS
 
     def runner(self, heartbeat: Heartbeat | None = None, faults: Sequence[Fault] = ()) -> TorchRunner:
@@ -127,6 +130,9 @@ class LoadedModel:
         forwards: Forwards = EagerForwards(model, state, attending.backend, attending.planner)
         if self.graph_rows and not spoiling:
             forwards = captured_graphs(forwards, model, state, attending, transport, self.graph_rows, busy)
+        elif self.captures_kernels and not spoiling:
+            assert self.kernels is not None, "only the kernels' calls are captured"
+            forwards = cpu_graphs(forwards, model, state, attending.backend, self.kernels, busy)
         return TorchRunner(
             model,
             state,
@@ -262,7 +268,9 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         logit_ops = use_triton(model)
     attention = _attention(config, spec, reasons)
     rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, attention)
-    shape = _device_shape(config, spec, device, scratch_pages=1 if rows else 0)
+    # In other types torch multiplies, and Python's share is small.
+    captures_kernels = attention == "native" and spec.implementation == "native" and spec.dtype == torch.bfloat16
+    shape = _device_shape(config, spec, device, scratch_pages=1 if rows or captures_kernels else 0)
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
@@ -293,10 +301,12 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
             cache=replace(config.cache, max_total_tokens=total),
         ),
         reasons=reasons,
+        pool_tokens=(shape.num_pages + shape.scratch_pages) * shape.page_size,
         kv_sizes=KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize),
         memory=Footprint(weights_bytes=module_bytes(model)),
     )
-    return LoadedModel(model, spec, shape, info, kernels if attention == "native" else None, attention, rows, logit_ops)
+    attending = kernels if attention == "native" else None
+    return LoadedModel(model, spec, shape, info, attending, attention, rows, captures_kernels, logit_ops)
 
 
 def has_triton(device: torch.device) -> bool:

@@ -167,4 +167,5 @@ def make_attending(name: str, device: torch.device, kernels: Kernels | None, bus
 
 
 def _packed_kv(shape: DeviceShape, kernels: Kernels) -> PackedKV:
-    return PackedKV.empty(kernels, shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype)
+    pages = shape.num_pages + shape.scratch_pages
+    return PackedKV.empty(kernels, pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype)

@@ -13,7 +13,7 @@
 
 // Raised, here and in `abi.py`, with every change to what follows or to what it means: a library compiled from older
 // sources would read the wrong fields.
-constexpr int ABI_VERSION = 1;
+constexpr int ABI_VERSION = 2;
 
 extern "C" {
 
@@ -76,5 +76,13 @@ struct PackedLinearCall {
     void* y;               // [rows, out]: f(first), or if gated f(first) * second
     int64_t x_stride, y_stride;
     int32_t rows, in, out, activation, is_gated;
+};
+
+enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR };
+
+// One of a list of calls that are made one after the other.
+struct ListedCall {
+    int32_t operation;
+    const void* call;
 };
 }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
+from enum import IntEnum
 
-VERSION = 1
+VERSION = 2
 """Of the structures and of what they mean, the same as in `abi.h`."""
 
 
@@ -52,3 +53,17 @@ class PackedLinearCall(ctypes.Structure):
         *((name, c_int64) for name in ("x_stride", "y_stride")),
         *((name, c_int32) for name in ("rows", "in_features", "out_features", "activation", "is_gated")),
     )
+
+
+class Operation(IntEnum):
+    """What a `ListedCall` is a call of."""
+
+    ATTENTION = 0
+    NORM = 1
+    ROTATE_STORE = 2
+    SILU_MUL = 3
+    PACKED_LINEAR = 4
+
+
+class ListedCall(ctypes.Structure):
+    _fields_ = (("operation", c_int32), ("call", c_void_p))

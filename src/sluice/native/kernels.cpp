@@ -207,3 +207,17 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
         }
     });
 }
+
+// Calls one after the other, as if each were made on its own.
+EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const void* call = calls[i].call;
+        switch (calls[i].operation) {
+            case ATTENTION: sluice_attention(engine, static_cast<const AttentionCall*>(call)); break;
+            case NORM: sluice_norm(engine, static_cast<const NormCall*>(call)); break;
+            case ROTATE_STORE: sluice_rotate_store(engine, static_cast<const RotateStoreCall*>(call)); break;
+            case SILU_MUL: sluice_silu_mul(engine, static_cast<const SiluMulCall*>(call)); break;
+            case PACKED_LINEAR: sluice_packed_linear(engine, static_cast<const PackedLinearCall*>(call)); break;
+        }
+    }
+}

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from sluice.native.abi import VERSION, AttentionCall, NormCall, PackedLinearCall, RotateStoreCall, SiluMulCall
+from sluice.native.abi import (
+    VERSION,
+    AttentionCall,
+    ListedCall,
+    NormCall,
+    Operation,
+    PackedLinearCall,
+    RotateStoreCall,
+    SiluMulCall,
+)
 
 FOLDER = Path(__file__).parent
 MAX_HEAD_DIM = 512
@@ -69,6 +79,7 @@ class Library:
             )
         self.functions.sluice_engine_new.restype = ctypes.c_void_p
         self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
+        self.functions.sluice_all.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         self.functions.sluice_pack_linear.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
 
     def has(self, level: Level) -> bool:
@@ -99,6 +110,25 @@ def _version(functions: ctypes.CDLL) -> int:
         return 0
 
 
+Call = AttentionCall | NormCall | RotateStoreCall | SiluMulCall | PackedLinearCall
+Listener = Callable[[Operation, Call], None]
+
+
+class CallList:
+    """Calls to be made one after the other. What they point to is the maker's to keep.
+
+    Args:
+        calls: copied.
+    """
+
+    def __init__(self, calls: Sequence[tuple[Operation, Call]]) -> None:
+        self._calls = [type(call).from_buffer_copy(call) for _, call in calls]
+        listed = [
+            ListedCall(operation, ctypes.addressof(own)) for (operation, _), own in zip(calls, self._calls, strict=True)
+        ]
+        self.array = (ListedCall * len(calls))(*listed)
+
+
 class Kernels:
     """One level of the library and the threads it runs on. Calls come one at a time; others wait.
 
@@ -122,22 +152,41 @@ class Kernels:
         if not self._engine:
             raise KernelsUnavailable(f"the system refused to start {threads - 1} threads")
         weakref.finalize(self, library.functions.sluice_engine_free, self._engine)
+        self._listener: Listener | None = None
+
+    @contextmanager
+    def heard_by(self, listener: Listener) -> Iterator[None]:
+        """Meanwhile every call is told, when it has been made, to one listener at a time."""
+        assert self._listener is None, "somebody listens already"
+        self._listener = listener
+        try:
+            yield
+        finally:
+            self._listener = None
+
+    def make_all(self, calls: CallList) -> None:
+        """Make calls one after the other."""
+        self._functions.sluice_all(self._engine, calls.array, len(calls.array))
 
     def attention(self, call: AttentionCall) -> None:
         """Attention of a batch over pages."""
         self._functions.sluice_attention(self._engine, ctypes.byref(call))
+        self._tell(Operation.ATTENTION, call)
 
     def norm(self, call: NormCall) -> None:
         """Root mean square norm of rows, after an addition perhaps."""
         self._functions.sluice_norm(self._engine, ctypes.byref(call))
+        self._tell(Operation.NORM, call)
 
     def rotate_store(self, call: RotateStoreCall) -> None:
         """Norm heads, turn them, store keys and values."""
         self._functions.sluice_rotate_store(self._engine, ctypes.byref(call))
+        self._tell(Operation.ROTATE_STORE, call)
 
     def silu_mul(self, call: SiluMulCall) -> None:
         """The gated activation."""
         self._functions.sluice_silu_mul(self._engine, ctypes.byref(call))
+        self._tell(Operation.SILU_MUL, call)
 
     def pack_linear(self, weight: int, out_features: int, in_features: int, packed: int) -> None:
         """Lay out a bfloat16 weight [out_features, in_features] for `packed_linear`.
@@ -152,3 +201,8 @@ class Kernels:
     def packed_linear(self, call: PackedLinearCall) -> None:
         """A product with a weight that was laid out, and what is made of it."""
         self._functions.sluice_packed_linear(self._engine, ctypes.byref(call))
+        self._tell(Operation.PACKED_LINEAR, call)
+
+    def _tell(self, operation: Operation, call: Call) -> None:
+        if self._listener is not None:
+            self._listener(operation, call)

@@ -15,7 +15,7 @@ would be wasted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
@@ -80,14 +80,12 @@ class _StaticStep:
 
     batch: ForwardBatch
     row_slots: torch.Tensor
-    num_bytes: int
-    """Of the arrays that are copied in one go."""
 
 
 class DecodeGraphs:
     """Replays steps that only decode and ask for no log-probabilities of prompts; runs the others eagerly.
 
-    Graphs are captured by `capture_all`; until then every step is eager.
+    Graphs are captured by `capture_all`, and until then every step is eager; or each when a step first wants it.
 
     Args:
         eager: runs the other steps.
@@ -98,6 +96,8 @@ class DecodeGraphs:
         sizes: numbers of rows, ascending; steps with more run eagerly.
         planner: is told of every step before.
         busy: called before each replay: its layers say nothing.
+        on_demand: capture what a step wants when it wants it: where a capture takes no longer than a step.
+        most_keys: steps that see more tokens, all rows together, run eagerly, where layers give signs of life.
     """
 
     def __init__(
@@ -111,6 +111,8 @@ class DecodeGraphs:
         *,
         planner: StepPlanner = NO_PLANS,
         busy: Callable[[], None] = nobody,
+        on_demand: bool = False,
+        most_keys: int | None = None,
     ) -> None:
         assert state.shape.scratch_pages, f"padded rows need a page to write to: {state.shape}"
         self._eager = eager
@@ -120,6 +122,8 @@ class DecodeGraphs:
         self._capture = capture
         self._planner = planner
         self._busy = busy
+        self._on_demand = on_demand
+        self._most_keys = most_keys
         self._sizes = tuple(sizes)
         shape, most = state.shape, self._sizes[-1]
         padding = {size: self._padding(size) for size in self._sizes}
@@ -129,18 +133,18 @@ class DecodeGraphs:
         self._rows = torch.arange(most + 1, device=shape.device)
         self._starts = self._rows.to(torch.int32)
         self._static = {size: self._static_step(host) for size, host in padding.items()}
-        self._graphs: Mapping[int, Captured] = {}
+        self._graphs: dict[int, Captured] = {}
 
     @torch.inference_mode()
     def capture_all(self) -> None:
         """Capture every size, the largest first. Called on the stream that computes, before the first step."""
-        graphs = {}
-        for size in reversed(self._sizes):
-            static = self._static[size]
-            self._fill_with_padding(size)
-            self._planner.plan_static(static.batch)
-            graphs[size] = self._capture(lambda batch=static.batch: self._forward(batch))
-        self._graphs = graphs
+        self._graphs = {size: self._captured(size) for size in reversed(self._sizes)}
+
+    def _captured(self, size: int) -> Captured:
+        static = self._static[size]
+        self._fill_with_padding(size)
+        self._planner.plan_static(static.batch)
+        return self._capture(lambda: self._forward(static.batch))
 
     def padded(self, host: HostBatch) -> HostBatch:
         """See `Forwards.padded`."""
@@ -167,9 +171,11 @@ class DecodeGraphs:
             return self._eager.run(laid, arrived)
         self._busy()
         logit_rows, late_tokens, late_slots = arrived.tensors[NUM_ARRAYS - 3 : NUM_ARRAYS]
+        if size not in self._graphs:
+            self._graphs[size] = self._captured(size)
         static, graph = self._static[size], self._graphs[size]
         batch = static.batch
-        self._inputs[: static.num_bytes].copy_(arrived.prefix(PER_ROW))
+        arrived.copy_to(self._inputs, PER_ROW)
         batch.input_ids.index_copy_(0, late_tokens, self._state.last_tokens.read(late_slots))
         self._fill_table(static)
         self._planner.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
@@ -181,7 +187,11 @@ class DecodeGraphs:
 
     def _size_for(self, host: HostBatch) -> int | None:
         rows = len(host.row_slots)
-        if host.num_decodes < rows or len(host.target_ids) or rows > self._sizes[-1] or not self._graphs:
+        if host.num_decodes < rows or len(host.target_ids) or rows > self._sizes[-1]:
+            return None
+        if not (self._graphs or self._on_demand):
+            return None
+        if self._most_keys is not None and int(host.kv_lens.sum()) > self._most_keys:
             return None
         return next(size for size in self._sizes if size >= rows)
 
@@ -224,7 +234,7 @@ class DecodeGraphs:
             kv_lens_host=tuple(host.kv_lens.tolist()),
             num_decodes=size,
         )
-        return _StaticStep(batch, row_slots, extents[-1].end)
+        return _StaticStep(batch, row_slots)
 
     def _fill_with_padding(self, size: int) -> None:
         static, host = self._static[size], self._padding(size)

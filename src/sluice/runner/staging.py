@@ -38,8 +38,8 @@ class Arrived(Protocol):
         """The arrays, in their order and dtypes."""
         ...
 
-    def prefix(self, count: int) -> torch.Tensor:
-        """The bytes of the first `count` arrays as they lie, [bytes] uint8."""
+    def copy_to(self, buffer: torch.Tensor, count: int) -> None:
+        """Copy the first `count` arrays into a buffer [bytes] uint8 on the device, where `lay_out` puts them."""
         ...
 
     def done(self) -> None:
@@ -60,10 +60,13 @@ class Shared:
 
     def __init__(self, arrays: Sequence[Array]) -> None:
         self.tensors = tuple(map(torch.from_numpy, arrays))
+        self._arrays = arrays
 
-    def prefix(self, count: int) -> torch.Tensor:
-        """See `Arrived.prefix`."""
-        raise NotImplementedError("arrays of a CPU lie where they were made, not side by side")
+    def copy_to(self, buffer: torch.Tensor, count: int) -> None:
+        """See `Arrived.copy_to`."""
+        arrays = self._arrays[:count]
+        for place, tensor in zip(views(buffer, arrays, lay_out(arrays)), self.tensors, strict=False):
+            place.copy_(tensor)
 
     def done(self) -> None:
         """See `Arrived.done`."""
@@ -120,9 +123,10 @@ class StagedArrays:
         self._extents = extents
         self._ring = ring
 
-    def prefix(self, count: int) -> torch.Tensor:
-        """See `Arrived.prefix`."""
-        return self._place.device[: self._extents[count - 1].end]
+    def copy_to(self, buffer: torch.Tensor, count: int) -> None:
+        """See `Arrived.copy_to`; one copy, as they lie side by side."""
+        end = self._extents[count - 1].end
+        buffer[:end].copy_(self._place.device[:end])
 
     def done(self) -> None:
         """See `Arrived.done`."""

@@ -1,0 +1,152 @@
+"""What the kernels did of a forward, done again: against the same done anew."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny_models
+from sluice.assemble import LoadedModel, load
+from sluice.attending import make_attending
+from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.config import EngineConfig
+from sluice.engine.messages import Submit
+from sluice.models.native_ops import NativeOps
+from sluice.models.ops import Norm
+from sluice.native.library import Kernels, KernelsUnavailable, Library
+from sluice.runner.device import DeviceState
+from sluice.runner.kernel_capture import Arena, CaptureError, KernelCapture
+from sluice.runner.model import Model
+from sluice.runner.runner import TorchRunner
+from sluice.types import SamplingParams
+from worlds import Bench, World, limits_of
+
+try:
+    LIBRARY = Library()
+    LEVEL = LIBRARY.best()
+except KernelsUnavailable as error:
+    pytest.skip(f"no compiled kernels: {error}", allow_module_level=True)
+
+WORLD = World(limits_of(chunk=32, running=7), num_pages=40, page_size=32)
+HEADS_OF_16 = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+FAMILIES = {
+    "qwen3": HEADS_OF_16 | {"head_dim": 16},
+    "mistral": HEADS_OF_16 | {"head_dim": 32},
+    "gpt2": {"n_embd": 64, "n_head": 4},
+}
+"""Family -> sizes that the kernels take."""
+
+
+class Counted:
+    """A model that counts the steps that its Python ran of each number of rows."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.decodes: list[int] = []
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+        if batch.num_decodes == len(batch.q_lens):
+            self.decodes.append(batch.num_decodes)
+        return self._model.forward(batch, kv, attention)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._model.logits(hidden)
+
+
+def loaded(folder: Path) -> LoadedModel:
+    sizes = {"max_total_tokens": WORLD.num_pages * WORLD.page_size, "page_size": WORLD.page_size}
+    running = WORLD.limits.max_running_requests
+    options = {"model": str(folder), "dtype": "bfloat16", "max_running_requests": running, "threads": 1}
+    return load(EngineConfig.from_options(options | sizes), progress=False)
+
+
+def eager_runner(model: LoadedModel) -> TorchRunner:
+    attending = make_attending("native", model.shape.device, model.kernels, lambda: None)
+    return TorchRunner(model.model, DeviceState(model.shape, attending.new_kv), attending.backend)
+
+
+def submits() -> list[Submit]:
+    """They come and end one by one, so that steps of every number of rows come in every order."""
+    ends = (9, 30, 4, 21, 2, 40, 12, 25, 7, 33)
+    prompts = [tiny_models.prompt(length, seed) for seed, length in enumerate((3, 40, 1, 17, 60, 9, 33, 64, 2, 31))]
+    params = [SamplingParams(temperature=0.7, seed=seed, max_tokens=end) for seed, end in enumerate(ends)]
+    return [Submit(i, prompt, own) for i, (prompt, own) in enumerate(zip(prompts, params, strict=True))]
+
+
+def answers(runner: TorchRunner) -> list[list[int]]:
+    bench = Bench.of(WORLD, runner)
+    for submit in submits():
+        bench.link.put(submit)
+        for _ in range(3):
+            bench.engine.step()
+    bench.drain(400)
+    return [bench.link.tokens(submit.request_id) for submit in submits()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_eager_steps(family: str, tmp_path: Path) -> None:
+    """A replay over memory that another step had meanwhile, or with the lengths of the capture, gives other tokens."""
+    tiny_models.FAMILIES[family](**FAMILIES[family]).save_pretrained(tmp_path)
+    model = loaded(tmp_path)
+    counted = Counted(model.model)
+    replayed = answers(replace(model, model=counted).runner())
+    assert sorted(counted.decodes) == sorted(set(counted.decodes)), "each number of rows is captured once"
+    assert len(counted.decodes) >= 6
+    assert replayed == answers(eager_runner(model))
+
+
+def kernels() -> Kernels:
+    return Kernels(LIBRARY, LEVEL, 1)
+
+
+@torch.inference_mode()
+def test_torch_and_kernels_are_done_again_in_their_order() -> None:
+    """What torch computed between two calls of the kernels kept the value it had when it was captured."""
+    own = kernels()
+    ops, norm = NativeOps(own), Norm(torch.rand(64), 1e-6)
+    x = torch.randn(3, 64)
+
+    def work() -> torch.Tensor:
+        first = ops.rms_norm(x * 2, norm)
+        return ops.rms_norm(torch.cat((first, first.roll(1, 0))).exp()[1:4], norm) + 1
+
+    captured = KernelCapture(own)(work)
+    for _ in range(3):
+        x.normal_()
+        captured.replay()
+        assert torch.equal(captured.output, work())
+
+
+@torch.inference_mode()
+def test_a_step_whose_python_reads_a_value_is_refused() -> None:
+    """The branch that was taken would be taken for ever."""
+    x = torch.ones(1)
+    with pytest.raises(CaptureError, match="item"):
+        KernelCapture(kernels())(lambda: x + 1 if x.item() > 0 else x)
+
+
+def test_an_arena_lends_what_is_free_and_nothing_else() -> None:
+    """A view kept its memory no longer than the tensor it was made from."""
+    arena = Arena()
+    first = arena.empty((4, 8), torch.bfloat16)
+    view, address = first[1:], first.data_ptr()
+    del first
+    other = arena.empty((4, 8), torch.bfloat16)
+    assert other.data_ptr() != address
+    del view
+    assert arena.empty((30,), torch.bfloat16).data_ptr() == address
+    assert arena.empty((0, 3), torch.float32).shape == (0, 3)
+
+
+def test_nobody_hears_calls_after_a_capture() -> None:
+    """An engine went on noting every call it made until memory was full."""
+    own = kernels()
+    heard: list[object] = []
+    with own.heard_by(lambda *call: heard.append(call)):
+        pass
+    NativeOps(own).rms_norm(torch.randn(2, 16), Norm(torch.ones(16), 1e-6))
+    assert not heard
