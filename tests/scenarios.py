@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
@@ -11,7 +11,7 @@ from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.engine.recorder import Journal
 from sluice.testing import Faults, FaultyRunner
 from sluice.types import FinishReason, SamplingParams
-from worlds import VOCAB, Bench, World, check_ends, enough_steps, random_limits
+from worlds import VOCAB, SlowDisk, World, check_ends, enough_steps, random_limits, random_tiers
 
 ABORTS = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.EXPIRED)
 
@@ -34,7 +34,9 @@ def random_scenario(seed: int) -> Scenario:
     depth, running = draw.randint(1, 3), draw.randint(1, 5)
     limits = random_limits(draw, page_size, running, depth)
     world = World(limits, draw.randint(3, 24), page_size, draw.random() < 0.6, depth, draw.random() < 0.5)
-    return Scenario(world, seed, faulty=draw.random() < 0.5)
+    faulty = draw.random() < 0.5
+    world = replace(world, tiers=random_tiers(draw), disk_fails=draw.choice([0.0, 0.0, 0.1, 0.3, 1.0]))
+    return Scenario(world, seed, faulty)
 
 
 def run(scenario: Scenario, journal: Journal | None = None) -> int:
@@ -42,9 +44,10 @@ def run(scenario: Scenario, journal: Journal | None = None) -> int:
     draw = random.Random(scenario.seed)
     world = scenario.world
     faults = random_faults(draw) if scenario.faulty else Faults()
-    bench = Bench.of(world, FaultyRunner(world.shadow(), faults), journal)
+    disk = SlowDisk(world, draw, lambda shadow: FaultyRunner(shadow, faults))
+    bench = disk.bench(journal)
     to_send, sent, steps = draw.randint(1, 10), {}, 0
-    while to_send or not bench.engine.is_idle:
+    while to_send or not bench.is_idle:
         if to_send and draw.random() < 0.4:
             submit = random_submit(draw, world, request_id=len(sent))
             sent[submit.request_id] = submit
@@ -56,8 +59,8 @@ def run(scenario: Scenario, journal: Journal | None = None) -> int:
             bench.link.put(FlushCache(steps))
         if not bench.engine.in_flight and draw.random() < 0.01:
             bench.engine.scheduler.forget_device()
-            bench.engine.runner = FaultyRunner(world.shadow(), random_faults(draw) if scenario.faulty else Faults())
-        bench.engine.step()
+            disk.replace(bench)
+        bench.step()
         steps += 1
         assert steps <= enough_steps(sent), f"law 12: still busy after {steps} steps"
     check_ends(bench, sent, faults=scenario.faulty)

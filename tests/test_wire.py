@@ -13,7 +13,17 @@ from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, S
 from sluice.engine.meter import Totals
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
-from sluice.types import Bound, CopyDone, FinishReason, Occupancy, Output, SamplingParams, TokenLogprobs
+from sluice.types import (
+    Bound,
+    CopyDone,
+    FinishReason,
+    Occupancy,
+    Output,
+    SamplingParams,
+    Tier,
+    TierUse,
+    TokenLogprobs,
+)
 from sluice.wire import Failed, Frame, Outputs, Ready, Start, WireError, decode, encode, encode_outputs
 
 IDS = st.integers(0, 2**63 - 1)
@@ -48,7 +58,11 @@ OUTPUT = st.builds(
     st.none() | st.text(max_size=5),
     LOGPROBS,
     LOGPROBS,
+    IDS,
+    IDS,
 )
+TIER = st.builds(TierUse, st.sampled_from(Tier), *[IDS] * 7)
+OCCUPANCY = st.builds(Occupancy, *[IDS] * 8, st.lists(TIER, max_size=2).map(tuple))
 LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS, knows_priority=st.booleans())
 SECONDS = st.floats(0, 1e9)
 RECORD = st.builds(StepRecord, IDS, IDS, IDS, IDS, IDS, IDS, st.sampled_from(Bound), st.booleans(), SECONDS, SECONDS)
@@ -70,7 +84,7 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
         is_known=st.booleans(),
     ),
     st.builds(QueryStats, IDS),
-    st.builds(Stats, IDS, st.builds(Occupancy, *[IDS] * 7), st.none() | RECORD, TOTALS),
+    st.builds(Stats, IDS, OCCUPANCY, st.none() | RECORD, TOTALS),
     st.builds(Abort, IDS, REASONS),
     st.just(Shutdown()),
     st.builds(Copied, st.lists(st.builds(CopyDone, IDS, IDS, st.none() | st.text()), max_size=3).map(tuple)),

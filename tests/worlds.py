@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -20,8 +20,8 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.testing import ManualLink, ShadowRunner, oracle, oracle_logprobs
-from sluice.types import FinishReason, SamplingParams, SchedulerLimits, TokenLogprobs
+from sluice.testing import ManualLink, ShadowRunner, ShadowTiers, oracle, oracle_logprobs
+from sluice.types import FinishReason, SamplingParams, SchedulerLimits, TierLimits, TokenLogprobs
 
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""
@@ -40,23 +40,31 @@ class World:
     prefix_caching: bool = True
     depth: int = 1
     late: bool = False
+    tiers: TierLimits = field(default_factory=TierLimits)
+    disk_fails: float = 0.0
+    """Share of copies that fail."""
 
     @property
     def pool_tokens(self) -> int:
         return self.num_pages * self.page_size
 
     def setup(self) -> SchedulerSetup:
-        return SchedulerSetup(self.limits, self.num_pages, self.page_size, self.prefix_caching)
+        return SchedulerSetup(self.limits, self.num_pages, self.page_size, self.prefix_caching, self.tiers)
 
     def kv(self) -> KVManager:
-        return KVManager(num_pages=self.num_pages, page_size=self.page_size, prefix_caching=self.prefix_caching)
+        return KVManager(
+            num_pages=self.num_pages,
+            page_size=self.page_size,
+            prefix_caching=self.prefix_caching,
+            tiers=self.tiers,
+        )
 
     def scheduler(self) -> Lawful:
         """A scheduler that obeys the laws or raises."""
         return Lawful(Scheduler(self.limits, self.kv()))
 
-    def shadow(self, vocab_size: int = VOCAB) -> ShadowRunner:
-        return ShadowRunner(page_size=self.page_size, vocab_size=vocab_size, late=self.late)
+    def shadow(self, vocab_size: int = VOCAB, tiers: ShadowTiers | None = None) -> ShadowRunner:
+        return ShadowRunner(page_size=self.page_size, vocab_size=vocab_size, late=self.late, tiers=tiers)
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,13 @@ class Bench:
     scheduler: Lawful
     link: ManualLink
     engine: Engine
+    disk: Callable[[], None] = lambda: None
+    """Lets the disk go on for a while."""
 
     @classmethod
     def of(cls, world: World, runner: Runner | None = None, journal: Journal | None = None) -> Bench:
-        """With a journal, the engine's calls of the scheduler go through a recorder."""
+        """With a journal, the engine's calls of the scheduler go through a recorder. The disk is as fast as
+        the device."""
         scheduler, link, clock = world.scheduler(), ManualLink(), VirtualClock()
         runner = runner or world.shadow()
         if journal is None:
@@ -79,19 +90,54 @@ class Bench:
         engine = Engine(recorder, runner, link, depth=world.depth, clock=clock, trace=recorder)
         return cls(world, scheduler, link, engine)
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is left to do, not even for the disk."""
+        return self.engine.is_idle and not self.scheduler.awaits_copies
+
+    def step(self) -> None:
+        self.disk()
+        self.engine.step()
+
     def drain(self, max_steps: int) -> None:
         """Step, once at least, until nothing is left to do."""
-        self.engine.step()
+        self.step()
         steps = 1
-        while not self.engine.is_idle:
-            self.engine.step()
+        while not self.is_idle:
+            self.step()
             steps += 1
             assert steps <= max_steps, f"law 12: still busy after {steps} steps"
 
 
+@dataclass
+class SlowDisk:
+    """The shadow runner of a bench, and a disk behind it that takes its time and fails as the world says.
+
+    Args:
+        wrap: puts another runner before the shadow.
+    """
+
+    world: World
+    draw: random.Random
+    wrap: Callable[[Runner], Runner] = lambda runner: runner
+
+    def bench(self, journal: Journal | None = None) -> Bench:
+        """An engine over it."""
+        bench = Bench.of(self.world, self.world.shadow(), journal)
+        self._link = bench.link
+        self.replace(bench)
+        return replace(bench, disk=lambda: self.tiers.work(self.shadow))
+
+    def replace(self, bench: Bench) -> None:
+        """Another runner, all of it empty."""
+        self.tiers = ShadowTiers(self.draw, self._link.post, fails=self.world.disk_fails)
+        self.shadow = self.world.shadow(tiers=self.tiers)
+        bench.engine.runner = self.wrap(self.shadow)
+
+
 def enough_steps(submits: Mapping[int, Submit]) -> int:
     """A generous bound on the steps any schedule may take: each token a few times over, alone in its step."""
-    return 100 + 20 * sum(len(s.prompt) + (s.sampling.max_tokens or 0) for s in submits.values())
+    return 200 + 40 * sum(len(s.prompt) + (s.sampling.max_tokens or 0) for s in submits.values())
 
 
 def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = False, vocab_size: int = VOCAB) -> None:
@@ -108,6 +154,7 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
             assert tokens == expected, f"request {request_id} gave {tokens}, oracle {expected}"
             assert last.finish_reason is end_of(expected, submit.sampling), f"{last} after {expected}"
         check_logprobs(bench.link, submit, vocab_size)
+    bench.drain(1000)  # what the disk has not done yet
     quiet_means_empty(bench.scheduler.state)
 
 
@@ -200,6 +247,19 @@ def random_limits(draw: random.Random, page_size: int, running: int, depth: int)
     )
 
 
+def random_tiers(draw: random.Random) -> TierLimits:
+    """Nothing behind the device, or tiers in which everything runs short."""
+    per_step = draw.choice([1, 2, 5, 64])
+    return TierLimits(
+        host_pages=draw.choice([0, 0, draw.randint(1, 12)]),
+        disk_pages=draw.choice([0, draw.randint(1, 40), draw.randint(1, 40)]),
+        write_policy=draw.choice(["write-through", "write-back", "selective"]),
+        copies_per_step=per_step,
+        copies_in_flight=per_step * draw.randint(1, 4),
+        load_back_pages=draw.choice([1, 1, 2, 3]),
+    )
+
+
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
     page_size = draw(st.sampled_from([1, 2, 4, 16, 64]))
@@ -213,6 +273,8 @@ def worlds(draw: st.DrawFn) -> World:
         prefix_caching=draw(st.booleans()),
         depth=depth,
         late=draw(st.booleans()),
+        tiers=random_tiers(draw(st.randoms(use_true_random=False))),
+        disk_fails=draw(st.sampled_from([0.0, 0.1, 1.0])),
     )
 
 

@@ -8,6 +8,7 @@ what must come out.
 from __future__ import annotations
 
 import math
+import random
 import zlib
 from array import array
 from collections import deque
@@ -16,16 +17,20 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
 
-from sluice.engine.messages import Message, Stats
+from sluice.engine.messages import Copied, Message, Stats
 from sluice.engine.protocols import Pending, Runner
 from sluice.types import (
     BatchPlan,
     BatchResult,
     Chunk,
+    CopyDone,
     NewSlot,
     Output,
+    PageCopy,
     RowError,
     SamplingParams,
+    StoredPage,
+    Tier,
     TokenLogprobs,
 )
 
@@ -89,6 +94,103 @@ def resolved(max_tokens: int = 8, *, seed: int = 0, stop_token_ids: Iterable[int
     return SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=tuple(stop_token_ids))
 
 
+Content = tuple[tuple[int, int] | None, ...]
+"""What a page of the shadow model holds: (position, token) in each of its places."""
+
+
+class ShadowTiers:
+    """Host and disk of a shadow runner. They outlive it if they are given to the next one.
+
+    The disk takes its time: what was begun ends when `work` is called, in any order. A copy that fails leaves nonsense
+    where it went, and so does one that has not ended.
+
+    Args:
+        draw: chance, by which copies with the disk end and fail; None: all end at once, and well.
+        post: is told of copies with the disk that have ended.
+        fails: share of copies that fail.
+    """
+
+    def __init__(
+        self, draw: random.Random | None = None, post: Callable[[Copied], None] | None = None, *, fails: float = 0.0
+    ) -> None:
+        self._draw = draw
+        self._post = post
+        self._fails = fails
+        self._pages: dict[tuple[Tier, int], tuple[Content, int]] = {}
+        self._under_way: list[tuple[PageCopy, Content]] = []
+        """With the disk, and of stores what is to be written."""
+        self.index: dict[int, StoredPage] = {}
+        """What a restart finds on the disk."""
+
+    @property
+    def is_at_rest(self) -> bool:
+        return not self._under_way
+
+    def copy(self, plan: BatchPlan, device: ShadowRunner) -> tuple[CopyDone, ...]:
+        """Run the copies of a plan. Returns those that have ended."""
+        done: list[CopyDone] = []
+        for slot in plan.dropped:
+            self.index.pop(slot, None)
+        for copy in plan.copies:
+            content = self._read(copy.source, copy.source_page, device)[0]
+            self._put(copy, (), device)
+            if Tier.DISK in (copy.source, copy.target):
+                self._under_way.append((copy, content))
+            else:
+                done.append(self._end(copy, content, device))
+        if self._draw is None or self._draw.random() < 0.2:
+            done += self._ended(device)
+        return tuple(done)
+
+    def work(self, device: ShadowRunner) -> None:
+        """The disk goes on."""
+        done = self._ended(device)
+        if done and self._post is not None:
+            self._post(Copied(tuple(done)))
+
+    def crash(self) -> tuple[StoredPage, ...]:
+        """The process is gone: what is on its way to the disk is not there. Returns what a restart finds."""
+        self._under_way.clear()
+        self._pages = {key: page for key, page in self._pages.items() if key[0] is Tier.DISK}
+        return tuple(self.index[slot] for slot in sorted(self.index))
+
+    def _ended(self, device: ShadowRunner) -> list[CopyDone]:
+        draw = self._draw
+        ending = [each for each in self._under_way if draw is None or draw.random() < 0.3]
+        self._under_way = [each for each in self._under_way if each not in ending]
+        if draw is not None:
+            draw.shuffle(ending)
+        return [self._end(copy, content, device) for copy, content in ending]
+
+    def _end(self, copy: PageCopy, content: Content, device: ShadowRunner) -> CopyDone:
+        if copy.target is Tier.DEVICE:
+            content, checksum = self._read(copy.source, copy.source_page, device)
+            if checksum != copy.checksum or checksum != zlib.crc32(repr(content).encode()):
+                return CopyDone(copy.ticket, error="the page is not what was stored")
+        if self._draw is not None and self._draw.random() < self._fails:
+            return CopyDone(copy.ticket, error="a fault that was asked for")
+        self._put(copy, content, device)
+        return CopyDone(copy.ticket, zlib.crc32(repr(content).encode()))
+
+    def _read(self, tier: Tier, page: int, device: ShadowRunner) -> tuple[Content, int]:
+        if tier is Tier.DEVICE:
+            return device.page(page), 0
+        return self._pages[tier, page]
+
+    def _put(self, copy: PageCopy, content: Content, device: ShadowRunner) -> None:
+        """Content, or nonsense, reaches the target."""
+        if copy.target is Tier.DEVICE:
+            device.put_page(copy.target_page, content)
+            return
+        checksum = zlib.crc32(repr(content).encode()) if content else 0
+        self._pages[copy.target, copy.target_page] = content, checksum
+        if copy.target is Tier.DISK:
+            self.index.pop(copy.target_page, None)
+            if content:
+                assert copy.key is not None, f"{copy} goes to the disk without a key"
+                self.index[copy.target_page] = StoredPage(copy.target_page, copy.key, checksum)
+
+
 @dataclass
 class ShadowStep:
     """A launched step of the shadow runner."""
@@ -111,9 +213,13 @@ class ShadowRunner:
         vocab_size: tokens are from 0 to vocab_size - 1.
         late: run each step only when it is waited for (steps still run in launch order), as a slow device would;
             else at launch.
+        tiers: what lies behind the device.
     """
 
-    def __init__(self, *, page_size: int, vocab_size: int = 256, late: bool = False) -> None:
+    def __init__(
+        self, *, page_size: int, vocab_size: int = 256, late: bool = False, tiers: ShadowTiers | None = None
+    ) -> None:
+        self.tiers = ShadowTiers() if tiers is None else tiers
         self._page_size = page_size
         self._vocab_size = vocab_size
         self._late = late
@@ -130,12 +236,25 @@ class ShadowRunner:
             step.wait()
         return step
 
+    def page(self, page: int) -> Content:
+        """What a page holds."""
+        return tuple(self._kv.get((page, offset)) for offset in range(self._page_size))
+
+    def put_page(self, page: int, content: Content) -> None:
+        """Overwrite a page; with less than it holds, the rest is nonsense."""
+        for offset in range(self._page_size):
+            self._kv.pop((page, offset), None)
+        for offset, held in enumerate(content):
+            if held is not None:
+                self._kv[page, offset] = held
+
     def run_next(self) -> None:
         """Run the oldest step that has not run."""
         step = self._launched.popleft()
         step.result = self._run(step.plan)
 
     def _run(self, plan: BatchPlan) -> BatchResult:
+        copied = self.tiers.copy(plan, self)
         for new in plan.new_slots:
             self._slots[new.slot] = new
             self._rows[new.slot] = []
@@ -146,7 +265,7 @@ class ShadowRunner:
         sampled = tuple((self._sample(chunk),) for chunk in sampling)
         told = tuple(self._logprobs(chunk) for chunk in sampling)
         prompt = tuple(self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets)
-        return BatchResult(plan.step, sampled, (), told if any(told) else (), prompt)
+        return BatchResult(plan.step, sampled, (), told if any(told) else (), prompt, copied)
 
     def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
         self._rows[chunk.slot].extend(chunk.new_pages)
@@ -238,7 +357,7 @@ class FaultyRunner:
         def spoil(result: BatchResult) -> BatchResult:
             if number in self._faults.wait_raises:
                 raise InjectedFault(f"wait {number}")
-            if number in self._faults.row_fails:
+            if number in self._faults.row_fails and plan.chunks:
                 row = self._faults.row_fails[number] % len(plan.chunks)
                 return without_row(plan, result, row)
             return result

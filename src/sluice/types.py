@@ -431,6 +431,21 @@ class BatchPlan:
         return sum(chunk.length for chunk in self.chunks)
 
 
+class TierUse(NamedTuple):
+    """How full a tier behind the device is, and what went there and came back, in pages since the engine began."""
+
+    tier: Tier
+    total: int
+    used: int
+    stored: int = 0
+    failed_stores: int = 0
+    loaded: int = 0
+    failed_loads: int = 0
+    """That could not be read, or were not what was stored: they were computed again."""
+    lost: int = 0
+    """That left the cache altogether, on the first tier or for want of it."""
+
+
 class Occupancy(NamedTuple):
     """How full a scheduler is."""
 
@@ -446,6 +461,10 @@ class Occupancy(NamedTuple):
     """Of those that run, how many have a prompt that is not all planned."""
     retractions: int = 0
     """How often a running request was sent back to wait, since the scheduler was made."""
+    loading: int = 0
+    """Requests whose prefix is on its way to the device."""
+    tiers: tuple[TierUse, ...] = ()
+    """Those behind the device, fastest first."""
 
 
 class RowError(NamedTuple):
@@ -506,3 +525,7 @@ class Output(NamedTuple):
     error: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_host_tokens: int = 0
+    """Of the cached tokens, those that had to be loaded from the host,"""
+    num_disk_tokens: int = 0
+    """and from the disk."""

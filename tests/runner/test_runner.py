@@ -14,7 +14,7 @@ from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
 from sluice.attention.reference import ReferenceAttention
 from sluice.engine.messages import Submit
 from sluice.runner.runner import TorchRunner
-from sluice.types import BatchPlan, Chunk, FinishReason, NewSlot, SamplingParams
+from sluice.types import BatchPlan, Chunk, FinishReason, NewSlot, SamplingParams, TierLimits
 from worlds import Bench, World, check_ends, enough_steps, limits_of
 
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=8)
@@ -39,6 +39,7 @@ def test_every_world_gives_the_oracles_tokens(data: st.DataObject, world: World)
         drawn = data.draw(worlds.submits(world, request_id))
         greedy = replace(drawn.sampling, temperature=0.0, seed=0)
         submits[request_id] = replace(drawn, sampling=greedy, sample_index=0)
+    world = replace(world, tiers=TierLimits())
     bench = Bench.of(world, runner_of(world))
     for submit in submits.values():
         bench.link.put(submit)

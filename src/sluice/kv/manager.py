@@ -8,9 +8,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from sluice.kv.pages import PagePool
-from sluice.kv.prefix import Node, NoPrefix, PrefixTree
+from sluice.kv.prefix import Node, NoPrefix, PrefixCache, PrefixTree
+from sluice.kv.tiers import Load, LowerTiers, NoTiers, Tiers
+from sluice.types import CopyDone, TierLimits
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +30,8 @@ class Lease:
     extra_key: str
     path: list[Node]
     pages: list[int] = field(default_factory=list)
+    load: Load | None = None
+    """On the way to the device, to lengthen the path."""
 
     @property
     def private_pages(self) -> list[int]:
@@ -35,14 +40,22 @@ class Lease:
 
 
 class KVManager:
-    """Pages and prefix cache behind one set of verbs: match, acquire, extend, publish, release."""
+    """Pages, prefix cache and tiers behind one set of verbs: match, acquire, load, extend, publish, release."""
 
-    def __init__(self, *, num_pages: int, page_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self, *, num_pages: int, page_size: int, prefix_caching: bool = True, tiers: TierLimits | None = None
+    ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
         self.pool = PagePool(num_pages)
-        self.tree = PrefixTree(page_size) if prefix_caching else NoPrefix()
+        self.tiers: LowerTiers = NoTiers()
+        if prefix_caching and tiers is not None and (tiers.host_pages or tiers.disk_pages):
+            self.tiers = Tiers(tiers, page_size)
+        self.tree: PrefixCache = NoPrefix()
+        if prefix_caching:
+            tree = self.tree = PrefixTree(page_size, self.tiers)
+            self.tiers.attach(tree)
 
     @property
     def num_pages(self) -> int:
@@ -75,21 +88,21 @@ class KVManager:
     def acquire(self, path: Sequence[Node], extra_key: str) -> Lease:
         """Hold a matched path. What was evictable in it no longer is."""
         self.tree.lock(path)
+        self.tiers.used(path)
         return Lease(extra_key, list(path), [node.page for node in path])
 
     def missing(self, lease: Lease, num_tokens: int) -> int:
-        """Pages a lease lacks to hold `num_tokens` tokens."""
-        return max(0, self.pages_for(num_tokens) - len(lease.pages))
+        """Pages a lease lacks to hold `num_tokens` tokens; those being loaded for it are its own."""
+        coming = 0 if lease.load is None else len(lease.load.pages)
+        return max(0, self.pages_for(num_tokens) - len(lease.pages) - coming)
 
     def extend(self, lease: Lease, num_tokens: int) -> tuple[int, ...]:
         """Lengthen a lease to hold `num_tokens` tokens, evicting what is needed; `missing` must be `available`.
 
         Returns the pages added.
         """
-        count = self.missing(lease, num_tokens)
-        if count > self.pool.num_free:
-            self.pool.give(self.tree.evict(count - self.pool.num_free))
-        added = self.pool.take(count)
+        assert lease.load is None, f"pages for {num_tokens} tokens while others are loaded"
+        added = self._take(self.missing(lease, num_tokens))
         lease.pages += added
         return tuple(added)
 
@@ -99,12 +112,42 @@ class KVManager:
         if full > len(lease.path):
             self.tree.publish(lease.path, tokens, lease.pages, full, lease.extra_key)
 
+    def loadable(self, tokens: array[int], path: Sequence[Node], limit: int, extra_key: str) -> list[Node]:
+        """What follows a path that was just matched and is worth loading, at most up to `limit` tokens."""
+        return self.tiers.loadable(self.tree.match_below(path, tokens, limit, extra_key))
+
+    def is_loading(self, tokens: array[int], path: Sequence[Node], limit: int, extra_key: str) -> bool:
+        """The page behind a path that was just matched is on its way to the device."""
+        return self.tiers.is_loading(self.tree.match_below(path, tokens, limit, extra_key))
+
+    def load(self, lease: Lease, nodes: list[Node]) -> None:
+        """Begin to load what follows a lease's path; as many pages must be `available`."""
+        self.tiers.hold(nodes)  # first: eviction may look for room on their tier
+        lease.load = self.tiers.load(nodes, self._take(len(nodes)))
+
+    def loaded(self, lease: Lease) -> None:
+        """The load of this lease is over: hold what came of it."""
+        assert lease.load is not None, "nothing was loaded"
+        nodes, lease.load = lease.load.nodes, None
+        come = list(takewhile(lambda node: node.page >= 0, nodes))
+        self.tree.lock(come)
+        lease.path += come
+        lease.pages += [node.page for node in come]
+
+    def copied(self, done: CopyDone) -> Load | None:
+        """A copy ended. Returns the load that is over with it, if one is."""
+        load, pages = self.tiers.ended(done)
+        self.pool.give(pages)
+        return load
+
     def reclaimable(self, lease: Lease) -> int:
-        """Pages that become available when this lease alone is released."""
-        return len(lease.private_pages) + sum(node.refs == 1 for node in lease.path)
+        """Pages that become available when this lease alone is released: not those that copies are on their way to."""
+        not_begun = 0 if lease.load is None else len(lease.load.pages) - lease.load.begun
+        return len(lease.private_pages) + sum(node.refs == 1 for node in lease.path) + not_begun
 
     def release(self, lease: Lease, tokens: array[int], computed: int) -> None:
         """Give everything back. Full pages among the first `computed` tokens stay cached, twins excepted."""
+        self._cancel(lease)
         count = computed // self.page_size
         self.pool.give(self.tree.adopt(lease.path, tokens, lease.pages, count, lease.extra_key))
         self.tree.unlock(lease.path)
@@ -112,13 +155,28 @@ class KVManager:
 
     def discard(self, lease: Lease) -> None:
         """Give everything back and keep none of it: the request failed, and its KV may be what is wrong with it."""
+        self._cancel(lease)
         self.pool.give(lease.private_pages)
         self.tree.unlock(lease.path)
         self.pool.give(self.tree.forget(lease.path))
         lease.path, lease.pages = [], []
 
     def flush(self) -> int:
-        """Forget every cached page that nobody holds. Returns how many."""
-        count = self.tree.num_evictable
-        self.pool.give(self.tree.evict(count))
+        """Forget every cached page that nobody holds, on all tiers. Returns how many."""
+        count, pages = self.tree.clear()
+        self.pool.give(pages)
         return count
+
+    def forget_flights(self) -> None:
+        """The runner is gone: no copy in flight will end."""
+        self.pool.give(self.tiers.forget_flights())
+
+    def _take(self, count: int) -> list[int]:
+        if count > self.pool.num_free:
+            self.pool.give(self.tree.evict(count - self.pool.num_free))
+        return self.pool.take(count)
+
+    def _cancel(self, lease: Lease) -> None:
+        if lease.load is not None:
+            load, lease.load = lease.load, None
+            self.pool.give(self.tiers.cancel(load))

@@ -34,6 +34,14 @@ class PagePool:
             self._taken[page] = 1
         return pages
 
+    def take_these(self, pages: Iterable[int]) -> None:
+        """Take these pages; all of them must be free. Slow: for a start."""
+        wanted = set(pages)
+        assert not any(self._taken[page] for page in wanted), f"some of the pages {wanted} are taken"
+        self._free = [page for page in self._free if page not in wanted]
+        for page in wanted:
+            self._taken[page] = 1
+
     def give(self, pages: Iterable[int]) -> None:
         """Give taken pages back."""
         for page in pages:

@@ -6,6 +6,9 @@ under different `extra_key`s live under different roots and share nothing.
 A request holds a *path*: the nodes from the root over the pages it uses. Every node counts the paths through it, so
 a node's count is at least that of each child, the nodes nobody holds form whole subtrees, and eviction takes leaves
 of those, least recently used first.
+
+With tiers behind the device (`tiers.py`) a node may outlive its page: whoever lies on the device has its ancestors
+there too, and below them come nodes that lie on other tiers alone. Only nodes on the device are held.
 """
 
 from __future__ import annotations
@@ -15,17 +18,24 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from sluice.kv.below import Below
+
 
 class Node:
     """One published page."""
 
-    __slots__ = ("children", "key", "page", "parent", "refs", "used")
+    __slots__ = ("below", "children", "key", "page", "parent", "refs", "resident", "used")
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
         self.page = page
+        """Of the device; -1: it lies on other tiers alone, or has left the tree."""
         self.parent = parent
         self.children: dict[bytes, Node] = {}
+        self.resident = 0
+        """Children on the device."""
+        self.below: Below | None = None
+        """Where else it lies; None without tiers."""
         self.refs = 0
         self.used = 0
 
@@ -77,16 +87,45 @@ class PrefixCache(Protocol):
         """Give up `count` pages that nobody holds."""
         ...
 
+    def match_below(self, path: Sequence[Node], tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
+        """What follows a path that was just matched and is not on the device, in order."""
+        ...
+
+    def clear(self) -> tuple[int, list[int]]:
+        """Forget every node that nobody holds, on all tiers. Returns how many, and their pages."""
+        ...
+
     def nodes(self) -> Iterator[Node]:
         """Every node, parents before children."""
         ...
 
 
-class PrefixTree:
-    """The prefix cache."""
+class Keeper(Protocol):
+    """What the tree asks of the tiers behind the device."""
 
-    def __init__(self, page_size: int) -> None:
+    def published(self, node: Node) -> None:
+        """It has a page now."""
+        ...
+
+    def keeps(self, node: Node) -> bool:
+        """Its page is about to be taken. True: it lies on another tier, or soon will."""
+        ...
+
+    def removed(self, node: Node) -> None:
+        """It has left the tree. Its ancestors, if they left with it, have not been told yet."""
+        ...
+
+
+class PrefixTree:
+    """The prefix cache.
+
+    Args:
+        keeper: the tiers behind the device.
+    """
+
+    def __init__(self, page_size: int, keeper: Keeper) -> None:
         self._page_size = page_size
+        self._keeper = keeper
         self._roots: dict[str, Node] = {}
         self._num_pages = 0
         self._num_held = 0
@@ -113,8 +152,19 @@ class PrefixTree:
             if node is None:
                 break
             node = node.children.get(self._key(tokens, index))
-            if node is not None:
-                path.append(node)
+            if node is None or node.page < 0:
+                break
+            path.append(node)
+
+    def match_below(self, path: Sequence[Node], tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
+        node = path[-1] if path else self._roots.get(extra_key)
+        for index in range(len(path), limit // self._page_size):
+            if node is None:
+                return
+            node = node.children.get(self._key(tokens, index))
+            if node is None or node.page >= 0:
+                return
+            yield node
 
     def lock(self, path: Sequence[Node]) -> None:
         for node in path:
@@ -143,9 +193,10 @@ class PrefixTree:
         parent = path[-1] if path else self._root(extra_key)
         for index in range(len(path), count):
             key = self._key(tokens, index)
-            if key in parent.children:
+            child = parent.children.get(key)
+            if child is not None and child.page >= 0:
                 break
-            parent = self._insert(parent, key, pages[index])
+            parent = self.fill(child or self.insert(parent, key), pages[index])
             parent.refs = 1
             self._num_held += 1
             path.append(parent)
@@ -163,8 +214,8 @@ class PrefixTree:
         for index in range(len(path), count):
             key = self._key(tokens, index)
             twin = node.children.get(key)
-            if twin is None:
-                node = self._insert(node, key, pages[index])
+            if twin is None or twin.page < 0:
+                node = self.fill(twin or self.insert(node, key), pages[index])
             else:
                 node = twin
                 node.used = self._tick
@@ -178,9 +229,9 @@ class PrefixTree:
     def forget(self, path: Sequence[Node]) -> list[int]:
         pages: list[int] = []
         for node in reversed(path):
-            if node.refs or node.children:
+            if node.refs or node.resident:
                 break
-            pages.append(self._remove(node))
+            pages += self.drop(node)
         return pages
 
     def evict(self, count: int) -> list[int]:
@@ -189,8 +240,37 @@ class PrefixTree:
         while len(pages) < count:
             used, _, node = heapq.heappop(self._leaves)
             if self._is_candidate(node, used):
-                pages.append(self._remove(node))
+                pages += [self._vacate(node)] if self._keeper.keeps(node) else self.drop(node)
         return pages
+
+    def clear(self) -> tuple[int, list[int]]:
+        tops = [node for node in self.nodes() if node.refs == 0 and self._is_below_held(node)]
+        before = sum(1 for _ in self.nodes())
+        pages = [page for node in tops for page in self.drop(node)]
+        return before - sum(1 for _ in self.nodes()), pages
+
+    def drop(self, node: Node) -> list[int]:
+        """Take a node that nobody holds out of the tree, and what is below it. Returns the pages they had."""
+        parent = node.parent
+        assert parent is not None, f"{node} has no parent"
+        pages: list[int] = []
+        gone = [node]
+        for each in gone:
+            gone += each.children.values()
+        for each in reversed(gone):
+            assert each.refs == 0, f"{each} is dropped while it is held"
+            if each.page >= 0:
+                pages.append(self._vacate(each))
+            self._keeper.removed(each)
+        del parent.children[node.key]
+        if parent.parent is None and not parent.children:
+            del self._roots[parent.key.decode()]
+        return pages
+
+    def restored(self, extra_key: str, parent: Node | None, key: bytes) -> Node | None:
+        """A new node without a page behind `parent`, or the first of its namespace; None if it is there already."""
+        above = self._root(extra_key) if parent is None else parent
+        return None if key in above.children else self.insert(above, key)
 
     def nodes(self) -> Iterator[Node]:
         stack = list(self._roots.values())
@@ -215,12 +295,30 @@ class PrefixTree:
     def _key(self, tokens: array[int], index: int) -> bytes:
         return tokens[index * self._page_size : (index + 1) * self._page_size].tobytes()
 
-    def _insert(self, parent: Node, key: bytes, page: int) -> Node:
-        node = Node(key, page, parent)
+    def insert(self, parent: Node, key: bytes) -> Node:
+        """A new node without a page."""
+        node = Node(key, -1, parent)
         node.used = self._tick
         parent.children[key] = node
-        self._num_pages += 1
         return node
+
+    def fill(self, node: Node, page: int) -> Node:
+        """Give a node that has none a page. Its parent must have one; nobody holds it yet."""
+        assert node.page < 0 and node.parent is not None, f"{node} has a page"
+        node.page = page
+        node.used = self._tick
+        node.parent.resident += 1
+        self._num_pages += 1
+        self._keeper.published(node)
+        return node
+
+    def offer(self, node: Node) -> None:
+        """A node that nobody holds was filled: it may be evicted."""
+        self._offer(node)
+
+    def is_on_device(self, node: Node | None) -> bool:
+        """It has a page, or it is the root of a namespace."""
+        return node is not None and (node.page >= 0 or node.parent is None)
 
     def _root(self, extra_key: str) -> Node:
         root = self._roots.get(extra_key)
@@ -229,10 +327,15 @@ class PrefixTree:
         return root
 
     def _is_candidate(self, node: Node, used: int) -> bool:
-        return node.refs == 0 and node.used == used and not node.children and node.page >= 0
+        return node.refs == 0 and node.used == used and not node.resident and node.page >= 0
+
+    def _is_below_held(self, node: Node) -> bool:
+        """The topmost of those nobody holds."""
+        parent = node.parent
+        return parent is None or parent.parent is None or parent.refs > 0
 
     def _offer(self, node: Node) -> None:
-        if node.refs or node.children:
+        if node.refs or node.resident or node.page < 0:
             return
         self._offers += 1
         heapq.heappush(self._leaves, (node.used, self._offers, node))
@@ -240,17 +343,15 @@ class PrefixTree:
             self._leaves = [entry for entry in self._leaves if self._is_candidate(entry[2], entry[0])]
             heapq.heapify(self._leaves)
 
-    def _remove(self, node: Node) -> int:
-        """Unlink a leaf and return its page; its parent may become a candidate, its namespace may end."""
+    def _vacate(self, node: Node) -> int:
+        """Take the page of a node without children on the device; its parent may become a candidate."""
         parent = node.parent
-        assert parent is not None, f"{node} has no parent"
-        del parent.children[node.key]
+        assert parent is not None and not node.resident, f"{node} is no leaf on the device"
         self._num_pages -= 1
+        parent.resident -= 1
+        page, node.page = node.page, -1
         if parent.parent is not None:
             self._offer(parent)
-        elif not parent.children:
-            del self._roots[parent.key.decode()]
-        page, node.page = node.page, -1
         return page
 
 
@@ -283,6 +384,12 @@ class NoPrefix:
     def evict(self, count: int) -> list[int]:
         assert count == 0, f"nothing to evict, {count} pages wanted"
         return []
+
+    def match_below(self, path: Sequence[Node], tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
+        return iter(())
+
+    def clear(self) -> tuple[int, list[int]]:
+        return 0, []
 
     def nodes(self) -> Iterator[Node]:
         return iter(())

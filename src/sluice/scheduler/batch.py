@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.request import Request
-from sluice.types import BatchPlan, Bound, Chunk, NewSlot
+from sluice.types import BatchPlan, Bound, Chunk, NewSlot, PageCopy
 
 
 class BatchBuilder:
@@ -56,5 +56,7 @@ class BatchBuilder:
         request.pending += samples
         request.in_flight += 1
 
-    def freeze(self, step: int, bound_by: Bound) -> BatchPlan:
-        return BatchPlan(step, tuple(self._new_slots), tuple(self._chunks), bound_by, self._num_decodes)
+    def freeze(self, step: int, bound_by: Bound, copies: tuple[PageCopy, ...], dropped: tuple[int, ...]) -> BatchPlan:
+        return BatchPlan(
+            step, tuple(self._new_slots), tuple(self._chunks), bound_by, self._num_decodes, copies, dropped
+        )

@@ -35,9 +35,9 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
             adder.add_partial(request, at_most=state.kv.page_size)
     served = {request.id for request in partial if request.planned_at == state.step}
     partial = [request for request in partial if request.id not in served and request.place is Place.PARTIAL]
-    waiting = []
+    waiting = state.ready()
     if state.waiting and not adder.is_full():
-        waiting = [request for request in state.waiting.candidates(state.kv) if not is_follower(state, request)]
+        waiting += [request for request in state.waiting.candidates(state.kv) if not is_follower(state, request)]
     first = first_of(state, limits, partial, waiting)
     if first is None:
         return
@@ -48,10 +48,16 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
         if adder.is_full():
             break
         if request.place is Place.WAITING and may_admit and not is_follower(state, request):
-            head = next((other for other in in_turn if other.place is Place.WAITING), None)
-            may_admit = adder.admit(request, may_cut=request is head) not in NO_ROOM
+            may_admit = adder.admit(request, may_cut=request is head_of(in_turn)) not in NO_ROOM
+        elif request.place is Place.LOADING:
+            may_admit = adder.add_loaded(request, may_cut=request is head_of(in_turn)) not in NO_ROOM and may_admit
         elif request.place is Place.PARTIAL:
             adder.add_partial(request)
+
+
+def head_of(in_turn: list[Request]) -> Request | None:
+    """The first of these that has not begun."""
+    return next((request for request in in_turn if request.place in (Place.WAITING, Place.LOADING)), None)
 
 
 def is_due(state: SchedulerState, request: Request) -> bool:
@@ -90,4 +96,6 @@ def offer(adder: PrefillAdder, request: Request, at_most: int) -> AddResult:
     """Offer a request to the step, wherever it is."""
     if request.place is Place.PARTIAL:
         return adder.add_partial(request, at_most)
+    if request.place is Place.LOADING:
+        return adder.add_loaded(request, at_most)
     return adder.admit(request, at_most)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
 from sluice.kv.prefix import PrefixTree
+from sluice.kv.tiers import Store, Tiers
 from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import PROTECT_AFTER
@@ -40,7 +41,7 @@ def require(holds: bool, message: str) -> None:
 
 def live(state: SchedulerState) -> list[Request]:
     """The requests that hold pages."""
-    return [*state.partial.values(), *state.decoding.values(), *state.draining.values()]
+    return [*state.loading.values(), *state.partial.values(), *state.decoding.values(), *state.draining.values()]
 
 
 def check_state(state: SchedulerState) -> None:
@@ -48,6 +49,8 @@ def check_state(state: SchedulerState) -> None:
     pages_are_conserved(state)
     references_are_counted(state)
     tree_is_reachable(state.kv)
+    tiers_are_conserved(state.kv)
+    loads_are_apart(state)
     for request in state.requests.values():
         counters_are_ordered(request)
     for request in live(state):
@@ -57,9 +60,11 @@ def check_state(state: SchedulerState) -> None:
 
 
 def pages_are_conserved(state: SchedulerState) -> None:
-    """1. Every page is free, in the tree, or private to one request: exactly one of them."""
+    """1. Every page is free, in the tree, about to be loaded, or private to one request: exactly one of them."""
     owners = Counter(state.kv.pool.free_pages())
-    owners.update(node.page for node in state.kv.tree.nodes())
+    owners.update(node.page for node in state.kv.tree.nodes() if node.page >= 0)
+    if isinstance(state.kv.tiers, Tiers):
+        owners.update(page for load in state.kv.tiers.loads for page in load.pages)
     for request in live(state):
         require(request.lease is not None, f"law 1: request {request.id} runs without pages")
         assert request.lease is not None
@@ -78,7 +83,7 @@ def references_are_counted(state: SchedulerState) -> None:
             all(child.refs <= node.refs for child in node.children.values()),
             f"law 2: a child of {node} is held more often than it",
         )
-        evictable += node.refs == 0
+        evictable += node.refs == 0 and node.page >= 0
     require(
         evictable == state.kv.tree.num_evictable,
         f"law 2: {evictable} pages are evictable, the tree counts {state.kv.tree.num_evictable}",
@@ -86,20 +91,78 @@ def references_are_counted(state: SchedulerState) -> None:
 
 
 def tree_is_reachable(kv: KVManager) -> None:
-    """3. Walking from the roots finds exactly the tree's pages; whoever nobody holds can be evicted, leaves first."""
+    """3. Walking from the roots finds exactly the tree's pages; whoever lies on the device has its ancestors there, and
+    whoever does not lies elsewhere; whoever nobody holds can be evicted, leaves first."""
     if not isinstance(kv.tree, PrefixTree):
         return
     count = 0
     for node in kv.tree.nodes():
-        count += 1
-        require(node.page >= 0, f"law 3: {node} is in the tree without a page")
         linked = node.parent is not None and node.parent.children.get(node.key) is node
         require(linked, f"law 3: {node} is not its parent's child under its key")
+        resident = sum(child.page >= 0 for child in node.children.values())
+        require(resident == node.resident, f"law 3: {node} counts {node.resident} of {resident} children on the device")
+        if node.page < 0:
+            require(node.below is not None and node.below.is_kept, f"law 3: {node} is in the tree and lies nowhere")
+            require(resident == 0 and node.refs == 0, f"law 3: {node} is not on the device, but what follows it is")
+            continue
+        count += 1
         require(
-            node.refs > 0 or bool(node.children) or kv.tree.is_offered(node),
+            node.refs > 0 or resident > 0 or kv.tree.is_offered(node),
             f"law 3: {node} is a leaf nobody holds, and eviction does not know it",
         )
     require(count == kv.tree.num_pages, f"law 3: {count} pages reachable, the tree counts {kv.tree.num_pages}")
+
+
+def tiers_are_conserved(kv: KVManager) -> None:
+    """1 and 3, for the tiers behind the device: every page there is free, a node's, on its way to one, or private to a
+    request; and whoever may give one up is known."""
+    if not isinstance(kv.tiers, Tiers):
+        return
+    nodes = list(kv.tree.nodes())
+    gone = [node for load in kv.tiers.loads for node in load.nodes if node.below is not None and node.below.gone]
+    stores = [copy for copy in kv.tiers.tickets.values() if isinstance(copy, Store)]
+    for tier in kv.tiers.slots:
+        place = tier.place
+        owners = Counter(tier.pool.free_pages())
+        owners.update(kv.tiers.private[place])
+        owners.update(store.slot for store in stores if store.tier == place)
+        for node in (*nodes, *gone):
+            if node.below is not None and node.below.slots[place] >= 0:
+                owners[node.below.slots[place]] += 1
+        wrong = {page: count for page, count in owners.items() if count != 1}
+        require(not wrong and len(owners) == tier.pool.num_pages, f"law 1: owners of {tier.tier} {wrong}")
+        for node in nodes:
+            below = node.below
+            require(below is not None and not below.gone, f"law 3: {node} is in the tree and has left it")
+            assert below is not None
+            kept = [child.below for child in node.children.values()]
+            children = sum(each is not None and (each.slots[place] >= 0 or each.storing[place]) for each in kept)
+            require(children == below.children[place], f"law 3: {node} counts {below.children} of {children} children")
+            require(
+                below.slots[place] < 0 or children > 0 or below.is_loading or tier.is_offered(node),
+                f"law 3: {node} may leave {tier.tier}, which does not know it",
+            )
+
+
+def loads_are_apart(state: SchedulerState) -> None:
+    """6, for loads: each has at most one request, which is loading; its nodes are marked, and no others."""
+    tiers = state.kv.tiers
+    waited_for = Counter(id(r.lease.load) for r in live(state) if r.lease is not None and r.lease.load is not None)
+    loads = tiers.loads if isinstance(tiers, Tiers) else []
+    require(waited_for.keys() <= {id(load) for load in loads}, "law 6: a request waits for a load that is over")
+    require(all(count == 1 for count in waited_for.values()), "law 6: two requests wait for one load")
+    require(
+        all(r.lease is None or r.lease.load is None for r in live(state) if r.place is not Place.LOADING),
+        "law 6: a request that runs waits for a load",
+    )
+    marked = {id(node) for node in state.kv.tree.nodes() if node.below is not None and node.below.is_loading}
+    loading = {id(node) for load in loads for node in load.nodes if node.below is not None and not node.below.gone}
+    require(marked == loading, f"law 6: {len(marked)} nodes are marked as loading, {len(loading)} are")
+    for load in loads:
+        require(
+            len(load.nodes) == len(load.pages) == len(load.sources) and 0 <= load.open <= load.begun <= len(load.nodes),
+            f"law 6: {len(load.nodes)} nodes go to {len(load.pages)} pages, {load.begun} begun, {load.open} open",
+        )
 
 
 def counters_are_ordered(request: Request) -> None:
@@ -157,9 +220,10 @@ def pages_cover_the_promise(kv: KVManager, request: Request) -> None:
 
 
 def everyone_is_in_one_place(state: SchedulerState) -> None:
-    """6. A request is waiting, partial, decoding or draining: exactly one, and it says so itself."""
+    """6. A request is waiting, loading, partial, decoding or draining: exactly one, and it says so itself."""
     places = Counter(request.id for request in state.waiting)
     for place, members in (
+        (Place.LOADING, state.loading),
         (Place.PARTIAL, state.partial),
         (Place.DECODING, state.decoding),
         (Place.DRAINING, state.draining),
@@ -203,7 +267,13 @@ def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool
 
 def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
     """7. No plan is empty; tokens and prefill tokens are within their budgets; prefill-first mixes nothing."""
-    require(len(plan.chunks) > 0, f"law 7: plan {plan.step} is empty")
+    require(len(plan.chunks) + len(plan.copies) + len(plan.dropped) > 0, f"law 7: plan {plan.step} is empty")
+    tiers = state.kv.tiers
+    if isinstance(tiers, Tiers):
+        most = tiers.limits.copies_per_step
+        require(len(plan.copies) <= most, f"law 7: plan {plan.step} makes {len(plan.copies)} copies of {most}")
+        most = tiers.limits.copies_in_flight
+        require(tiers.num_in_flight <= most, f"law 7: {tiers.num_in_flight} copies are in flight, of {most}")
     prefill = [c.length for c in plan.chunks if is_prefill(state, c.start, c.request_id)]
     total, page_size = sum(prefill), state.kv.page_size
     alone_unchunked = limits.chunked_prefill_size == 0 and len(prefill) == 1
@@ -279,7 +349,9 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
 
 def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
     """9. No two rows write one page slot, and nobody writes a published page."""
-    published = {node.page for node in state.kv.tree.nodes()}
+    published = {node.page for node in state.kv.tree.nodes() if node.page >= 0}
+    if isinstance(state.kv.tiers, Tiers):
+        published.update(page for load in state.kv.tiers.loads for page in load.pages)
     written: set[tuple[int, int]] = set()
     size = state.kv.page_size
     for chunk in plan.chunks:
@@ -300,6 +372,9 @@ def quiet_means_empty(state: SchedulerState) -> None:
         f"law 15: {len(state.free_slots)} of {state.num_slots} slots free",
     )
     state.kv.flush()
+    uses = state.kv.tiers.uses()
+    require(not state.kv.tiers.num_in_flight, f"law 15: {state.kv.tiers.num_in_flight} copies are in flight")
+    require(not any(use.used for use in uses), f"law 15: pages of {uses} are held after a flush")
     require(
         state.kv.pool.num_free == state.kv.num_pages and state.kv.tree.num_pages == 0,
         f"law 15: {state.kv.pool.num_free} of {state.kv.num_pages} pages free after a flush",
@@ -400,8 +475,12 @@ class Lawful:
         check_state(self.state)
         if plan is None:
             require(
-                bool(self.in_flight) or not self.has_work,
+                bool(self.in_flight) or not self.has_work or self.awaits_copies,
                 f"law 12: nothing to plan, nothing in flight, and requests {sorted(self.state.requests)} wait",
+            )
+            require(
+                bool(self.in_flight) or not any(self.state.running()),
+                f"law 12: requests {[r.id for r in self.state.running()]} wait for a disk that is not theirs",
             )
             return None
         check_plan(self.state, self.scheduler.limits, plan)

@@ -11,8 +11,9 @@ from collections.abc import Callable
 
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.fair import fair
+from sluice.scheduler.loading import load_back
 from sluice.scheduler.prefill import AddResult, PrefillAdder
-from sluice.scheduler.request import Request
+from sluice.scheduler.request import Place, Request
 from sluice.scheduler.retract import make_room
 from sluice.scheduler.state import SchedulerState
 from sluice.scheduler.twins import is_follower
@@ -54,9 +55,14 @@ def partial(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder,
 def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
     """Waiting requests in the policy's order, until one is cut or refused: at most one prompt is half computed, and
     while one is, others are admitted only into what a cap on its share leaves, and whole."""
-    for request in state.waiting.candidates(state.kv) if state.waiting else ():
+    waiting = state.waiting.candidates(state.kv) if state.waiting else []
+    for request in (*state.ready(), *waiting):
         if adder.is_full() or (state.partial and not limits.long_prefill_token_threshold):
             break
+        if request.place is Place.LOADING:
+            if adder.add_loaded(request) is not AddResult.CONTINUE:
+                break
+            continue
         if is_follower(state, request):
             continue
         if adder.admit(request) is not AddResult.CONTINUE:
@@ -65,7 +71,7 @@ def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
 
 def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
     """The groups of passes of a schedule; the first group that fills anything is the step."""
-    prefill: tuple[Pass, ...] = (partial, admit) if limits.max_partial_prefills == 1 else (fair,)
+    prefill: tuple[Pass, ...] = (load_back, partial, admit) if limits.max_partial_prefills == 1 else (load_back, fair)
     if limits.schedule == "mixed":
         return ((decode, *prefill),)
     return (prefill, (decode,))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum
 
 from sluice.kv.manager import Lease
+from sluice.kv.prefix import Node
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.queue import cached_len
 from sluice.scheduler.request import Request
@@ -74,18 +75,64 @@ class PrefillAdder:
         if length == 0:
             self.note(cut_by)
             return AddResult.OTHER
-        kv = self._state.kv
-        if kv.missing(lease, request.scheduled + length) > kv.available:
-            self.note(Bound.KV_PAGES)
-            if request is self._state.oldest_running():
-                make_room(self._state, [request])
-                self._reserved = None
-            length = self._fit_memory(lease, request.scheduled, length)
-            if length == 0:
-                return AddResult.NO_TOKEN
+        length = self._find_memory(request, lease, length)
+        if length == 0:
+            return AddResult.NO_TOKEN
         self.note(cut_by)
         self._take(request, length)
         return AddResult.CONTINUE
+
+    def add_loaded(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
+        """The first chunk of a request whose prefix was loaded; whole, unless it may be cut and a partial prefill may
+        start. It was admitted when its load began, so it goes by the pages there are."""
+        lease = request.lease
+        assert lease is not None and lease.load is None, f"request {request.id} is still loading"
+        extend_len = request.extend_len
+        length, cut_by = self._fit(extend_len, at_most)
+        if length == 0:
+            self.note(cut_by)
+            return AddResult.OTHER
+        may_cut = may_cut and len(self._state.partial) < self._limits.max_partial_prefills
+        if length == extend_len or may_cut:
+            length = self._find_memory(request, lease, length)
+            if length == 0:
+                return AddResult.NO_TOKEN
+        if length < extend_len and not may_cut:
+            self.note(Bound.MAX_PARTIAL_PREFILLS)
+            return AddResult.OTHER
+        self.note(cut_by)
+        self._state.begin(request)
+        self._batch.open_slot(request)
+        self._take(request, length)
+        return AddResult.CONTINUE
+
+    def needs(self, request: Request) -> int:
+        """Pages that a waiting request is to have before it starts, beyond those it shares. Its path is up to date."""
+        kv = self._state.kv
+        return kv.pages_for(self._state.reservation.tokens_at_admission(request)) - len(request.path)
+
+    def start_load(self, request: Request, nodes: list[Node], ahead: int) -> bool:
+        """Bring these nodes, which follow a waiting request's path, to the device for it, if there is memory for the
+        whole of it and for `ahead` pages of others.
+
+        Pages that copies from a disk are on their way to are out of reach until the disk has answered. So they may
+        never be so many that the oldest running request, which gets what it needs by retracting others, would wait for
+        them.
+        """
+        state, kv = self._state, self._state.kv
+        needed = self.needs(request) + self._reserved_pages() + ahead
+        if needed > kv.available or not self._fits_beside_loads(request, len(nodes)):
+            self.note(Bound.KV_PAGES)
+            return False
+        lease = kv.acquire(request.path, request.extra_key)
+        if needed > kv.available:
+            self.note(Bound.KV_PAGES)
+            kv.release(lease, request.tokens, len(request.path) * kv.page_size)
+            return False
+        kv.load(lease, nodes)
+        state.load(request, lease)
+        self._reserved = None
+        return True
 
     def add_one_req(self, request: Request, at_most: int, *, may_cut: bool) -> AddResult:
         """Admit a waiting request with its first chunk; whole, unless it may be cut and a partial prefill may start.
@@ -107,9 +154,8 @@ class PrefillAdder:
         if length < extend_len and not may_cut:
             self.note(Bound.MAX_PARTIAL_PREFILLS)
             return AddResult.OTHER
-        estimate = kv.pages_for(state.reservation.tokens_at_admission(request)) - len(request.path)
-        needed = estimate + self._reserved_pages()
-        if needed > kv.available:
+        needed = self.needs(request) + self._reserved_pages()
+        if needed > kv.available or not self._fits_beside_loads(request):
             self.note(Bound.KV_PAGES)
             return AddResult.NO_TOKEN
         lease = kv.acquire(request.path, request.extra_key)
@@ -120,7 +166,7 @@ class PrefillAdder:
         self.note(cut_by)
         state.start(request, lease)
         self._batch.open_slot(request)
-        self._take(request, length)
+        self._take(request, length, is_new=True)
         return AddResult.CONTINUE
 
     def admit(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
@@ -177,6 +223,31 @@ class PrefillAdder:
             return False
         return extend_len >= self._limits.max_prefill_tokens - self._batch.num_tokens
 
+    def _fits_beside_loads(self, newcomer: Request, to_load: int = 0) -> bool:
+        """Everybody who has started, and the newcomer, could have all it may ever need but for the pages that are being
+        loaded for others."""
+        state, kv = self._state, self._state.kv
+        loading = kv.tiers.num_loading + to_load
+        if not loading:
+            return True
+        own = {request.id: len(r.load.pages) for request in state.loading.values() if (r := request.lease) and r.load}
+        own[newcomer.id] = to_load
+        return all(
+            kv.pages_for(request.prompt_len + request.max_tokens) + loading - own.get(request.id, 0) <= kv.num_pages
+            for request in (newcomer, *state.started())
+        )
+
+    def _find_memory(self, request: Request, lease: Lease, length: int) -> int:
+        """Of a chunk that fits the budgets, the part for which there are pages. For the oldest others are retracted."""
+        kv = self._state.kv
+        if kv.missing(lease, request.scheduled + length) <= kv.available:
+            return length
+        self.note(Bound.KV_PAGES)
+        if request is self._state.oldest_running():
+            make_room(self._state, [request])
+            self._reserved = None
+        return self._fit_memory(lease, request.scheduled, length)
+
     def _fit_memory(self, lease: Lease, start: int, length: int) -> int:
         """Of a chunk that fits the budgets, the part for which there are pages. Chunks start on a page boundary."""
         kv = self._state.kv
@@ -186,15 +257,14 @@ class PrefillAdder:
     def _reserved_pages(self) -> int:
         """Pages spoken for by running requests beyond those they hold. Summed once a step, then kept up to date."""
         if self._reserved is None:
-            self._reserved = sum(self._lacks(request) for request in self._state.running())
+            self._reserved = sum(self._lacks(request) for request in self._state.started())
         return self._reserved
 
     def _lacks(self, request: Request) -> int:
         assert request.lease is not None, f"request {request.id} runs without pages"
         return self._state.kv.missing(request.lease, self._state.reservation.tokens(request))
 
-    def _take(self, request: Request, length: int) -> None:
-        is_new = request.scheduled == request.cached
+    def _take(self, request: Request, length: int, *, is_new: bool = False) -> None:
         before = 0 if is_new else self._lacks(request)
         self._batch.promise(request, length)
         self._chunk_left -= length

@@ -65,7 +65,14 @@ class QueueLimits:
 
     def _waiting_tokens(self) -> int:
         partial = sum(request.extend_len for request in self._state.partial.values())
-        return partial + self._state.waiting.uncached_tokens
+        loading = sum(self._to_compute(request) for request in self._state.loading.values())
+        return partial + loading + self._state.waiting.uncached_tokens
+
+    def _to_compute(self, request: Request) -> int:
+        """Of one whose prefix is being loaded, what is left if all goes well."""
+        lease = request.lease
+        coming = 0 if lease is None or lease.load is None else len(lease.load.pages)
+        return request.extend_len - coming * self._state.kv.page_size
 
     def _uncached(self, request: Request) -> int:
         return len(request.tokens) - cached_len(self._state.kv, request)

@@ -15,6 +15,7 @@ class Place(Enum):
     """Where a request is: in exactly one of these at any time."""
 
     WAITING = "waiting"
+    LOADING = "loading"
     PARTIAL = "partial"
     DECODING = "decoding"
     DRAINING = "draining"
@@ -59,6 +60,10 @@ class Request:
     """Of these, the first that many were told. They stay told when the request is computed again."""
     num_cached_tokens: int = -1
     """Prompt tokens found in the cache at the first admission, -1 before it."""
+    num_host_tokens: int = 0
+    """Of these, how many had to be loaded from the host,"""
+    num_disk_tokens: int = 0
+    """and from the disk."""
     retractions: int = 0
     """Times its pages were taken for others' want of memory."""
     preemptions: int = 0

@@ -78,7 +78,7 @@ class RatioReservation:
         known = len(request.tokens)
         if is_protected(request):
             return request.prompt_len + request.max_tokens
-        if request.place is Place.PARTIAL:
+        if request.place in (Place.PARTIAL, Place.LOADING):
             return known
         share = 1.0 if request.is_prefilling else self.ratio
         return known + int(share * clipped_output(request))

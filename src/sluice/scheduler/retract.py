@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sluice.scheduler.request import Request
+from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import is_protected
 from sluice.scheduler.state import SchedulerState
 
@@ -12,9 +12,9 @@ from sluice.scheduler.state import SchedulerState
 def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
     """Retract until every request of `wanted`, all of which run, can have one more page, or nobody is left to ask.
 
-    The victim is the one that loses least work. The oldest running request is never a victim: whatever happens, it
-    goes on and ends. One that was a victim often enough is the last resort, asked on behalf of the oldest alone; from
-    then on it is counted with all it may use, so that nobody is retracted more than
+    The victim is the one that loses least work; whoever is still loading has done none. The oldest running request is
+    never a victim: whatever happens, it goes on and ends. One that was a victim often enough is the last resort, asked
+    on behalf of the oldest alone; from then on it is counted with all it may use, so that nobody is retracted more than
     `PROTECT_AFTER + max_running_requests` times.
 
     Pages of draining requests count: they come back without anybody else losing work, only later. So a request may
@@ -22,9 +22,13 @@ def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
     be retracted.
     """
     oldest = state.oldest_running()
+    kv = state.kv
     coming = sum(state.kv.reclaimable(r.lease) for r in state.draining.values() if r.lease is not None)
     candidates = [r for r in state.running() if r is not oldest]
-    candidates.sort(key=lambda r: (is_protected(r), lost_work(state, r), -r.id), reverse=True)
+    candidates += [r for r in state.loading.values() if r is not oldest and r.lease and kv.reclaimable(r.lease)]
+    candidates.sort(
+        key=lambda r: (is_protected(r), r.place is not Place.LOADING, lost_work(state, r), -r.id), reverse=True
+    )
     needy = {request.id for request in wanted}
     retracted = False
     while len(needy) > state.kv.available + coming and candidates:
@@ -55,7 +59,7 @@ def preempt_for(state: SchedulerState, request: Request) -> bool:
     may make room enough.
     """
     level = state.waiting.level
-    below = [r for r in state.running() if level(r) > level(request)]
+    below = [r for r in state.started() if level(r) > level(request)]
     if state.draining or not below:
         return False
     victim = max(below, key=lambda r: (level(r), r.id))

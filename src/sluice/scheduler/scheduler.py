@@ -33,6 +33,8 @@ from sluice.types import (
     Output,
     SamplingParams,
     SchedulerLimits,
+    StoredPage,
+    Tier,
     TokenLogprobs,
 )
 
@@ -53,12 +55,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.state.requests)
+        """Some request has not left, or something is left to copy."""
+        return bool(self.state.requests) or self.state.kv.tiers.has_work
 
     @property
     def awaits_copies(self) -> bool:
-        """Copies with the disk have not ended."""
-        return False
+        """Copies have not ended; with no step in flight, these are copies with the disk."""
+        return self.state.kv.tiers.num_in_flight > 0
 
     def add(
         self,
@@ -128,6 +131,8 @@ class Scheduler:
             total_pages=kv.num_pages,
             partial=len(state.partial),
             retractions=state.retractions,
+            loading=len(state.loading),
+            tiers=kv.tiers.uses(),
         )
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
@@ -155,14 +160,18 @@ class Scheduler:
             for each_pass in group:
                 each_pass(state, self.limits, batch, adder)
             if len(batch):
-                plan = batch.freeze(state.step, adder.bound_by)
-                state.step += 1
-                return plan
-        return None
+                break
+        copies, dropped = state.kv.tiers.take_copies()
+        if not len(batch) and not copies and not dropped:
+            return None
+        plan = batch.freeze(state.step, adder.bound_by, copies, dropped)
+        state.step += 1
+        return plan
 
     def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
         """Fold the result of the oldest plan in flight into its requests."""
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
+        self.copied(result.copies)
         outputs: list[Output] = []
         errors = {error.row: error.message for error in result.errors}
         samples = iter(result.token_ids)
@@ -186,7 +195,10 @@ class Scheduler:
 
     def copied(self, done: Sequence[CopyDone]) -> None:
         """Copies have ended."""
-        assert not done, f"nobody planned the copies {done}"
+        for each in done:
+            load = self.state.kv.copied(each)
+            if load is not None:
+                self.state.loaded(load)
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         """The oldest plan in flight failed as a whole: end its requests; the others go on.
@@ -194,6 +206,13 @@ class Scheduler:
         Args:
             launched: it was begun, so its copies with the disk will end by themselves.
         """
+        self.copied(
+            [
+                CopyDone(copy.ticket, error=error)
+                for copy in plan.copies
+                if not launched or Tier.DISK not in (copy.source, copy.target)
+            ]
+        )
         outputs: list[Output] = []
         for chunk in plan.chunks:
             request = self.state.requests[chunk.request_id]
@@ -206,13 +225,22 @@ class Scheduler:
     def forget_device(self) -> None:
         """The device lost its state, with nothing in flight: nothing is cached any more, and what ran waits again."""
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
-        for request in list(self.state.running()):
+        for request in list(self.state.started()):
             self.state.send_back(request)
+        self.state.kv.forget_flights()
         self.state.kv.flush()
 
     def flush_cache(self) -> int:
-        """Forget every cached page that nobody uses. Returns how many."""
+        """Forget every cached page that nobody uses, on all tiers. Returns how many."""
         return self.state.kv.flush()
+
+    def restore(self, pages: Sequence[StoredPage]) -> int:
+        """Take over what a disk tier held when it was opened, before any request. Returns how many pages.
+
+        Raises:
+            ValueError: pages that cannot be this scheduler's.
+        """
+        return self.state.kv.tiers.restore(pages)
 
     def _advance(
         self,
@@ -246,12 +274,34 @@ class Scheduler:
             self.state.kv.publish(lease, request.tokens, end)
         if tokens or of_targets:
             outputs.append(
-                Output(request.id, start, tokens, request.num_cached_tokens, reason, None, of_tokens, of_targets)
+                Output(
+                    request.id,
+                    start,
+                    tokens,
+                    request.num_cached_tokens,
+                    reason,
+                    None,
+                    of_tokens,
+                    of_targets,
+                    request.num_host_tokens,
+                    request.num_disk_tokens,
+                )
             )
         if reason is not None:
             self.state.end(request, reason)
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
-        output = Output(request.id, request.num_outputs, (), max(0, request.num_cached_tokens), reason, error)
+        cached = max(0, request.num_cached_tokens)
+        on_host, on_disk = (request.num_host_tokens, request.num_disk_tokens) if cached else (0, 0)
+        output = Output(
+            request.id,
+            request.num_outputs,
+            (),
+            cached,
+            reason,
+            error,
+            num_host_tokens=on_host,
+            num_disk_tokens=on_disk,
+        )
         self.state.end(request, reason)
         return output

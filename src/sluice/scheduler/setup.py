@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.scheduler import Scheduler
-from sluice.types import SchedulerLimits
+from sluice.types import SchedulerLimits, TierLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,8 @@ class SchedulerSetup:
     page_size: int
     """Tokens."""
     prefix_caching: bool = True
+    tiers: TierLimits = field(default_factory=TierLimits)
+    """Without prefix caching they hold nothing."""
 
     def build(self) -> Scheduler:
         """A scheduler with an empty pool.
@@ -25,5 +27,10 @@ class SchedulerSetup:
         Raises:
             ValueError: no pages, or pages of no tokens.
         """
-        kv = KVManager(num_pages=self.num_pages, page_size=self.page_size, prefix_caching=self.prefix_caching)
+        kv = KVManager(
+            num_pages=self.num_pages,
+            page_size=self.page_size,
+            prefix_caching=self.prefix_caching,
+            tiers=self.tiers,
+        )
         return Scheduler(self.limits, kv)

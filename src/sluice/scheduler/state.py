@@ -1,12 +1,14 @@
 """Where every request is, and the few verbs that move one from place to place.
 
     add -> WAITING -> PARTIAL -> DECODING -> DRAINING -> GONE
-              ^                                 |
-              +---------- sent back ------------+
+            ^  |         ^                      |
+            |  +-> LOADING                      |
+            +------------- sent back -----------+
 
-A request may leave PARTIAL or DECODING at any moment: ended, aborted, failed or sent back. It then drains: it keeps
-its slot and pages until its last in-flight row is committed, because a step on the device may still use them. Nothing
-else in the scheduler has to know about that.
+LOADING has a slot, but nothing of it was told to the device: it is the only place of these that may be left without
+draining, since the pages that are being loaded belong to the load. A request may leave PARTIAL or DECODING at any
+moment: ended, aborted, failed or sent back. It then drains: it keeps its slot and pages until its last in-flight row is
+committed, because a step on the device may still use them. Nothing else in the scheduler has to know about that.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sluice.kv.manager import KVManager, Lease
+from sluice.kv.tiers import Load
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import reservation_of
-from sluice.types import FinishReason, SchedulerLimits
+from sluice.types import FinishReason, SchedulerLimits, Tier
 
 
 class SchedulerState:
@@ -36,6 +39,7 @@ class SchedulerState:
         self.waiting = WaitingQueue(limits)
         self.left_waiting = False
         """The last plan left requests waiting."""
+        self.loading: dict[int, Request] = {}
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
         self.draining: dict[int, Request] = {}
@@ -50,24 +54,46 @@ class SchedulerState:
         yield from self.partial.values()
         yield from self.decoding.values()
 
+    def started(self) -> Iterator[Request]:
+        """Those that hold a slot and are to go on."""
+        yield from self.running()
+        yield from self.loading.values()
+
+    def ready(self) -> list[Request]:
+        """Those of `loading` that wait for nothing but their turn, in order of arrival."""
+        ready = (r for r in self.loading.values() if r.lease is not None and r.lease.load is None)
+        return sorted(ready, key=lambda request: request.id)
+
     def oldest_running(self) -> Request:
-        """The running request that came first, if any runs. It is never retracted for want of memory, so it always
-        finishes."""
-        return min(self.running(), key=lambda request: request.id)
+        """The running request that came first; if none runs, the first that could. It is never retracted for want of
+        memory, so it always finishes."""
+        return min(self.running(), key=lambda request: request.id, default=None) or self.ready()[0]
 
     def start(self, request: Request, lease: Lease) -> None:
         """WAITING to PARTIAL, with a fresh slot, on the pages of a cached prefix."""
-        self.waiting.remove(request)
-        request.path = []
-        request.slot = self.free_slots.pop()
-        request.lease = lease
-        request.cached = request.computed = request.scheduled = len(lease.pages) * self.kv.page_size
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = min(request.cached, request.prompt_len)  # its own outputs may be cached too
-        request.prefill_end = len(request.tokens)
-        request.place = Place.PARTIAL
-        self.partial[request.id] = request
-        self.computing[request.id] = request
+        self._seat(request, lease)
+        self._begin(request)
+
+    def load(self, request: Request, lease: Lease) -> None:
+        """WAITING to LOADING, with a fresh slot, on a cached prefix that is being lengthened."""
+        self._seat(request, lease)
+        request.place = Place.LOADING
+        self.loading[request.id] = request
+
+    def loaded(self, load: Load) -> None:
+        """A load is over. Whoever waited for it holds what came, and may go on."""
+        for request in self.loading.values():
+            if request.lease is not None and request.lease.load is load:
+                before = len(request.lease.path)
+                self.kv.loaded(request.lease)
+                self._count_cached(request)
+                if not request.has_begun:
+                    self._count_tiers(request, load, len(request.lease.path) - before)
+
+    def begin(self, request: Request) -> None:
+        """LOADING to PARTIAL."""
+        del self.loading[request.id]
+        self._begin(request)
 
     def prefilled(self, request: Request) -> None:
         """PARTIAL to DECODING: everything known is planned."""
@@ -77,7 +103,7 @@ class SchedulerState:
 
     def send_back(self, request: Request) -> None:
         """Take pages and slot back; the request will wait again with the tokens it has."""
-        assert request.place in (Place.PARTIAL, Place.DECODING), f"request {request.id} is {request.place}"
+        assert request.id in self._members(request), f"request {request.id} is {request.place}"
         self.retractions += 1
         self._drain(request)
 
@@ -98,8 +124,7 @@ class SchedulerState:
             self._drained(request)
 
     def _drain(self, request: Request) -> None:
-        running = self.partial if request.place is Place.PARTIAL else self.decoding
-        del running[request.id]
+        del self._members(request)[request.id]
         self.computing.pop(request.id, None)
         request.place = Place.DRAINING
         self.draining[request.id] = request
@@ -122,6 +147,41 @@ class SchedulerState:
             self.waiting.push(request, self.step)
         else:
             self._forget(request)
+
+    def _members(self, request: Request) -> dict[int, Request]:
+        """Where a request is that holds a slot and does not drain."""
+        if request.place is Place.LOADING:
+            return self.loading
+        return self.partial if request.place is Place.PARTIAL else self.decoding
+
+    def _seat(self, request: Request, lease: Lease) -> None:
+        """It waits no more: it has a slot and the pages of a cached prefix."""
+        self.waiting.remove(request)
+        request.path = []
+        request.slot = self.free_slots.pop()
+        request.lease = lease
+        request.prefill_end = len(request.tokens)
+        self._count_cached(request)
+
+    def _count_cached(self, request: Request) -> None:
+        assert request.lease is not None, f"request {request.id} has no pages"
+        request.cached = request.computed = request.scheduled = len(request.lease.pages) * self.kv.page_size
+
+    def _count_tiers(self, request: Request, load: Load, num_pages: int) -> None:
+        """Where the pages came from that a load brought it."""
+        for place, _ in load.sources[:num_pages]:
+            if self.kv.tiers.order[place] is Tier.HOST:
+                request.num_host_tokens += self.kv.page_size
+            else:
+                request.num_disk_tokens += self.kv.page_size
+
+    def _begin(self, request: Request) -> None:
+        """To PARTIAL, from wherever it is."""
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = min(request.cached, request.prompt_len)  # its own outputs may be cached too
+        request.place = Place.PARTIAL
+        self.partial[request.id] = request
+        self.computing[request.id] = request
 
     def _forget(self, request: Request) -> None:
         request.place = Place.GONE

@@ -15,10 +15,14 @@ from sluice.scheduler.state import SchedulerState
 
 
 def is_follower(state: SchedulerState, request: Request) -> bool:
-    """Somebody is computing the next page this waiting request needs. Brings its `path` up to date."""
+    """Somebody is computing, or loading, the next page this waiting request needs. Brings its `path` up to date."""
     kv = state.kv
     end = cached_len(kv, request) + kv.page_size
-    if end > request.cacheable or not state.computing or isinstance(kv.tree, NoPrefix):
+    if end > request.cacheable or isinstance(kv.tree, NoPrefix):
+        return False
+    if kv.tiers.num_loading and kv.is_loading(request.tokens, request.path, request.cacheable, request.extra_key):
+        return True
+    if not state.computing:
         return False
     wanted = kv.next_page(request.tokens, request.path, request.extra_key)
     return any(

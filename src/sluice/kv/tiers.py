@@ -1,0 +1,745 @@
+"""Tiers: which pages lie on the host and on the disk as well, and which copies are to be made.
+
+    device   -- store -->   host   -- store -->   disk        by the write policy, or when the tier above is full
+    device   <-- load --    host or disk                      for a request that would compute them again
+
+A node of the prefix tree lies on any of them. The rules:
+
+- A copy counts once it has ended well. A page that was stored is known by the checksum its store came back with.
+- A load is one affair: its pages belong to nobody else, and nothing of it is seen before all its copies have ended.
+  Then the nodes before the first failed one get their pages.
+- Each tier gives up what was used least recently, a node after its children; whatever then lies nowhere leaves the tree
+  with all below it.
+- What is being read is not given up; what left the tree meanwhile is given up when the reading ends.
+
+Copies are planned under two budgets, copies of a step and copies in flight. What does not fit waits, if it is a
+load or a page that stays on the device, and else is lost: it will be computed again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Protocol
+
+from sluice.kv.below import NOWHERE, Below
+from sluice.kv.pages import PagePool
+from sluice.kv.prefix import Node, PrefixTree
+from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse
+
+DIGEST_BYTES = 16
+SELECTIVE_HITS = 1
+"""Times a page was taken from the cache before the policy `selective` stores it."""
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Nodes on their way to the device, in the tree's order, and the pages they are to have.
+
+    Nobody else holds the pages. Whoever asked for it may leave; then what was not begun is given up.
+    """
+
+    nodes: list[Node]
+    pages: list[int]
+    sources: list[tuple[int, int]]
+    """Of each node the tier, by its place, and the page there."""
+    begun: int = 0
+    """Copies planned, of the first ones."""
+    open: int = 0
+    """Of these, how many have not ended."""
+    failed: set[int] = field(default_factory=set)
+    """Which of them failed."""
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """A copy of a node on its way down."""
+
+    node: Node
+    tier: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPage:
+    """One copy of a load."""
+
+    load: Load
+    index: int
+
+
+class Slots:
+    """The pages of one tier: who has them, and who gives one up."""
+
+    def __init__(self, place: int, tier: Tier, num_pages: int) -> None:
+        self.place = place
+        self.tier = tier
+        self.pool = PagePool(num_pages)
+        self.checksums = [0] * num_pages
+        self.num_stored = self.num_failed_stores = self.num_loaded = self.num_failed_loads = self.num_lost = 0
+        self._leaves: list[tuple[int, int, Node]] = []
+        """Heap of (used, number of the offer, node): who may go. Stale entries are skipped when they come up."""
+        self._offers = 0
+
+    def offer(self, node: Node) -> None:
+        """A node that has no child on this tier: it may go."""
+        if not self._may_go(node):
+            return
+        self._offers += 1
+        heapq.heappush(self._leaves, (node.used, self._offers, node))
+        if len(self._leaves) > 2 * self.pool.num_pages + 64:
+            nodes = {id(entry[2]): entry[2] for entry in self._leaves if self._may_go(entry[2])}
+            self._leaves = [(entry.used, number, entry) for number, entry in enumerate(nodes.values())]
+            heapq.heapify(self._leaves)
+
+    def least_recent(self) -> Node | None:
+        """Whoever may go and was used least recently."""
+        while self._leaves:
+            used, _, node = heapq.heappop(self._leaves)
+            if self._may_go(node):
+                if node.used == used:
+                    return node
+                self.offer(node)
+        return None
+
+    def is_offered(self, node: Node) -> bool:
+        """Slow: for checking laws."""
+        return any(entry is node for _, _, entry in self._leaves)
+
+    def _may_go(self, node: Node) -> bool:
+        below = node.below
+        if below is None or below.gone or below.is_loading:
+            return False
+        return below.slots[self.place] != NOWHERE and below.children[self.place] == 0
+
+    def use(self) -> TierUse:
+        return TierUse(
+            self.tier,
+            self.pool.num_pages,
+            self.pool.num_pages - self.pool.num_free,
+            self.num_stored,
+            self.num_failed_stores,
+            self.num_loaded,
+            self.num_failed_loads,
+            self.num_lost,
+        )
+
+
+class LowerTiers(Protocol):
+    """What the tree and the manager ask of the tiers behind the device."""
+
+    @property
+    def order(self) -> tuple[Tier, ...]:
+        """Those there are, fastest first."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Something can be told to the runner, now or when copies have ended."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int:
+        """Copies that were planned and have not ended."""
+        ...
+
+    @property
+    def num_loading(self) -> int:
+        """Pages of the device that loads are to fill."""
+        ...
+
+    def published(self, node: Node) -> None:
+        """It has a page now."""
+        ...
+
+    def keeps(self, node: Node) -> bool:
+        """Its page is about to be taken. True: it lies on a tier, or soon will."""
+        ...
+
+    def removed(self, node: Node) -> None:
+        """It has left the tree."""
+        ...
+
+    def attach(self, tree: PrefixTree) -> None:
+        """The tree whose nodes lie here; once."""
+        ...
+
+    def used(self, path: Sequence[Node]) -> None:
+        """These nodes were taken from the cache."""
+        ...
+
+    def loadable(self, nodes: Iterator[Node]) -> list[Node]:
+        """As many of these nodes, from the first one on, as can be loaded; none if they are too few to bother."""
+        ...
+
+    def is_loading(self, nodes: Iterator[Node]) -> bool:
+        """The first of these nodes is on its way to the device."""
+        ...
+
+    def hold(self, nodes: Sequence[Node]) -> None:
+        """Nodes that are about to be loaded: nobody may give them up."""
+        ...
+
+    def load(self, nodes: list[Node], pages: list[int]) -> Load:
+        """Bring held nodes to pages that nobody else has."""
+        ...
+
+    def cancel(self, load: Load) -> list[int]:
+        """Nobody waits for it any more: what was not begun is left. Returns pages that are free now."""
+        ...
+
+    def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
+        """What the plan that was just made is to copy, and to forget on the disk, as far as the budgets let it."""
+        ...
+
+    def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
+        """A copy ended. Returns the load that is over with it, if one is, and pages that are free now."""
+        ...
+
+    def forget_flights(self) -> list[int]:
+        """The runner is gone, and with it all that was in flight. Returns pages that are free now."""
+        ...
+
+    def restore(self, pages: Sequence[StoredPage]) -> int:
+        """Grow the tree from what the disk held when it was opened. Returns how many pages were taken over.
+
+        Raises:
+            ValueError: pages of a tier that is not there, or that cannot be its.
+        """
+        ...
+
+    def uses(self) -> tuple[TierUse, ...]:
+        """How full each tier is, and what went there and came back."""
+        ...
+
+
+class Tiers:
+    """The tiers behind the device.
+
+    Args:
+        limits: with a tier, at least.
+        page_size: tokens.
+    """
+
+    def __init__(self, limits: TierLimits, page_size: int) -> None:
+        self.limits = limits
+        self._page_size = page_size
+        sizes = ((Tier.HOST, limits.host_pages), (Tier.DISK, limits.disk_pages))
+        self.slots = [Slots(place, *size) for place, size in enumerate(size for size in sizes if size[1])]
+        self._tree: PrefixTree | None = None
+        self._copies: list[PageCopy] = []
+        """Of the next plan."""
+        self._dropped: dict[int, None] = {}
+        """Pages of the disk that its index is to forget."""
+        self._wanted: deque[tuple[Node, int]] = deque()
+        """Nodes to be stored while they are on the device, with the place of the tier."""
+        self.loads: list[Load] = []
+        """Not over, oldest first."""
+        self.tickets: dict[int, Store | LoadedPage] = {}
+        """Copies that were planned and have not ended."""
+        self._next_ticket = 0
+        self._forgotten = 0
+        """Tickets below this may end although nobody waits for them any more."""
+        self.private: list[set[int]] = [set() for _ in self.slots]
+        """Pages of each tier that belong to no node: those of streamed requests."""
+
+    def attach(self, tree: PrefixTree) -> None:
+        """The tree whose nodes lie here; once."""
+        self._tree = tree
+
+    @property
+    def order(self) -> tuple[Tier, ...]:
+        return tuple(tier.tier for tier in self.slots)
+
+    @property
+    def tree(self) -> PrefixTree:
+        assert self._tree is not None, "tiers without a tree"
+        return self._tree
+
+    @property
+    def has_work(self) -> bool:
+        """Something can be told to the runner, now or when copies have ended."""
+        return bool(
+            self._copies or self._dropped or self._wanted or any(load.begun < len(load.nodes) for load in self.loads)
+        )
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self.tickets)
+
+    @property
+    def num_loading(self) -> int:
+        return sum(len(load.pages) for load in self.loads)
+
+    # What the tree tells (prefix.Keeper)
+
+    def published(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None, f"{node} has no parent"
+        if node.below is None:
+            node.below = Below(len(self.slots), self._digest(node))
+        if self.limits.write_policy == "write-through":
+            self._want(node)
+
+    def keeps(self, node: Node) -> bool:
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        if not below.is_kept and self._is_worth_storing(below):
+            self._store(node, 0, Tier.DEVICE, node.page)
+        if not below.is_kept:
+            self.slots[0].num_lost += 1
+        return below.is_kept
+
+    def removed(self, node: Node) -> None:
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        below.gone = True
+        for place, slot in enumerate(below.slots):
+            if below.storing[place] or (slot != NOWHERE and below.is_loading):
+                self._child_left(node, place)  # the page itself is given up when it has been written, or read
+            elif slot != NOWHERE:
+                self._give_up(node, place)
+
+    # What the manager asks
+
+    def used(self, path: Sequence[Node]) -> None:
+        if self.limits.write_policy != "selective":
+            return
+        for node in path:
+            assert node.below is not None, f"{node} was never published"
+            node.below.hits += 1
+            if node.below.hits == SELECTIVE_HITS:
+                self._want(node)
+
+    def loadable(self, nodes: Iterator[Node]) -> list[Node]:
+        """As many of these nodes, from the first one on, as can be loaded."""
+        found: list[Node] = []
+        for node in nodes:
+            if node.below is None or not node.below.is_stored or node.below.is_loading:
+                break
+            found.append(node)
+        return found if len(found) >= self.limits.load_back_pages else []
+
+    def is_loading(self, nodes: Iterator[Node]) -> bool:
+        """The first of these nodes is on its way to the device."""
+        node = next(nodes, None)
+        return node is not None and node.below is not None and node.below.is_loading
+
+    def hold(self, nodes: Sequence[Node]) -> None:
+        """Nodes that are about to be loaded: nobody may give them up."""
+        for node in nodes:
+            assert node.below is not None and not node.below.is_loading, f"{node} is loaded twice"
+            node.below.is_loading = True
+
+    def load(self, nodes: list[Node], pages: list[int]) -> Load:
+        """Bring held nodes to pages that nobody else has."""
+        assert len(nodes) == len(pages), f"{len(pages)} pages for {len(nodes)} nodes"
+        load = Load(nodes, pages, [self._source(node) for node in nodes])
+        self.loads.append(load)
+        return load
+
+    def cancel(self, load: Load) -> list[int]:
+        """Nobody waits for it any more: what was not begun is left. Returns pages that are free now."""
+        return self._shorten(load) + self._end_load(load)
+
+    def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
+        """What the plan that was just made is to copy, and to forget on the disk, as far as the budgets let it."""
+        self._begin_loads()
+        self._begin_stores()
+        copies, self._copies = tuple(self._copies), []
+        stored = {copy.target_page for copy in copies if copy.target is Tier.DISK}
+        dropped, self._dropped = tuple(page for page in self._dropped if page not in stored), {}
+        return copies, dropped
+
+    def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
+        """A copy ended. Returns the load that is over with it, if one is, and pages that are free now."""
+        copy = self.tickets.pop(done.ticket, None)
+        if copy is None:
+            assert done.ticket < self._forgotten, f"nobody planned {done}, or it has ended before"
+            return None, []
+        if isinstance(copy, Store):
+            self._stored(copy, done)
+            return None, []
+        load, index = copy.load, copy.index
+        load.open -= 1
+        tier = self.slots[load.sources[index][0]]
+        if done.error is None:
+            tier.num_loaded += 1
+            return self._over(load, [])
+        tier.num_failed_loads += 1
+        load.failed.add(index)
+        return self._over(load, self._shorten(load))
+
+    def forget_flights(self) -> list[int]:
+        """The runner is gone, and with it all that was in flight. Returns pages that are free now."""
+        pages: list[int] = []
+        self._forgotten = self._next_ticket
+        self._copies.clear()
+        for ticket in list(self.tickets):
+            copy = self.tickets.pop(ticket)
+            if isinstance(copy, Store):
+                self._stored(copy, CopyDone(ticket, error="lost"))
+            else:
+                copy.load.open -= 1
+                copy.load.begun = min(copy.load.begun, copy.index)
+        for load in list(self.loads):
+            pages += self.cancel(load)
+        return pages
+
+    def restore(self, pages: Sequence[StoredPage]) -> int:
+        """Grow the tree from what the disk held when it was opened. Returns how many pages were taken over; whatever
+        has no page before it, or is there twice, is to be forgotten.
+
+        Raises:
+            ValueError: there is no disk tier, or a page that it has not, or that holds another number of tokens.
+        """
+        disk = self.slots[-1]
+        if disk.tier is not Tier.DISK:
+            raise ValueError(f"{len(pages)} pages of a disk tier, but there is none")
+        for page in pages:
+            if not 0 <= page.slot < disk.pool.num_pages or len(page.key.token_ids) != self._page_size:
+                raise ValueError(
+                    f"page {page.slot} with {len(page.key.token_ids)} tokens on a disk tier of {disk.pool.num_pages}"
+                    f" pages of {self._page_size}"
+                )
+        disk.pool.take_these(page.slot for page in pages)
+        followers: dict[bytes, list[StoredPage]] = {}
+        for page in pages:
+            followers.setdefault(page.key.parent, []).append(page)
+        taken: set[int] = set()
+        grown: list[Node] = []
+        row: list[tuple[Node | None, StoredPage]] = [(None, page) for page in followers.pop(b"", ())]
+        for parent, page in row:
+            node = self.tree.restored(page.key.extra_key, parent, array("i", page.key.token_ids).tobytes())
+            if node is None:
+                continue
+            taken.add(page.slot)
+            grown.append(node)
+            node.below = Below(len(self.slots), page.key.digest)
+            self._put(node, disk.place, page.slot, page.checksum)
+            row += ((node, follower) for follower in followers.pop(page.key.digest, ()))
+        for page in pages:
+            if page.slot not in taken:
+                disk.pool.give([page.slot])
+                self._dropped[page.slot] = None
+        for node in grown:
+            disk.offer(node)
+        return len(taken)
+
+    def take(self, tier: Tier, count: int) -> list[int] | None:
+        """Pages of a tier for a request that keeps its KV there: all of them, or None. Others' give way."""
+        slots = self._of(tier)
+        taken: list[int] = []
+        while len(taken) < count:
+            slot = self._slot(slots.place)
+            if slot is None:
+                slots.pool.give(taken)
+                return None
+            taken.append(slot)
+        self.private[slots.place].update(taken)
+        return taken
+
+    def give(self, tier: Tier, pages: Iterable[int]) -> None:
+        """Give pages of `take` back."""
+        slots, pages = self._of(tier), list(pages)
+        self.private[slots.place].difference_update(pages)
+        slots.pool.give(pages)
+
+    def uses(self) -> tuple[TierUse, ...]:
+        return tuple(tier.use() for tier in self.slots)
+
+    # Copies down
+
+    def _want(self, node: Node) -> None:
+        """Store it everywhere it is not, when there is room in a plan."""
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        if len(self._wanted) > 2 * len(self.slots) * self.tree.num_pages + 64:
+            self._wanted = deque(each for each in self._wanted if self._lacks(*each))
+        for place in range(len(self.slots)):
+            if self._lacks(node, place):
+                self._wanted.append((node, place))
+
+    def _lacks(self, node: Node, place: int) -> bool:
+        """It is on the device, and neither on that tier nor on the way there."""
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        return node.page >= 0 and below.slots[place] == NOWHERE and not below.storing[place]
+
+    def _is_worth_storing(self, below: Below) -> bool:
+        return self.limits.write_policy != "selective" or below.hits >= SELECTIVE_HITS
+
+    def _begin_stores(self) -> None:
+        while self._wanted and self._has_room():
+            node, place = self._wanted.popleft()
+            if self._lacks(node, place):
+                self._store(node, place, Tier.DEVICE, node.page)
+
+    def _store(self, node: Node, place: int, source: Tier, source_page: int) -> None:
+        """Plan a copy to a tier, if there is room for it in the plan and on the tier."""
+        below, parent = node.below, node.parent
+        assert below is not None and parent is not None, f"{node} was never published"
+        if not self._has_room():
+            return
+        if parent.below is not None:
+            parent.below.children[place] += 1  # now: its parent may not make room for it
+        slot = self._slot(place)
+        if slot is None or below.gone or not self._has_room():  # to make room others may have been moved
+            if slot is not None:
+                self._free(place, slot)
+            self._child_left(node, place)
+            return
+        below.storing[place] = True
+        target = self.slots[place].tier
+        key = self._key_of(node) if target is Tier.DISK else None
+        copy = PageCopy(self._ticket(Store(node, place, slot)), source, source_page, target, slot, 0, key)
+        self._copies.append(copy)
+
+    def _stored(self, store: Store, done: CopyDone) -> None:
+        below, tier = store.node.below, self.slots[store.tier]
+        assert below is not None, f"{store.node} was never published"
+        below.storing[tier.place] = False
+        if done.error is None:
+            tier.num_stored += 1
+        else:
+            tier.num_failed_stores += 1
+        if done.error is None and not below.gone:
+            self._child_left(store.node, tier.place)  # `_put` counts it again
+            self._put(store.node, tier.place, store.slot, done.checksum)
+            tier.offer(store.node)
+            return
+        self._free(tier.place, store.slot)
+        if not below.gone:
+            self._child_left(store.node, tier.place)
+            self._drop_if_nowhere(store.node)
+
+    def _put(self, node: Node, place: int, slot: int, checksum: int) -> None:
+        """A node has a copy."""
+        assert node.below is not None and node.parent is not None, f"{node} was never published"
+        node.below.slots[place] = slot
+        self.slots[place].checksums[slot] = checksum
+        if node.parent.below is not None:
+            node.parent.below.children[place] += 1
+
+    def _slot(self, place: int) -> int | None:
+        """A free page of a tier, if need be of whoever was used least recently."""
+        tier = self.slots[place]
+        if not tier.pool.num_free:
+            node = tier.least_recent()
+            if node is None:
+                return None
+            self._evict(node, place)
+        return tier.pool.take(1)[0] if tier.pool.num_free else None
+
+    def _evict(self, node: Node, place: int) -> None:
+        """Give up a copy, moving it to the next tier if it is the only one."""
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        is_last = node.page < 0 and sum(slot != NOWHERE for slot in below.slots) + sum(below.storing) == 1
+        if is_last and place + 1 < len(self.slots):
+            self._store(node, place + 1, self.slots[place].tier, below.slots[place])
+        if not below.gone:
+            self._give_up(node, place)
+            self._drop_if_nowhere(node)
+
+    def _give_up(self, node: Node, place: int) -> None:
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        slot, below.slots[place] = below.slots[place], NOWHERE
+        self._free(place, slot)
+        self._child_left(node, place)
+
+    def _free(self, place: int, slot: int) -> None:
+        self.slots[place].pool.give([slot])
+        if self.slots[place].tier is Tier.DISK:
+            self._dropped[slot] = None
+
+    def _child_left(self, node: Node, place: int) -> None:
+        """A node has no copy on a tier any more, nor on the way there."""
+        parent = node.parent
+        assert parent is not None, f"{node} has no parent"
+        if parent.below is not None:
+            parent.below.children[place] -= 1
+            self.slots[place].offer(parent)
+
+    def _drop_if_nowhere(self, node: Node) -> None:
+        assert node.below is not None, f"{node} was never published"
+        if node.page < 0 and not node.below.is_kept:
+            self.slots[0].num_lost += 1
+            pages = self.tree.drop(node)
+            assert not pages, f"pages {pages} lay behind {node}, which has none"
+
+    # Copies up
+
+    def _source(self, node: Node) -> tuple[int, int]:
+        """The fastest tier that holds it, and where."""
+        assert node.below is not None, f"{node} was never published"
+        return next((place, slot) for place, slot in enumerate(node.below.slots) if slot != NOWHERE)
+
+    def _begin_loads(self) -> None:
+        """Loads go before stores that can wait, but leave these a quarter of the plan."""
+        kept = min(len(self._wanted), self.limits.copies_per_step // 4)
+        for load in self.loads:
+            while load.begun < len(load.nodes) and self._has_room(kept):
+                index = load.begun
+                place, slot = load.sources[index]
+                tier = self.slots[place]
+                ticket = self._ticket(LoadedPage(load, index))
+                checksum = tier.checksums[slot]
+                self._copies.append(PageCopy(ticket, tier.tier, slot, Tier.DEVICE, load.pages[index], checksum))
+                load.begun += 1
+                load.open += 1
+
+    def _shorten(self, load: Load) -> list[int]:
+        """Begin nothing more of a load. Returns the pages it does not need then."""
+        nodes, pages = load.nodes[load.begun :], load.pages[load.begun :]
+        del load.nodes[load.begun :], load.pages[load.begun :], load.sources[load.begun :]
+        self._let_go(nodes)
+        return pages
+
+    def _let_go(self, nodes: Sequence[Node]) -> None:
+        """Nobody reads these nodes any more."""
+        for node in nodes:
+            below = node.below
+            assert below is not None, f"{node} was never published"
+            below.is_loading = False
+            for place, slot in enumerate(below.slots):
+                if below.gone and slot != NOWHERE:
+                    below.slots[place] = NOWHERE
+                    self._free(place, slot)
+                self.slots[place].offer(node)
+
+    def _over(self, load: Load, pages: list[int]) -> tuple[Load | None, list[int]]:
+        if load.open or load.begun < len(load.nodes):
+            return None, pages
+        return load, pages + self._end_load(load)
+
+    def _end_load(self, load: Load) -> list[int]:
+        """Nothing of it is in flight: give its nodes their pages. Returns the pages that nobody needs."""
+        if load.open or load.is_over:
+            return []
+        load.is_over = True
+        self.loads.remove(load)
+        good = min(load.failed, default=len(load.nodes))
+        self._let_go(load.nodes)
+        free = load.pages[good:]
+        last: Node | None = None
+        for node, page in zip(load.nodes[:good], load.pages[:good], strict=True):
+            assert node.below is not None, f"{node} was never published"
+            if node.page >= 0 or node.below.gone or not self.tree.is_on_device(node.parent):
+                free.append(page)  # somebody has computed it meanwhile, or what it follows is gone
+            else:
+                last = self.tree.fill(node, page)
+        if last is not None:
+            self.tree.offer(last)
+        for index in sorted(load.failed, reverse=True):
+            self._spoiled(load.nodes[index], *load.sources[index])
+        return free
+
+    def _spoiled(self, node: Node, place: int, slot: int) -> None:
+        """A copy could not be read: it is none."""
+        assert node.below is not None, f"{node} was never published"
+        if not node.below.gone and node.below.slots[place] == slot:
+            self._give_up(node, place)
+            self._drop_if_nowhere(node)
+
+    # Names
+
+    def _has_room(self, kept: int = 0) -> bool:
+        limits = self.limits
+        return len(self._copies) + kept < limits.copies_per_step and len(self.tickets) < limits.copies_in_flight
+
+    def _ticket(self, copy: Store | LoadedPage) -> int:
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self.tickets[ticket] = copy
+        return ticket
+
+    def _of(self, tier: Tier) -> Slots:
+        return next(slots for slots in self.slots if slots.tier is tier)
+
+    def _digest(self, node: Node) -> bytes:
+        parent = node.parent
+        assert parent is not None, f"{node} has no parent"
+        if parent.below is not None:
+            return blake2b(parent.below.digest + node.key, digest_size=DIGEST_BYTES).digest()
+        return blake2b(node.key, digest_size=DIGEST_BYTES, salt=_salt(parent.key)).digest()
+
+    def _key_of(self, node: Node) -> PageKey:
+        parent, top = node.parent, node.parent
+        assert node.below is not None and parent is not None and top is not None, f"{node} was never published"
+        while top.parent is not None:
+            top = top.parent
+        tokens = array("i")
+        tokens.frombytes(node.key)
+        return PageKey(
+            node.below.digest,
+            b"" if parent.below is None else parent.below.digest,
+            tuple(tokens),
+            top.key.decode(),
+        )
+
+
+def _salt(extra_key: bytes) -> bytes:
+    return blake2b(extra_key, digest_size=16).digest()
+
+
+class NoTiers:
+    """Nothing behind the device, as an object: what is evicted is lost."""
+
+    order = ()
+    has_work = False
+    num_in_flight = 0
+    num_loading = 0
+
+    def published(self, node: Node) -> None:
+        pass
+
+    def keeps(self, node: Node) -> bool:
+        return False
+
+    def removed(self, node: Node) -> None:
+        pass
+
+    def attach(self, tree: PrefixTree) -> None:
+        pass
+
+    def used(self, path: Sequence[Node]) -> None:
+        pass
+
+    def loadable(self, nodes: Iterator[Node]) -> list[Node]:
+        return []
+
+    def is_loading(self, nodes: Iterator[Node]) -> bool:
+        return False
+
+    def hold(self, nodes: Sequence[Node]) -> None:
+        assert not nodes, f"{len(nodes)} nodes to load from nowhere"
+
+    def load(self, nodes: list[Node], pages: list[int]) -> Load:
+        raise AssertionError(f"{len(nodes)} nodes to load from nowhere")
+
+    def cancel(self, load: Load) -> list[int]:
+        raise AssertionError(f"nobody began {load}")
+
+    def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
+        return (), ()
+
+    def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
+        raise AssertionError(f"nobody planned {done}")
+
+    def forget_flights(self) -> list[int]:
+        return []
+
+    def restore(self, pages: Sequence[StoredPage]) -> int:
+        if pages:
+            raise ValueError(f"{len(pages)} pages of a disk tier, but there is none")
+        return 0
+
+    def uses(self) -> tuple[TierUse, ...]:
+        return ()
