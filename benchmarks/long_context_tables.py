@@ -10,12 +10,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.long_context.tables import GPU, MODEL, STREAM, hiding, memory_table, time_table
+from benchmarks.long_context.tables import CHUNK, GPU, MODEL, hiding, memory_table, time_table
 
 
 def main() -> None:
     print(memory_table(), end="\n\n")
-    print(time_table(MODEL, GPU, STREAM.chunk_tokens), end="\n\n")
+    print(time_table(MODEL, GPU, CHUNK), end="\n\n")
     print(f"copies hide behind attention with chunks of at least {hiding(MODEL, GPU)}")
 
 

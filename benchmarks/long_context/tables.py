@@ -12,7 +12,8 @@ K, M = 1 << 10, 1 << 20
 LENGTHS = {"128K": 128 * K, "1M": M, "4M": 4 * M, "8M": 8 * M, "16M": 16 * M}
 MODEL = CostModel(KVSizes(28, 8, 128, 2), num_heads=16, hidden_size=1024, inner_size=3072)
 """28 layers, 8 KV heads of 128, bfloat16: Qwen3-0.6B and 1.7B have these; what is not KV is that of 0.6B."""
-STREAM = StreamSizes(ring_blocks=8, block_tokens=1024, chunk_tokens=2048, page_tokens=64)
+CHUNK = 2048
+STREAM = StreamSizes(ring_blocks=8, block_tokens=1024, window_tokens=2 * CHUNK, page_tokens=64)
 GPU = CostDevice(flops=80e12, copy_bandwidth=25e9, memory_bandwidth=0.9e12)
 """A 24 GB card of 165 TFLOP/s in bfloat16 and 1 TB/s on PCIe 4: about half, four fifths and nine tenths of these."""
 
@@ -38,7 +39,7 @@ def memory_table() -> str:
         )
         for name, length in LENGTHS.items()
     ]
-    return table(("context", "ring", "a chunk's pages", "on the device", "host or disk", "of it, one layer"), rows)
+    return table(("context", "ring", "window", "on the device", "host or disk", "of it, one layer"), rows)
 
 
 def time_table(model: CostModel, device: CostDevice, chunk: int, lengths: Iterable[str] = ("4M", "8M", "16M")) -> str:

@@ -36,8 +36,8 @@ class StreamSizes:
 
     ring_blocks: int
     block_tokens: int
-    chunk_tokens: int
-    """Most tokens of a chunk of such a context."""
+    window_tokens: int
+    """Of one such context on the device: its chunk, and what is on its way to the tier beneath."""
     page_tokens: int
 
 
@@ -53,11 +53,11 @@ class Footprint:
     ring_bytes: int = 0
     """Blocks through which long contexts pass."""
     prefill_buffer_bytes: int = 0
-    """Of the pool, what the pages of one streamed chunk take."""
+    """Of the pool, the window of one streamed request: its chunk, and what is on its way to the tier beneath."""
     pipeline_buffer_bytes: int = 0
     """Of the ring, what loads while the rest computes."""
     decode_buffer_bytes: int = 0
-    """Of the pool, what the tokens take that a streamed request made since its last full page."""
+    """Of this window, the page that the tokens made last are in."""
     host_bytes: int = 0
     disk_bytes: int = 0
 
@@ -84,7 +84,7 @@ def device_footprint(kv: KVSizes, pool_tokens: int, stream: StreamSizes | None, 
         device_kv_bytes=pool + ring,
         pool_bytes=pool,
         ring_bytes=ring,
-        prefill_buffer_bytes=(_pages(stream.chunk_tokens, stream.page_tokens) + 1) * page,
+        prefill_buffer_bytes=_pages(stream.window_tokens, stream.page_tokens) * page,
         pipeline_buffer_bytes=(stream.ring_blocks - max(1, stream.ring_blocks // 2)) * block,
         decode_buffer_bytes=page,
     )

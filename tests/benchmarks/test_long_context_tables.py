@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_context.cost import CostDevice, decode_cost, hiding_chunk, loaded_tokens, prefill_cost
-from benchmarks.long_context.tables import GPU, MODEL, STREAM, duration, hiding, memory_table, time_table
+from benchmarks.long_context.tables import CHUNK, GPU, MODEL, STREAM, duration, hiding, memory_table, time_table
 from sluice.footprint import device_footprint, stored_bytes
 
 DOCS = Path(__file__).parents[2] / "docs" / "long-contexts.md"
@@ -19,7 +19,7 @@ def test_docs_have_the_tables() -> None:
     """A number in the docs that no formula gives."""
     text = DOCS.read_text(encoding="utf-8")
     assert memory_table() in text
-    assert time_table(MODEL, GPU, STREAM.chunk_tokens) in text
+    assert time_table(MODEL, GPU, CHUNK) in text
     assert f"Copies hide from {hiding(MODEL, GPU)} on" in text
 
 
@@ -46,7 +46,7 @@ def test_parts_of_the_device() -> None:
     )
     assert parts.pipeline_buffer_bytes == parts.ring_bytes // 2
     assert device_footprint(MODEL.kv, 4096, replace(STREAM, ring_blocks=1)).pipeline_buffer_bytes == 0
-    assert parts.decode_buffer_bytes < parts.prefill_buffer_bytes < parts.pool_bytes
+    assert parts.decode_buffer_bytes < parts.prefill_buffer_bytes <= parts.pool_bytes
     assert (parts.weights_bytes, parts.host_bytes, parts.disk_bytes) == (5, 0, 0)
 
 
