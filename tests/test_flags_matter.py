@@ -80,6 +80,7 @@ ELSEWHERE = {
     "cpu_kernels": "native/test_choice.py::test_a_level_is_the_one_asked_for",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",
     "attention_backend": "test_attending.py::test_it_is_what_attends",
+    "kv_cache_dtype": "test_kv_cache_dtype.py::test_only_what_is_kept_is_rounded",
     "disable_cuda_graph": "test_attending.py::test_graphs_of_a_gpu",
     "cuda_graph_max_bs": "test_attending.py::test_graphs_of_a_gpu",
     "poison_unread": "test_attending.py::test_poison_is_noticed",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.attending import make_attending, unsuited_attention
+from sluice.attending import kv_dtype, make_attending, unsuited_attention
 from sluice.attention.packed import STEPS
 from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig
@@ -270,7 +270,12 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, attention)
     # In other types torch multiplies, and Python's share is small.
     captures_kernels = attention == "native" and spec.implementation == "native" and spec.dtype == torch.bfloat16
-    shape = _device_shape(config, spec, device, scratch_pages=1 if rows or captures_kernels else 0)
+    pages_of = kv_dtype(asked.kv_cache_dtype, attention) or spec.dtype
+    kv_sizes = KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, pages_of.itemsize)
+    shape = replace(
+        _device_shape(config, spec, device, kv_sizes, scratch_pages=1 if rows or captures_kernels else 0),
+        kv_dtype=pages_of,
+    )
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
@@ -302,7 +307,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         ),
         reasons=reasons,
         pool_tokens=(shape.num_pages + shape.scratch_pages) * shape.page_size,
-        kv_sizes=KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize),
+        kv_sizes=kv_sizes,
         memory=Footprint(weights_bytes=module_bytes(model)),
     )
     attending = kernels if attention == "native" else None
@@ -358,12 +363,14 @@ def _load_kernels(config: EngineConfig, device: torch.device, reasons: Mapping[s
     return Kernels(Library(), NAMES[name], config.model.threads)
 
 
-def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device, *, scratch_pages: int) -> DeviceShape:
+def _device_shape(
+    config: EngineConfig, spec: ModelSpec, device: torch.device, kv_sizes: KVSizes, *, scratch_pages: int
+) -> DeviceShape:
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
     assert page_size is not None and running is not None, f"not resolved: {config}"
     wanted = PoolRequest(
         page_size=page_size,
-        bytes_per_token=spec.kv_bytes_per_token,
+        bytes_per_token=kv_sizes.token_bytes,
         max_model_len=spec.max_model_len,
         max_running_requests=running,
         max_total_tokens=config.cache.max_total_tokens,

@@ -8,14 +8,15 @@ reference   plain torch, anywhere
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
-from sluice.attention.base import AttentionBackend
+from sluice.attention.base import AttentionBackend, PagedKV
 from sluice.attention.flashinfer.api import PACKAGE, FlashInferUnavailable, load_flashinfer
 from sluice.attention.flashinfer.layer import DTYPES as FLASHINFER_DTYPES
 from sluice.attention.flashinfer.layer import HEAD_DIMS as FLASHINFER_HEAD_DIMS
@@ -29,6 +30,10 @@ from sluice.models.spec import ModelSpec
 from sluice.native.library import Kernels
 from sluice.runner.device import DeviceShape, KVMaker
 
+KV_DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
+    {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+)
+"""Of `--kv-cache-dtype`, those that are not the model's."""
 CAPTURABLE = ("triton", "flashinfer")
 """Those that read lengths on the device only, or plan them before a replay."""
 INSTEAD = "use --attention-backend reference"
@@ -133,6 +138,25 @@ def unsuited_attention(name: str, spec: ModelSpec) -> str | None:
     return None
 
 
+def kv_dtype(asked: str, attention: str) -> torch.dtype | None:
+    """What pages hold, or None for what the model computes in.
+
+    Args:
+        asked: a choice of `--kv-cache-dtype`.
+        attention: what attends.
+
+    Raises:
+        ConfigError: that cannot read them.
+    """
+    if asked == "auto":
+        return None
+    if attention != "triton":
+        raise ConfigError(
+            f"--kv-cache-dtype {asked} needs --attention-backend triton, got {attention}; use --kv-cache-dtype auto"
+        )
+    return KV_DTYPES[asked]
+
+
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
@@ -154,7 +178,7 @@ def make_attending(name: str, device: torch.device, kernels: Kernels | None, bus
         from sluice.attention.triton.backend import TritonAttention
         from sluice.attention.triton.tiles import Arch
 
-        return Attending(TritonAttention(Arch.of(device)), NO_PLANS, None)
+        return Attending(TritonAttention(Arch.of(device)), NO_PLANS, _triton_kv)
     if name == "flashinfer":
         from sluice.attention.flashinfer.backend import FlashInferAttention
 
@@ -164,6 +188,13 @@ def make_attending(name: str, device: torch.device, kernels: Kernels | None, bus
             raise ConfigError(f"--attention-backend flashinfer: {error}; use --attention-backend triton") from error
         return Attending(attention, attention, None)
     return Attending(ReferenceAttention(tick=busy), NO_PLANS, None)
+
+
+def _triton_kv(shape: DeviceShape) -> PagedKV:
+    from sluice.attention.triton.kv import TritonKV
+
+    pages = shape.num_pages + shape.scratch_pages
+    return TritonKV.empty(pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.page_dtype, shape.device)
 
 
 def _packed_kv(shape: DeviceShape, kernels: Kernels) -> PackedKV:

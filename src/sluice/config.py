@@ -116,6 +116,16 @@ class ModelConfig:
         vllm="--attention-backend",
         metavar="BACKEND",
     )
+    kv_cache_dtype: str = option(
+        "auto",
+        "what keys and values are kept in: auto, fp8_e4m3 or fp8_e5m2",
+        more="auto: the model's dtype. Eight bits hold twice the tokens of a bfloat16 model, at some loss: e4m3 has"
+        " three bits of mantissa and ends at 448, e5m2 two and 57344. They need --attention-backend triton.",
+        choices=("auto", "fp8_e4m3", "fp8_e5m2"),
+        sglang="--kv-cache-dtype",
+        vllm="--kv-cache-dtype",
+        metavar="DTYPE",
+    )
     disable_cuda_graph: bool = option(
         False,
         "run the steps that only decode kernel by kernel",

@@ -26,8 +26,3 @@ class ModelSpec:
     """Of weights, KV and computation."""
     implementation: str = "native"
     """"native" or "transformers": whose code computes it."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes that keys and values of one token take over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize

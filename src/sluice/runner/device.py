@@ -45,6 +45,12 @@ class DeviceShape:
     scratch_pages: int = 0
     """0 or 1: a page more, number `num_pages`, that belongs to nobody and takes what rows write that only pad a
     batch."""
+    kv_dtype: torch.dtype | None = None
+    """Of the pages; None: `dtype`."""
+
+    @property
+    def page_dtype(self) -> torch.dtype:
+        return self.kv_dtype or self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +190,7 @@ class DeviceState:
 
 def _plain_kv(shape: DeviceShape) -> LayerKV:
     size = (shape.num_pages + shape.scratch_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    k, v = (torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(2))
+    k, v = (torch.empty(size, dtype=shape.page_dtype, device=shape.device) for _ in range(2))
     return LayerKV(k, v)
 
 

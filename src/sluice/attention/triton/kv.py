@@ -21,8 +21,12 @@ class TritonKV:
     v: torch.Tensor
     """As k."""
     k_scale: float = 1.0
-    """What a stored key is multiplied by when it is read."""
+    """What a stored key is multiplied by when it is read; 1 but for pages of eight bits."""
     v_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.k.dtype not in FP8_DTYPES and (self.k_scale, self.v_scale) != (1.0, 1.0):
+            raise ValueError(f"pages of {self.k.dtype} have no scales, got {self.k_scale} and {self.v_scale}")
 
     @classmethod
     def empty(
