@@ -11,6 +11,7 @@ import torch
 
 import tiny_models
 from sluice.attention.base import AttentionBackend, ForwardBatch
+from sluice.attention.static import StaticAttention
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
 from sluice.models.loader import load_model
@@ -23,7 +24,6 @@ from sluice.runner.streams import Streams, inline_streams, plain_host_buffer
 from sluice.runner.transport import staged_transport, transport_for
 from sluice.testing import ManualLink
 from sluice.types import SamplingParams
-from static_attention import StaticAttention
 from worlds import Bench, World, limits_of
 
 Folder = Callable[[str], Path]

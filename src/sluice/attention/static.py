@@ -1,4 +1,7 @@
-"""Attention of decodes that reads lengths on the device only, so that graphs can hold it; the rest as the reference."""
+"""Attention of decodes that reads lengths on the device only, so that graphs can hold it; the rest as the reference.
+
+A fake: it reads every page of every row, and is here for tests and trial runs of graphs where there is no GPU.
+"""
 
 from __future__ import annotations
 

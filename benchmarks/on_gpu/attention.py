@@ -1,0 +1,160 @@
+"""Attention alone, in the shape of the large model: our Triton kernels against FlashInfer and against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from benchmarks.on_gpu.clocks import seconds_each
+from benchmarks.on_gpu.engines import REFERENCE, STATIC
+from benchmarks.on_gpu.setting import Setting
+from sluice.attending import Attending, make_attending
+from sluice.attention.base import ForwardBatch, LayerKV
+from sluice.attention.planned import NO_PLANS
+from sluice.attention.static import StaticAttention
+from sluice.runner.graphs import CudaCapture
+
+HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 64
+AIMS = {"decode": 0.9, "extend": 0.7}
+CALLS = 8
+"""Of one graph: what the host takes for a call must not be measured."""
+TOLERANCE = 2e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Rows of equal lengths."""
+
+    name: str
+    kind: str
+    rows: int
+    q_len: int
+    kv_len: int
+    shared: int = 0
+    """Tokens that all rows begin with, in whole pages."""
+
+
+CASES = (
+    Case("decode 64 x 1K", "decode", 64, 1, 1024),
+    Case("decode 64 x 8K", "decode", 64, 1, 8192),
+    Case("decode 1 x 8K", "decode", 1, 1, 8192),
+    Case("decode 64 x 4K shared + 512", "cascade", 64, 1, 4608, shared=4096),
+    Case("extend 2048 at 0", "extend", 1, 2048, 2048),
+    Case("extend 2048 at 6K", "extend", 1, 2048, 8192),
+)
+TINY = (Case("decode", "decode", 3, 1, 100), Case("extend", "extend", 1, 40, 100))
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """Our own kernels."""
+    return compare(setting, (setting.attention,))
+
+
+def compare(setting: Setting, backends: Sequence[str]) -> dict[str, Any]:
+    """Seconds of a call for each case and backend; what fails is told in its place."""
+    rows = [_case(setting, case, backends) for case in (TINY if setting.tiny else CASES)]
+    return {"aim": f"Triton's speed over FlashInfer's at least {AIMS}", "rows": rows}
+
+
+def _case(setting: Setting, case: Case, backends: Sequence[str]) -> dict[str, Any]:
+    q, kv, batch = _tensors(setting, case)
+    expected = make_attending(REFERENCE, setting.device, None, _nothing).backend.attend(q, kv, batch, scale=0.1)[0]
+    row: dict[str, Any] = {"case": case.name, "kind": case.kind, "kv_bytes": _kv_bytes(case, kv)}
+    for name in backends:
+        try:
+            row[name] = _backend(setting, name, q, kv, batch, expected)
+        except Exception as error:
+            row[name] = {"error": f"{type(error).__name__}: {error}"}
+    ours, theirs = (row.get(name, {}).get("seconds") for name in ("triton", "flashinfer"))
+    if ours is not None and theirs is not None:
+        row["speed_over_flashinfer"] = theirs / ours
+        row["reached"] = case.kind not in AIMS or theirs / ours >= AIMS[case.kind]
+    return row
+
+
+def _backend(
+    setting: Setting, name: str, q: torch.Tensor, kv: LayerKV, batch: ForwardBatch, expected: torch.Tensor
+) -> dict[str, Any]:
+    attending = Attending(StaticAttention(), NO_PLANS, None)
+    if name != STATIC:
+        attending = make_attending(name, setting.device, None, _nothing)
+    attending.planner.plan(batch)
+
+    def attend() -> torch.Tensor:
+        return attending.backend.attend(q, kv, batch, scale=0.1)[0]
+
+    error = float((attend().float() - expected.float()).abs().max())
+    scale = float(expected.float().abs().max())
+    result = {"seconds": _seconds(setting, attend), "max_error": error, "passes": error <= TOLERANCE * max(1.0, scale)}
+    if name == "flashinfer" and batch.shared_pages:
+        attending.planner.plan(replace(batch, shared_pages=0))
+        plain = replace(batch, shared_pages=0)
+        result["seconds_without_cascade"] = _seconds(
+            setting, lambda: attending.backend.attend(q, kv, plain, scale=0.1)[0]
+        )
+    return result
+
+
+def _seconds(setting: Setting, work: Callable[[], torch.Tensor]) -> float:
+    """Of one call on the device."""
+    if setting.device.type != "cuda":
+        return seconds_each(work, setting.device, repeat=3)
+
+    def several() -> torch.Tensor:
+        for _ in range(CALLS - 1):
+            work()
+        return work()
+
+    stream = torch.cuda.Stream(setting.device)
+    torch.cuda.synchronize(setting.device)
+    with torch.cuda.stream(stream):
+        replay = CudaCapture(setting.device)(several).replay
+        return seconds_each(replay, setting.device, repeat=20) / CALLS
+
+
+def _tensors(setting: Setting, case: Case) -> tuple[torch.Tensor, LayerKV, ForwardBatch]:
+    """Pages in a random order."""
+    generator = torch.Generator().manual_seed(0)
+    shared = case.shared // PAGE_SIZE
+    own = -(-case.kv_len // PAGE_SIZE) - shared
+    order = torch.randperm(shared + own * case.rows, generator=generator)
+    table = torch.stack(
+        [torch.cat((order[:shared], order[shared + own * row :][:own])) for row in range(case.rows)]
+    ).to(setting.device, torch.int32)
+    size = (len(order), PAGE_SIZE, KV_HEADS, HEAD_DIM)
+    kv = LayerKV(*(torch.randn(size, device=setting.device).to(setting.dtype) for _ in range(2)))
+    q = torch.randn((case.rows * case.q_len, HEADS, HEAD_DIM), device=setting.device).to(setting.dtype)
+    return q, kv, _batch(setting.device, table, [case.q_len] * case.rows, [case.kv_len] * case.rows, shared)
+
+
+def _batch(
+    device: torch.device, table: torch.Tensor, q_lens: Sequence[int], kv_lens: Sequence[int], shared: int
+) -> ForwardBatch:
+    tokens = torch.zeros(sum(q_lens), dtype=torch.int64, device=device)
+    return ForwardBatch(
+        input_ids=tokens,
+        positions=tokens,
+        kv_slots=tokens,
+        page_table=table,
+        q_starts=torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32, device=device),
+        kv_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device),
+        logit_rows=tokens[:0],
+        q_lens=tuple(q_lens),
+        kv_lens_host=tuple(kv_lens),
+        num_decodes=len(q_lens) if max(q_lens) == 1 else 0,
+        shared_pages=shared,
+    )
+
+
+def _kv_bytes(case: Case, kv: LayerKV) -> int:
+    """That must be read at least once."""
+    tokens = case.shared + case.rows * (case.kv_len - case.shared)
+    return 2 * tokens * KV_HEADS * HEAD_DIM * kv.k.element_size()
+
+
+def _nothing() -> None:
+    """Nobody waits for a sign of life."""

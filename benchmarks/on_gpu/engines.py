@@ -1,0 +1,197 @@
+"""Engines over random models, put together as `sluice.assemble` does, with marks on what the device computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from benchmarks.on_gpu.clocks import MarkedStream, mark_of
+from sluice.assemble import use_triton
+from sluice.attending import Attending, make_attending
+from sluice.attention.planned import NO_PLANS
+from sluice.attention.static import StaticAttention
+from sluice.config import EngineConfig
+from sluice.cuda_graphs import captured_graphs, graph_rows
+from sluice.engine.clock import WallClock
+from sluice.engine.engine import Engine
+from sluice.engine.messages import Submit
+from sluice.engine.trace import StepTimes
+from sluice.models.base import CausalLM
+from sluice.models.ops import TorchOps
+from sluice.resolve import resolve
+from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.fakes import recorded_steps
+from sluice.runner.forwards import EagerForwards, Forwards
+from sluice.runner.graphs import DecodeGraphs, graph_sizes
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS
+from sluice.runner.runner import TorchRunner
+from sluice.runner.streams import cuda_streams, inline_streams, pinned_host_buffer, plain_host_buffer
+from sluice.runner.transport import Transport, staged_transport
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.testing import ManualLink
+from sluice.types import BatchPlan, BatchResult, SamplingParams
+
+STATIC = "static"
+"""The attention of a trial run on a CPU: graphs can hold it."""
+REFERENCE = "reference"
+"""The attention in plain torch; everything else is then in plain torch, too."""
+
+
+@dataclass(slots=True)
+class Steps:
+    """A trace sink that keeps what the host spent on each step."""
+
+    plans: list[BatchPlan] = field(default_factory=list)
+    times: list[StepTimes] = field(default_factory=list)
+    latest: None = None
+
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        """See `TraceSink.ended`."""
+        if result is None:
+            raise RuntimeError(f"step {plan.step} failed")
+        self.plans.append(plan)
+        self.times.append(times)
+
+    def close(self) -> None:
+        """What was kept stays."""
+
+
+class TimedLink(ManualLink):
+    """A link worked by hand that notes when each request's tokens came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock = WallClock()
+        self.arrived: dict[int, list[float]] = {}
+
+    def send(self, outputs: Sequence[Any]) -> None:
+        """See `Link.send`."""
+        now = self._clock.now()
+        for output in outputs:
+            if output.finish_reason is not None and output.finish_reason.is_failure:
+                raise RuntimeError(f"request {output.request_id} failed: {output.error}")
+            self.arrived.setdefault(output.request_id, []).extend([now] * len(output.token_ids))
+        super().send(outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """An engine that is worked by hand."""
+
+    engine: Engine
+    link: TimedLink
+    steps: Steps
+    compute: MarkedStream
+    graph_sizes: tuple[int, ...]
+
+    def submit(self, request_id: int, prompt: Sequence[int], max_tokens: int, **asked: Any) -> None:
+        """A greedy request that no token ends, unless asked otherwise."""
+        params = SamplingParams(**{"temperature": 0.0, "seed": request_id, "max_tokens": max_tokens, **asked})
+        self.link.put(Submit(request_id, tuple(prompt), params))
+
+    def drain(self) -> None:
+        """Step until nothing is left to do."""
+        self.engine.step()
+        while not self.engine.is_idle:
+            self.engine.step()
+
+    def decode_all(self, requests: int) -> None:
+        """Step until so many requests have a token each, and nothing but decodes is planned."""
+        while len(self.link.arrived) < requests:
+            self.engine.step()
+
+    def forget(self) -> None:
+        """Drop what was noted so far; nothing may be running on the device."""
+        for noted in (self.steps.plans, self.steps.times, self.compute.spans):
+            noted.clear()
+
+
+def bench_of(
+    model: CausalLM,
+    device: torch.device,
+    *,
+    attention: str,
+    max_total_tokens: int,
+    graphs: bool = True,
+    overlap: bool = False,
+    **options: Any,
+) -> Bench:
+    """An engine over empty state of its own.
+
+    Args:
+        attention: a backend of `sluice.attending`, or `STATIC`.
+        max_total_tokens: of the KV pool.
+        graphs: replay steps that only decode.
+        options: further engine options.
+    """
+    asked: Mapping[str, Any] = {"max_total_tokens": max_total_tokens, "enable_overlap": overlap, **options}
+    is_cuda = device.type == "cuda"
+    if is_cuda and not graphs:
+        asked = {**asked, "disable_cuda_graph": True}
+    config = resolve(EngineConfig.from_options(asked), device.type).config
+    depth, page_size = config.scheduler.depth, config.cache.page_size
+    running = config.scheduler.max_running_requests
+    assert depth is not None, f"not resolved: {config}"
+    assert page_size is not None, f"not resolved: {config}"
+    assert running is not None, f"not resolved: {config}"
+    if is_cuda:
+        sizes, _ = graph_rows(config, model.spec, device, attention)
+    else:
+        sizes = graph_sizes(running) if graphs and attention == STATIC else ()
+    state = DeviceState(_shape(model, device, max_total_tokens // page_size, page_size, running, bool(sizes)))
+    attending = Attending(StaticAttention(), NO_PLANS, None)
+    if attention != STATIC:
+        attending = make_attending(attention, device, None, lambda: None)
+    logit_ops = TORCH_LOGIT_OPS
+    if is_cuda and attention != REFERENCE:
+        logit_ops = use_triton(model)
+    else:
+        model.use(TorchOps())
+    transport, compute = _transport(device, depth)
+    forwards: Forwards = EagerForwards(model, state, attending.backend, attending.planner)
+    if sizes and is_cuda:
+        forwards = captured_graphs(forwards, model, state, attending, transport, sizes, lambda: None)
+    elif sizes:
+        forwards = DecodeGraphs(forwards, model, state, attending.backend, recorded_steps, sizes)
+        transport.streams.compute.run(forwards.capture_all)
+    compute.spans.clear()
+    runner = TorchRunner(model, state, attending.backend, transport=transport, forwards=forwards, logit_ops=logit_ops)
+    setup = SchedulerSetup(
+        limits=config.scheduler.limits(),
+        num_pages=state.shape.num_pages,
+        page_size=page_size,
+        prefix_caching=config.cache.enable_prefix_caching,
+    )
+    link, steps = TimedLink(), Steps()
+    engine = Engine(setup.build(), runner, link, depth=depth, trace=steps)
+    return Bench(engine, link, steps, compute, sizes)
+
+
+def _transport(device: torch.device, places: int) -> tuple[Transport, MarkedStream]:
+    streams, buffers = inline_streams(), plain_host_buffer
+    if device.type == "cuda":
+        streams, buffers = cuda_streams(device), pinned_host_buffer
+    compute = MarkedStream(streams.compute, mark_of(device))
+    return staged_transport(streams._replace(compute=compute), device, buffers, places), compute
+
+
+def _shape(
+    model: CausalLM, device: torch.device, num_pages: int, page_size: int, running: int, scratch: bool
+) -> DeviceShape:
+    spec = model.spec
+    return DeviceShape(
+        num_layers=spec.num_layers,
+        num_kv_heads=spec.num_kv_heads,
+        head_dim=spec.head_dim,
+        vocab_size=spec.vocab_size,
+        num_slots=running,
+        num_pages=num_pages,
+        page_size=page_size,
+        row_pages=min(num_pages, -(-spec.max_model_len // page_size)),
+        dtype=spec.dtype,
+        device=device,
+        scratch_pages=int(scratch),
+    )
