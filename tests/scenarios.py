@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.engine.recorder import Journal
 from sluice.testing import Faults, FaultyRunner
 from sluice.types import FinishReason, SamplingParams
-from worlds import VOCAB, SlowDisk, World, check_ends, enough_steps, random_limits, random_tiers
+from worlds import VOCAB, SlowDisk, World, check_ends, enough_steps, random_limits, random_streams, random_tiers
 
 ABORTS = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.EXPIRED)
 
@@ -39,6 +40,18 @@ def random_scenario(seed: int) -> Scenario:
     return Scenario(world, seed, faulty)
 
 
+def random_stream_scenario(seed: int) -> Scenario:
+    """One in whose world contexts may be longer than the device."""
+    for each in itertools.count():
+        scenario = random_scenario(seed * 1000 + each)
+        draw = random.Random(seed)
+        world = random_streams(draw, scenario.world)
+        if world.streams is not None:
+            fails = draw.choice([0.0, 0.0, 0.0, scenario.world.disk_fails])
+            return replace(scenario, world=replace(world, disk_fails=fails), faulty=draw.random() < 0.2)
+    raise AssertionError("there is always another one")
+
+
 def run(scenario: Scenario, journal: Journal | None = None) -> int:
     """Play a scenario to its end and check everything; the journal is told of it. Returns the number of steps."""
     draw = random.Random(scenario.seed)
@@ -63,7 +76,8 @@ def run(scenario: Scenario, journal: Journal | None = None) -> int:
         bench.step()
         steps += 1
         assert steps <= enough_steps(sent), f"law 12: still busy after {steps} steps"
-    check_ends(bench, sent, faults=scenario.faulty)
+    unreliable = world.streams is not None and bool(world.disk_fails or world.reads_fail)
+    check_ends(bench, sent, faults=scenario.faulty or unreliable)
     return steps
 
 
@@ -76,8 +90,10 @@ def random_faults(draw: random.Random) -> Faults:
 
 
 def random_submit(draw: random.Random, world: World, *, request_id: int) -> Submit:
-    length = draw.randint(1, draw.randint(1, world.pool_tokens - 1))
-    max_tokens = draw.randint(1, min(world.pool_tokens - length, 20))
+    longest = world.longest if draw.random() < 0.5 else min(world.longest, world.pool_tokens)
+    longest = max(2, longest)
+    length = draw.randint(1, draw.randint(1, longest - 1))
+    max_tokens = draw.randint(1, min(longest - length, 20))
     prompt = [0] * length if draw.random() < 0.5 else draw.choices(range(VOCAB), k=length)
     return Submit(
         request_id,

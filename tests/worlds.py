@@ -21,7 +21,7 @@ from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ManualLink, ShadowRunner, ShadowTiers, oracle, oracle_logprobs
-from sluice.types import FinishReason, SamplingParams, SchedulerLimits, TierLimits, TokenLogprobs
+from sluice.types import FinishReason, SamplingParams, SchedulerLimits, StreamLimits, Tier, TierLimits, TokenLogprobs
 
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""
@@ -43,13 +43,18 @@ class World:
     tiers: TierLimits = field(default_factory=TierLimits)
     disk_fails: float = 0.0
     """Share of copies that fail."""
+    streams: StreamLimits | None = None
+    reads_fail: float = 0.0
+    """Share of parts of streamed work that fail."""
 
     @property
     def pool_tokens(self) -> int:
         return self.num_pages * self.page_size
 
     def setup(self) -> SchedulerSetup:
-        return SchedulerSetup(self.limits, self.num_pages, self.page_size, self.prefix_caching, self.tiers)
+        return SchedulerSetup(
+            self.limits, self.num_pages, self.page_size, self.prefix_caching, self.tiers, self.streams
+        )
 
     def kv(self) -> KVManager:
         return KVManager(
@@ -57,14 +62,32 @@ class World:
             page_size=self.page_size,
             prefix_caching=self.prefix_caching,
             tiers=self.tiers,
+            streams=self.streams,
         )
 
     def scheduler(self) -> Lawful:
         """A scheduler that obeys the laws or raises."""
         return Lawful(Scheduler(self.limits, self.kv()))
 
-    def shadow(self, vocab_size: int = VOCAB, tiers: ShadowTiers | None = None) -> ShadowRunner:
-        return ShadowRunner(page_size=self.page_size, vocab_size=vocab_size, late=self.late, tiers=tiers)
+    def shadow(
+        self, vocab_size: int = VOCAB, tiers: ShadowTiers | None = None, draw: random.Random | None = None
+    ) -> ShadowRunner:
+        return ShadowRunner(
+            page_size=self.page_size,
+            vocab_size=vocab_size,
+            late=self.late,
+            tiers=tiers,
+            stream_tier=Tier.DISK if self.streams is None else self.streams.tier,
+            read_fails=lambda _: draw is not None and draw.random() < self.reads_fail,
+        )
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request that can be served."""
+        if self.streams is None:
+            return self.pool_tokens
+        pages = self.tiers.host_pages if self.streams.tier is Tier.HOST else self.tiers.disk_pages
+        return max(min(self.pool_tokens, self.streams.above), pages * self.page_size)
 
 
 @dataclass(frozen=True)
@@ -131,7 +154,7 @@ class SlowDisk:
     def replace(self, bench: Bench) -> None:
         """Another runner, all of it empty."""
         self.tiers = ShadowTiers(self.draw, self._link.post, fails=self.world.disk_fails)
-        self.shadow = self.world.shadow(tiers=self.tiers)
+        self.shadow = self.world.shadow(tiers=self.tiers, draw=self.draw)
         bench.engine.runner = self.wrap(self.shadow)
 
 
@@ -258,6 +281,30 @@ def random_tiers(draw: random.Random) -> TierLimits:
         copies_in_flight=per_step * draw.randint(1, 4),
         load_back_pages=draw.choice([1, 1, 2, 3]),
     )
+
+
+def random_streams(draw: random.Random, world: World) -> World:
+    """A world in which contexts may be longer than the device, if it has a tier for them."""
+    sizes = {Tier.HOST: world.tiers.host_pages, Tier.DISK: world.tiers.disk_pages}
+    tier = next((tier for tier, pages in sizes.items() if pages), None)
+    if tier is None or world.num_pages < 3:
+        return world
+    chunk = draw.randint(1, min(4, world.num_pages - 2))
+    streams = StreamLimits(
+        above=draw.choice([world.pool_tokens, world.pool_tokens, draw.randint(0, world.pool_tokens)]),
+        tier=tier,
+        page_bytes=1000,
+        chunk_tokens=chunk * world.page_size,
+        window_pages=draw.randint(chunk + 1, min(2 * chunk + 1, world.num_pages - 1)),
+        num_layers=draw.randint(1, 3),
+        block_pages=draw.randint(1, 3),
+        group_blocks=draw.randint(1, 3),
+        decode_blocks=draw.choice([0, 0, 1, 3]),
+        prefill_blocks=draw.choice([0, 0, 0, 2]),
+        pair_cost=draw.choice([0.0, 0.001, 0.1]),
+        load_cost=draw.choice([0.0, 0.01, 1.0, 100.0]),
+    )
+    return replace(world, streams=streams, reads_fail=draw.choice([0.0, 0.0, 0.0, 0.05]))
 
 
 @st.composite

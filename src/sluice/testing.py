@@ -30,6 +30,7 @@ from sluice.types import (
     RowError,
     SamplingParams,
     StoredPage,
+    StreamPart,
     Tier,
     TokenLogprobs,
 )
@@ -142,6 +143,10 @@ class ShadowTiers:
             done += self._ended(device)
         return tuple(done)
 
+    def page(self, tier: Tier, page: int) -> Content:
+        """What a page behind the device holds; nothing while it is being written."""
+        return self._pages[tier, page][0]
+
     def work(self, device: ShadowRunner) -> None:
         """The disk goes on."""
         done = self._ended(device)
@@ -186,8 +191,7 @@ class ShadowTiers:
         self._pages[copy.target, copy.target_page] = content, checksum
         if copy.target is Tier.DISK:
             self.index.pop(copy.target_page, None)
-            if content:
-                assert copy.key is not None, f"{copy} goes to the disk without a key"
+            if content and copy.key is not None:
                 self.index[copy.target_page] = StoredPage(copy.target_page, copy.key, checksum)
 
 
@@ -214,11 +218,29 @@ class ShadowRunner:
         late: run each step only when it is waited for (steps still run in launch order), as a slow device would;
             else at launch.
         tiers: what lies behind the device.
+        stream_tier: where the contexts lie that are longer than the device.
+        read_fails: of a part of streamed work by its number (from 0), whether a page of it cannot be read.
     """
 
     def __init__(
-        self, *, page_size: int, vocab_size: int = 256, late: bool = False, tiers: ShadowTiers | None = None
+        self,
+        *,
+        page_size: int,
+        vocab_size: int = 256,
+        late: bool = False,
+        tiers: ShadowTiers | None = None,
+        stream_tier: Tier = Tier.DISK,
+        read_fails: Callable[[int], bool] = lambda number: False,
     ) -> None:
+        self._stream_tier = stream_tier
+        self._read_fails = read_fails
+        self._num_parts = 0
+        self._stored: dict[int, list[int]] = {}
+        """Slot -> pages behind the device."""
+        self._parts: dict[int, StreamPart] = {}
+        """Slot -> its latest part."""
+        self._lost: set[int] = set()
+        """Slots whose streamed work failed."""
         self.tiers = ShadowTiers() if tiers is None else tiers
         self._page_size = page_size
         self._vocab_size = vocab_size
@@ -258,16 +280,53 @@ class ShadowRunner:
         for new in plan.new_slots:
             self._slots[new.slot] = new
             self._rows[new.slot] = []
+            self._stored[new.slot] = []
+            self._parts.pop(new.slot, None)
+            self._lost.discard(new.slot)
+        part_errors = [
+            RowError(index, error) for index, part in enumerate(plan.parts) if (error := self._work(part)) is not None
+        ]
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
             self._write(chunk, written)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        sampled = tuple((self._sample(chunk),) for chunk in sampling)
-        told = tuple(self._logprobs(chunk) for chunk in sampling)
-        prompt = tuple(self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets)
-        return BatchResult(plan.step, sampled, (), told if any(told) else (), prompt, copied)
+        sampled = tuple(() if chunk.slot in self._lost else (self._sample(chunk),) for chunk in sampling)
+        told = tuple(() if chunk.slot in self._lost else self._logprobs(chunk) for chunk in sampling)
+        prompt = tuple(
+            () if chunk.slot in self._lost else self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets
+        )
+        return BatchResult(
+            plan.step, sampled, (), told if any(told) else (), prompt, copied, part_errors=tuple(part_errors)
+        )
+
+    def _work(self, part: StreamPart) -> str | None:
+        """Look at everything that a part of streamed work may look at. Returns why it failed, if it did."""
+        chunk = part.chunk
+        self._stored[chunk.slot].extend(part.stored_pages)
+        before = self._parts.get(chunk.slot)
+        if part.first:
+            assert before is not None and before.chunk == chunk and before.stop == part.first, f"{part} after {before}"
+        self._parts[chunk.slot] = part
+        self._num_parts += 1
+        if chunk.slot in self._lost or self._read_fails(self._num_parts - 1):
+            self._lost.add(chunk.slot)
+            return "a page cannot be read"
+        seen = self._contents(chunk.slot, chunk.start)
+        assert [held and held[0] for held in seen] == list(range(chunk.start)), f"{part} sees {seen}"
+        return None
+
+    def _contents(self, slot: int, end: int) -> list[tuple[int, int] | None]:
+        """What lies at a slot's first `end` positions."""
+        part = self._parts.get(slot)
+        if part is None:
+            return [self._kv.get(self._place(slot, position)) for position in range(end)]
+        pages = self._stored[slot][: part.base // self._page_size]
+        stored = [held for page in pages for held in self.tiers.page(self._stream_tier, page)]
+        return stored[:end] + [self._kv.get(self._place(slot, position)) for position in range(part.base, end)]
 
     def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
+        if chunk.slot in self._lost:
+            return
         self._rows[chunk.slot].extend(chunk.new_pages)
         tokens = chunk.token_ids
         if len(tokens) < chunk.length:
@@ -280,7 +339,7 @@ class ShadowRunner:
             self._kv[place] = (position, token)
 
     def _seen(self, chunk: Chunk) -> list[int]:
-        seen = [self._kv[self._place(chunk.slot, position)] for position in range(chunk.end)]
+        seen = [held for held in self._contents(chunk.slot, chunk.end) if held is not None]
         assert [position for position, _ in seen] == list(range(chunk.end)), f"{chunk} sees {seen}"
         return [token for _, token in seen]
 
@@ -314,6 +373,9 @@ class ShadowRunner:
         )
 
     def _place(self, slot: int, position: int) -> tuple[int, int]:
+        part = self._parts.get(slot)
+        if part is not None:
+            return part.pages[(position - part.base) // self._page_size], position % self._page_size
         return self._rows[slot][position // self._page_size], position % self._page_size
 
 

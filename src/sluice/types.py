@@ -263,6 +263,8 @@ class Bound(StrEnum):
     MAX_RUNNING_REQUESTS = "max_running_requests"
     KV_PAGES = "kv_pages"
     PREFILL_FIRST = "prefill_first"
+    TIER_PAGES = "tier_pages"
+    """A context longer than the device waits for room on its tier."""
 
 
 class Chunk(NamedTuple):
@@ -363,6 +365,54 @@ class StoredPage(NamedTuple):
     slot: int
     key: PageKey
     checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """How requests are served whose context is longer than the device: *streamed* requests.
+
+    Their KV lies on a lower tier, and a chunk of theirs is work in units: in each layer one for every group of blocks
+    of the ring, and one for what is on the device. Costs are in tokens, those of the step's budget: what a unit costs
+    is what as many ordinary tokens would.
+    """
+
+    above: int
+    """Requests of more tokens than this, prompt and output, are streamed."""
+    tier: Tier
+    page_bytes: int
+    """Of a page on the tier."""
+    chunk_tokens: int
+    """Most tokens of a chunk, a multiple of the page size."""
+    window_pages: int
+    """Pages on the device that a streamed request holds: more than a chunk fills."""
+    num_layers: int
+    block_pages: int
+    """Pages of a slot of the ring."""
+    group_blocks: int
+    """Blocks attended to at once."""
+    decode_blocks: int = 0
+    """Most blocks that a chunk of one token attends to; 0: all."""
+    prefill_blocks: int = 0
+    """The same for longer chunks."""
+    pair_cost: float = 0.0
+    """Of a query and a key in one layer."""
+    load_cost: float = 0.0
+    """Of bringing the KV of one token in one layer to the device, beside the computation."""
+
+    def groups(self, base_pages: int, length: int) -> int:
+        """Groups of blocks in each layer, for a chunk of `length` tokens behind so many pages on the tier."""
+        blocks = -(-base_pages // self.block_pages)
+        most = self.decode_blocks if length == 1 else self.prefill_blocks
+        return -(-(min(blocks, most) if most else blocks) // self.group_blocks)
+
+    def cost_of_group(self, length: int, page_size: int) -> float:
+        """Tokens that attending to one group costs a chunk of `length` tokens: loads run beside the computation."""
+        keys = self.group_blocks * self.block_pages * page_size
+        return keys * max(length * self.pair_cost, self.load_cost)
+
+    def cost_of_rest(self, length: int) -> float:
+        """Tokens that the rest of a layer costs."""
+        return length / self.num_layers
 
 
 class StreamPart(NamedTuple):

@@ -109,8 +109,7 @@ class Engine:
                 self.scheduler.flush_cache()
                 return self._answer(query_id)
             case Copied(done):
-                self.scheduler.copied(done)
-                return []
+                return self.scheduler.copied(done)
             case Shutdown():
                 self.is_open = False
                 return []

@@ -55,8 +55,8 @@ class Planner(Protocol):
         """The oldest plan in flight failed as a whole. If it was not even launched, none of its copies was begun."""
         ...
 
-    def copied(self, done: Sequence[CopyDone]) -> None:
-        """Copies have ended."""
+    def copied(self, done: Sequence[CopyDone]) -> list[Output]:
+        """Copies have ended. Requests may end with them."""
         ...
 
     def forget_device(self) -> None:

@@ -70,6 +70,7 @@ class CopiesEnded(NamedTuple):
 
     call: Call
     done: tuple[CopyDone, ...]
+    outputs: tuple[Output, ...] = ()
 
 
 class StepEnded(NamedTuple):
@@ -246,13 +247,14 @@ class Recorder:
             self._end(step, call, None, error, outputs, launched)
         return outputs
 
-    def copied(self, done: Sequence[CopyDone]) -> None:
-        call = self._call()
+    def copied(self, done: Sequence[CopyDone]) -> list[Output]:
+        call, outputs = self._call(), []
         try:
-            self._planner.copied(done)
+            outputs = self._planner.copied(done)
         finally:
-            self._journal.write(CopiesEnded(call, tuple(done)))
+            self._journal.write(CopiesEnded(call, tuple(done), tuple(outputs)))
             self._rest()
+        return outputs
 
     def close(self) -> None:
         """Write what is in flight, and close journal and trace."""

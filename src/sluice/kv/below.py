@@ -8,7 +8,7 @@ NOWHERE = -1
 class Below:
     """One node's copies on the tiers behind the device, by the tier's place in their order."""
 
-    __slots__ = ("children", "digest", "gone", "hits", "is_loading", "slots", "storing")
+    __slots__ = ("children", "digest", "gone", "hits", "is_loading", "readers", "slots", "storing")
 
     def __init__(self, num_tiers: int, digest: bytes) -> None:
         self.slots = [NOWHERE] * num_tiers
@@ -19,12 +19,19 @@ class Below:
         """Children that have a copy on that tier, or on the way to it."""
         self.is_loading = False
         """Its copies are being read, to bring it to the device: they may not be given up."""
+        self.readers = 0
+        """Streamed requests that attend to it where it lies: its copies may not be given up."""
         self.hits = 0
         """Times it was taken from the cache."""
         self.gone = False
         """It has left the tree."""
         self.digest = digest
         """Of its namespace and of all tokens up to its end."""
+
+    @property
+    def is_read(self) -> bool:
+        """Somebody reads its copies, so nobody may overwrite them."""
+        return self.is_loading or self.readers > 0
 
     @property
     def is_stored(self) -> bool:

@@ -12,8 +12,10 @@ from itertools import takewhile
 
 from sluice.kv.pages import PagePool
 from sluice.kv.prefix import Node, NoPrefix, PrefixCache, PrefixTree
+from sluice.kv.shelf import Shelf
+from sluice.kv.streams import StreamLease
 from sluice.kv.tiers import Load, LowerTiers, NoTiers, Tiers
-from sluice.types import CopyDone, TierLimits
+from sluice.types import CopyDone, StreamLimits, TierLimits
 
 
 @dataclass(slots=True, eq=False)
@@ -43,23 +45,46 @@ class KVManager:
     """Pages, prefix cache and tiers behind one set of verbs: match, acquire, load, extend, publish, release."""
 
     def __init__(
-        self, *, num_pages: int, page_size: int, prefix_caching: bool = True, tiers: TierLimits | None = None
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        prefix_caching: bool = True,
+        tiers: TierLimits | None = None,
+        streams: StreamLimits | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
         self.pool = PagePool(num_pages)
         self.tiers: LowerTiers = NoTiers()
-        if prefix_caching and tiers is not None and (tiers.host_pages or tiers.disk_pages):
+        if (prefix_caching or streams is not None) and tiers is not None and (tiers.host_pages or tiers.disk_pages):
             self.tiers = Tiers(tiers, page_size)
         self.tree: PrefixCache = NoPrefix()
         if prefix_caching:
             tree = self.tree = PrefixTree(page_size, self.tiers)
             self.tiers.attach(tree)
+        self._shelf = None if streams is None else Shelf(streams, self.tiers, self.tree, page_size, self._take)
 
     @property
     def num_pages(self) -> int:
         return self.pool.num_pages
+
+    @property
+    def can_stream(self) -> bool:
+        """Contexts longer than the device are served."""
+        return self._shelf is not None
+
+    @property
+    def streams(self) -> Shelf:
+        """Where they lie."""
+        assert self._shelf is not None, "contexts longer than the device are refused"
+        return self._shelf
+
+    @property
+    def num_places(self) -> int:
+        """Pages of the device that streamed requests hold."""
+        return 0 if self._shelf is None else self._shelf.num_places
 
     @property
     def available(self) -> int:
@@ -139,6 +164,26 @@ class KVManager:
         load, pages = self.tiers.ended(done)
         self.pool.give(pages)
         return load
+
+    def open_stream(self, tokens: array[int], cacheable: int, num_tokens: int, extra_key: str) -> StreamLease | None:
+        """All that a streamed request of `num_tokens` tokens will ever hold, which begins with `tokens`; None if the
+        tier has no room for it now. As many pages as its window has must be `available`.
+
+        Args:
+            cacheable: most tokens that may come from the cache.
+        """
+        return self.streams.open(tokens, cacheable, self.pages_for(num_tokens), extra_key)
+
+    def close_stream(self, stream: StreamLease, *, keep: bool) -> None:
+        """Give everything back.
+
+        Args:
+            keep: what it has read and published is sound; else none of it stays cached, as far as nobody else uses it.
+        """
+        path = list(stream.path)
+        self.pool.give(self.streams.close(stream))
+        if not keep:
+            self.pool.give(self.tree.forget_below(path))
 
     def reclaimable(self, lease: Lease) -> int:
         """Pages that become available when this lease alone is released: not those that copies are on their way to."""

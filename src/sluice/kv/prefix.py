@@ -83,12 +83,21 @@ class PrefixCache(Protocol):
         """Give up what of a path that was just let go nobody else holds, from its end."""
         ...
 
+    def forget_below(self, path: Sequence[Node]) -> list[int]:
+        """Drop what of a path that somebody read on a tier nobody holds on the device, with all that follows it.
+        Returns pages of the device."""
+        ...
+
     def evict(self, count: int) -> list[int]:
         """Give up `count` pages that nobody holds."""
         ...
 
     def match_below(self, path: Sequence[Node], tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
         """What follows a path that was just matched and is not on the device, in order."""
+        ...
+
+    def match_any(self, tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
+        """The nodes equal to the beginning of `tokens`, at most `limit` tokens, wherever they lie."""
         ...
 
     def clear(self) -> tuple[int, list[int]]:
@@ -166,6 +175,14 @@ class PrefixTree:
                 return
             yield node
 
+    def match_any(self, tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
+        node = self._roots.get(extra_key)
+        for index in range(limit // self._page_size):
+            node = None if node is None else node.children.get(self._key(tokens, index))
+            if node is None:
+                return
+            yield node
+
     def lock(self, path: Sequence[Node]) -> None:
         for node in path:
             if node.refs == 0:
@@ -234,6 +251,12 @@ class PrefixTree:
             pages += self.drop(node)
         return pages
 
+    def forget_below(self, path: Sequence[Node]) -> list[int]:
+        for node in path:
+            if node.refs == 0 and node.below is not None and not node.below.gone:
+                return self.drop(node)
+        return []
+
     def evict(self, count: int) -> list[int]:
         assert count <= self.num_evictable, f"{count} pages to evict, {self.num_evictable} evictable"
         pages: list[int] = []
@@ -266,6 +289,12 @@ class PrefixTree:
         if parent.parent is None and not parent.children:
             del self._roots[parent.key.decode()]
         return pages
+
+    def below(self, parent: Node | None, key: bytes, extra_key: str) -> Node:
+        """The node of these tokens behind `parent`, or the first of its namespace; a new one, without a page, if need
+        be."""
+        above = self._root(extra_key) if parent is None else parent
+        return above.children.get(key) or self.insert(above, key)
 
     def restored(self, extra_key: str, parent: Node | None, key: bytes) -> Node | None:
         """A new node without a page behind `parent`, or the first of its namespace; None if it is there already."""
@@ -381,11 +410,17 @@ class NoPrefix:
     def forget(self, path: Sequence[Node]) -> list[int]:
         return []
 
+    def forget_below(self, path: Sequence[Node]) -> list[int]:
+        return []
+
     def evict(self, count: int) -> list[int]:
         assert count == 0, f"nothing to evict, {count} pages wanted"
         return []
 
     def match_below(self, path: Sequence[Node], tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
+        return iter(())
+
+    def match_any(self, tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
         return iter(())
 
     def clear(self) -> tuple[int, list[int]]:

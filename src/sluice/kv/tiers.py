@@ -29,6 +29,7 @@ from typing import Protocol
 from sluice.kv.below import NOWHERE, Below
 from sluice.kv.pages import PagePool
 from sluice.kv.prefix import Node, PrefixTree
+from sluice.kv.streams import StreamLease
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse
 
 DIGEST_BYTES = 16
@@ -63,6 +64,21 @@ class Store:
     node: Node
     tier: int
     slot: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamStore:
+    """A copy of a streamed request's page on its way down."""
+
+    stream: StreamLease
+    index: int
+    """Of the page in its context."""
+    source: int
+    """On the device."""
+    place: int
+    """Of the tier."""
+    slot: int
+    key: PageKey | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +129,7 @@ class Slots:
 
     def _may_go(self, node: Node) -> bool:
         below = node.below
-        if below is None or below.gone or below.is_loading:
+        if below is None or below.gone or below.is_read:
             return False
         return below.slots[self.place] != NOWHERE and below.children[self.place] == 0
 
@@ -213,6 +229,42 @@ class LowerTiers(Protocol):
         """
         ...
 
+    def pages_of(self, tier: Tier) -> int:
+        """How many pages a tier has."""
+        ...
+
+    def take(self, tier: Tier, count: int) -> list[int] | None:
+        """Pages of a tier for a request that keeps its KV there: all of them, or None. Others' give way."""
+        ...
+
+    def give(self, tier: Tier, pages: Iterable[int]) -> None:
+        """Give pages of `take` back."""
+        ...
+
+    def store_streamed(self, stream: StreamLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
+        """Copy a page of the device to where a streamed request keeps it, as soon as the budgets let it."""
+        ...
+
+    def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
+        """As many of these nodes, from the first one on, as lie on a tier."""
+        ...
+
+    def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
+        """Somebody attends to these nodes where they lie, until `unread`. Returns their pages."""
+        ...
+
+    def unread(self, nodes: Sequence[Node]) -> None:
+        """One of those who attend to these nodes does so no more."""
+        ...
+
+    def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
+        """Make a private page the node behind a path that is read; whoever had it reads it from now on."""
+        ...
+
+    def key_behind(self, parent: bytes, key: bytes, extra_key: str) -> PageKey:
+        """Names a page of tokens `key` behind one of digest `parent`, empty if there is none."""
+        ...
+
     def uses(self) -> tuple[TierUse, ...]:
         """How full each tier is, and what went there and came back."""
         ...
@@ -240,13 +292,15 @@ class Tiers:
         """Nodes to be stored while they are on the device, with the place of the tier."""
         self.loads: list[Load] = []
         """Not over, oldest first."""
-        self.tickets: dict[int, Store | LoadedPage] = {}
+        self.tickets: dict[int, Store | StreamStore | LoadedPage] = {}
         """Copies that were planned and have not ended."""
         self._next_ticket = 0
         self._forgotten = 0
         """Tickets below this may end although nobody waits for them any more."""
         self.private: list[set[int]] = [set() for _ in self.slots]
         """Pages of each tier that belong to no node: those of streamed requests."""
+        self._streamed: deque[StreamStore] = deque()
+        """Stores of streamed requests, in order."""
 
     def attach(self, tree: PrefixTree) -> None:
         """The tree whose nodes lie here; once."""
@@ -265,7 +319,11 @@ class Tiers:
     def has_work(self) -> bool:
         """Something can be told to the runner, now or when copies have ended."""
         return bool(
-            self._copies or self._dropped or self._wanted or any(load.begun < len(load.nodes) for load in self.loads)
+            self._copies
+            or self._dropped
+            or self._wanted
+            or self._streamed
+            or any(load.begun < len(load.nodes) for load in self.loads)
         )
 
     @property
@@ -300,7 +358,7 @@ class Tiers:
         assert below is not None, f"{node} was never published"
         below.gone = True
         for place, slot in enumerate(below.slots):
-            if below.storing[place] or (slot != NOWHERE and below.is_loading):
+            if below.storing[place] or (slot != NOWHERE and below.is_read):
                 self._child_left(node, place)  # the page itself is given up when it has been written, or read
             elif slot != NOWHERE:
                 self._give_up(node, place)
@@ -350,6 +408,7 @@ class Tiers:
     def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
         """What the plan that was just made is to copy, and to forget on the disk, as far as the budgets let it."""
         self._begin_loads()
+        self._begin_streamed()
         self._begin_stores()
         copies, self._copies = tuple(self._copies), []
         stored = {copy.target_page for copy in copies if copy.target is Tier.DISK}
@@ -364,6 +423,9 @@ class Tiers:
             return None, []
         if isinstance(copy, Store):
             self._stored(copy, done)
+            return None, []
+        if isinstance(copy, StreamStore):
+            self._stream_stored(copy, done)
             return None, []
         load, index = copy.load, copy.index
         load.open -= 1
@@ -384,6 +446,8 @@ class Tiers:
             copy = self.tickets.pop(ticket)
             if isinstance(copy, Store):
                 self._stored(copy, CopyDone(ticket, error="lost"))
+            elif isinstance(copy, StreamStore):
+                self._stream_stored(copy, CopyDone(ticket, error="lost"))
             else:
                 copy.load.open -= 1
                 copy.load.begun = min(copy.load.begun, copy.index)
@@ -435,6 +499,8 @@ class Tiers:
         """Pages of a tier for a request that keeps its KV there: all of them, or None. Others' give way."""
         slots = self._of(tier)
         taken: list[int] = []
+        if count > slots.pool.num_pages - len(self.private[slots.place]):
+            return None
         while len(taken) < count:
             slot = self._slot(slots.place)
             if slot is None:
@@ -446,9 +512,68 @@ class Tiers:
 
     def give(self, tier: Tier, pages: Iterable[int]) -> None:
         """Give pages of `take` back."""
-        slots, pages = self._of(tier), list(pages)
-        self.private[slots.place].difference_update(pages)
-        slots.pool.give(pages)
+        place = self._of(tier).place
+        for page in pages:
+            self.private[place].remove(page)
+            self._free(place, page)
+
+    def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
+        """As many of these nodes, from the first one on, as lie on a tier."""
+        place, found = self._of(tier).place, []
+        for node in nodes:
+            if node.below is None or node.below.slots[place] == NOWHERE:
+                break
+            found.append(node)
+        return found
+
+    def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
+        """Somebody attends to these nodes where they lie, until `unread`. Returns their pages."""
+        place, pages = self._of(tier).place, []
+        for node in nodes:
+            assert node.below is not None, f"{node} was never published"
+            node.below.readers += 1
+            pages.append(node.below.slots[place])
+        return pages
+
+    def unread(self, nodes: Sequence[Node]) -> None:
+        """One of those who attend to these nodes does so no more."""
+        for node in reversed(nodes):
+            assert node.below is not None and node.below.readers > 0, f"nobody reads {node}"
+            node.below.readers -= 1
+            self._unread(node)
+
+    def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
+        """Make a private page the node behind a path that is read; whoever had it reads it from now on.
+
+        Returns None if the path has left the tree, or a node of these tokens lies on the tier already.
+        """
+        place, parent = self._of(tier).place, path[-1] if path else None
+        if parent is not None and (parent.below is None or parent.below.gone):
+            return None
+        node = self.tree.below(parent, key, extra_key)
+        if node.below is None:
+            node.below = Below(len(self.slots), self._digest(node))
+        below = node.below
+        if below.slots[place] != NOWHERE or below.storing[place]:
+            return None
+        self.private[place].remove(page)
+        self._put(node, place, page, self.slots[place].checksums[page])
+        below.readers += 1
+        return node
+
+    def key_behind(self, parent: bytes, key: bytes, extra_key: str) -> PageKey:
+        """Names a page of tokens `key` behind one of digest `parent`, empty if there is none."""
+        tokens = array("i")
+        tokens.frombytes(key)
+        return PageKey(_digest(parent, key, extra_key.encode()), parent, tuple(tokens), extra_key)
+
+    def pages_of(self, tier: Tier) -> int:
+        """How many pages a tier has."""
+        return sum(slots.pool.num_pages for slots in self.slots if slots.tier is tier)
+
+    def store_streamed(self, stream: StreamLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
+        """Copy a page of the device to where a streamed request keeps it, as soon as the budgets let it."""
+        self._streamed.append(StreamStore(stream, index, source, self._of(tier).place, stream.row[index], key))
 
     def uses(self) -> tuple[TierUse, ...]:
         return tuple(tier.use() for tier in self.slots)
@@ -479,6 +604,27 @@ class Tiers:
             node, place = self._wanted.popleft()
             if self._lacks(node, place):
                 self._store(node, place, Tier.DEVICE, node.page)
+
+    def _begin_streamed(self) -> None:
+        while self._streamed and (self._streamed[0].stream.is_closed or self._has_room()):
+            store = self._streamed.popleft()
+            if store.stream.is_closed:
+                continue
+            store.stream.sending.add(store.index)
+            tier = self.slots[store.place].tier
+            key = store.key if tier is Tier.DISK else None
+            self._copies.append(PageCopy(self._ticket(store), Tier.DEVICE, store.source, tier, store.slot, 0, key))
+
+    def _stream_stored(self, store: StreamStore, done: CopyDone) -> None:
+        slots = self.slots[store.place]
+        if done.error is None:
+            slots.num_stored += 1
+        else:
+            slots.num_failed_stores += 1
+        slots.checksums[store.slot] = done.checksum
+        store.stream.ended(store.index, done.error)
+        if store.stream.is_closed:  # it was kept, since the copy might have overwritten what came there next
+            self.give(slots.tier, [store.slot])
 
     def _store(self, node: Node, place: int, source: Tier, source_page: int) -> None:
         """Plan a copy to a tier, if there is room for it in the plan and on the tier."""
@@ -608,11 +754,19 @@ class Tiers:
             below = node.below
             assert below is not None, f"{node} was never published"
             below.is_loading = False
-            for place, slot in enumerate(below.slots):
-                if below.gone and slot != NOWHERE:
-                    below.slots[place] = NOWHERE
-                    self._free(place, slot)
-                self.slots[place].offer(node)
+            self._unread(node)
+
+    def _unread(self, node: Node) -> None:
+        """One who read it does so no more."""
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        if below.is_read:
+            return
+        for place, slot in enumerate(below.slots):
+            if below.gone and slot != NOWHERE:
+                below.slots[place] = NOWHERE
+                self._free(place, slot)
+            self.slots[place].offer(node)
 
     def _over(self, load: Load, pages: list[int]) -> tuple[Load | None, list[int]]:
         if load.open or load.begun < len(load.nodes):
@@ -644,7 +798,7 @@ class Tiers:
     def _spoiled(self, node: Node, place: int, slot: int) -> None:
         """A copy could not be read: it is none."""
         assert node.below is not None, f"{node} was never published"
-        if not node.below.gone and node.below.slots[place] == slot:
+        if not node.below.gone and node.below.slots[place] == slot and not node.below.readers:
             self._give_up(node, place)
             self._drop_if_nowhere(node)
 
@@ -654,7 +808,7 @@ class Tiers:
         limits = self.limits
         return len(self._copies) + kept < limits.copies_per_step and len(self.tickets) < limits.copies_in_flight
 
-    def _ticket(self, copy: Store | LoadedPage) -> int:
+    def _ticket(self, copy: Store | StreamStore | LoadedPage) -> int:
         ticket = self._next_ticket
         self._next_ticket += 1
         self.tickets[ticket] = copy
@@ -667,8 +821,8 @@ class Tiers:
         parent = node.parent
         assert parent is not None, f"{node} has no parent"
         if parent.below is not None:
-            return blake2b(parent.below.digest + node.key, digest_size=DIGEST_BYTES).digest()
-        return blake2b(node.key, digest_size=DIGEST_BYTES, salt=_salt(parent.key)).digest()
+            return _digest(parent.below.digest, node.key, b"")
+        return _digest(b"", node.key, parent.key)
 
     def _key_of(self, node: Node) -> PageKey:
         parent, top = node.parent, node.parent
@@ -685,12 +839,47 @@ class Tiers:
         )
 
 
+def _digest(parent: bytes, key: bytes, extra_key: bytes) -> bytes:
+    """Of the tokens `key` behind those of digest `parent`; the first page's is salted with its namespace."""
+    if parent:
+        return blake2b(parent + key, digest_size=DIGEST_BYTES).digest()
+    return blake2b(key, digest_size=DIGEST_BYTES, salt=_salt(extra_key)).digest()
+
+
 def _salt(extra_key: bytes) -> bytes:
     return blake2b(extra_key, digest_size=16).digest()
 
 
 class NoTiers:
     """Nothing behind the device, as an object: what is evicted is lost."""
+
+    def pages_of(self, tier: Tier) -> int:
+        return 0
+
+    def take(self, tier: Tier, count: int) -> list[int] | None:
+        return None
+
+    def give(self, tier: Tier, pages: Iterable[int]) -> None:
+        raise AssertionError("nobody took these")
+
+    def store_streamed(self, stream: StreamLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
+        raise AssertionError(f"page {index} of {stream} has nowhere to go")
+
+    def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
+        return []
+
+    def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
+        assert not nodes, f"{len(nodes)} nodes to read from nowhere"
+        return []
+
+    def unread(self, nodes: Sequence[Node]) -> None:
+        assert not nodes, f"{len(nodes)} nodes to read from nowhere"
+
+    def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
+        return None
+
+    def key_behind(self, parent: bytes, key: bytes, extra_key: str) -> PageKey:
+        raise AssertionError("there is nowhere to go")
 
     order = ()
     has_work = False

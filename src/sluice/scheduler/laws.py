@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
 from sluice.kv.prefix import PrefixTree
-from sluice.kv.tiers import Store, Tiers
+from sluice.kv.streams import StreamLease
+from sluice.kv.tiers import Store, StreamStore, Tiers
 from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import PROTECT_AFTER
@@ -21,12 +22,14 @@ from sluice.scheduler.state import SchedulerState
 from sluice.types import (
     BatchPlan,
     BatchResult,
+    Chunk,
     CopyDone,
     FinishReason,
     Occupancy,
     Output,
     SamplingParams,
     SchedulerLimits,
+    StreamPart,
 )
 
 
@@ -41,7 +44,13 @@ def require(holds: bool, message: str) -> None:
 
 def live(state: SchedulerState) -> list[Request]:
     """The requests that hold pages."""
-    return [*state.loading.values(), *state.partial.values(), *state.decoding.values(), *state.draining.values()]
+    places = (state.loading, state.partial, state.decoding, state.streaming, state.draining)
+    return [request for place in places for request in place.values()]
+
+
+def streams(state: SchedulerState) -> list[tuple[Request, StreamLease]]:
+    """Of these, the ones whose context is longer than the device."""
+    return [(request, request.stream) for request in live(state) if request.stream is not None]
 
 
 def check_state(state: SchedulerState) -> None:
@@ -49,12 +58,16 @@ def check_state(state: SchedulerState) -> None:
     pages_are_conserved(state)
     references_are_counted(state)
     tree_is_reachable(state.kv)
-    tiers_are_conserved(state.kv)
+    tiers_are_conserved(state)
+    streams_lie_on_their_tier(state)
     loads_are_apart(state)
     for request in state.requests.values():
         counters_are_ordered(request)
     for request in live(state):
-        pages_cover_the_promise(state.kv, request)
+        if request.stream is None:
+            pages_cover_the_promise(state.kv, request)
+    for request, stream in streams(state):
+        streams_cover_the_promise(state, request, stream)
     everyone_is_in_one_place(state)
     slots_are_conserved(state)
 
@@ -66,9 +79,15 @@ def pages_are_conserved(state: SchedulerState) -> None:
     if isinstance(state.kv.tiers, Tiers):
         owners.update(page for load in state.kv.tiers.loads for page in load.pages)
     for request in live(state):
-        require(request.lease is not None, f"law 1: request {request.id} runs without pages")
-        assert request.lease is not None
-        owners.update(request.lease.private_pages)
+        held = [kind for kind in (request.lease, request.stream) if kind is not None]
+        require(len(held) == 1, f"law 1: request {request.id} runs on {held}")
+        owners.update(request.lease.private_pages if request.lease is not None else ())
+    windows = [page for _, stream in streams(state) for page in stream.window]
+    owners.update(windows)
+    require(
+        len(windows) == state.kv.num_places,
+        f"law 1: streamed requests hold {len(windows)} pages, {state.kv.num_places} are counted",
+    )
     wrong = {page: owners[page] for page in range(state.kv.num_pages) if owners[page] != 1}
     require(not wrong and len(owners) == state.kv.num_pages, f"law 1: owners of pages {wrong}, {len(owners)} seen")
 
@@ -113,20 +132,23 @@ def tree_is_reachable(kv: KVManager) -> None:
     require(count == kv.tree.num_pages, f"law 3: {count} pages reachable, the tree counts {kv.tree.num_pages}")
 
 
-def tiers_are_conserved(kv: KVManager) -> None:
+def tiers_are_conserved(state: SchedulerState) -> None:
     """1 and 3, for the tiers behind the device: every page there is free, a node's, on its way to one, or private to a
     request; and whoever may give one up is known."""
+    kv = state.kv
     if not isinstance(kv.tiers, Tiers):
         return
     nodes = list(kv.tree.nodes())
-    gone = [node for load in kv.tiers.loads for node in load.nodes if node.below is not None and node.below.gone]
+    read = [node for load in kv.tiers.loads for node in load.nodes]
+    read += [node for _, stream in streams(state) for node in stream.path]
+    gone = {id(node): node for node in read if node.below is not None and node.below.gone}
     stores = [copy for copy in kv.tiers.tickets.values() if isinstance(copy, Store)]
     for tier in kv.tiers.slots:
         place = tier.place
         owners = Counter(tier.pool.free_pages())
         owners.update(kv.tiers.private[place])
         owners.update(store.slot for store in stores if store.tier == place)
-        for node in (*nodes, *gone):
+        for node in (*nodes, *gone.values()):
             if node.below is not None and node.below.slots[place] >= 0:
                 owners[node.below.slots[place]] += 1
         wrong = {page: count for page, count in owners.items() if count != 1}
@@ -139,9 +161,51 @@ def tiers_are_conserved(kv: KVManager) -> None:
             children = sum(each is not None and (each.slots[place] >= 0 or each.storing[place]) for each in kept)
             require(children == below.children[place], f"law 3: {node} counts {below.children} of {children} children")
             require(
-                below.slots[place] < 0 or children > 0 or below.is_loading or tier.is_offered(node),
+                below.slots[place] < 0 or children > 0 or below.is_read or tier.is_offered(node),
                 f"law 3: {node} may leave {tier.tier}, which does not know it",
             )
+
+
+def streams_lie_on_their_tier(state: SchedulerState) -> None:
+    """1, for streamed requests: what is private on a tier is theirs, or on its way to where one was that has left."""
+    tiers = state.kv.tiers
+    if not isinstance(tiers, Tiers) or not state.kv.can_stream:
+        return
+    limits = state.kv.streams.limits
+    private = Counter(page for _, stream in streams(state) for page in stream.row[len(stream.path) :])
+    private.update(
+        copy.slot for copy in tiers.tickets.values() if isinstance(copy, StreamStore) and copy.stream.is_closed
+    )
+    there = tiers.private[tiers.order.index(limits.tier)]
+    require(private == Counter(there), f"law 1: pages {private} of streamed requests, {there} are private")
+    place = tiers.order.index(limits.tier)
+    readers = Counter(id(node) for _, stream in streams(state) for node in stream.path)
+    nodes = {id(node): node for node in state.kv.tree.nodes()}
+    nodes |= {id(node): node for _, stream in streams(state) for node in stream.path}
+    for key, node in nodes.items():
+        counted = 0 if node.below is None else node.below.readers
+        require(counted == readers[key], f"law 2: {node} counts {counted} of {readers[key]} readers")
+    for request, stream in streams(state):
+        pages = [node.below.slots[place] for node in stream.path if node.below is not None]
+        require(
+            pages == stream.row[: len(stream.path)] and len(stream.path) <= stream.stored,
+            f"law 5: request {request.id} reads {stream.row}, its path lies on {pages}",
+        )
+
+
+def streams_cover_the_promise(state: SchedulerState, request: Request, stream: StreamLease) -> None:
+    """5, for streamed requests: all of the context has its page on the tier, and what is not there yet, or is looked at
+    by a step in flight, its place on the device."""
+    kv, chunk = state.kv, state.open_chunk
+    needed = kv.pages_for(request.prompt_len + request.max_tokens)
+    require(len(stream.row) == needed, f"law 5: request {request.id} holds {len(stream.row)} of {needed} pages")
+    promised = request.scheduled if chunk is None or chunk.request is not request else chunk.chunk.end
+    require(
+        stream.told <= stream.stored <= stream.sent <= request.computed // kv.page_size
+        and kv.pages_for(promised) <= stream.end_of_window
+        and all(base <= stream.stored for base in stream.bases),
+        f"law 5: request {request.id} with {request.computed} tokens computed and {promised} promised has {stream}",
+    )
 
 
 def loads_are_apart(state: SchedulerState) -> None:
@@ -226,6 +290,7 @@ def everyone_is_in_one_place(state: SchedulerState) -> None:
         (Place.LOADING, state.loading),
         (Place.PARTIAL, state.partial),
         (Place.DECODING, state.decoding),
+        (Place.STREAMING, state.streaming),
         (Place.DRAINING, state.draining),
     ):
         places.update(members.keys())
@@ -259,6 +324,7 @@ def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) 
     budgets_hold(state, limits, plan)
     chunks_are_well_formed(state, limits, plan)
     writes_are_private(state, plan)
+    streamed_work_is_paid_for(state, limits, plan)
 
 
 def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool:
@@ -267,19 +333,22 @@ def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool
 
 def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
     """7. No plan is empty; tokens and prefill tokens are within their budgets; prefill-first mixes nothing."""
-    require(len(plan.chunks) + len(plan.copies) + len(plan.dropped) > 0, f"law 7: plan {plan.step} is empty")
+    contents = len(plan.chunks) + len(plan.parts) + len(plan.copies) + len(plan.dropped)
+    require(contents > 0, f"law 7: plan {plan.step} is empty")
     tiers = state.kv.tiers
     if isinstance(tiers, Tiers):
         most = tiers.limits.copies_per_step
         require(len(plan.copies) <= most, f"law 7: plan {plan.step} makes {len(plan.copies)} copies of {most}")
         most = tiers.limits.copies_in_flight
         require(tiers.num_in_flight <= most, f"law 7: {tiers.num_in_flight} copies are in flight, of {most}")
-    prefill = [c.length for c in plan.chunks if is_prefill(state, c.start, c.request_id)]
+    chunks = resident(plan)
+    prefill = [c.length for c in chunks if is_prefill(state, c.start, c.request_id)]
+    num_tokens = sum(chunk.length for chunk in chunks)
     total, page_size = sum(prefill), state.kv.page_size
     alone_unchunked = limits.chunked_prefill_size == 0 and len(prefill) == 1
     require(
-        plan.num_tokens <= limits.max_batch_tokens or alone_unchunked,
-        f"law 7: plan {plan.step} has {plan.num_tokens} tokens of {limits.max_batch_tokens}",
+        num_tokens <= limits.max_batch_tokens or alone_unchunked,
+        f"law 7: plan {plan.step} has {num_tokens} tokens of {limits.max_batch_tokens}",
     )
     if limits.chunked_prefill_size:
         require(
@@ -287,7 +356,7 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
             f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}",
         )
     if limits.max_prefill_tokens and prefill:
-        left = max(page_size, limits.max_prefill_tokens - (plan.num_tokens - total))
+        left = max(page_size, limits.max_prefill_tokens - (num_tokens - total))
         require(
             total <= left or alone_unchunked,
             f"law 7: plan {plan.step} prefills {total} tokens, {left} are left of {limits.max_prefill_tokens}",
@@ -308,16 +377,18 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     )
     if limits.schedule == "prefill-first":
         require(
-            len(prefill) in (0, len(plan.chunks)),
+            len(prefill) in (0, len(chunks)),
             f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
         )
 
 
 def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
     """8, one plan: a row a request, decodes first, cuts on page boundaries, samples exactly at the end."""
-    ids = [chunk.request_id for chunk in plan.chunks]
+    ids = [chunk.request_id for chunk in (*resident(plan), *(part.chunk for part in plan.parts))]
     require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
-    kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in plan.chunks]
+    done = tuple(part.chunk for part in plan.parts if part.completes)
+    require(plan.chunks[len(plan.chunks) - len(done) :] == done, f"law 8: plan {plan.step} ends with other than {done}")
+    kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in resident(plan)]
     require(kinds == sorted(kinds), f"law 8: plan {plan.step} has a decode behind a prefill")
     require(
         plan.num_decodes == kinds.count(False),
@@ -329,7 +400,11 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
         require(chunk.slot == request.slot, f"law 8: {chunk} is not in slot {request.slot}")
         unread = chunk.length - len(chunk.token_ids)
         require(unread in (0, 1), f"law 8: {chunk} names {len(chunk.token_ids)} of {chunk.length} tokens")
-        require(unread == 0 or request.pending > chunk.samples, f"law 8: {chunk} waits for a sample nobody makes")
+        was_late = chunk in done  # the sample may have come since it was begun
+        require(
+            unread == 0 or was_late or request.pending > chunk.samples,
+            f"law 8: {chunk} waits for a sample nobody makes",
+        )
         require(
             chunk.samples == (chunk.end == len(request.tokens) + request.pending - chunk.samples),
             f"law 8: {chunk} samples={chunk.samples} with {len(request.tokens)} tokens known",
@@ -354,14 +429,52 @@ def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
         published.update(page for load in state.kv.tiers.loads for page in load.pages)
     written: set[tuple[int, int]] = set()
     size = state.kv.page_size
-    for chunk in plan.chunks:
-        lease = state.requests[chunk.request_id].lease
-        assert lease is not None
-        targets = {(lease.pages[at // size], at % size) for at in range(chunk.start, chunk.end)}
+    chunks = {chunk: leases(state, chunk) for chunk in resident(plan)}
+    chunks |= {part.chunk: [0] * (part.base // size) + list(part.pages) for part in plan.parts}
+    for chunk, row in chunks.items():
+        targets = {(row[at // size], at % size) for at in range(chunk.start, chunk.end)}
         require(written.isdisjoint(targets), f"law 9: plan {plan.step} writes twice to what {chunk} writes")
         pages = {page for page, _ in targets}
         require(published.isdisjoint(pages), f"law 9: {chunk} writes published pages {published & pages}")
         written |= targets
+
+
+def resident(plan: BatchPlan) -> tuple[Chunk, ...]:
+    """The chunks that are computed together: all but the streamed ones."""
+    return plan.chunks[: len(plan.chunks) - sum(part.completes for part in plan.parts)]
+
+
+def leases(state: SchedulerState, chunk: Chunk) -> list[int]:
+    lease = state.requests[chunk.request_id].lease
+    assert lease is not None, f"{chunk} has no pages"
+    return lease.pages
+
+
+def streamed_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """7, for streamed work: one part a step; with the prefill beside it, it costs no more than the step may, unless it
+    is a single unit."""
+    size = state.kv.page_size
+    require(len(plan.parts) <= 1, f"law 7: plan {plan.step} works on {len(plan.parts)} streamed chunks")
+    for part in plan.parts:
+        streams = state.kv.streams.limits
+        length, per_layer = part.chunk.length, part.total // streams.num_layers
+        require(
+            per_layer - 1 == streams.groups(part.base // size, length) and per_layer * streams.num_layers == part.total,
+            f"law 8: {part} has another number of units than its context",
+        )
+        rests = sum(unit % per_layer == per_layer - 1 for unit in range(part.first, part.stop))
+        groups = part.stop - part.first - rests
+        cost = rests * streams.cost_of_rest(length) + groups * streams.cost_of_group(length, size)
+        most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
+        require(
+            part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
+            f"law 7: {part} costs {cost} tokens of {most}",
+        )
+        require(
+            not (is_prefill(state, part.chunk.start, part.chunk.request_id) and plan.num_decodes)
+            or limits.schedule == "mixed",
+            f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
+        )
 
 
 def quiet_means_empty(state: SchedulerState) -> None:
@@ -415,6 +528,9 @@ class Lawful:
         self.ended: dict[int, FinishReason] = {}
         self._next_start: dict[int, int] = {}
         self._rows: dict[int, list[int]] = {}
+        self._stored_rows: dict[int, list[int]] = {}
+        self._parts: dict[int, StreamPart] = {}
+        """Request -> the latest part of a chunk of its that is not complete."""
         self._num_outputs: dict[int, int] = {}
         self._asked: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
         self._num_told: dict[int, int] = {}
@@ -503,9 +619,8 @@ class Lawful:
         del self.in_flight[0]
         return self._told(self.scheduler.fail(plan, error, launched=launched))
 
-    def copied(self, done: Sequence[CopyDone]) -> None:
-        self.scheduler.copied(done)
-        check_state(self.state)
+    def copied(self, done: Sequence[CopyDone]) -> list[Output]:
+        return self._told(self.scheduler.copied(done))
 
     def _told(self, outputs: list[Output]) -> list[Output]:
         """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""
@@ -573,7 +688,21 @@ class Lawful:
     def _chunks_tile(self, plan: BatchPlan) -> None:
         """8, over a run: a request's chunks follow each other without gap or overlap from its cached prefix on."""
         opened = {new.request_id for new in plan.new_slots}
-        for chunk in plan.chunks:
+        for part in plan.parts:
+            request, before = self.state.requests[part.chunk.request_id], self._parts.pop(part.chunk.request_id, None)
+            if part.first:
+                goes_on = before is not None and before.chunk == part.chunk and before.stop == part.first
+                require(goes_on, f"law 8: {part} follows {before}")
+            elif request.id in opened:
+                self._next_start[request.id] = request.cached
+            opened.discard(request.id)
+            start = self._next_start.get(request.id)
+            require(part.chunk.start == start, f"law 8: {part} should start at {start}")
+            if part.completes:
+                self._next_start[request.id] = part.chunk.end
+            else:
+                self._parts[request.id] = part
+        for chunk in resident(plan):
             request = self.state.requests[chunk.request_id]
             expected = request.cached if chunk.request_id in opened else self._next_start.get(chunk.request_id)
             require(chunk.start == expected, f"law 8: {chunk} should start at {expected}")
@@ -587,8 +716,22 @@ class Lawful:
         """What the device's page table says of each row, rebuilt from the plans alone, is what the host thinks."""
         for new in plan.new_slots:
             self._rows[new.slot] = []
+            self._stored_rows[new.slot] = []
         rows: dict[int, tuple[int, ...]] = {}
-        for chunk in plan.chunks:
+        for part in plan.parts:
+            stream = self.state.requests[part.chunk.request_id].stream
+            row = self._stored_rows[part.chunk.slot]
+            row.extend(part.stored_pages)
+            base = part.base // self.state.kv.page_size
+            require(
+                stream is not None and row == stream.row[: len(row)] and base <= min(len(row), stream.stored),
+                f"law 5: {part} leaves row {row}, host has {stream}",
+            )
+            assert stream is not None
+            end = self.state.kv.pages_for(part.chunk.end)
+            require(part.pages == stream.places(base, end), f"law 5: {part} is not where {stream} has it")
+            rows[part.chunk.request_id] = part.pages
+        for chunk in resident(plan):
             row = self._rows[chunk.slot]
             row.extend(chunk.new_pages)
             lease = self.state.requests[chunk.request_id].lease
@@ -599,8 +742,10 @@ class Lawful:
     def _writes_disturb_nobody(self, plan: BatchPlan, rows: dict[int, tuple[int, ...]]) -> None:
         """9 and 10, over plans in flight: no row writes a page that a row of another request may be using."""
         size = self.state.kv.page_size
-        for chunk in plan.chunks:
-            written = set(rows[chunk.request_id][chunk.start // size : -(-chunk.end // size)])
+        bases = {part.chunk.request_id: part.base // size for part in plan.parts}
+        for chunk in (*resident(plan), *(part.chunk for part in plan.parts)):
+            base = bases.get(chunk.request_id, 0)
+            written = set(rows[chunk.request_id][chunk.start // size - base : -(-chunk.end // size) - base])
             for earlier, used in self.in_flight:
                 for request_id, pages in used.items():
                     require(
@@ -613,7 +758,7 @@ class Lawful:
         free = self.state.kv.pool.free_pages()
         holders = {request.slot: request.id for request in live(self.state)}
         for plan, rows in self.in_flight:
-            for chunk in plan.chunks:
+            for chunk in (*plan.chunks, *(part.chunk for part in plan.parts)):
                 require(
                     holders.get(chunk.slot) == chunk.request_id,
                     f"law 10: slot {chunk.slot} of plan {plan.step} in flight is held by {holders.get(chunk.slot)}",

@@ -12,6 +12,7 @@ from sluice.kv.tiers import NoTiers
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.state import SchedulerState
+from sluice.scheduler.streaming import is_streamed
 from sluice.scheduler.twins import is_follower
 from sluice.types import SchedulerLimits
 
@@ -26,7 +27,9 @@ def load_back(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilde
     for request in state.waiting.candidates(kv):
         if is_follower(state, request):
             continue
-        nodes = kv.loadable(request.tokens, request.path, request.cacheable, request.extra_key)
+        nodes = []
+        if not is_streamed(kv, request):
+            nodes = kv.loadable(request.tokens, request.path, request.cacheable, request.extra_key)
         if nodes and len(state.free_slots) > slots and adder.start_load(request, nodes, pages):
             continue
         slots, pages = slots + 1, pages + adder.needs(request)

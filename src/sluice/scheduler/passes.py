@@ -8,6 +8,7 @@ only in steps that have none.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial as partial_of
 
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.fair import fair
@@ -16,6 +17,7 @@ from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.retract import make_room
 from sluice.scheduler.state import SchedulerState
+from sluice.scheduler.streaming import Kinds, stream
 from sluice.scheduler.twins import is_follower
 from sluice.types import Bound, SchedulerLimits
 
@@ -69,9 +71,26 @@ def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
             break
 
 
+def streamed(
+    state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
+) -> None:
+    """A part of a streamed chunk, unless this step has one: for half of what the step has left where others want it
+    too, and never so little that nothing is done."""
+    if not state.kv.can_stream or batch.streams:
+        return
+    room = adder.room()
+    if state.partial or state.waiting:
+        room //= 2
+    adder.spend(stream(state, state.kv.streams.limits, limits.lookahead, batch, room, kinds))
+
+
 def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
     """The groups of passes of a schedule; the first group that fills anything is the step."""
     prefill: tuple[Pass, ...] = (load_back, partial, admit) if limits.max_partial_prefills == 1 else (load_back, fair)
+    # Twice: whoever was admitted in this step begins in it, if nobody else was worked on.
     if limits.schedule == "mixed":
-        return ((decode, *prefill),)
-    return (prefill, (decode,))
+        both = partial_of(streamed, kinds=Kinds(prefill=True, decode=True))
+        return ((decode, both, *prefill, both),)
+    of_prefill = partial_of(streamed, kinds=Kinds(prefill=True, decode=False))
+    of_decode = partial_of(streamed, kinds=Kinds(prefill=False, decode=True))
+    return ((of_prefill, *prefill, of_prefill), (decode, of_decode))

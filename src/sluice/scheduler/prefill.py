@@ -16,6 +16,7 @@ from sluice.scheduler.queue import cached_len
 from sluice.scheduler.request import Request
 from sluice.scheduler.retract import make_room, preempt_for
 from sluice.scheduler.state import SchedulerState
+from sluice.scheduler.streaming import is_streamed
 from sluice.types import Bound, SchedulerLimits
 
 UNLIMITED = 1 << 60
@@ -43,6 +44,8 @@ class PrefillAdder:
         self._limits = limits
         self._batch = batch
         self._chunk_left = limits.chunked_prefill_size or UNLIMITED
+        self._streamed = 0
+        self._tier_is_full = False
         self._num_prompts = 0
         self._reserved: int | None = None
         self.bound_by = Bound.NOTHING
@@ -109,6 +112,8 @@ class PrefillAdder:
     def needs(self, request: Request) -> int:
         """Pages that a waiting request is to have before it starts, beyond those it shares. Its path is up to date."""
         kv = self._state.kv
+        if is_streamed(kv, request):
+            return kv.streams.limits.window_pages
         return kv.pages_for(self._state.reservation.tokens_at_admission(request)) - len(request.path)
 
     def start_load(self, request: Request, nodes: list[Node], ahead: int) -> bool:
@@ -145,6 +150,8 @@ class PrefillAdder:
         if not state.free_slots:
             self.note(Bound.MAX_RUNNING_REQUESTS)
             return AddResult.NO_SLOT
+        if is_streamed(kv, request):
+            return self._add_stream(request)
         extend_len = len(request.tokens) - cached_len(kv, request)
         length, cut_by = self._fit(extend_len, at_most)
         if length == 0:
@@ -169,6 +176,30 @@ class PrefillAdder:
         self._take(request, length, is_new=True)
         return AddResult.CONTINUE
 
+    def spend(self, tokens: int) -> None:
+        """Streamed work costs the step as much as so many tokens of prefill would."""
+        self._chunk_left -= tokens
+        self._streamed += tokens
+
+    def _add_stream(self, request: Request) -> AddResult:
+        """Admit a request whose context is longer than the device, with all the memory it will ever have. Those that
+        wait for room on the tier keep nobody else waiting but each other: what they wait for is used by no others."""
+        state, kv = self._state, self._state.kv
+        needed = self.needs(request) + self._reserved_pages()
+        if needed > kv.available or not self._fits_beside_loads(request, self.needs(request)):
+            self.note(Bound.KV_PAGES)
+            return AddResult.NO_TOKEN
+        num_tokens = request.prompt_len + request.max_tokens
+        lease = None
+        if not self._tier_is_full:
+            lease = kv.open_stream(request.tokens, request.cacheable, num_tokens, request.extra_key)
+        if lease is None:
+            self._tier_is_full = True
+            self.note(Bound.TIER_PAGES)
+            return AddResult.CONTINUE
+        state.start_stream(request, lease)
+        return AddResult.CONTINUE
+
     def admit(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
         """`add_one_req`, and where priorities may preempt, lower ones are sent back for it as long as that helps."""
         result = self.add_one_req(request, at_most, may_cut=may_cut)
@@ -183,7 +214,7 @@ class PrefillAdder:
 
     def _room(self) -> tuple[int, Bound]:
         """What the tightest budget leaves, and which it is."""
-        used = self._batch.num_tokens
+        used = self._batch.num_tokens + self._streamed
         left, bound = self._chunk_left, Bound.CHUNKED_PREFILL_SIZE
         if self._limits.max_prefill_tokens:
             # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
@@ -225,9 +256,9 @@ class PrefillAdder:
 
     def _fits_beside_loads(self, newcomer: Request, to_load: int = 0) -> bool:
         """Everybody who has started, and the newcomer, could have all it may ever need but for the pages that are being
-        loaded for others."""
+        loaded for others, and for those that streamed requests keep."""
         state, kv = self._state, self._state.kv
-        loading = kv.tiers.num_loading + to_load
+        loading = kv.tiers.num_loading + kv.num_places + to_load
         if not loading:
             return True
         own = {request.id: len(r.load.pages) for request in state.loading.values() if (r := request.lease) and r.load}
@@ -235,6 +266,7 @@ class PrefillAdder:
         return all(
             kv.pages_for(request.prompt_len + request.max_tokens) + loading - own.get(request.id, 0) <= kv.num_pages
             for request in (newcomer, *state.started())
+            if not is_streamed(kv, request)
         )
 
     def _find_memory(self, request: Request, lease: Lease, length: int) -> int:

@@ -8,6 +8,7 @@ from enum import Enum
 
 from sluice.kv.manager import Lease
 from sluice.kv.prefix import Node
+from sluice.kv.streams import StreamLease
 from sluice.types import FinishReason, SamplingParams
 
 
@@ -18,6 +19,7 @@ class Place(Enum):
     LOADING = "loading"
     PARTIAL = "partial"
     DECODING = "decoding"
+    STREAMING = "streaming"
     DRAINING = "draining"
     GONE = "gone"
 
@@ -46,6 +48,10 @@ class Request:
     place: Place = Place.WAITING
     slot: int = -1
     lease: Lease | None = None
+    stream: StreamLease | None = None
+    """Instead of a lease, if its context is longer than the device."""
+    is_open: bool = False
+    """The runner was told of a streamed request's slot."""
     cached: int = 0
     computed: int = 0
     scheduled: int = 0

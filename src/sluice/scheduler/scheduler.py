@@ -23,6 +23,7 @@ from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
+from sluice.scheduler.streaming import check_stream, is_streamed
 from sluice.types import (
     BatchPlan,
     BatchResult,
@@ -107,7 +108,9 @@ class Scheduler:
         kv = self.state.kv
         if not prompt_len:
             raise ValueError("the prompt is empty; it needs at least one token")
-        if kv.pages_for(prompt_len + request.max_tokens) > kv.num_pages:
+        if is_streamed(kv, request):
+            check_stream(kv, request)
+        elif kv.pages_for(prompt_len + request.max_tokens) > kv.num_pages:
             raise ValueError(
                 f"prompt of {prompt_len} tokens + max_tokens {request.max_tokens} exceed the KV pool of"
                 f" {kv.num_pages * kv.page_size} tokens"
@@ -124,7 +127,7 @@ class Scheduler:
         """How full it is now."""
         state, kv = self.state, self.state.kv
         return Occupancy(
-            running=len(state.partial) + len(state.decoding),
+            running=len(state.partial) + len(state.decoding) + len(state.streaming),
             waiting=len(state.waiting),
             free_pages=kv.pool.num_free,
             cached_pages=kv.tree.num_evictable,
@@ -171,8 +174,9 @@ class Scheduler:
     def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
         """Fold the result of the oldest plan in flight into its requests."""
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
-        self.copied(result.copies)
-        outputs: list[Output] = []
+        self._let_go(plan)
+        outputs = self.copied(result.copies)
+        outputs += self._end_failed_parts(plan, result)
         errors = {error.row: error.message for error in result.errors}
         samples = iter(result.token_ids)
         logprobs, prompt_logprobs = iter(result.logprobs), iter(result.prompt_logprobs)
@@ -190,15 +194,43 @@ class Scheduler:
                 else:
                     self._advance(request, chunk, tokens, of_tokens, of_targets, outputs)
             self.state.landed(request)
+        self._land_parts(plan)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
         return outputs
 
-    def copied(self, done: Sequence[CopyDone]) -> None:
-        """Copies have ended."""
+    def _end_failed_parts(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+        """Streamed work failed: its requests end."""
+        outputs: list[Output] = []
+        for error in result.part_errors:
+            request = self.state.requests[plan.parts[error.row].chunk.request_id]
+            if request.finish_reason is None:
+                outputs.append(self._end(request, FinishReason.ERROR, error.message))
+        return outputs
+
+    def _let_go(self, plan: BatchPlan) -> None:
+        """The plan's streamed work looks at nothing on the device any more."""
+        for part in plan.parts:
+            stream = self.state.requests[part.chunk.request_id].stream
+            assert stream is not None, f"{part} has no pages"
+            stream.bases.popleft()
+
+    def _land_parts(self, plan: BatchPlan) -> None:
+        """Work on chunks that go on was committed or failed."""
+        for part in plan.parts:
+            if not part.completes:
+                self.state.landed(self.state.requests[part.chunk.request_id])
+
+    def copied(self, done: Sequence[CopyDone]) -> list[Output]:
+        """Copies have ended. Streamed requests whose pages could not be stored end with them."""
         for each in done:
             load = self.state.kv.copied(each)
             if load is not None:
                 self.state.loaded(load)
+        for request in self.state.streaming.values():
+            assert request.stream is not None, f"request {request.id} is streamed without pages"
+            self.state.kv.streams.publish(request.stream, request.tokens)
+        lost = [(request, request.stream.error) for request in self.state.streaming.values() if request.stream]
+        return [self._end(request, FinishReason.ERROR, error) for request, error in lost if error is not None]
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         """The oldest plan in flight failed as a whole: end its requests; the others go on.
@@ -206,26 +238,31 @@ class Scheduler:
         Args:
             launched: it was begun, so its copies with the disk will end by themselves.
         """
-        self.copied(
+        self._let_go(plan)
+        outputs = self.copied(
             [
                 CopyDone(copy.ticket, error=error)
                 for copy in plan.copies
                 if not launched or Tier.DISK not in (copy.source, copy.target)
             ]
         )
-        outputs: list[Output] = []
+        for part in plan.parts:
+            request = self.state.requests[part.chunk.request_id]
+            if request.finish_reason is None:
+                outputs.append(self._end(request, FinishReason.ERROR, error))
         for chunk in plan.chunks:
             request = self.state.requests[chunk.request_id]
             request.pending -= chunk.samples
             if request.finish_reason is None:
                 outputs.append(self._end(request, FinishReason.ERROR, error))
             self.state.landed(request)
+        self._land_parts(plan)
         return outputs
 
     def forget_device(self) -> None:
         """The device lost its state, with nothing in flight: nothing is cached any more, and what ran waits again."""
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
-        for request in list(self.state.started()):
+        for request in [*self.state.started(), *self.state.streaming.values()]:
             self.state.send_back(request)
         self.state.kv.forget_flights()
         self.state.kv.flush()
@@ -252,8 +289,7 @@ class Scheduler:
         outputs: list[Output],
     ) -> None:
         """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends."""
-        end, lease = chunk.end, request.lease
-        assert lease is not None, f"request {request.id} was computed without pages"
+        end = chunk.end
         request.computed = end
         if end == request.prefill_end:
             self.state.computing.pop(request.id, None)  # one sent back in flight has left it
@@ -271,7 +307,7 @@ class Scheduler:
                 tokens, of_tokens = tokens[:count], of_tokens[:count]
                 break
         if end // self._page_size > chunk.start // self._page_size:
-            self.state.kv.publish(lease, request.tokens, end)
+            self._keep(request, end)
         if tokens or of_targets:
             outputs.append(
                 Output(
@@ -289,6 +325,14 @@ class Scheduler:
             )
         if reason is not None:
             self.state.end(request, reason)
+
+    def _keep(self, request: Request, computed: int) -> None:
+        """Pages are full among the first `computed` tokens."""
+        if request.stream is not None:
+            self.state.kv.streams.send(request.stream, request.tokens, computed)
+            return
+        assert request.lease is not None, f"request {request.id} was computed without pages"
+        self.state.kv.publish(request.lease, request.tokens, computed)
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
         cached = max(0, request.num_cached_tokens)

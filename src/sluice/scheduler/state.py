@@ -3,6 +3,7 @@
     add -> WAITING -> PARTIAL -> DECODING -> DRAINING -> GONE
             ^  |         ^                      |
             |  +-> LOADING                      |
+            |  +-> STREAMING ------->-----------+
             +------------- sent back -----------+
 
 LOADING has a slot, but nothing of it was told to the device: it is the only place of these that may be left without
@@ -14,13 +15,32 @@ committed, because a step on the device may still use them. Nothing else in the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from sluice.kv.manager import KVManager, Lease
+from sluice.kv.streams import StreamLease
 from sluice.kv.tiers import Load
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import reservation_of
-from sluice.types import FinishReason, SchedulerLimits, Tier
+from sluice.types import Chunk, FinishReason, SchedulerLimits, Tier
+
+
+@dataclass(slots=True, eq=False)
+class OpenChunk:
+    """A chunk of a streamed request of which some units of work are planned and some are not."""
+
+    request: Request
+    chunk: Chunk
+    base: int
+    """Pages of its context that are attended to on the tier."""
+    places: tuple[int, ...]
+    """On the device, of the pages behind these."""
+    groups: int
+    """Of blocks, in each layer."""
+    planned: int
+    """Units."""
+    total: int
 
 
 class SchedulerState:
@@ -42,6 +62,10 @@ class SchedulerState:
         self.loading: dict[int, Request] = {}
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
+        self.streaming: dict[int, Request] = {}
+        """Those whose context is longer than the device, in the order of their turns."""
+        self.open_chunk: OpenChunk | None = None
+        """Of one of these, begun and not all planned."""
         self.draining: dict[int, Request] = {}
         self.computing: dict[int, Request] = {}
         """Those of `partial` and `decoding` whose prompt is not all computed."""
@@ -95,6 +119,24 @@ class SchedulerState:
         del self.loading[request.id]
         self._begin(request)
 
+    def start_stream(self, request: Request, stream: StreamLease) -> None:
+        """WAITING to STREAMING, with a fresh slot."""
+        self.waiting.remove(request)
+        request.path = []
+        request.slot = self.free_slots.pop()
+        request.stream = stream
+        request.is_open = False
+        request.prefill_end = len(request.tokens)
+        request.cached = request.computed = request.scheduled = stream.stored * self.kv.page_size
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = min(request.cached, request.prompt_len)
+            if self.kv.streams.limits.tier is Tier.HOST:
+                request.num_host_tokens = request.num_cached_tokens
+            else:
+                request.num_disk_tokens = request.num_cached_tokens
+        request.place = Place.STREAMING
+        self.streaming[request.id] = request
+
     def prefilled(self, request: Request) -> None:
         """PARTIAL to DECODING: everything known is planned."""
         del self.partial[request.id]
@@ -126,6 +168,8 @@ class SchedulerState:
     def _drain(self, request: Request) -> None:
         del self._members(request)[request.id]
         self.computing.pop(request.id, None)
+        if self.open_chunk is not None and self.open_chunk.request is request:
+            self.open_chunk = None
         request.place = Place.DRAINING
         self.draining[request.id] = request
         if request.in_flight == 0:
@@ -133,12 +177,7 @@ class SchedulerState:
 
     def _drained(self, request: Request) -> None:
         del self.draining[request.id]
-        assert request.lease is not None, f"request {request.id} drains without pages"
-        if request.finish_reason is FinishReason.ERROR:
-            self.kv.discard(request.lease)
-        else:
-            self.kv.release(request.lease, request.tokens, request.computed)
-        request.lease = None
+        self._give_back(request)
         self.free_slots.append(request.slot)
         request.slot = -1
         if request.finish_reason is None:
@@ -148,10 +187,25 @@ class SchedulerState:
         else:
             self._forget(request)
 
+    def _give_back(self, request: Request) -> None:
+        """All its pages."""
+        if request.stream is not None:
+            self.kv.close_stream(request.stream, keep=request.finish_reason is not FinishReason.ERROR)
+            request.stream = None
+            return
+        assert request.lease is not None, f"request {request.id} drains without pages"
+        if request.finish_reason is FinishReason.ERROR:
+            self.kv.discard(request.lease)
+        else:
+            self.kv.release(request.lease, request.tokens, request.computed)
+        request.lease = None
+
     def _members(self, request: Request) -> dict[int, Request]:
         """Where a request is that holds a slot and does not drain."""
         if request.place is Place.LOADING:
             return self.loading
+        if request.place is Place.STREAMING:
+            return self.streaming
         return self.partial if request.place is Place.PARTIAL else self.decoding
 
     def _seat(self, request: Request, lease: Lease) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.types import BatchPlan, CopyDone, FinishReason, RowError, SamplingParams
+from sluice.types import BatchPlan, CopyDone, FinishReason, RowError, SamplingParams, StreamPart
 
 VERSION = 1
 
@@ -104,12 +104,13 @@ class ForgetDevice(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
     at: float
 
 
-class Copied(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="copied"):
+class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="copied"):
     """Copies with the disk ended."""
 
     number: int
     at: float
     done: tuple[CopyDone, ...]
+    ends: tuple[End, ...] = ()
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="step"):
@@ -142,6 +143,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """False: it failed before it began."""
     copies: tuple[CopyDone, ...] = ()
     """That ended with it."""
+    part_errors: tuple[RowError, ...] = ()
     ends: tuple[End, ...] = ()
 
 
@@ -173,11 +175,20 @@ def encode_plan(plan: BatchPlan) -> bytes:
     return _ENCODER.encode(plan)
 
 
-def without_keys(plan: BatchPlan) -> BatchPlan:
-    """A plan as it is written: keys of pages are functions of what else the trace holds, and of cache salts."""
-    if not plan.copies:
+def as_written(plan: BatchPlan) -> BatchPlan:
+    """A plan without what the trace holds elsewhere: keys of pages are functions of tokens and of cache salts, and a
+    streamed chunk's tokens are told with its first part."""
+    if not plan.copies and not plan.parts:
         return plan
-    return replace(plan, copies=tuple(copy._replace(key=None) for copy in plan.copies))
+    return replace(
+        plan,
+        copies=tuple(copy._replace(key=None) for copy in plan.copies),
+        parts=tuple(without_tokens(part) if part.first else part for part in plan.parts),
+    )
+
+
+def without_tokens(part: StreamPart) -> StreamPart:
+    return part._replace(chunk=part.chunk._replace(token_ids=(), targets=()))
 
 
 def decode_plan(data: bytes | msgspec.Raw) -> BatchPlan:

@@ -17,9 +17,9 @@ from sluice.tracing.format import (
     Nothing,
     Step,
     TraceError,
+    as_written,
     decode_plan,
     encode_plan,
-    without_keys,
 )
 from sluice.tracing.reader import Line, TraceReader
 from sluice.tracing.writer import ends_of
@@ -180,8 +180,7 @@ class Player:
                 self._scheduler.forget_device()
                 return None
             case Copied(done=done):
-                self._scheduler.copied(done)
-                return None
+                return different_ends(action.ends, self._scheduler.copied(done))
 
     def _add(self, add: Add) -> tuple[str, str, str] | None:
         if add.prompt is None:
@@ -208,7 +207,7 @@ class Player:
         if plan is None:
             return "plan", _chunks(decode_plan(step.plan)), "nothing to plan"
         self._plans[step.planned] = plan
-        plan = without_keys(plan)
+        plan = as_written(plan)
         replayed = encode_plan(plan)
         if replayed == bytes(step.plan):
             return None
@@ -225,7 +224,10 @@ class Player:
         if step.tokens is None:
             raise ReplayError(f"step {plan.step} has neither tokens nor an error")
         told = tuple((TOLD,) * count for count in step.prompt_logprobs)
-        return self._scheduler.commit(plan, BatchResult(plan.step, step.tokens, step.row_errors, (), told, step.copies))
+        result = BatchResult(
+            plan.step, step.tokens, step.row_errors, (), told, step.copies, part_errors=step.part_errors
+        )
+        return self._scheduler.commit(plan, result)
 
 
 def place_of(action: Action) -> str:
@@ -263,6 +265,7 @@ def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> tuple[str, str
         ("num_decodes", recorded.num_decodes, replayed.num_decodes),
         ("new_slots", len(recorded.new_slots), len(replayed.new_slots)),
         ("chunks", _chunks(recorded), _chunks(replayed)),
+        ("parts", recorded.parts, replayed.parts),
         ("copies", recorded.copies, replayed.copies),
         ("dropped", recorded.dropped, replayed.dropped),
     ):

@@ -40,11 +40,12 @@ from sluice.tracing.format import (
     Nothing,
     Record,
     Step,
+    as_written,
     encode,
     encode_plan,
-    without_keys,
+    without_tokens,
 )
-from sluice.types import BatchPlan, CopyDone, Output, SamplingParams
+from sluice.types import BatchPlan, CopyDone, Output, RowError, SamplingParams
 
 LOGGER = logging.getLogger("sluice.trace")
 BUFFER_BYTES = 1 << 16
@@ -170,8 +171,8 @@ class LineMaker:
                 return FlushCache(number=number, at=self._time(at), pages=pages)
             case DeviceForgotten((number, at)):
                 return ForgetDevice(number=number, at=self._time(at))
-            case CopiesEnded((number, at), done):
-                return Copied(number=number, at=self._time(at), done=_clean_copies(done))
+            case CopiesEnded((number, at), done, outputs):
+                return Copied(number=number, at=self._time(at), done=_clean_copies(done), ends=ends_of(outputs))
 
     def _add(self, event: Added) -> Add:
         submit = event.submit
@@ -204,7 +205,7 @@ class LineMaker:
             host_ms=_ms(event.host_seconds),
             device_ms=0.0 if times is None else _ms(times.launch_seconds + times.wait_seconds),
             wait_ms=0.0 if times is None else _ms(times.wait_seconds),
-            plan=msgspec.Raw(encode_plan(without_keys(plan if self._token_ids else self._without_ids(plan)))),
+            plan=msgspec.Raw(encode_plan(as_written(plan if self._token_ids else self._without_ids(plan)))),
             tokens=tokens if self._token_ids and result is not None else None,
             counts=() if self._token_ids else tuple(len(row) for row in tokens),
             prompt_logprobs=() if result is None else tuple(len(told) for told in result.prompt_logprobs),
@@ -212,6 +213,7 @@ class LineMaker:
             error=_clean(event.error),
             launched=event.launched,
             copies=() if result is None else _clean_copies(result.copies),
+            part_errors=() if result is None else _clean_errors(result.part_errors),
             ends=ends_of(event.outputs),
         )
 
@@ -220,6 +222,7 @@ class LineMaker:
             plan,
             new_slots=tuple(new._replace(sampling=self._sampling(new.sampling), history=()) for new in plan.new_slots),
             chunks=tuple(chunk._replace(token_ids=(), targets=()) for chunk in plan.chunks),
+            parts=tuple(without_tokens(part) for part in plan.parts),
         )
 
     def _sampling(self, sampling: SamplingParams) -> SamplingParams:
@@ -251,6 +254,10 @@ def ends_of(outputs: Iterable[Output]) -> tuple[End, ...]:
 
 def _clean_copies(done: Iterable[CopyDone]) -> tuple[CopyDone, ...]:
     return tuple(each if each.error is None else each._replace(error=_clean(each.error)) for each in done)
+
+
+def _clean_errors(errors: Iterable[RowError]) -> tuple[RowError, ...]:
+    return tuple(error._replace(message=_clean(error.message) or "") for error in errors)
 
 
 def _ms(seconds: float) -> float:

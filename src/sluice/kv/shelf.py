@@ -1,0 +1,99 @@
+"""Shelf: where the contexts of streamed requests lie, beside cached pages and shared with them.
+
+A stream reads the cached beginning of its prompt where it lies. What it computes goes to private pages of the tier,
+which become nodes of the prefix tree as soon as they are stored, unless a twin is there already: then others find them,
+and it reads them like those it found.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from sluice.kv.prefix import Node, NoPrefix, PrefixCache
+from sluice.kv.streams import StreamLease
+from sluice.kv.tiers import LowerTiers
+from sluice.types import StreamLimits
+
+
+class Shelf:
+    """Pages of streamed requests.
+
+    Args:
+        take: gives pages of the device; as many must be available.
+    """
+
+    def __init__(
+        self,
+        limits: StreamLimits,
+        tiers: LowerTiers,
+        tree: PrefixCache,
+        page_size: int,
+        take: Callable[[int], list[int]],
+    ) -> None:
+        self.limits = limits
+        self._tiers = tiers
+        self._tree = tree
+        self._page_size = page_size
+        self._take = take
+        self.num_places = 0
+        """Pages of the device that streams hold."""
+
+    @property
+    def num_pages(self) -> int:
+        """Of the tier."""
+        return self._tiers.pages_of(self.limits.tier)
+
+    def found(self, tokens: array[int], cacheable: int, extra_key: str) -> list[Node]:
+        """The beginning of `tokens`, at most `cacheable` of them, that lies on the tier. Holds nothing."""
+        return self._tiers.readable(self._tree.match_any(tokens, cacheable, extra_key), self.limits.tier)
+
+    def open(self, tokens: array[int], cacheable: int, num_pages: int, extra_key: str) -> StreamLease | None:
+        """All that a streamed request of so many pages will ever hold; None if the tier has no room for it now."""
+        path = self.found(tokens, cacheable, extra_key)
+        shared = self._tiers.read(path, self.limits.tier)  # first: making room must not take these
+        own = self._tiers.take(self.limits.tier, num_pages - len(path))
+        if own is None:
+            self._tiers.unread(path)
+            return None
+        self.num_places += self.limits.window_pages
+        window = self._take(self.limits.window_pages)
+        below = path[-1].below if path else None
+        digest = b"" if below is None else below.digest
+        count = len(path)
+        return StreamLease(extra_key, [*shared, *own], window, path, digest, stored=count, sent=count)
+
+    def send(self, stream: StreamLease, tokens: array[int], computed: int) -> None:
+        """Bring the full pages among the first `computed` tokens to the tier."""
+        full = computed // self._page_size
+        for index, place in zip(range(stream.sent, full), stream.places(stream.sent, full), strict=True):
+            key = None
+            if not isinstance(self._tree, NoPrefix):
+                key = self._tiers.key_behind(stream.digest, self._key(tokens, index), stream.extra_key)
+                stream.digest = key.digest
+            self._tiers.store_streamed(stream, index, place, self.limits.tier, key)
+        stream.sent = max(stream.sent, full)
+
+    def publish(self, stream: StreamLease, tokens: array[int]) -> None:
+        """Let others see what is stored."""
+        if isinstance(self._tree, NoPrefix):
+            return
+        for index in range(len(stream.path), stream.stored):
+            key, page = self._key(tokens, index), stream.row[index]
+            node = self._tiers.publish(stream.path, key, stream.extra_key, self.limits.tier, page)
+            if node is None:
+                break
+            stream.path.append(node)
+
+    def close(self, stream: StreamLease) -> list[int]:
+        """Give everything back; what was published stays cached. Returns the pages of the device."""
+        self._tiers.unread(stream.path)
+        own = range(len(stream.path), len(stream.row))
+        self._tiers.give(self.limits.tier, [stream.row[index] for index in own if index not in stream.sending])
+        places = stream.window
+        self.num_places -= len(places)
+        stream.row, stream.window, stream.path, stream.is_closed = [], [], [], True
+        return places
+
+    def _key(self, tokens: array[int], index: int) -> bytes:
+        return tokens[index * self._page_size : (index + 1) * self._page_size].tobytes()

@@ -1,0 +1,164 @@
+"""Streamed requests: contexts longer than the device, a part of a chunk at a time.
+
+A chunk of theirs is many units of work (`types.StreamLimits`), and a step takes as many as its budget of prefill tokens
+pays for: half of it where others want to prefill too. So their neighbours' steps are no longer than beside an ordinary
+prompt, while they prefill and while they decode. One chunk is open at a time, since the ring is one; when it is done it
+is the next request's turn.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sluice.kv.manager import KVManager
+from sluice.kv.streams import StreamLease
+from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.request import Request
+from sluice.scheduler.state import OpenChunk, SchedulerState
+from sluice.types import Chunk, StreamLimits, StreamPart
+
+
+class Kinds(NamedTuple):
+    """Which chunks belong to a step."""
+
+    prefill: bool
+    decode: bool
+
+    def have(self, request: Request) -> bool:
+        """The request's next chunk, or its open one, is among them."""
+        return self.prefill if is_prefill(request) else self.decode
+
+
+def stream(
+    state: SchedulerState, limits: StreamLimits, lookahead: int, batch: BatchBuilder, room: int, kinds: Kinds
+) -> int:
+    """Plan a part of a streamed chunk, if there is one to work on.
+
+    Args:
+        room: tokens that it may cost; a unit is planned whatever it costs.
+        kinds: of chunks that belong to this step.
+
+    Returns:
+        What it costs, in tokens.
+    """
+    chunk = state.open_chunk
+    if chunk is None:
+        request = next_request(state, limits, lookahead, kinds)
+        if request is None:
+            return 0
+        chunk = state.open_chunk = opened(state, limits, request, batch)
+    elif not kinds.have(chunk.request):
+        return 0
+    return plan_part(state, limits, chunk, batch, room)
+
+
+def is_streamed(kv: KVManager, request: Request) -> bool:
+    """Its context, prompt and output, is longer than the device."""
+    return kv.can_stream and request.prompt_len + request.max_tokens > kv.streams.limits.above
+
+
+def check_stream(kv: KVManager, request: Request) -> None:
+    """
+    Raises:
+        ValueError: the tier could never hold the request.
+    """
+    limits = kv.streams.limits
+    needed, there = kv.pages_for(request.prompt_len + request.max_tokens), kv.streams.num_pages
+    if needed > there:
+        raise ValueError(
+            f"prompt of {request.prompt_len} tokens + max_tokens {request.max_tokens} need"
+            f" {needed * limits.page_bytes} bytes on the {limits.tier} tier, which has {there * limits.page_bytes}"
+        )
+
+
+def is_prefill(request: Request) -> bool:
+    """Its next chunk is of its prompt, or of what it knew when it was taken up again."""
+    return request.scheduled < request.prefill_end
+
+
+def wants_chunk(request: Request, lookahead: int) -> bool:
+    """There is something to compute, and not too many samples are unread."""
+    if is_prefill(request):
+        return True
+    return request.pending <= lookahead and request.num_outputs + request.pending < request.max_tokens
+
+
+def next_request(state: SchedulerState, limits: StreamLimits, lookahead: int, kinds: Kinds) -> Request | None:
+    """Whose turn it is: whoever had no chunk for longest, of those that can go on."""
+    for request in state.streaming.values():
+        if (
+            kinds.have(request)
+            and wants_chunk(request, lookahead)
+            and request.extend_len > 0
+            and length_of(state, limits, request) > 0
+        ):
+            return request
+    return None
+
+
+def length_of(state: SchedulerState, limits: StreamLimits, request: Request) -> int:
+    """Tokens of its next chunk: as many as the window has places for, cut on a page boundary or not at all."""
+    lease, size = lease_of(request), state.kv.page_size
+    room = lease.end_of_window * size - request.scheduled
+    length = min(request.extend_len, limits.chunk_tokens - request.scheduled % size, room)
+    return length if length == request.extend_len else length - (request.scheduled + length) % size
+
+
+def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch: BatchBuilder) -> OpenChunk:
+    """Begin a chunk."""
+    lease = lease_of(request)
+    start, length = request.scheduled, length_of(state, limits, request)
+    end, known = start + length, len(request.tokens)
+    chunk = Chunk(
+        request_id=request.id,
+        slot=request.slot,
+        start=start,
+        length=length,
+        token_ids=tuple(request.tokens[start : min(end, known)]),
+        new_pages=(),
+        samples=end == known + request.pending,
+        targets=request.targets(start, end) if request.num_told < request.num_targets else (),
+    )
+    if not request.is_open:
+        request.is_open = True
+        batch.open_slot(request)
+    groups = limits.groups(lease.stored, length)
+    places = lease.places(lease.stored, state.kv.pages_for(end))
+    return OpenChunk(request, chunk, lease.stored, places, groups, 0, limits.num_layers * (groups + 1))
+
+
+def plan_part(
+    state: SchedulerState, limits: StreamLimits, open_chunk: OpenChunk, batch: BatchBuilder, room: int
+) -> int:
+    """Plan the next units of a chunk, one at least. Returns what they cost."""
+    request, chunk = open_chunk.request, open_chunk.chunk
+    lease = lease_of(request)
+    of_group = limits.cost_of_group(chunk.length, state.kv.page_size)
+    of_rest = limits.cost_of_rest(chunk.length)
+    first, unit, cost = open_chunk.planned, open_chunk.planned, 0.0
+    while unit < open_chunk.total:
+        more = of_rest if unit % (open_chunk.groups + 1) == open_chunk.groups else of_group
+        if unit > first and cost + more > room:
+            break
+        cost += more
+        unit += 1
+    new_rows = tuple(lease.row[lease.told : open_chunk.base])
+    lease.told = max(lease.told, open_chunk.base)
+    size = state.kv.page_size
+    part = StreamPart(chunk, new_rows, open_chunk.base * size, open_chunk.places, first, unit, open_chunk.total)
+    open_chunk.planned = unit
+    lease.bases.append(open_chunk.base)
+    request.in_flight += 1
+    request.planned_at = state.step
+    batch.add_part(part)
+    if part.completes:
+        state.open_chunk = None
+        request.scheduled = chunk.end
+        request.pending += chunk.samples
+        state.streaming[request.id] = state.streaming.pop(request.id)  # the others are first now
+    return -int(-cost // 1)
+
+
+def lease_of(request: Request) -> StreamLease:
+    assert request.stream is not None, f"request {request.id} is streamed without pages"
+    return request.stream
