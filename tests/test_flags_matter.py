@@ -76,6 +76,7 @@ ELSEWHERE = {
     "model": "test_llm.py::test_a_missing_model_is_refused",
     "dtype": "test_llm.py::test_options_have_their_effect",
     "device": "test_llm.py::test_options_that_cannot_be_honoured_are_refused",
+    "mem_fraction_static": "runner/test_memory.py::test_a_fraction_counts_what_is_there_already",
     "threads": "test_llm.py::test_threads_compute",
     "cpu_kernels": "native/test_choice.py::test_a_level_is_the_one_asked_for",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",

@@ -81,6 +81,15 @@ class ModelConfig:
         sglang="--device",
         metavar="DEVICE",
     )
+    mem_fraction_static: float | None = option(
+        None,
+        "share of a GPU's memory for all but what steps need",
+        unset="what the largest step leaves",
+        more="Weights, KV and whatever else is in the GPU's memory already may take so much of it together. The largest"
+        " step is run at the start to see what it takes; a share that leaves less is refused.",
+        sglang="--mem-fraction-static",
+        metavar="SHARE",
+    )
     threads: int | None = option(
         None,
         "threads that compute, on cpu",

@@ -66,6 +66,7 @@ def resolve(config: EngineConfig, device_type: str) -> Resolution:
     defaults = DEFAULTS[device_type]
     _refuse_without_effect(config)
     _refuse_graphs_of_a_cpu(config.model, device_type)
+    _refuse_fraction(config, device_type)
     why: dict[str, str] = {}
     overlap = _overlap(config.scheduler, why)
     page_size = _page_size(config, defaults, device_type, why)
@@ -114,6 +115,21 @@ def _refuse_graphs_of_a_cpu(model: ModelConfig, device_type: str) -> None:
             raise ConfigError(f"{shown} needs --device cuda, got {device_type}")
     if model.disable_cuda_graph and model.cuda_graph_max_bs is not None:
         raise ConfigError(f"--cuda-graph-max-bs {model.cuda_graph_max_bs} has no effect with --disable-cuda-graph")
+
+
+def _refuse_fraction(config: EngineConfig, device_type: str) -> None:
+    fraction, tokens = config.model.mem_fraction_static, config.cache.max_total_tokens
+    if fraction is None:
+        return
+    if not 0 < fraction < 1:
+        raise ConfigError(f"--mem-fraction-static must be a share between 0 and 1, got {fraction}")
+    if device_type != "cuda":
+        raise ConfigError(
+            f"--mem-fraction-static {fraction} needs --device cuda, got {device_type}; there --max-total-tokens sets"
+            f" the size of the KV pool"
+        )
+    if tokens is not None:
+        raise ConfigError(f"--mem-fraction-static {fraction} has no effect with --max-total-tokens {tokens}")
 
 
 def _overlap(config: SchedulerConfig, why: dict[str, str]) -> dict[str, Any]:

@@ -1,0 +1,65 @@
+"""The largest step that a scheduler may ever plan: whatever it takes of memory, no other step takes more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams
+
+SAMPLING = SamplingParams(
+    seed=0, top_p=0.9, repetition_penalty=1.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
+)
+"""What takes most: ranks among the whole vocabulary, counts of tokens, and log-probabilities of all tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What bounds a step."""
+
+    rows: int
+    """Most requests."""
+    tokens: int
+    """Most tokens, decodes and prompts together; at least `rows`."""
+    context: int
+    """Most tokens of a request."""
+
+
+def largest_plan(limits: StepLimits, page_size: int) -> BatchPlan:
+    """As many decodes as there may be, all of full length, and prompts for the rest of the tokens.
+
+    All pages are page 0, so that a pool of one page will do: what is computed means nothing. It is the first plan of an
+    empty device.
+    """
+    prompts = _num_prompts(limits)
+    decodes = limits.rows - prompts
+    lengths = [1] * decodes + _shares(min(limits.tokens - decodes, prompts * limits.context), prompts)
+    pages = (0,) * -(-limits.context // page_size)
+    chunks = tuple(
+        Chunk(
+            request_id=slot,
+            slot=slot,
+            start=limits.context - length,
+            length=length,
+            token_ids=(0,) * length,
+            new_pages=pages,
+            samples=True,
+            targets=(0,) * (length - 1),
+        )
+        for slot, length in enumerate(lengths)
+    )
+    new_slots = tuple(NewSlot(slot, slot, SAMPLING, 0, prompt_len=1, history=(0,)) for slot in range(limits.rows))
+    return BatchPlan(0, new_slots, chunks, num_decodes=decodes)
+
+
+def _num_prompts(limits: StepLimits) -> int:
+    """The fewest rows that hold all tokens which the others, one each, do not take."""
+    if limits.tokens <= limits.rows:
+        return 0
+    if limits.context == 1:
+        return limits.rows
+    return min(limits.rows, -(-(limits.tokens - limits.rows) // (limits.context - 1)))
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """`total` in parts that differ by one at most."""
+    return [total // parts + (part < total % parts) for part in range(parts)]

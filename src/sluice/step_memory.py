@@ -1,0 +1,94 @@
+"""What steps take of a device beside weights and KV, seen by running the largest one before there is a KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from sluice.attending import make_attending
+from sluice.config import ConfigError
+from sluice.native.library import Kernels
+from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.forwards import EagerForwards
+from sluice.runner.largest_step import StepLimits, largest_plan
+from sluice.runner.logit_ops import LogitOps
+from sluice.runner.memory import CudaMemory
+from sluice.runner.model import Model
+from sluice.runner.runner import TorchRunner
+from sluice.runner.transport import transport_for
+from sluice.runner.waiting import nobody
+
+GRAPH_BYTES = 16 << 20
+"""What a CUDA graph takes beside the memory that its kernels write to."""
+
+
+class StepTrial:
+    """Runs steps that compute nothing of use, over a state with a single page.
+
+    Args:
+        attention: a choice of `--attention-backend` other than "auto".
+        kernels: the compiled ones, if they attend.
+        shape: of the state to come; the number of its pages does not matter.
+    """
+
+    def __init__(
+        self, model: Model, shape: DeviceShape, attention: str, kernels: Kernels | None, logit_ops: LogitOps
+    ) -> None:
+        self._model = model
+        self._shape = replace(shape, num_pages=1, scratch_pages=0)
+        self._attending = make_attending(attention, shape.device, kernels, nobody)
+        self._logit_ops = logit_ops
+
+    def run(self, limits: StepLimits) -> None:
+        """Run the largest step within some limits."""
+        device, (backend, planner, new_kv) = self._shape.device, self._attending
+        state = DeviceState(self._shape, new_kv)
+        runner = TorchRunner(
+            self._model,
+            state,
+            backend,
+            transport=transport_for(device, places=1),
+            forwards=EagerForwards(self._model, state, backend, planner),
+            logit_ops=self._logit_ops,
+        )
+        runner.launch(largest_plan(limits, self._shape.page_size)).wait()
+
+
+def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int], device: torch.device) -> CudaMemory:
+    """A GPU's memory, with what the largest step takes of it and CUDA graphs will.
+
+    Args:
+        graph_rows: numbers of rows that graphs will be captured for, ascending.
+
+    Raises:
+        ConfigError: there is not enough for such a step.
+    """
+    try:
+        step = _peak(trial, limits, device)
+        decodes = StepLimits(graph_rows[-1], graph_rows[-1], limits.context) if graph_rows else None
+        graphs = 0 if decodes is None else _peak(trial, decodes, device) + GRAPH_BYTES * len(graph_rows)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"a step of {limits.tokens} tokens and {limits.rows} requests does not fit into {device}, of whose"
+            f" {total >> 20} MiB the model and others leave {free >> 20}: lower --chunked-prefill-size,"
+            f" --max-batch-tokens or --max-running-requests"
+        ) from error
+    free, total = torch.cuda.mem_get_info(device)
+    return CudaMemory(total, free, step, graphs)
+
+
+def _peak(trial: StepTrial, limits: StepLimits, device: torch.device) -> int:
+    """Bytes that torch's allocator took more during a step than before; all of them are given back."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    try:
+        trial.run(limits)
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_reserved(device) - before
+    finally:
+        torch.cuda.empty_cache()
