@@ -44,13 +44,15 @@ from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.heap import keep_freed_memory
 from sluice.runner.kernel_capture import cpu_graphs
+from sluice.runner.largest_step import StepLimits
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
-from sluice.runner.memory import PoolRequest, free_memory, pool_pages
+from sluice.runner.memory import PoolRequest, Room, cpu_room, cuda_room, free_memory, pool_pages
 from sluice.runner.runner import Model, TorchRunner
 from sluice.runner.spoiled import SpoiledModel
 from sluice.runner.transport import transport_for
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.step_memory import StepTrial, cuda_memory
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
 
@@ -247,14 +249,20 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
     kernels = _load_kernels(config, device, reasons)
-    model, spec = load_model(
-        folder,
-        dtype=asked.dtype,
-        device=device,
-        progress=progress,
-        implementation=asked.model_impl,
-        packer=packer_for(device, kernels),
-    )
+    try:
+        model, spec = load_model(
+            folder,
+            dtype=asked.dtype,
+            device=device,
+            progress=progress,
+            implementation=asked.model_impl,
+            packer=packer_for(device, kernels),
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"{config.model.model or folder.name} does not fit into the memory of {device}: serve a smaller one, in"
+            f" --dtype bfloat16 if it is wider, or compute on the processor with --device cpu"
+        ) from error
     if device.type == "cpu":
         keep_freed_memory()
     if kernels is not None and isinstance(model, CausalLM):
@@ -272,10 +280,13 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     captures_kernels = attention == "native" and spec.implementation == "native" and spec.dtype == torch.bfloat16
     pages_of = kv_dtype(asked.kv_cache_dtype, attention) or spec.dtype
     kv_sizes = KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, pages_of.itemsize)
-    shape = replace(
-        _device_shape(config, spec, device, kv_sizes, scratch_pages=1 if rows or captures_kernels else 0),
-        kv_dtype=pages_of,
-    )
+    shape = _device_shape(config, spec, device, scratch_pages=1 if rows or captures_kernels else 0)
+    shape = replace(shape, kv_dtype=pages_of)
+    if device.type == "cuda":
+        room = _cuda_room(config, spec, device, StepTrial(model, shape, attention, kernels, logit_ops), rows)
+    else:
+        room = cpu_room(free_memory(device))
+    shape = _with_pool(shape, config, spec, kv_sizes, room)
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
@@ -363,29 +374,48 @@ def _load_kernels(config: EngineConfig, device: torch.device, reasons: Mapping[s
     return Kernels(Library(), NAMES[name], config.model.threads)
 
 
-def _device_shape(
-    config: EngineConfig, spec: ModelSpec, device: torch.device, kv_sizes: KVSizes, *, scratch_pages: int
-) -> DeviceShape:
+def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device, *, scratch_pages: int) -> DeviceShape:
+    """The shape of a state whose pool has one page."""
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
     assert page_size is not None and running is not None, f"not resolved: {config}"
-    wanted = PoolRequest(
-        page_size=page_size,
-        bytes_per_token=kv_sizes.token_bytes,
-        max_model_len=spec.max_model_len,
-        max_running_requests=running,
-        max_total_tokens=config.cache.max_total_tokens,
-    )
-    num_pages = pool_pages(wanted, free_memory(device), device.type)
     return DeviceShape(
         num_layers=spec.num_layers,
         num_kv_heads=spec.num_kv_heads,
         head_dim=spec.head_dim,
         vocab_size=spec.vocab_size,
         num_slots=running,
-        num_pages=num_pages,
+        num_pages=1,
         page_size=page_size,
-        row_pages=min(num_pages, -(-spec.max_model_len // page_size)),
+        row_pages=-(-spec.max_model_len // page_size),
         dtype=spec.dtype,
         device=device,
         scratch_pages=scratch_pages,
     )
+
+
+def _with_pool(shape: DeviceShape, config: EngineConfig, spec: ModelSpec, kv_sizes: KVSizes, room: Room) -> DeviceShape:
+    """The same with as many pages as there is room for, or were asked for."""
+    wanted = PoolRequest(
+        page_size=shape.page_size,
+        bytes_per_token=kv_sizes.token_bytes,
+        max_model_len=spec.max_model_len,
+        max_running_requests=shape.num_slots,
+        max_total_tokens=config.cache.max_total_tokens,
+    )
+    num_pages = pool_pages(wanted, room)
+    return replace(shape, num_pages=num_pages, row_pages=min(num_pages, shape.row_pages))
+
+
+def _cuda_room(
+    config: EngineConfig, spec: ModelSpec, device: torch.device, trial: StepTrial, graph_rows: Sequence[int]
+) -> Room:
+    """What a GPU has for KV, once the largest step was run there."""
+    limits = config.scheduler.limits()
+    # A prompt that may not be cut goes alone, however long it is.
+    tokens = (
+        limits.max_batch_tokens if limits.chunked_prefill_size else max(limits.max_batch_tokens, spec.max_model_len)
+    )
+    largest = StepLimits(limits.max_running_requests, tokens, spec.max_model_len)
+    memory = cuda_memory(trial, largest, graph_rows, device)
+    LOGGER.info("the largest step takes %.0f MiB beside weights and KV", memory.step / (1 << 20))
+    return cuda_room(memory, config.model.mem_fraction_static)

@@ -111,7 +111,9 @@ def cuda_room(memory: CudaMemory, fraction: float | None) -> Room:
             f" {_floor2((used + max(0, left)) / memory.total)} fits, or lower --chunked-prefill-size or"
             f" --max-running-requests"
         )
-    told = f"--mem-fraction-static {fraction} of {_gib(memory.total)} GiB, {_gib(used)} GiB of them in use, is the limit"
+    told = (
+        f"--mem-fraction-static {fraction} of {_gib(memory.total)} GiB, {_gib(used)} GiB of them in use, is the limit"
+    )
     return Room(max(0, wanted), max(0, left), told, "cuda")
 
 
