@@ -10,6 +10,7 @@ from benchmarks.on_gpu.engines import bench_of
 from benchmarks.on_gpu.models import LARGE, num_parameters
 from benchmarks.on_gpu.rates import copy_rate
 from benchmarks.on_gpu.setting import Setting, random_prompt
+from sluice.footprint import KVSizes
 from sluice.models.base import CausalLM
 
 BATCHES = (1, 64)
@@ -51,7 +52,10 @@ def _batch(setting: Setting, model: CausalLM, rate: float, batch: int) -> dict[s
     spec = model.spec
     read = num_parameters(model) - (0 if model.tied else spec.vocab_size * spec.hidden_size)
     held = sum(chunk.end for chunk in bench.steps.plans[len(bench.steps.plans) // 2].chunks)
-    needed = read * spec.dtype.itemsize + held * spec.kv_bytes_per_token
+    needed = (
+        read * spec.dtype.itemsize
+        + held * KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, spec.dtype.itemsize).token_bytes
+    )
     return {
         "batch": batch,
         "context": context,
