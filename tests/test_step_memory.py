@@ -78,7 +78,7 @@ def test_a_longer_prompt_takes_no_more(folder: Path, device: torch.device) -> No
     """
     loaded = loaded_model(folder, device)
     sampling = SamplingParams(max_tokens=2, seed=1, top_p=0.9, prompt_logprobs=1)
-    short, long = (max(peaks(loaded, Submit(0, prompt(length), sampling))) for length in (CHUNK + 3, 4 * CHUNK + 3))
+    short, long = (max(peaks(loaded, Submit(0, prompt(length), sampling))) for length in (2 * CHUNK + 3, 5 * CHUNK + 3))
     assert long <= short + 8 * (3 * CHUNK)
 
 
