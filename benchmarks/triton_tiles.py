@@ -21,7 +21,6 @@ from pathlib import Path
 
 import torch
 import triton
-
 from triton.runtime.errors import PTXASError
 
 from sluice.attention.base import ForwardBatch
