@@ -159,6 +159,16 @@ class ShadowTiers:
         self._pages = {key: page for key, page in self._pages.items() if key[0] is Tier.DISK}
         return tuple(self.index[slot] for slot in sorted(self.index))
 
+    def adopt(self, disk: ShadowTiers) -> None:
+        """Take over another one's disk."""
+        self._pages |= {key: page for key, page in disk._pages.items() if key[0] is Tier.DISK}
+        self.index |= disk.index
+
+    def spoil(self, tier: Tier, page: int) -> None:
+        """Change what a page holds behind everybody's back."""
+        content, checksum = self._pages[tier, page]
+        self._pages[tier, page] = content[::-1], checksum
+
     def _ended(self, device: ShadowRunner) -> list[CopyDone]:
         draw = self._draw
         ending = [each for each in self._under_way if draw is None or draw.random() < 0.3]

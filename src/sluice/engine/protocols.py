@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sluice.engine.messages import Message, Stats
 from sluice.engine.trace import StepRecord, StepTimes
-from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, SamplingParams
+from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, SamplingParams, StoredPage
 
 
 class Planner(Protocol):
@@ -57,6 +57,10 @@ class Planner(Protocol):
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
         """Copies have ended. Requests may end with them."""
+        ...
+
+    def restore(self, pages: Sequence[StoredPage]) -> int:
+        """Take over what a disk tier held when it was opened, before any request. Returns how many pages."""
         ...
 
     def forget_device(self) -> None:

@@ -15,7 +15,7 @@ from sluice.engine.clock import Clock
 from sluice.engine.messages import Submit
 from sluice.engine.protocols import Planner, TraceSink
 from sluice.engine.trace import StepRecord, StepTimes
-from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, SamplingParams
+from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, SamplingParams, StoredPage
 
 
 class Call(NamedTuple):
@@ -73,6 +73,15 @@ class CopiesEnded(NamedTuple):
     outputs: tuple[Output, ...] = ()
 
 
+class CacheRestored(NamedTuple):
+    """`restore`."""
+
+    call: Call
+    pages: tuple[StoredPage, ...]
+    taken: int
+    """How many of them were taken over."""
+
+
 class StepEnded(NamedTuple):
     """A step: the `schedule` that planned it, and the `commit` or `fail` that ended it."""
 
@@ -92,7 +101,7 @@ class StepEnded(NamedTuple):
     """False: it failed before it began."""
 
 
-Event = Added | Aborted | NothingPlanned | CacheFlushed | DeviceForgotten | CopiesEnded | StepEnded
+Event = Added | Aborted | NothingPlanned | CacheFlushed | DeviceForgotten | CopiesEnded | CacheRestored | StepEnded
 
 
 class Journal(Protocol):
@@ -210,6 +219,13 @@ class Recorder:
         self._journal.write(CacheFlushed(call, pages))
         self._rest()
         return pages
+
+    def restore(self, pages: Sequence[StoredPage]) -> int:
+        call = self._call()
+        taken = self._planner.restore(pages)
+        self._journal.write(CacheRestored(call, tuple(pages), taken))
+        self._rest()
+        return taken
 
     def forget_device(self) -> None:
         call = self._call()

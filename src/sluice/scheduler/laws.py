@@ -29,6 +29,7 @@ from sluice.types import (
     Output,
     SamplingParams,
     SchedulerLimits,
+    StoredPage,
     StreamPart,
 )
 
@@ -581,6 +582,11 @@ class Lawful:
         pages = self.scheduler.flush_cache()
         check_state(self.state)
         return pages
+
+    def restore(self, pages: Sequence[StoredPage]) -> int:
+        taken = self.scheduler.restore(pages)
+        check_state(self.state)
+        return taken
 
     def forget_device(self) -> None:
         self.scheduler.forget_device()

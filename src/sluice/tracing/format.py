@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.types import BatchPlan, CopyDone, FinishReason, RowError, SamplingParams, StreamPart
+from sluice.types import BatchPlan, CopyDone, FinishReason, RowError, SamplingParams, StoredPage, StreamPart
 
 VERSION = 1
 
@@ -113,6 +113,19 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     ends: tuple[End, ...] = ()
 
 
+class Restored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="restored"):
+    """The prefix cache was filled from what a disk held."""
+
+    number: int
+    at: float
+    num_pages: int
+    """That the disk held."""
+    taken: int
+    """That have all the pages before them."""
+    pages: tuple[StoredPage, ...] | None = None
+    """With keyed hashes in the place of cache salts and of digests."""
+
+
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="step"):
     """A step that ended, or that was in flight when the trace was closed."""
 
@@ -147,8 +160,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     ends: tuple[End, ...] = ()
 
 
-Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Step
-KINDS = ("add", "abort", "nothing", "flush_cache", "forget_device", "copied", "step")
+Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Restored | Step
+KINDS = ("add", "abort", "nothing", "flush_cache", "forget_device", "copied", "restored", "step")
 
 
 class _Head(msgspec.Struct):

@@ -15,6 +15,7 @@ from sluice.tracing.format import (
     FlushCache,
     ForgetDevice,
     Nothing,
+    Restored,
     Step,
     TraceError,
     as_written,
@@ -45,7 +46,7 @@ class Ended(NamedTuple):
     step: Step
 
 
-Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Planned | Ended
+Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Restored | Planned | Ended
 
 
 class NumberedCall(NamedTuple):
@@ -181,6 +182,9 @@ class Player:
                 return None
             case Copied(done=done):
                 return different_ends(action.ends, self._scheduler.copied(done))
+            case Restored(pages=pages, taken=taken):
+                found = self._scheduler.restore(pages or ())
+                return None if found == taken else ("pages", str(taken), str(found))
 
     def _add(self, add: Add) -> tuple[str, str, str] | None:
         if add.prompt is None:
@@ -249,6 +253,8 @@ def place_of(action: Action) -> str:
             return "the loss of the device's state"
         case Copied():
             return "copies that ended"
+        case Restored():
+            return "the cache, restored from a disk"
 
 
 def different_ends(recorded: tuple[End, ...], outputs: list[Output]) -> tuple[str, str, str] | None:

@@ -23,6 +23,7 @@ from sluice.engine.recorder import (
     Aborted,
     Added,
     CacheFlushed,
+    CacheRestored,
     CopiesEnded,
     DeviceForgotten,
     Event,
@@ -39,13 +40,14 @@ from sluice.tracing.format import (
     Header,
     Nothing,
     Record,
+    Restored,
     Step,
     as_written,
     encode,
     encode_plan,
     without_tokens,
 )
-from sluice.types import BatchPlan, CopyDone, Output, RowError, SamplingParams
+from sluice.types import BatchPlan, CopyDone, Output, RowError, SamplingParams, StoredPage
 
 LOGGER = logging.getLogger("sluice.trace")
 BUFFER_BYTES = 1 << 16
@@ -173,6 +175,9 @@ class LineMaker:
                 return ForgetDevice(number=number, at=self._time(at))
             case CopiesEnded((number, at), done, outputs):
                 return Copied(number=number, at=self._time(at), done=_clean_copies(done), ends=ends_of(outputs))
+            case CacheRestored((number, at), pages, taken):
+                written = tuple(map(self._stored, pages)) if self._token_ids else None
+                return Restored(number=number, at=self._time(at), num_pages=len(pages), taken=taken, pages=written)
 
     def _add(self, event: Added) -> Add:
         submit = event.submit
@@ -232,6 +237,17 @@ class LineMaker:
         if not extra_key:
             return ""
         return hashlib.blake2b(extra_key.encode(errors="surrogatepass"), digest_size=8, key=self._key).hexdigest()
+
+    def _stored(self, page: StoredPage) -> StoredPage:
+        """A digest is a function of a cache salt, too."""
+        key = page.key
+        hidden = key._replace(
+            digest=self._hidden(key.digest), parent=self._hidden(key.parent), extra_key=self._hashed(key.extra_key)
+        )
+        return page._replace(key=hidden)
+
+    def _hidden(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, digest_size=len(digest), key=self._key).digest() if digest else b""
 
     def _time(self, seconds: float) -> float:
         return round(seconds - self._start, 6)

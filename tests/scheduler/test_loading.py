@@ -1,0 +1,355 @@
+"""Prefixes that come back from behind the device: who loads, who waits for it, and what if it fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sluice.engine.clock import VirtualClock
+from sluice.engine.engine import Engine
+from sluice.engine.messages import Abort, FlushCache, Message, Submit
+from sluice.scheduler.request import Place
+from sluice.testing import Faults, ManualLink, resolved
+from sluice.types import FinishReason, Tier
+from tier_worlds import TierBench, prompt, world_of
+from worlds import World
+
+LONG = prompt(1, 25)
+"""Six full pages of four tokens, and one token that is always computed."""
+
+
+def evicted(bench: TierBench) -> None:
+    """Compute LONG, and another prompt that takes its pages."""
+    bench.ask(0, LONG)
+    bench.ask(1, prompt(2, 29))
+
+
+def restarted(world: World, **changes: Any) -> TierBench:
+    """An engine whose disk holds LONG from a life before."""
+    before = TierBench(world)
+    before.ask(0, LONG)
+    bench = TierBench(replace(world, **changes), before.disk.tiers.crash())
+    bench.inherit(before)
+    assert bench.taken == 6
+    return bench
+
+
+@pytest.mark.parametrize("policy", ["write-through", "write-back"])
+def test_what_was_evicted_is_loaded_and_not_computed(policy: str) -> None:
+    """The whole point: without it, a returning conversation is prefilled from its first token on."""
+    bench = TierBench(world_of(write_policy=policy))
+    evicted(bench)
+    last = bench.ask(2, LONG)
+    assert (last.num_cached_tokens, last.num_disk_tokens, last.num_host_tokens) == (24, 24, 0)
+    assert (bench.chunks(2)[0].start, bench.chunks(2)[0].length) == (24, 1)
+    bench.check()
+
+
+def test_only_what_is_not_on_the_device_is_loaded() -> None:
+    """A leaf goes first, so mostly the beginning of a prompt is still there."""
+    bench = TierBench(world_of())
+    bench.ask(0, LONG)
+    bench.ask(1, prompt(2, 13))
+    last = bench.ask(2, LONG)
+    assert 0 < last.num_disk_tokens < last.num_cached_tokens == 24
+    assert len(bench.loads()) == last.num_disk_tokens // 4
+    bench.check()
+
+
+def test_the_fastest_tier_that_has_it_is_read() -> None:
+    bench = TierBench(world_of(host_pages=64))
+    evicted(bench)
+    last = bench.ask(2, LONG)
+    assert (last.num_cached_tokens, last.num_host_tokens, last.num_disk_tokens) == (24, 24, 0)
+    assert {copy.source for copy in bench.loads()} == {Tier.HOST}
+    bench.check()
+
+
+def test_a_chunk_of_a_prompt_is_stored_when_it_is_computed() -> None:
+    """SGLang's issue 33714: prompts that were cut were never backed up, the long ones of all."""
+    bench = TierBench(world_of(num_pages=16, chunk=8))
+    bench.put(0, LONG)
+    seen = []
+    for _ in range(4):
+        bench.step()
+        seen.append(len(bench.stores()))
+    assert seen == [0, 2, 4, 6]
+    bench.bench.drain(50)
+    bench.check()
+
+
+def test_a_page_is_stored_once() -> None:
+    """Every hit of a prefix would write it again."""
+    bench = TierBench(world_of(num_pages=16))
+    for request_id in range(3):
+        bench.ask(request_id, LONG)
+    assert len(bench.stores()) == 6
+    bench.check()
+
+
+def test_selective_stores_what_is_used_again() -> None:
+    """It is there to spare the disk prompts that never return."""
+    bench = TierBench(world_of(num_pages=16, write_policy="selective"))
+    bench.ask(0, LONG)
+    assert bench.stores() == []
+    bench.ask(1, LONG[:17] + [1] * 8)
+    assert len(bench.stores()) == 4
+    bench.check()
+
+
+def test_write_back_stores_what_is_evicted() -> None:
+    bench = TierBench(world_of(write_policy="write-back"))
+    bench.ask(0, LONG)
+    assert bench.stores() == []
+    bench.ask(1, prompt(2, 29))
+    assert len(bench.stores()) == 6
+    bench.check()
+
+
+def test_a_few_pages_are_computed_rather_than_loaded() -> None:
+    bench = TierBench(world_of(load_back_pages=7))
+    evicted(bench)
+    assert bench.ask(2, LONG).num_cached_tokens == 0
+    assert bench.loads() == []
+    bench.check()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("schedule", ["mixed", "prefill-first"])
+def test_nobody_waits_for_somebody_elses_disk(depth: int, schedule: str) -> None:
+    """While a prefix loads, streams and new prompts go on as if it were not there."""
+    world = world_of(num_pages=24, depth=depth, lookahead=depth - 1, schedule=schedule)
+    bench = restarted(world)
+    bench.put(1, prompt(2, 9), 20)
+    bench.step(3)
+    bench.pace.is_stuck = True
+    bench.put(2, LONG)
+    bench.step()
+    assert bench.bench.scheduler.state.requests[2].place is Place.LOADING
+    bench.put(3, prompt(4, 9), 3)
+    bench.step(30)
+    assert len(bench.bench.link.tokens(1)) == 20
+    assert len(bench.bench.link.tokens(3)) == 3
+    bench.pace.is_stuck = False
+    bench.bench.drain(50)
+    bench.check()
+
+
+def test_who_leaves_while_it_loads_leaves_at_once() -> None:
+    """Or a disk that hangs would keep slots of clients long gone. What comes later is cached for others."""
+    bench = restarted(world_of(num_pages=24, running=1))
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.step()
+    bench.bench.link.put(Abort(1))
+    bench.put(2, prompt(2, 9))
+    bench.step(10)
+    assert bench.bench.link.end(1).finish_reason is FinishReason.ABORT
+    assert bench.bench.link.end(1).num_cached_tokens == 0
+    assert bench.bench.link.end(2).finish_reason is FinishReason.LENGTH
+    bench.pace.is_stuck = False
+    bench.bench.drain(50)
+    last = bench.ask(3, LONG)
+    assert (last.num_cached_tokens, last.num_disk_tokens) == (24, 0)
+    bench.check()
+
+
+def test_one_that_only_loads_has_not_begun() -> None:
+    """A deadline to begin by is one for the disk, too."""
+    bench = restarted(world_of(num_pages=24))
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.step()
+    bench.bench.link.put(Abort(1, FinishReason.EXPIRED))
+    bench.step()
+    assert bench.bench.link.end(1).finish_reason is FinishReason.EXPIRED
+    bench.pace.is_stuck = False
+    bench.check()
+
+
+def test_what_one_loads_the_others_wait_for() -> None:
+    """Two that begin alike would read the same pages twice, into twice the memory."""
+    bench = restarted(world_of(num_pages=24))
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.put(2, LONG)
+    bench.step(5)
+    assert len(bench.loads()) == 6
+    state = bench.bench.scheduler.state
+    assert [state.requests[i].place for i in (1, 2)] == [Place.LOADING, Place.WAITING]
+    bench.pace.is_stuck = False
+    bench.bench.drain(50)
+    assert len(bench.loads()) == 6
+    assert [bench.bench.link.end(i).num_cached_tokens for i in (1, 2)] == [24, 24]
+    bench.check()
+
+
+def test_a_load_that_fails_is_computed_again_and_counted() -> None:
+    """A disk that breaks may cost time, never a request."""
+    bench = restarted(world_of(num_pages=24), disk_fails=1.0)
+    last = bench.ask(1, LONG)
+    assert (last.finish_reason, last.num_cached_tokens, last.num_disk_tokens) == (FinishReason.LENGTH, 0, 0)
+    (disk,) = bench.bench.scheduler.occupancy().tiers
+    assert disk.failed_loads == 6
+    bench.check()
+
+
+def test_what_came_before_a_page_that_was_spoiled_is_used() -> None:
+    """A flipped bit is seen by its checksum; the pages before it are good, those behind it follow from nothing."""
+    bench = restarted(world_of(num_pages=24))
+    bench.disk.tiers.spoil(Tier.DISK, sorted(bench.disk.tiers.index)[2])
+    last = bench.ask(1, LONG)
+    assert (last.num_cached_tokens, last.num_disk_tokens) == (8, 8)
+    assert bench.bench.scheduler.occupancy().tiers[0].failed_loads == 1
+    bench.check()
+
+
+def test_a_flush_reaches_every_tier_and_the_index() -> None:
+    """A restart would bring back what was to be forgotten."""
+    bench = TierBench(world_of())
+    evicted(bench)
+    bench.bench.link.put(FlushCache(0))
+    bench.step(3)
+    assert bench.disk.tiers.index == {}
+    assert bench.ask(2, LONG).num_cached_tokens == 0
+    bench.check()
+
+
+def test_a_flush_leaves_what_is_being_loaded() -> None:
+    bench = restarted(world_of(num_pages=24))
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.step()
+    bench.bench.link.put(FlushCache(0))
+    bench.step(3)
+    bench.pace.is_stuck = False
+    bench.bench.drain(50)
+    bench.check()
+
+
+def test_a_request_that_fails_leaves_nothing_on_the_disk() -> None:
+    """What made it fail may be what is in its pages: a restart may not bring it back."""
+    bench = TierBench(world_of(num_pages=24), faults=Faults(row_fails={4: 0}))
+    bench.put(0, LONG, 8)
+    bench.step(4)
+    assert len(bench.disk.tiers.index) == 6
+    bench.step(3)
+    assert bench.bench.link.end(0).finish_reason is FinishReason.ERROR
+    assert bench.disk.tiers.index == {}
+    bench.check(faults=True)
+
+
+def test_a_restart_finds_what_was_stored_before() -> None:
+    bench = restarted(world_of())
+    last = bench.ask(1, LONG)
+    assert (last.num_cached_tokens, last.num_disk_tokens) == (24, 24)
+    bench.check()
+
+
+def test_namespaces_survive_a_restart() -> None:
+    """Or one tenant would be served another's pages."""
+    before = TierBench(world_of())
+    before.ask(0, LONG, extra_key="one")
+    bench = TierBench(world_of(), before.disk.tiers.crash())
+    bench.inherit(before)
+    assert bench.ask(1, LONG, extra_key="two").num_cached_tokens == 0
+    assert bench.ask(2, LONG).num_cached_tokens == 0
+    assert bench.ask(3, LONG, extra_key="one").num_cached_tokens == 24
+    bench.check()
+
+
+def test_orphans_of_a_restart_are_forgotten() -> None:
+    """A page whose predecessor was never stored can be reached by nobody, and would take its place for ever."""
+    before = TierBench(world_of())
+    before.ask(0, LONG)
+    stored = before.disk.tiers.crash()
+    bench = TierBench(world_of(), stored[1:])
+    bench.inherit(before)
+    assert bench.taken == 0
+    bench.step()
+    assert bench.disk.tiers.index.keys() <= {stored[0].slot}
+    bench.check()
+
+
+def test_pages_that_cannot_be_these_are_refused() -> None:
+    before = TierBench(world_of())
+    before.ask(0, LONG)
+    stored = before.disk.tiers.crash()
+    with pytest.raises(ValueError, match="there is none"):
+        TierBench(world_of(disk_pages=0, host_pages=4), stored)
+    with pytest.raises(ValueError, match="there is none"):
+        TierBench(world_of(disk_pages=0), stored)
+    with pytest.raises(ValueError, match="page 1 with 4 tokens on a disk tier of 1 pages of 4"):
+        TierBench(world_of(disk_pages=1), stored)
+    with pytest.raises(ValueError, match="page 0 with 4 tokens on a disk tier of 64 pages of 2"):
+        TierBench(world_of(page_size=2), stored)
+
+
+def test_a_step_copies_no_more_than_its_budget() -> None:
+    bench = restarted(world_of(num_pages=24), tiers=world_of(copies_per_step=2, copies_in_flight=4).tiers)
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.step(6)
+    assert bench.recording is not None
+    assert [len(plan.copies) for plan in bench.recording.plans] == [2, 2]
+    bench.pace.is_stuck = False
+    bench.bench.drain(50)
+    assert bench.bench.link.end(1).num_disk_tokens == 24
+    bench.check()
+
+
+def test_a_load_that_a_stream_might_have_to_wait_for_is_not_begun() -> None:
+    """Its pages are out of reach until the disk has answered, so it is computed again instead."""
+    bench = restarted(world_of(num_pages=11))
+    bench.put(1, prompt(2, 9), 31)
+    bench.step(2)
+    bench.put(2, LONG)
+    bench.bench.drain(100)
+    assert bench.loads() == []
+    assert bench.bench.link.end(2).num_cached_tokens == 0
+    bench.check()
+
+
+def test_streams_take_pages_from_each_other_rather_than_from_a_disk() -> None:
+    """Memory runs out while a disk is stuck: whoever came first gets what it needs from the others that run."""
+    bench = restarted(world_of(num_pages=15))
+    bench.put(1, prompt(2, 9), 20)
+    bench.put(2, prompt(4, 9), 20)
+    bench.step(2)
+    bench.pace.is_stuck = True
+    bench.put(3, LONG)
+    bench.step(60)
+    assert [len(bench.bench.link.tokens(i)) for i in (1, 2, 3)] == [20, 20, 0]
+    assert bench.bench.scheduler.state.retractions > 0
+    bench.pace.is_stuck = False
+    bench.bench.drain(50)
+    assert bench.bench.link.end(3).num_disk_tokens == 24
+    bench.check()
+
+
+def test_the_loop_sleeps_while_it_can_only_wait_for_a_disk_and_a_deadline_wakes_it() -> None:
+    """It would burn a core, or sleep past the deadline of who waits."""
+    bench, link, clock = restarted(world_of(num_pages=24)), SleepyLink(), VirtualClock()
+    engine = Engine(bench.bench.scheduler, bench.bench.engine.runner, link, clock=clock)
+    bench.pace.is_stuck = True
+    link.put(Submit(1, tuple(LONG), resolved(2), end_by=7.5))
+    for _ in range(4):
+        engine.step()
+    assert link.waits == [(True, None), (False, None), (True, 7.5), (True, 7.5)]
+    clock.advance(8.0)
+    engine.step()
+    assert link.end(1).finish_reason is FinishReason.TIMEOUT
+
+
+class SleepyLink(ManualLink):
+    """Says how it was asked to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[tuple[bool, float | None]] = []
+
+    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
+        self.waits.append((block, timeout))
+        return super().receive(block=block, timeout=timeout)
