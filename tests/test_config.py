@@ -19,9 +19,9 @@ def resolve(device_type: str = "cpu", /, **options: Any) -> EngineConfig:
 def test_the_defaults_differ_by_device() -> None:
     cpu, cuda = resolve("cpu"), resolve("cuda")
     assert (cpu.cache.page_size, cuda.cache.page_size) == (32, 64)
-    assert (cpu.scheduler.chunked_prefill_size, cuda.scheduler.chunked_prefill_size) == (512, 2048)
+    assert (cpu.scheduler.chunked_prefill_size, cuda.scheduler.chunked_prefill_size) == (128, 2048)
     assert (cpu.scheduler.max_running_requests, cuda.scheduler.max_running_requests) == (64, 256)
-    assert cpu.scheduler.max_batch_tokens == 512 + 64
+    assert cpu.scheduler.max_batch_tokens == 128 + 64
 
 
 @given(
@@ -126,3 +126,11 @@ def test_what_cannot_be_honoured_is_refused_by_name(options: dict[str, Any], mes
 def test_limits_need_a_resolved_config() -> None:
     with pytest.raises(AssertionError, match="not resolved"):
         EngineConfig().scheduler.limits()
+
+
+def test_dynamic_chunking_needs_chunks() -> None:
+    with pytest.raises(ConfigError, match="--dynamic-chunking 0 needs prompts that may be cut"):
+        resolve(chunked_prefill_size=-1, dynamic_chunking=0)
+    with pytest.raises(ConfigError, match="--dynamic-chunking must be a position, or 0, got -1"):
+        resolve(dynamic_chunking=-1)
+    assert resolve(dynamic_chunking=300).scheduler.limits().dynamic_chunking == 300

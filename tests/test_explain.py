@@ -35,7 +35,7 @@ def test_every_option_has_a_value_and_a_reason() -> None:
         ({"schedule": "mixed"}, "schedule", "mixed", "you set it"),
         ({}, "schedule", "mixed", "default"),
         ({}, "page_size", 32, "default on cpu"),
-        ({}, "max_batch_tokens", 576, "--chunked-prefill-size + --max-running-requests"),
+        ({}, "max_batch_tokens", 192, "--chunked-prefill-size + --max-running-requests"),
         ({"chunked_prefill_size": -1}, "chunked_prefill_size", 0, "you set it"),
         ({"chunked_prefill_size": -1}, "max_partial_prefills", 1, "prompts are not cut"),
         ({"chunked_prefill_size": 8}, "page_size", 8, "at most --chunked-prefill-size (8)"),

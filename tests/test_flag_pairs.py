@@ -20,6 +20,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "enable_prefix_caching": (False,),
     "schedule": ("mixed", "prefill-first"),
     "chunked_prefill_size": (-1, 7),
+    "dynamic_chunking": (5,),
     "max_batch_tokens": (8, 30),
     "max_running_requests": (1, 3),
     "max_prefill_tokens": (5, 20),

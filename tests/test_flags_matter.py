@@ -43,6 +43,7 @@ CASES = {
     "enable_prefix_caching": Case({}, {"enable_prefix_caching": False}),
     "schedule": Case({"schedule": "mixed"}, {"schedule": "prefill-first"}),
     "chunked_prefill_size": Case({"chunked_prefill_size": 8}, {"chunked_prefill_size": 16}),
+    "dynamic_chunking": Case({"dynamic_chunking": 4}, {"dynamic_chunking": 1000}),
     "max_batch_tokens": Case({}, {"max_batch_tokens": 12}),
     "max_running_requests": Case({"max_running_requests": 1}, {"max_running_requests": 4}),
     "max_prefill_tokens": Case({}, {"max_prefill_tokens": 8}),

@@ -267,6 +267,7 @@ def random_limits(draw: random.Random, page_size: int, running: int, depth: int)
         priority_preemption=policy == "priority" and draw.random() < 0.5,
         max_queued_requests=draw.choice([0, 0, 0, 1, 3]),
         max_queued_tokens=draw.choice([0, 0, 0, 5 * page_size]),
+        dynamic_chunking=draw.choice([0, 0, 1, 3 * page_size]) if chunk else 0,
     )
 
 

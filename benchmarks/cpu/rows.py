@@ -40,6 +40,10 @@ class Row:
     budget: int | None
     given: Mapping[str, Any]
     numbers: Sequence[Number]
+    max_running: int = 8
+    """Most requests decoded at once, of every engine."""
+    ours: tuple[str, ...] = ()
+    """Further arguments of Sluice."""
     is_disturbed: bool = False
     """A neighbour keeps the last processor of the engine busy."""
     undisturbed: str | None = None
@@ -106,6 +110,8 @@ ROWS: tuple[Row, ...] = (
             Number("ITL max", "ms", lambda summary: summary.by_kind[SHORT].itl.max, 0.6),
             Number("long TTFT", "ms", lambda summary: summary.by_kind[LONG].ttft.mean, 1.0),
         ],
+        # The others have no such thing: their steps take longer the further a prompt is.
+        ours=("--dynamic-chunking", "0"),
     ),
     Row(
         "rosellm",
@@ -118,6 +124,7 @@ ROWS: tuple[Row, ...] = (
             Number("ITL p99", "ms", lambda summary: summary.all.itl.p99, 0.7),
             Number("tokens/s", "/s", lambda summary: summary.output_per_second, 1.0),
         ],
+        max_running=32,
     ),
 )
 
@@ -128,12 +135,19 @@ class Session:
 
     settings: Settings
     rows: Sequence[Row] = field(default_factory=tuple)
+    ours: tuple[str, ...] = ()
+    """Further arguments of Sluice."""
 
 
 def sessions(rows: Sequence[Row], checkpoints: Path, threads: int) -> list[Session]:
     """The rows by what an engine has to be started with, in their order."""
     ordered = [row for row in ROWS if row in rows]
-    return [
-        Session(Settings(checkpoints / checkpoint, threads=threads, budget=budget), tuple(own))
-        for (checkpoint, budget), own in groupby(ordered, key=lambda row: (row.checkpoint, row.budget))
-    ]
+    found = []
+    for (checkpoint, budget, running, ours), own in groupby(ordered, key=_start):
+        settings = Settings(checkpoints / checkpoint, threads=threads, budget=budget, max_running=running)
+        found.append(Session(settings, tuple(own), ours))
+    return found
+
+
+def _start(row: Row) -> tuple[str, int | None, int, tuple[str, ...]]:
+    return row.checkpoint, row.budget, row.max_running, row.ours

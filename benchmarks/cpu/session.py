@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.cpu.record import Record
@@ -45,8 +46,9 @@ def _job(row: Row, session: Session, turn: int, folder: Path) -> Job:
 
 def _measured(peer: str, session: Session, jobs: list[Job]) -> str | None:
     try:
-        peer_named(peer).prepare(session.settings)
-        status = measure_jobs(peer, session.settings, jobs)
+        settings = replace(session.settings, more=session.ours) if peer == "sluice" else session.settings
+        peer_named(peer).prepare(settings)
+        status = measure_jobs(peer, settings, jobs)
     except (BenchError, ConfigError, SetupError) as error:
         print(f"{peer}: {error}", file=sys.stderr)
         return str(error)

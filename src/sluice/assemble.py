@@ -271,6 +271,10 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
             torch.set_num_threads(
                 1
             )  # what is left to it is small, and its waiting threads would take the kernels' cores
+    if config.scheduler.dynamic_chunking == 0:
+        doubles_at = spec.attention_doubles_at(_layer_weights(model, spec))
+        reasons["dynamic_chunking"] = "there attention takes as much as the weights of this model"
+        config = replace(config, scheduler=replace(config.scheduler, dynamic_chunking=doubles_at))
     logit_ops = TORCH_LOGIT_OPS
     if device.type == "cuda" and has_triton(device):
         logit_ops = use_triton(model)
@@ -362,6 +366,12 @@ def _attention(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -
         LOGGER.warning("torch attends, not %s: %s", name, problem)
     reasons["attention_backend"] = f"not {name}: {problem}"
     return "reference"
+
+
+def _layer_weights(model: PagedLM, spec: ModelSpec) -> int:
+    """Numbers in a model's layers."""
+    tables = 1 if isinstance(model, CausalLM) and model.tied else 2
+    return max(0, module_bytes(model) // spec.dtype.itemsize - tables * spec.vocab_size * spec.hidden_size)
 
 
 def _load_kernels(config: EngineConfig, device: torch.device, reasons: Mapping[str, str]) -> Kernels | None:

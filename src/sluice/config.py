@@ -205,9 +205,19 @@ class SchedulerConfig:
     chunked_prefill_size: int | None = option(
         None,
         "prefill tokens of a step; -1: off",
-        unset="512 on cpu, 2048 on cuda",
+        unset="128 on cpu (256 with AMX), 2048 on cuda",
         more="Longer prompts are cut, in whole pages. With -1 or 0 prompts are never cut.",
         sglang="--chunked-prefill-size",
+    )
+    dynamic_chunking: int | None = option(
+        None,
+        "shrink chunks as contexts grow; 0: by the model",
+        unset="off",
+        more="The number is the position at which a prompt token takes twice as long as the first one, as attention has"
+        " as much to do there as all else; 0 computes it from the model's sizes. A chunk deep in a prompt then takes"
+        " as long as one of chunked-prefill-size tokens at its beginning, or a quarter of its tokens if that is more.",
+        sglang="--enable-dynamic-chunking",
+        metavar="POSITION",
     )
     max_batch_tokens: int | None = option(
         None,
@@ -366,6 +376,7 @@ class SchedulerConfig:
             priority_preemption=self.enable_priority_preemption,
             max_queued_requests=self.max_queued_requests or 0,
             max_queued_tokens=self.max_queued_tokens or 0,
+            dynamic_chunking=self.dynamic_chunking or 0,
         )
 
 

@@ -44,7 +44,8 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
             have.
     """
     device = pick_device(config.model.device)
-    resolution = resolve(config, device.type)
+    kernels = choose_kernels(config.model.cpu_kernels, device.type)
+    resolution = resolve(config, device.type, has_amx=kernels.name == "amx")
     reasons = dict(resolution.reasons)
     if config.model.device == "auto":
         reasons["device"] = "no usable CUDA device" if device.type == "cpu" else "auto: the first CUDA device"
@@ -53,7 +54,6 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
     if config.cache.max_total_tokens is None:
         reasons["max_total_tokens"] = "from free memory when the model is loaded"
     threads = _threads(config.model.threads, device, reasons)
-    kernels = choose_kernels(config.model.cpu_kernels, device.type)
     if kernels.reason is not None:
         reasons["cpu_kernels"] = kernels.reason
     attention = choose_attention(config.model.attention_backend, device, kernels.name)

@@ -40,7 +40,9 @@ class DeviceDefaults:
     running: int
 
 
-DEFAULTS: Mapping[str, DeviceDefaults] = {"cpu": DeviceDefaults(32, 512, 64), "cuda": DeviceDefaults(64, 2048, 256)}
+DEFAULTS: Mapping[str, DeviceDefaults] = {"cpu": DeviceDefaults(32, 128, 64), "cuda": DeviceDefaults(64, 2048, 256)}
+AMX_CHUNK = 256
+"""On a CPU with AMX, whose tiles want twice the rows. docs/cpu.md has the curves."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +54,19 @@ class Resolution:
     """Option name -> why it has its value, for those that were derived."""
 
 
-def resolve(config: EngineConfig, device_type: str) -> Resolution:
+def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) -> Resolution:
     """Fill what is open.
 
     Args:
         device_type: "cpu" or "cuda", what `device` came to.
+        has_amx: its kernels multiply by AMX.
 
     Raises:
         ConfigError: an option, or a combination, that cannot be honoured, by name and value.
     """
     for group in ENGINE_GROUPS:
         check_values(getattr(config, group))
-    defaults = DEFAULTS[device_type]
+    defaults = replace(DEFAULTS[device_type], chunk=AMX_CHUNK) if has_amx else DEFAULTS[device_type]
     _refuse_without_effect(config)
     _refuse_graphs_of_a_cpu(config.model, device_type)
     _refuse_fraction(config, device_type)
@@ -88,6 +91,14 @@ def _refuse_without_effect(config: EngineConfig) -> None:
             f"--long-prefill-token-threshold {scheduler.long_prefill_token_threshold} needs prompts that may be cut,"
             f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
         )
+    if scheduler.dynamic_chunking is not None:
+        if scheduler.dynamic_chunking < 0:
+            raise ConfigError(f"--dynamic-chunking must be a position, or 0, got {scheduler.dynamic_chunking}")
+        if is_unchunked:
+            raise ConfigError(
+                f"--dynamic-chunking {scheduler.dynamic_chunking} needs prompts that may be cut,"
+                f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
+            )
     if is_unchunked and (scheduler.max_partial_prefills or 1) > 1:
         raise ConfigError(
             f"--max-partial-prefills {scheduler.max_partial_prefills} needs prompts that may be cut,"
@@ -206,7 +217,8 @@ def _sizes(
             running = batch - page_size
             why["max_running_requests"] = "leaves a page of --max-batch-tokens to prefill"
     if chunk is None:
-        chunk, why["chunked_prefill_size"] = defaults.chunk, f"default on {device_type}"
+        with_amx = " with AMX" if defaults.chunk == AMX_CHUNK else ""
+        chunk, why["chunked_prefill_size"] = defaults.chunk, f"default on {device_type}{with_amx}"
         if chunk < page_size:
             chunk, why["chunked_prefill_size"] = page_size, "one page"
         if batch is not None and batch < chunk:

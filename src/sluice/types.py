@@ -229,7 +229,8 @@ class SchedulerLimits:
 
     `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`,
     `max_prefill_requests`, `max_queued_requests` and `max_queued_tokens` means no such limit.
-    `max_running_requests < max_batch_tokens`, so decodes alone never fill a step.
+    `max_running_requests < max_batch_tokens`, so decodes alone never fill a step. `dynamic_chunking` is the position at
+    which a prompt token takes twice as long as the first one; 0: all count the same.
     """
 
     schedule: str
@@ -248,6 +249,7 @@ class SchedulerLimits:
     priority_preemption: bool = False
     max_queued_requests: int = 0
     max_queued_tokens: int = 0
+    dynamic_chunking: int = 0
 
 
 class Bound(StrEnum):

@@ -264,10 +264,17 @@ def test_what_bound_a_step_of_several_prompts_is_told() -> None:
     partial=st.integers(2, 6),
     threshold_pages=st.sampled_from([0, 0, 1, 3]),
     prompts=st.sampled_from([0, 0, 1, 3]),
+    dynamic=st.sampled_from([0, 0, 1, 50]),
     arrivals=st.lists(st.tuples(st.integers(1, 120), st.integers(0, 6)), min_size=1, max_size=12),
 )
 def test_every_prompt_ends_within_its_bound(
-    page_size: int, chunk_pages: int, partial: int, threshold_pages: int, prompts: int, arrivals: list[tuple[int, int]]
+    page_size: int,
+    chunk_pages: int,
+    partial: int,
+    threshold_pages: int,
+    prompts: int,
+    dynamic: int,
+    arrivals: list[tuple[int, int]],
 ) -> None:
     """Whatever arrives, a prompt is computed after a number of steps known when it arrives."""
     limits = SchedulerLimits(
@@ -278,6 +285,7 @@ def test_every_prompt_ends_within_its_bound(
         max_partial_prefills=partial,
         long_prefill_token_threshold=threshold_pages * page_size,
         max_prefill_requests=prompts,
+        dynamic_chunking=dynamic,
         reserve="full",
     )
     num_pages = sum(-(-(length + 2) // page_size) for length, _ in arrivals)

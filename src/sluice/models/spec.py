@@ -26,3 +26,11 @@ class ModelSpec:
     """Of weights, KV and computation."""
     implementation: str = "native"
     """"native" or "transformers": whose code computes it."""
+
+    def attention_doubles_at(self, weights: int) -> int:
+        """The position at which attention to what is before a token takes as many multiplications as all else does.
+
+        Args:
+            weights: numbers in the matrices that every token is multiplied with, the head's not among them.
+        """
+        return max(1, weights // (2 * self.num_layers * self.num_heads * self.head_dim))

@@ -503,15 +503,16 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
 
     It holds as long as there are pages and a slot for whoever came first; `fair.py` says who gets what. Each of the
     other half-computed prompts is due for a page at most once in `DUE_AFTER` steps. If all of them fit into half of
-    the smallest step, the first has a quarter of it always. If not, they take turns, and its own turn comes round in
-    `DUE_AFTER + max_partial_prefills` steps.
+    the smallest step, the first has a quarter of it always. If not, or where chunks deep in a prompt are shorter, they
+    take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps.
     """
     decodes, partial = limits.max_running_requests, limits.max_partial_prefills
     room = min(limits.chunked_prefill_size, limits.max_batch_tokens - decodes)
     if limits.max_prefill_tokens:
         room = min(room, max(page_size, limits.max_prefill_tokens - decodes))
     tokens, turn = max(1, room // 4 // page_size), 1
-    if room < 2 * partial * page_size or 0 < limits.max_prefill_requests <= partial:
+    crowded = room < 2 * partial * page_size or 0 < limits.max_prefill_requests <= partial
+    if crowded or limits.dynamic_chunking:
         tokens, turn = 1, DUE_AFTER + partial
     if limits.long_prefill_token_threshold:
         tokens = min(tokens, limits.long_prefill_token_threshold // page_size)

@@ -12,14 +12,13 @@ from enum import Enum
 from sluice.kv.manager import Lease
 from sluice.kv.prefix import Node
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.budget import UNLIMITED, budget_for
 from sluice.scheduler.queue import cached_len
 from sluice.scheduler.request import Request
 from sluice.scheduler.retract import make_room, preempt_for
 from sluice.scheduler.state import SchedulerState
 from sluice.scheduler.streaming import is_streamed
 from sluice.types import Bound, SchedulerLimits
-
-UNLIMITED = 1 << 60
 
 
 class AddResult(Enum):
@@ -43,7 +42,7 @@ class PrefillAdder:
         self._state = state
         self._limits = limits
         self._batch = batch
-        self._chunk_left = limits.chunked_prefill_size or UNLIMITED
+        self._chunk = budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking)
         self._streamed = 0
         self._tier_is_full = False
         self._num_prompts = 0
@@ -56,7 +55,7 @@ class PrefillAdder:
             self.bound_by = bound
 
     def room(self) -> int:
-        """Prefill tokens this step still takes; none if it is not positive."""
+        """Prefill tokens this step still takes, at the beginning of a prompt; none if it is not positive."""
         return self._room()[0]
 
     def is_full(self) -> bool:
@@ -74,7 +73,7 @@ class PrefillAdder:
         """
         lease = request.lease
         assert lease is not None, f"request {request.id} is partial without pages"
-        length, cut_by = self._fit(request.extend_len, at_most)
+        length, cut_by = self._fit(request.scheduled, request.extend_len, at_most)
         if length == 0:
             self.note(cut_by)
             return AddResult.OTHER
@@ -91,7 +90,7 @@ class PrefillAdder:
         lease = request.lease
         assert lease is not None and lease.load is None, f"request {request.id} is still loading"
         extend_len = request.extend_len
-        length, cut_by = self._fit(extend_len, at_most)
+        length, cut_by = self._fit(request.scheduled, extend_len, at_most)
         if length == 0:
             self.note(cut_by)
             return AddResult.OTHER
@@ -152,8 +151,9 @@ class PrefillAdder:
             return AddResult.NO_SLOT
         if is_streamed(kv, request):
             return self._add_stream(request)
-        extend_len = len(request.tokens) - cached_len(kv, request)
-        length, cut_by = self._fit(extend_len, at_most)
+        cached = cached_len(kv, request)
+        extend_len = len(request.tokens) - cached
+        length, cut_by = self._fit(cached, extend_len, at_most)
         if length == 0:
             self.note(cut_by)
             return AddResult.OTHER
@@ -178,7 +178,7 @@ class PrefillAdder:
 
     def spend(self, tokens: int) -> None:
         """Streamed work costs the step as much as so many tokens of prefill would."""
-        self._chunk_left -= tokens
+        self._chunk.take(0, tokens)
         self._streamed += tokens
 
     def _add_stream(self, request: Request) -> AddResult:
@@ -212,10 +212,10 @@ class PrefillAdder:
             result = self.add_one_req(request, at_most, may_cut=may_cut)
         return result
 
-    def _room(self) -> tuple[int, Bound]:
-        """What the tightest budget leaves, and which it is."""
+    def _room(self, start: int = 0) -> tuple[int, Bound]:
+        """What the tightest budget leaves for tokens from position `start` on, and which it is."""
         used = self._batch.num_tokens + self._streamed
-        left, bound = self._chunk_left, Bound.CHUNKED_PREFILL_SIZE
+        left, bound = self._chunk.left(start), Bound.CHUNKED_PREFILL_SIZE
         if self._limits.max_prefill_tokens:
             # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
             # budget of admission, and none of it would be starvation.
@@ -227,19 +227,24 @@ class PrefillAdder:
             left, bound = self._limits.max_batch_tokens - used, Bound.MAX_BATCH_TOKENS
         return left, bound
 
-    def _fit(self, extend_len: int, at_most: int) -> tuple[int, Bound]:
-        """Tokens of `extend_len` that this step's budgets let in (0 is "not this step"), and what cuts them."""
+    def _fit(self, start: int, extend_len: int, at_most: int) -> tuple[int, Bound]:
+        """Tokens of the `extend_len` from position `start` on that this step's budgets let in (0 is "not this step"),
+        and what cuts them.
+
+        Args:
+            at_most: a share of the step: of tokens as they cost at the beginning of a prompt.
+        """
         limits = self._limits
         if limits.max_prefill_requests and self._num_prompts >= limits.max_prefill_requests:
             return 0, Bound.MAX_PREFILL_REQUESTS
-        left, bound = self._room()
+        left, bound = self._room(start)
         if not limits.chunked_prefill_size:
             if extend_len <= left or self._num_prompts == 0:
                 return extend_len, Bound.NOTHING
             return 0, bound
         if left < extend_len and self._is_left_whole(extend_len):
             return 0, Bound.MAX_PREFILL_TOKENS
-        wanted, cut_by = at_most, Bound.NOTHING
+        wanted, cut_by = self._chunk.worth(at_most, start), Bound.NOTHING
         if limits.long_prefill_token_threshold and wanted >= limits.long_prefill_token_threshold:
             wanted, cut_by = limits.long_prefill_token_threshold, Bound.LONG_PREFILL_TOKEN_THRESHOLD
         if left <= wanted:
@@ -299,7 +304,7 @@ class PrefillAdder:
     def _take(self, request: Request, length: int, *, is_new: bool = False) -> None:
         before = 0 if is_new else self._lacks(request)
         self._batch.promise(request, length)
-        self._chunk_left -= length
+        self._chunk.take(request.scheduled - length, length)
         self._num_prompts += 1
         request.planned_at = self._state.step
         if request.scheduled == request.prefill_end:
