@@ -9,8 +9,8 @@ from __future__ import annotations
 BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     (
         "kv/prefix.py",
-        "return node.refs == 0 and node.used == used and not node.children and node.page >= 0",
-        "return node.used == used and not node.children and node.page >= 0",
+        "return node.refs == 0 and node.used == used and not node.resident and node.page >= 0",
+        "return node.used == used and not node.resident and node.page >= 0",
         "a page that a running request holds is evicted",
     ),
     (
@@ -27,8 +27,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/prefix.py",
-        "if key in parent.children:\n                break",
-        "if key in parent.children:\n                continue",
+        "if child is not None and child.page >= 0:\n                break",
+        "if child is not None and child.page >= 0:\n                continue",
         "a twin publishes its pages behind a page it has skipped",
     ),
     (
@@ -93,8 +93,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/scheduler.py",
-        "            self.state.kv.publish(lease, request.tokens, end)\n",
-        "            pass\n",
+        "        self.state.kv.publish(request.lease, request.tokens, computed)\n",
+        "        pass\n",
         "nothing is shared while a request runs",
     ),
     (
@@ -135,8 +135,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/state.py",
-        "request.prefill_end = len(request.tokens)",
-        "request.prefill_end = request.prompt_len",
+        "request.lease = lease\n        request.prefill_end = len(request.tokens)",
+        "request.lease = lease\n        request.prefill_end = request.prompt_len",
         "outputs recomputed after a retraction count as decodes",
     ),
     (
@@ -257,7 +257,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/reserve.py",
-        "        if request.place is Place.PARTIAL:\n            return known\n",
+        "        if request.place in (Place.PARTIAL, Place.LOADING):\n            return known\n",
         "",
         "a half-computed prompt reserves output it does not make yet",
     ),
@@ -275,8 +275,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/retract.py",
-        "below = [r for r in state.running() if level(r) > level(request)]",
-        "below = [r for r in state.running() if level(r) >= level(request)]",
+        "if level(r) > level(request)]",
+        "if level(r) >= level(request)]",
         "equal priorities preempt each other for ever",
     ),
     (
@@ -365,5 +365,167 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "if self.num_told < last else ()",
         "",
         "prompt tokens whose logprobs were told are scored again",
+    ),
+    (
+        "kv/tiers.py",
+        "if node.page >= 0 or node.below.gone or not self.tree.is_on_device(node.parent):",
+        "if node.page >= 0 or node.below.gone:",
+        "a page is brought to the device behind one that has left it",
+    ),
+    (
+        "kv/tiers.py",
+        "good = min(load.failed, default=len(load.nodes))",
+        "good = len(load.nodes)",
+        "a page that could not be read is used",
+    ),
+    (
+        "kv/tiers.py",
+        "good = min(load.failed, default=len(load.nodes))",
+        "good = len(load.nodes) - len(load.failed)",
+        "pages behind one that could not be read are used",
+    ),
+    (
+        "kv/tiers.py",
+        "checksum = tier.checksums[slot]",
+        "checksum = 0",
+        "no page is what was stored, so all are computed again",
+    ),
+    (
+        "kv/tiers.py",
+        "if below is None or below.gone or below.is_read:",
+        "if below is None or below.gone:",
+        "a page that is being read is overwritten",
+    ),
+    (
+        "kv/tiers.py",
+        "if not below.is_kept and self._is_worth_storing(below):",
+        "if not below.is_kept:",
+        "selective stores what nobody asked for twice",
+    ),
+    (
+        "kv/tiers.py",
+        "        if self.slots[place].tier is Tier.DISK:\n            self._dropped[slot] = None\n",
+        "",
+        "what left the disk comes back with a restart",
+    ),
+    (
+        "kv/tiers.py",
+        '        if self.limits.write_policy == "write-through":\n            self._want(node)\n',
+        "",
+        "write-through stores what is evicted",
+    ),
+    (
+        "kv/tiers.py",
+        "return len(self._copies) + kept < limits.copies_per_step and",
+        "return",
+        "a step copies without measure",
+    ),
+    (
+        "kv/tiers.py",
+        "and len(self.tickets) < limits.copies_in_flight",
+        "",
+        "copies pile up before a slow disk",
+    ),
+    (
+        "kv/tiers.py",
+        "            parent.below.children[place] += 1  # now: its parent may not make room for it\n",
+        "            pass\n",
+        "a page's children are not counted, so it leaves before them",
+    ),
+    (
+        "kv/tiers.py",
+        "        is_last = node.page < 0 and",
+        "        is_last = False and",
+        "what leaves the host is not moved to the disk",
+    ),
+    (
+        "kv/tiers.py",
+        "        if node.page < 0 and not node.below.is_kept:\n            self.slots[0]",
+        "        if not node.below.is_kept:\n            self.slots[0]",
+        "a page leaves the device because it left the disk",
+    ),
+    (
+        "kv/tiers.py",
+        "            below.is_loading = False\n",
+        "            pass\n",
+        "what was loaded once can never be evicted, or loaded again",
+    ),
+    (
+        "kv/tiers.py",
+        "if node.below is None or not node.below.is_stored or node.below.is_loading:",
+        "if node.below is None or not node.below.is_stored:",
+        "two requests load the same page",
+    ),
+    (
+        "kv/tiers.py",
+        "found if len(found) >= self.limits.load_back_pages else []",
+        "found",
+        "a single page is loaded, though it is computed faster",
+    ),
+    (
+        "kv/tiers.py",
+        "        return blake2b(parent + key, digest_size",
+        "        return blake2b(key, digest_size",
+        "pages of one text behind different beginnings have one name",
+    ),
+    (
+        "kv/manager.py",
+        "        self.tiers.hold(nodes)  # first: eviction may look for room on their tier\n",
+        "",
+        "what is to be loaded is evicted to make room for it",
+    ),
+    (
+        "kv/manager.py",
+        "come = list(takewhile(lambda node: node.page >= 0, nodes))",
+        "come = nodes",
+        "a request goes on behind pages that did not come",
+    ),
+    (
+        "kv/manager.py",
+        "        return max(0, self.pages_for(num_tokens) - len(lease.pages) - coming)",
+        "        return max(0, self.pages_for(num_tokens) - len(lease.pages))",
+        "memory is counted twice for what is being loaded",
+    ),
+    (
+        "kv/prefix.py",
+        "            if node is None or node.page < 0:\n                break\n            path.append(node)",
+        "            if node is None:\n                break\n            path.append(node)",
+        "a page that lies on the disk is read on the device",
+    ),
+    (
+        "scheduler/twins.py",
+        "    if kv.tiers.num_loading and",
+        "    if False and",
+        "what one request loads another computes",
+    ),
+    (
+        "scheduler/prefill.py",
+        "if needed > kv.available or not self._fits_beside_loads(request, len(nodes)):",
+        "if needed > kv.available:",
+        "a stream waits for a disk",
+    ),
+    (
+        "scheduler/prefill.py",
+        "if needed > kv.available or not self._fits_beside_loads(request):",
+        "if needed > kv.available:",
+        "a newcomer needs the pages that a disk is about to fill",
+    ),
+    (
+        "scheduler/state.py",
+        "                self.kv.loaded(request.lease)\n                self._count_cached(request)\n",
+        "                self.kv.loaded(request.lease)\n",
+        "what was loaded is computed all the same",
+    ),
+    (
+        "scheduler/scheduler.py",
+        "if not launched or Tier.DISK not in (copy.source, copy.target)",
+        "if not launched",
+        "copies of a failed step never end",
+    ),
+    (
+        "engine/engine.py",
+        "and self.scheduler.awaits_copies",
+        "and False",
+        "a loop that can only wait for a disk spins",
     ),
 )
