@@ -125,6 +125,7 @@ ROWS: tuple[Row, ...] = (
             Number("tokens/s", "/s", lambda summary: summary.output_per_second, 1.0),
         ],
         max_running=32,
+        ours=("--chunked-prefill-size", "64"),
     ),
 )
 

@@ -103,16 +103,25 @@ class KernelCapture:
         tape = _Tape(self._kernels, self._arena)
         with self._kernels.heard_by(tape.hear), tape:
             output = work()
-        replays = tape.replays()
-        arena = self._arena
+        return Captured(output, _Program(tape.replays(), self._arena).replay)
 
-        @torch.inference_mode()
-        def replay() -> None:
-            assert arena is not None  # its memory is in the calls
-            for again in replays:
-                again()
 
-        return Captured(output, replay)
+class _Program:
+    """Captured work.
+
+    Args:
+        arena: kept, as its memory is in the calls.
+    """
+
+    def __init__(self, replays: Sequence[Replay], arena: Arena) -> None:
+        self._replays = replays
+        self._arena = arena
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        """Do it all again."""
+        for again in self._replays:
+            again()
 
 
 def cpu_graphs(
