@@ -29,7 +29,7 @@ from sluice.limits import LimitError, check_cache_salt
 from sluice.server.detokenize import Detokenizer, Vocabulary, spelling_of
 from sluice.server.text import Piece, TextStream
 from sluice.server.tokens import Tokenizer
-from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
+from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, TokenLogprobs
 
 Prompt = str | Sequence[int]
 
@@ -63,6 +63,10 @@ class Result:
     """As many as `SamplingParams.n`."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
     """One for each of `prompt_token_ids`, None for the first of them; None altogether if not asked for."""
+    num_host_tokens: int = 0
+    """Of the cached tokens, those whose KV had to be loaded from the host,"""
+    num_disk_tokens: int = 0
+    """and from the disk."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -291,7 +295,7 @@ class _Run:
     submit: Submit
     text: TextStream
     pieces: deque[Piece] = field(default_factory=deque)
-    num_cached_tokens: int = 0
+    cached: CachedTokens = field(default_factory=CachedTokens)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     error: str | None = None
 
@@ -302,7 +306,7 @@ class _Run:
     def take(self, output: Output) -> None:
         if self.is_done:
             return
-        self.num_cached_tokens = output.num_cached_tokens
+        self.cached = output.cached
         self.prompt_logprobs += output.prompt_logprobs
         if output.finish_reason is not None and output.finish_reason.is_failure:
             self.error = output.error or "the request was aborted"
@@ -328,7 +332,8 @@ def _result(runs: Sequence[_Run]) -> Result:
     """Of the samples of one prompt."""
     first, *_ = runs
     told = None if first.submit.sampling.prompt_logprobs is None else tuple(first.prompt_logprobs)
-    return Result(first.submit.prompt, first.num_cached_tokens, tuple(run.sample() for run in runs), told)
+    samples = tuple(run.sample() for run in runs)
+    return Result(first.submit.prompt, first.cached.total, samples, told, first.cached.host, first.cached.disk)
 
 
 class _LocalLink:

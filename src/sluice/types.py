@@ -561,6 +561,18 @@ class BatchResult:
     """Streamed work that failed: `row` indexes `plan.parts`."""
 
 
+class CachedTokens(NamedTuple):
+    """Prompt tokens that were found in the cache, and of these the ones that were not on the device."""
+
+    total: int = 0
+    host: int = 0
+    disk: int = 0
+
+    @property
+    def device(self) -> int:
+        return self.total - self.host - self.disk
+
+
 class Output(NamedTuple):
     """What one commit tells the owner of a request. The one with a `finish_reason` is the last.
 
@@ -581,3 +593,8 @@ class Output(NamedTuple):
     """Of the cached tokens, those that had to be loaded from the host,"""
     num_disk_tokens: int = 0
     """and from the disk."""
+
+    @property
+    def cached(self) -> CachedTokens:
+        """Where the cached tokens lay."""
+        return CachedTokens(self.num_cached_tokens, self.num_host_tokens, self.num_disk_tokens)

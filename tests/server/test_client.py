@@ -13,7 +13,7 @@ from sluice.engine.clock import VirtualClock
 from sluice.engine.messages import Abort, Message, Submit
 from sluice.server.client import EngineClient, EngineGone, NewRequest, OutOfStep
 from sluice.testing import resolved
-from sluice.types import FinishReason, Output, TokenLogprobs
+from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
 from sluice.wire import Outputs
 
 ASKED = NewRequest((1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, begin_by=4.0, end_by=5.0)
@@ -42,11 +42,11 @@ def test_cached_tokens_stay_what_they_were() -> None:
     def test() -> None:
         client = EngineClient(lambda message: None)
         inbox = client.submit([ASKED])
-        client.dispatch([Output(1, 0, (7,), 2)])
+        client.dispatch([Output(1, 0, (7,), 9, num_host_tokens=4, num_disk_tokens=3)])
         client.detach("was killed", ())
         client.attach(lambda message: None, 1)
         client.dispatch([Output(1, 1, (8,), 0)])
-        assert [output.num_cached_tokens for output in arrived(inbox)] == [2, 2]
+        assert [output.cached for output in arrived(inbox)] == [CachedTokens(9, 4, 3)] * 2
 
     in_a_loop(test)
 

@@ -17,10 +17,11 @@ from sluice.engine.messages import Message, QueryStats, Stats, Submit
 from sluice.engine.meter import Totals
 from sluice.server.backend import Backend
 from sluice.server.client import EngineClient, NewRequest
+from sluice.server.exposition import of_engine, render
 from sluice.server.metrics import Metrics
 from sluice.server.metrics_page import add_metrics
 from sluice.testing import Faults, resolved
-from sluice.types import FinishReason, Occupancy, Output
+from sluice.types import FinishReason, Occupancy, Output, Tier, TierUse
 
 DOCS = Path(__file__).parents[2] / "docs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -244,7 +245,7 @@ def test_times_are_those_of_the_clock() -> None:
     metrics.submitted(Submit(1, (5, 6, 7), resolved(9)))
     metrics.submitted(Submit(2, (5,), resolved(9)))
     for at, outputs in (
-        (101.0, [Output(1, 0, (8,), 2)]),
+        (101.0, [Output(1, 0, (8,), 2, num_disk_tokens=1)]),
         (101.5, [Output(1, 1, (8, 9), 2), Output(2, 0, (8,), 0)]),
         (104.0, [Output(1, 3, (8,), 2, FinishReason.STOP), Output(2, 1, (), 0, FinishReason.ABORT)]),
         (105.0, [Output(1, 0, (8,), 2)]),
@@ -257,6 +258,7 @@ def test_times_are_those_of_the_clock() -> None:
     assert metrics.per_token.tally().total == 3.0 / 3
     assert metrics.to_end.tally().total == 8.0
     assert (metrics.generation_tokens, metrics.prompt_tokens, metrics.cached_tokens) == (5, 4, 2)
+    assert metrics.cached_by_tier == {Tier.DEVICE: 1, Tier.HOST: 0, Tier.DISK: 1}
     assert metrics.finished == {FinishReason.STOP: 1, FinishReason.ABORT: 1}
 
 
@@ -293,3 +295,23 @@ def test_every_metric_is_described() -> None:
         assert {name for name in listed if not name.startswith("process_")} == ours
 
     run(test)
+
+
+def test_what_lies_behind_the_device_is_told() -> None:
+    """Which tier is too small, and whether its disk can be trusted. One that is not there has no pages."""
+    metrics = Metrics()
+    metrics.model = MODEL
+    disk = TierUse(Tier.DISK, 10, 7, stored=8, failed_stores=1, loaded=5, failed_loads=2)
+    occupancy = Occupancy(1, 2, 3, 4, 9, loading=3, tiers=(disk,))
+    samples = samples_of(render(of_engine(metrics, Stats(1, occupancy, None))).decode())
+    told = {name: value for (name, labels), value in samples.items() if ("tier", "disk") in labels}
+    assert told == {
+        "sluice:tier_pages": 10,
+        "sluice:tier_used_pages": 7,
+        "sluice:stored_pages_total": 8,
+        "sluice:failed_stores_total": 1,
+        "sluice:loaded_pages_total": 5,
+        "sluice:failed_loads_total": 2,
+    }
+    assert value(samples, "sluice:tier_pages", tier="host") == 0
+    assert value(samples, "sluice:loading_requests") == 3

@@ -33,6 +33,7 @@ def test_an_answer() -> None:
             again = (await server.post(GENERATE, input_ids=list(b"abcde"), sampling_params=SAMPLING)).json()
             assert again["text"] == text
             assert again["meta_info"]["cached_tokens"] == PAGE_SIZE
+            assert "cached_tokens_details" not in again["meta_info"]
 
     run(test)
 

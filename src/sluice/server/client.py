@@ -22,7 +22,7 @@ from sluice.server.pace import Pace
 from sluice.server.quarantine import Quarantine
 from sluice.server.recovery_stats import RecoveryStats
 from sluice.server.watch import NullWatch, Watch
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import CachedTokens, FinishReason, Output, SamplingParams
 from sluice.wire import Outputs
 
 Send = Callable[[Message], None]
@@ -62,7 +62,7 @@ class _Open:
     """Delivered."""
     num_told: int = 0
     """Log-probabilities of its prompt that were delivered."""
-    num_cached_tokens: int | None = None
+    cached: CachedTokens | None = None
     """As told first: another engine has another cache, and that is nobody's business."""
     times_sent: int = 0
 
@@ -95,9 +95,10 @@ class _Open:
             )
         self.output_ids.extend(output.token_ids)
         self.num_told += len(output.prompt_logprobs)
-        if self.num_cached_tokens is None:
-            self.num_cached_tokens = output.num_cached_tokens
-        return output._replace(num_cached_tokens=self.num_cached_tokens)
+        if self.cached is None:
+            self.cached = output.cached
+        total, host, disk = self.cached
+        return output._replace(num_cached_tokens=total, num_host_tokens=host, num_disk_tokens=disk)
 
 
 class EngineClient:
@@ -303,8 +304,20 @@ class EngineClient:
     def _end(self, request_id: int, error: str) -> None:
         entry = self._open[request_id]
         self._watch.ended(request_id, FinishReason.ERROR)
-        cached = entry.num_cached_tokens or 0
-        entry.inbox.put(Output(request_id, len(entry.output_ids), (), cached, FinishReason.ERROR, error))
+        total, host, disk = entry.cached or CachedTokens()
+        start = len(entry.output_ids)
+        entry.inbox.put(
+            Output(
+                request_id,
+                start,
+                (),
+                total,
+                FinishReason.ERROR,
+                error,
+                num_host_tokens=host,
+                num_disk_tokens=disk,
+            )
+        )
         self._forget(request_id)
 
     def _forget(self, request_id: int) -> None:

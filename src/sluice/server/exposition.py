@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -16,7 +16,7 @@ from sluice.engine.histogram import Histogram, Tally
 from sluice.engine.messages import Stats
 from sluice.server.metrics import Metrics
 from sluice.server.recovery_stats import RecoveryStats
-from sluice.types import Bound, FinishReason
+from sluice.types import Bound, FinishReason, Tier, TierUse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 ENGINE = "0"
@@ -46,6 +46,12 @@ class _Families:
         family.add_metric([*self._own, *map(str, labels.values())], value)
         return family
 
+    def gauges(self, name: str, help: str, labels: tuple[str, ...], values: Mapping[tuple[str, ...], float]) -> Metric:
+        family = GaugeMetricFamily(name, help, labels=[*LABELS, *labels])
+        for given, value in values.items():
+            family.add_metric([*self._own, *given], value)
+        return family
+
     def histogram(self, name: str, help: str, seen: Histogram | Tally | None) -> Metric:
         tally = seen.tally() if isinstance(seen, Histogram) else seen
         family = HistogramMetricFamily(name, help, labels=LABELS)
@@ -64,6 +70,12 @@ def of_requests(metrics: Metrics) -> Iterator[Metric]:
     yield counter("vllm:generation_tokens", "Tokens given to requests.", metrics.generation_tokens)
     yield counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", metrics.prompt_tokens)
     yield counter("vllm:prefix_cache_hits", "Prompt tokens found there.", metrics.cached_tokens)
+    yield make.counters(
+        "sluice:cached_tokens",
+        "The same, by where they lay.",
+        ("tier",),
+        {(tier.value,): count for tier, count in metrics.cached_by_tier.items()},
+    )
     yield counter("sluice:cached_requests", "Requests that found a beginning there.", metrics.cached_requests)
     yield make.counters(
         "vllm:request_success",
@@ -98,6 +110,8 @@ def of_engine(metrics: Metrics, stats: Stats) -> Iterator[Metric]:
     yield gauge("sluice:free_pages", "Pages that hold nothing.", now.free_pages)
     yield gauge("sluice:cached_pages", "Pages that hold a prefix nobody uses now.", now.cached_pages)
     yield gauge("sluice:total_pages", "Pages of the KV pool.", now.total_pages)
+    yield gauge("sluice:loading_requests", "Requests whose prefix comes from another tier.", now.loading)
+    yield from of_tiers(make, now.tiers)
     yield counter("sluice:steps", "Steps.", totals.steps)
     yield counter("sluice:failed_steps", "Steps that failed as a whole.", totals.failed_steps)
     yield counter("sluice:prefill_chunks", "Pieces of prompts.", totals.prefill_chunks)
@@ -116,6 +130,27 @@ def of_engine(metrics: Metrics, stats: Stats) -> Iterator[Metric]:
     yield histogram("vllm:request_prefill_time_seconds", "From there to the first token.", totals.prefill_seconds)
     yield histogram("vllm:request_decode_time_seconds", "From there to the last.", totals.decode_seconds)
     yield histogram("vllm:request_inference_time_seconds", "The two together.", totals.inference_seconds)
+
+
+def of_tiers(make: _Families, uses: Sequence[TierUse]) -> Iterator[Metric]:
+    """What lies behind the device. Tiers that are not there have no pages."""
+    found = {use.tier: use for use in uses}
+    tiers = [found.get(tier, TierUse(tier, 0, 0)) for tier in (Tier.HOST, Tier.DISK)]
+
+    def of_each(value: Callable[[TierUse], int]) -> dict[tuple[str, ...], float]:
+        return {(use.tier.value,): value(use) for use in tiers}
+
+    label = ("tier",)
+    yield make.gauges("sluice:tier_pages", "Pages of the tier.", label, of_each(lambda use: use.total))
+    yield make.gauges("sluice:tier_used_pages", "Of these, those that hold KV.", label, of_each(lambda use: use.used))
+    yield make.counters("sluice:stored_pages", "Pages copied to the tier.", label, of_each(lambda use: use.stored))
+    yield make.counters(
+        "sluice:failed_stores", "Pages that could not be.", label, of_each(lambda use: use.failed_stores)
+    )
+    yield make.counters("sluice:loaded_pages", "Pages brought back.", label, of_each(lambda use: use.loaded))
+    yield make.counters(
+        "sluice:failed_loads", "Pages that could not be read well.", label, of_each(lambda use: use.failed_loads)
+    )
 
 
 def of_recovery(metrics: Metrics, stats: RecoveryStats) -> Iterator[Metric]:

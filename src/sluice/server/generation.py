@@ -19,7 +19,7 @@ from sluice.server.client import EngineGone, Inbox, NewRequest
 from sluice.server.errors import ApiError, bad_request, unavailable
 from sluice.server.text import Piece, TextStream
 from sluice.server.tokens import TokenizerError
-from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
+from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, TokenLogprobs
 
 LONG_TEXT = 512
 """Characters from which tokenizing leaves the event loop: below, it takes some 0.2 ms, a few changes of threads."""
@@ -66,7 +66,7 @@ class Usage:
     """Tokens of a call: each prompt once, whatever `n`; the outputs of all choices together."""
 
     prompt_tokens: int
-    cached_tokens: int
+    cached: CachedTokens
     completion_tokens: int
 
     def as_json(self) -> dict[str, Any]:
@@ -74,8 +74,15 @@ class Usage:
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "prompt_tokens_details": {"cached_tokens": self.cached.total} | by_tier(self.cached),
         }
+
+
+def by_tier(cached: CachedTokens) -> dict[str, Any]:
+    """Where cached tokens lay, by SGLang's name for it; nothing if all of them lay on the device."""
+    if cached.device == cached.total:
+        return {}
+    return {"cached_tokens_details": {"device": cached.device, "host": cached.host, "disk": cached.disk}}
 
 
 class Generation:
@@ -110,7 +117,7 @@ class Generation:
             TextStream(service.tokenizer.detokenizer(request.prompt), call.sampling.stop, call.sampling.min_tokens)
             for request in self._requests
         ]
-        self._cached = [0] * len(self._requests)
+        self._cached = [CachedTokens()] * len(self._requests)
         self._prompt_logprobs: list[list[TokenLogprobs | None]] = [[None] for _ in self._requests]
         self._inbox: Inbox | None = None
         self._index: dict[int, int] = {}
@@ -119,7 +126,7 @@ class Generation:
     def num_choices(self) -> int:
         return len(self._texts)
 
-    def cached_of(self, index: int) -> int:
+    def cached_of(self, index: int) -> CachedTokens:
         """Tokens of that prompt that were found in the cache."""
         return self._cached[index]
 
@@ -170,7 +177,7 @@ class Generation:
         text = self._texts[index]
         if text.finish_reason is not None:
             return []
-        self._cached[index] = output.num_cached_tokens
+        self._cached[index] = output.cached
         self._prompt_logprobs[index] += output.prompt_logprobs
         if self._is_empty:
             return [(index, text.end(FinishReason.LENGTH))] if output.token_ids else []
@@ -215,7 +222,7 @@ class Generation:
         firsts = [index for index, request in enumerate(self._requests) if request.sample_index == 0]
         return Usage(
             sum(len(self._requests[index].prompt) for index in firsts),
-            sum(self._cached[index] for index in firsts),
+            CachedTokens(*map(sum, zip(*(self._cached[index] for index in firsts), strict=True))),
             sum(text.num_tokens for text in self._texts),
         )
 

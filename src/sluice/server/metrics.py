@@ -14,7 +14,7 @@ from sluice.engine.histogram import Histogram
 from sluice.engine.messages import Submit
 from sluice.engine.meter import REQUEST_SECONDS
 from sluice.server.calls import CALL, Call
-from sluice.types import FinishReason, Output
+from sluice.types import FinishReason, Output, Tier
 
 TO_FIRST_SECONDS: tuple[float, ...] = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
@@ -53,6 +53,8 @@ class Metrics:
         """Its name in the API, once it is known."""
         self.prompt_tokens = 0
         self.cached_tokens = 0
+        self.cached_by_tier = dict.fromkeys(Tier, 0)
+        """The same, by where they lay."""
         self.generation_tokens = 0
         self.cached_requests = 0
         """That found a beginning of their prompt in the cache."""
@@ -118,6 +120,9 @@ class Metrics:
             self.to_first.add(now - request.arrived)
             self.prompt_tokens += request.prompt_tokens
             self.cached_tokens += output.num_cached_tokens
+            cached = output.cached
+            for tier, tokens in ((Tier.DEVICE, cached.device), (Tier.HOST, cached.host), (Tier.DISK, cached.disk)):
+                self.cached_by_tier[tier] += tokens
             self.cached_requests += output.num_cached_tokens > 0
             if request.call is not None:
                 request.call.cached_tokens += output.num_cached_tokens

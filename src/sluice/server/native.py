@@ -12,7 +12,7 @@ from msgspec import Meta
 from sluice.server.answers import Choice, Head
 from sluice.server.asked import CompletionCall, checked_choices, checked_salt, checked_seconds, checked_stops
 from sluice.server.errors import bad_request
-from sluice.server.generation import Generation, Usage
+from sluice.server.generation import Generation, Usage, by_tier
 from sluice.server.inert import GENERATE_ASKS_NOTHING, GENERATE_SAMPLING_ASKS_NOTHING, without_inert
 from sluice.server.json_body import convert, fields_of, json_object
 from sluice.server.logprobs import finite
@@ -201,15 +201,16 @@ class NativeAnswer:
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         ids = [piece.token_id for piece in pieces if piece.token_id is not None]
-        prompt = self._generation.prompt_of(index)
+        prompt, cached = self._generation.prompt_of(index), self._generation.cached_of(index)
         meta: dict[str, Any] = {
             "id": f"{self._id}_{index}" if self._call.is_batch else self._id,
             "finish_reason": _finish_reason(pieces[-1].finish_reason, len(ids)),
             "prompt_tokens": len(prompt),
             "completion_tokens": len(ids),
-            "cached_tokens": self._generation.cached_of(index),
+            "cached_tokens": cached.total,
             "e2e_latency": self._service.client.now() - self._came_at,
         }
+        meta |= by_tier(cached)
         if self._call.sampling.logprobs is not None:
             meta |= self._logprobs(index, prompt, pieces)
         return {"text": "".join(piece.text for piece in pieces), "output_ids": ids, "meta_info": meta}
