@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recording import RecordingRunner
-from sluice.config import EngineConfig
+from sluice.config import CacheConfig, EngineConfig
 from sluice.engine.messages import Submit
 from sluice.resolve import resolve
-from sluice.types import BatchPlan
+from sluice.types import BatchPlan, TierLimits
 from worlds import Bench, World, check_ends, enough_steps
 
 SMALL: Mapping[str, Any] = {
@@ -19,6 +19,9 @@ SMALL: Mapping[str, Any] = {
     "max_running_requests": 4,
 }
 """Options under which a few short requests meet every limit."""
+PAGE_BYTES = 1000
+"""Of a page behind the device."""
+MOST_PAGES = 1000
 
 
 class Arrival(NamedTuple):
@@ -41,7 +44,8 @@ def world_of(options: Mapping[str, Any]) -> World:
     Raises:
         ConfigError: the options are refused.
     """
-    config = resolve(EngineConfig.from_options(options), "cpu").config
+    device = "cuda" if options.get("kv_host_bytes") else "cpu"  # only one of them takes it
+    config = resolve(EngineConfig.from_options(options), device).config
     page_size, tokens, depth = config.cache.page_size, config.cache.max_total_tokens, config.scheduler.depth
     assert page_size is not None
     assert tokens is not None
@@ -53,6 +57,20 @@ def world_of(options: Mapping[str, Any]) -> World:
         prefix_caching=config.cache.enable_prefix_caching,
         depth=depth,
         late=depth > 1,
+        tiers=tiers_of(config.cache),
+    )
+
+
+def tiers_of(cache: CacheConfig) -> TierLimits:
+    """As a model of small pages would have them."""
+    disk = 0 if cache.kv_disk is None else cache.kv_disk_bytes
+    assert disk is not None
+    return TierLimits(
+        host_pages=(cache.kv_host_bytes or 0) // PAGE_BYTES,
+        disk_pages=min(disk // PAGE_BYTES, MOST_PAGES),
+        write_policy=cache.kv_write_policy or "write-through",
+        copies_per_step=4,
+        copies_in_flight=8,
     )
 
 

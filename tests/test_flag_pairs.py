@@ -18,6 +18,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "page_size": (2, 8),
     "max_total_tokens": (48, 160),
     "enable_prefix_caching": (False,),
+    "kv_host_bytes": (5_000,),
+    "kv_disk": ("pages",),
+    "kv_disk_bytes": (3_000,),
+    "kv_write_policy": ("write-back", "selective"),
     "schedule": ("mixed", "prefill-first"),
     "chunked_prefill_size": (-1, 7),
     "dynamic_chunking": (5,),
@@ -39,6 +43,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "lookahead": (1,),
 }
 BASES = [dict(SMALL), {**SMALL, "schedule_policy": "priority"}]
+ON_DISK = {**SMALL, "kv_disk": "pages", "kv_disk_bytes": 12_000}
+"""For options of the tiers too."""
 PAIRS = [
     {one: left, other: right}
     for one, other in combinations(VALUES, 2)
@@ -80,10 +86,14 @@ def test_every_option_takes_part() -> None:
 def test_refused_by_name_or_lawful(name: str) -> None:
     """Two options that each work alone, and together plan nothing, or too much."""
     pairs = [pair for pair in PAIRS if next(iter(pair)) == name]
-    accepted = [world for pair in pairs for base in BASES if (world := world_or_refusal(base, pair)) is not None]
+    accepted = [world for pair in pairs for base in bases(pair) if (world := world_or_refusal(base, pair)) is not None]
     assert accepted, "some of them must run"
     for number, world in enumerate(accepted):
         play(world, arrivals(number))
+
+
+def bases(pair: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*BASES, ON_DISK] if any(name.startswith("kv_") for name in pair) else BASES
 
 
 def world_or_refusal(base: dict[str, Any], pair: dict[str, Any]) -> World | None:

@@ -37,10 +37,15 @@ class Case(NamedTuple):
 
 BY_PRIORITY = {"schedule_policy": "priority", "max_running_requests": 1}
 RANKED = [ask(0, 5), ask(1, 5, first=0, priority=1), ask(2, 6, priority=2)]
+ON_DISK = {"kv_disk": "pages"}
 CASES = {
     "page_size": Case({"page_size": 4}, {"page_size": 8}),
     "max_total_tokens": Case({"max_total_tokens": 40}, {"max_total_tokens": 96}),
     "enable_prefix_caching": Case({}, {"enable_prefix_caching": False}),
+    "kv_host_bytes": Case({}, {"kv_host_bytes": 20_000}),
+    "kv_disk": Case({}, {"kv_disk": "pages"}),
+    "kv_disk_bytes": Case(ON_DISK | {"kv_disk_bytes": 2_000}, ON_DISK | {"kv_disk_bytes": 90_000}),
+    "kv_write_policy": Case(ON_DISK, ON_DISK | {"kv_write_policy": "selective"}),
     "schedule": Case({"schedule": "mixed"}, {"schedule": "prefill-first"}),
     "chunked_prefill_size": Case({"chunked_prefill_size": 8}, {"chunked_prefill_size": 16}),
     "dynamic_chunking": Case({"dynamic_chunking": 4}, {"dynamic_chunking": 1000}),

@@ -16,7 +16,7 @@ import torch
 from sluice.attending import kv_dtype, make_attending, unsuited_attention
 from sluice.attention.packed import STEPS
 from sluice.attention.ticking import TickingAttention
-from sluice.config import ConfigError, EngineConfig
+from sluice.config import ConfigError, EngineConfig, TraceConfig
 from sluice.cpu_kernels import TORCH, unsuited
 from sluice.cuda_graphs import captured_graphs, graph_rows
 from sluice.cuda_kernels import CudaDevice, why_no_triton
@@ -25,6 +25,7 @@ from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, NoHeartbeat, Phase
+from sluice.engine.messages import Copied
 from sluice.engine.protocols import Link, Runner
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
@@ -40,6 +41,7 @@ from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
 from sluice.runner.allocated import module_bytes
+from sluice.runner.copies import Copies
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.heap import keep_freed_memory
@@ -50,9 +52,11 @@ from sluice.runner.memory import PoolRequest, Room, cpu_room, cuda_room, free_me
 from sluice.runner.runner import Model, TorchRunner
 from sluice.runner.spoiled import SpoiledModel
 from sluice.runner.transport import transport_for
+from sluice.runner.waiting import nobody
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.step_memory import StepTrial, cuda_memory
+from sluice.tiering import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
 
@@ -111,15 +115,31 @@ class LoadedModel:
     """Numbers of rows of steps that are replayed as CUDA graphs; none: no step is."""
     captures_kernels: bool
     """Steps of a few decodes are replayed on a CPU."""
+    tiers: TierSetup
+    """Behind the device."""
     logit_ops: LogitOps = TORCH_LOGIT_OPS
 
-    def runner(self, heartbeat: Heartbeat | None = None, faults: Sequence[Fault] = ()) -> TorchRunner:
-        """A runner with device state of its own, all of it empty.
+    def state(self) -> DeviceState:
+        """An empty device."""
+        attending = make_attending(self.attention, self.shape.device, self.kernels, nobody)
+        return DeviceState(self.shape, attending.new_kv, watched=self.info.config.model.poison_unread)
+
+    def runner(
+        self,
+        heartbeat: Heartbeat | None = None,
+        faults: Sequence[Fault] = (),
+        state: DeviceState | None = None,
+        copies: Copies | None = None,
+    ) -> TorchRunner:
+        """A runner.
 
         Args:
             heartbeat: where every layer, and every second of waiting, gives a sign of life.
             faults: of which those with NaN logits are put in.
+            state: empty, and nobody else's; None: a new one.
+            copies: between this state and the tiers behind it; None: plans have none.
         """
+        state = state or self.state()
         heartbeat = heartbeat or NoHeartbeat()
         busy, waiting = partial(heartbeat.tick, Phase.BUSY), partial(heartbeat.tick, Phase.DEVICE)
         spoiling = [fault for fault in faults if fault.kind is FaultKind.NAN]
@@ -127,7 +147,6 @@ class LoadedModel:
         device, poison = self.shape.device, self.info.config.model.poison_unread
         made = make_attending(self.attention, device, self.kernels, busy)
         attending = made._replace(backend=TickingAttention(made.backend, busy))
-        state = DeviceState(self.shape, attending.new_kv, watched=poison)
         transport = transport_for(device, self.depth, poison=poison, tick=waiting)
         forwards: Forwards = EagerForwards(model, state, attending.backend, attending.planner)
         if self.graph_rows and not spoiling:
@@ -143,6 +162,7 @@ class LoadedModel:
             forwards=forwards,
             logit_ops=self.logit_ops,
             tick=waiting,
+            copies=copies,
         )
 
     def built(self, runner: TorchRunner) -> EngineInfo:
@@ -161,6 +181,7 @@ class LoadedModel:
             num_pages=self.shape.num_pages,
             page_size=self.shape.page_size,
             prefix_caching=config.cache.enable_prefix_caching,
+            tiers=self.tiers.limits,
         )
 
     @property
@@ -170,21 +191,35 @@ class LoadedModel:
         assert depth is not None, f"not resolved: {self.info.config}"
         return depth
 
-    def engine(self, link: Link, runner: Runner | None = None) -> Engine:
+    def engine(self, link: Link, runner: Runner | None = None, tiers: OpenTiers | None = None) -> Engine:
         """An engine over a new scheduler, which writes no trace.
 
         Args:
             runner: if not one of our own; it must be as empty as the scheduler.
+            tiers: that the runner copies to; closed with the engine.
         """
-        trace = ChunkLog(RecentSteps())
-        return Engine(self.scheduler(), runner or self.runner(), link, depth=self.depth, trace=trace)
+        tiers = tiers or NO_TIERS
+        scheduler = self.scheduler()
+        if tiers.stored:
+            scheduler.restore(tiers.stored)
+        return Engine(
+            scheduler,
+            runner or self.runner(),
+            link,
+            depth=self.depth,
+            trace=ChunkLog(RecentSteps()),
+            at_close=tiers.copies.close,
+        )
 
-    def traced_engine(self, link: Link, path: Path, runner: Runner | None = None) -> Engine:
+    def traced_engine(
+        self, link: Link, path: Path, runner: Runner | None = None, tiers: OpenTiers | None = None
+    ) -> Engine:
         """The same, writing a trace.
 
         Args:
             path: made by `tracing.writer.create`.
             runner: if not one of our own.
+            tiers: that the runner copies to; closed with the engine.
 
         Raises:
             OSError: it cannot be written.
@@ -201,7 +236,18 @@ class LoadedModel:
         )
         journal = TraceFile(path, header, start=clock.now(), key=secrets.token_bytes(16))
         recorder = Recorder(self.scheduler(), ChunkLog(RecentSteps()), journal, clock)
-        return Engine(recorder, runner or self.runner(), link, depth=self.depth, clock=clock, trace=recorder)
+        tiers = tiers or NO_TIERS
+        if tiers.stored:
+            recorder.restore(tiers.stored)
+        return Engine(
+            recorder,
+            runner or self.runner(),
+            link,
+            depth=self.depth,
+            clock=clock,
+            trace=recorder,
+            at_close=tiers.copies.close,
+        )
 
 
 def build_engine(
@@ -225,18 +271,28 @@ def build_engine(
         ConfigError: an option that cannot be honoured.
         CheckpointError: a model that cannot be found or loaded.
     """
-    if config.trace.trace is None:
-        loaded = load(config, progress=progress)
-        runner = loaded.runner(heartbeat, faults)
-        return loaded.engine(link, runner), loaded.built(runner)
-    path = Path(config.trace.trace)
+    # First: a path that cannot be written is told before minutes of loading.
+    check_disk(config.cache)
+    path = _new_trace(config.trace)
+    loaded = load(config, progress=progress)
+    state = loaded.state()
+    tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)))
+    runner = loaded.runner(heartbeat, faults, state, tiers.copies)
+    if path is None:
+        return loaded.engine(link, runner, tiers), loaded.built(runner)
+    return loaded.traced_engine(link, path, runner, tiers), loaded.built(runner)
+
+
+def _new_trace(config: TraceConfig) -> Path | None:
+    """The file of the trace, empty."""
+    if config.trace is None:
+        return None
+    path = Path(config.trace)
     try:
-        create(path)  # first: a path that cannot be written is told before minutes of loading
+        create(path)
     except OSError as error:
         raise ConfigError(f"--trace {path} cannot be written: {error.strerror}") from error
-    loaded = load(config, progress=progress)
-    runner = loaded.runner(heartbeat, faults)
-    return loaded.traced_engine(link, path, runner), loaded.built(runner)
+    return path
 
 
 def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
@@ -326,7 +382,8 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         memory=Footprint(weights_bytes=module_bytes(model)),
     )
     attending = kernels if attention == "native" else None
-    return LoadedModel(model, spec, shape, info, attending, attention, rows, captures_kernels, logit_ops)
+    tiers = tier_setup(config.cache, spec, shape, folder, packed=attending is not None)
+    return LoadedModel(model, spec, shape, info, attending, attention, rows, captures_kernels, tiers, logit_ops)
 
 
 def has_triton(device: torch.device) -> bool:

@@ -188,6 +188,38 @@ class CacheConfig:
         sglang="--disable-radix-cache",
         vllm="--enable-prefix-caching",
     )
+    kv_host_bytes: int | None = option(
+        None,
+        "host memory for KV that the device has no room for",
+        unset="none",
+        more="On a GPU, whose memory is another. See [tiers.md](tiers.md).",
+        positive=True,
+    )
+    kv_disk: str | None = option(
+        None,
+        "file for KV that memory has no room for",
+        unset="no file",
+        more="One engine uses it at a time, and it outlives the engine: a restart finds its prefixes again. It holds"
+        " prompts, as tokens and as KV, and is readable by its owner alone. See [tiers.md](tiers.md).",
+        metavar="FILE",
+    )
+    kv_disk_bytes: int | None = option(
+        None,
+        "size of this file",
+        unset="8 GiB",
+        more="Taken at the start. Needs a file.",
+        positive=True,
+    )
+    kv_write_policy: str | None = option(
+        None,
+        "when KV is copied to these tiers",
+        unset="write-through",
+        more="write-through: as soon as a page is full and computed. write-back: when the tier above has no room for it"
+        " any more. selective: when it is used a second time. Needs a tier.",
+        choices=("write-through", "write-back", "selective"),
+        sglang="--hicache-write-policy",
+        metavar="POLICY",
+    )
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ PARTIAL_PREFILLS = 4
 """Prompts half computed at once, unless told otherwise. Measured in `docs/fairness.md`: what matters is to have more
 than one; beyond a few, each further one only spreads the same tokens over more prompts."""
 
+DISK_BYTES = 8 << 30
+"""Of a disk tier whose size is open. Not a share of what is free: a file of another size than before begins empty."""
+
 
 @dataclass(frozen=True)
 class DeviceDefaults:
@@ -79,7 +82,8 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     scheduler = replace(scheduler, max_partial_prefills=partial)
     if scheduler.reserve == "ratio" and scheduler.schedule_conservativeness is None:
         scheduler = replace(scheduler, schedule_conservativeness=1.0)
-    return Resolution(replace(config, cache=replace(config.cache, page_size=page_size), scheduler=scheduler), why)
+    cache = replace(config.cache, page_size=page_size, **_tiers(config.cache, device_type, why))
+    return Resolution(replace(config, cache=cache, scheduler=scheduler), why)
 
 
 def _refuse_without_effect(config: EngineConfig) -> None:
@@ -141,6 +145,30 @@ def _refuse_fraction(config: EngineConfig, device_type: str) -> None:
         )
     if tokens is not None:
         raise ConfigError(f"--mem-fraction-static {fraction} has no effect with --max-total-tokens {tokens}")
+
+
+def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
+    if cache.kv_host_bytes is not None and device_type == "cpu":
+        raise ConfigError(
+            f"--kv-host-bytes {cache.kv_host_bytes} needs a device with memory of its own: on cpu the pool is host"
+            f" memory already; make it larger (--max-total-tokens), or add a disk (--kv-disk)"
+        )
+    if cache.kv_disk is None and cache.kv_disk_bytes is not None:
+        raise ConfigError(f"--kv-disk-bytes {cache.kv_disk_bytes} needs a file (--kv-disk FILE)")
+    tier = {"kv_host_bytes": cache.kv_host_bytes, "kv_disk": cache.kv_disk}
+    given = next((name for name, value in tier.items() if value is not None), None)
+    if given is None:
+        if cache.kv_write_policy is not None:
+            raise ConfigError(f"--kv-write-policy {cache.kv_write_policy} needs a tier to write to (--kv-disk FILE)")
+        return {}
+    if not cache.enable_prefix_caching:
+        raise ConfigError(f"{_flag(given)} needs the prefix cache, but --enable-prefix-caching is off")
+    filled: dict[str, Any] = {}
+    if cache.kv_disk is not None and cache.kv_disk_bytes is None:
+        filled["kv_disk_bytes"], why["kv_disk_bytes"] = DISK_BYTES, "default"
+    if cache.kv_write_policy is None:
+        filled["kv_write_policy"], why["kv_write_policy"] = "write-through", "default"
+    return filled
 
 
 def _overlap(config: SchedulerConfig, why: dict[str, str]) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def test_a_flipped_bit_in_host_memory_is_a_failed_load() -> None:
     rig = Rig.of(kv, None)
     fill(kv, 0, seed=1)
     (stored,) = rig.run(store(0, DEVICE, 0, HOST, 1))
-    memory, rng = rig.copies._host._memory[1].view(torch.uint8).flatten(), random.Random(0)  # type: ignore[union-attr]
+    memory, rng = rig.copies._host.page(1).view(-1), random.Random(0)  # type: ignore[union-attr]
     for ticket in range(1, 60):
         at, mask = rng.randrange(len(memory)), 1 << rng.randrange(8)
         memory[at] ^= mask

@@ -130,6 +130,15 @@ class Opened:
     """Why what the file held before is not used, in words that follow "it"; None if all of it is, or it is new."""
 
 
+def check_path(path: Path) -> None:
+    """Find out whether a page file can be opened or made here, and leave it as it is, or empty.
+
+    Raises:
+        PageFileError: it cannot.
+    """
+    os.close(_locked(path, os.O_RDWR | os.O_CREAT))
+
+
 def open_page_file(path: Path, size: int, geometry: PageGeometry) -> Opened:
     """Open a page file for this process alone, or make one.
 

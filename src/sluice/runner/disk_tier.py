@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from sluice.pagefile.errors import PageLost
 from sluice.pagefile.page_file import PageFile
@@ -20,8 +21,8 @@ from sluice.types import CopyDone, PageKey
 LOGGER = logging.getLogger("sluice.disk")
 TOLD_AT_ONCE = 8
 """Copies that may wait for each other before they are told of."""
-AHEAD = 4
-"""Loads that the system is asked to fetch while an earlier one is checked."""
+AHEAD = 8
+"""Loads that the system is asked to fetch while an earlier one is checked: one reader alone leaves a disk idle."""
 CLOSE_SECONDS = 2.0
 """How long `close` waits for stores that are on their way."""
 
@@ -65,7 +66,9 @@ class DiskTier:
         self._writes: deque[Store | Erase] = deque()
         self._changed = threading.Condition()
         self._is_open = True
-        self._failures: set[str] = set()
+        self._expected = 0
+        """Of the loads that wait, how many the system was asked to fetch: the first ones."""
+        self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
 
@@ -84,6 +87,7 @@ class DiskTier:
         with self._changed:
             self._is_open = False
             self._loads.clear()
+            self._expected = 0
             self._changed.notify()
         self._thread.join(CLOSE_SECONDS)
 
@@ -102,13 +106,13 @@ class DiskTier:
         with self._changed:
             while wait and self._is_open and not self._loads and not self._writes:
                 self._changed.wait()
+            soon = [load.slot for load in islice(self._loads, self._expected, AHEAD)]
+            job: Store | Load | Erase | None = None
             if self._loads:
-                soon = [load.slot for load in list(self._loads)[1 : 1 + AHEAD]]
-                job: Store | Load | Erase = self._loads.popleft()
+                job = self._loads.popleft()
+                self._expected += len(soon) - 1
             elif self._writes:
-                soon, job = [], self._writes.popleft()
-            else:
-                return None
+                job = self._writes.popleft()
         for slot in soon:
             self._file.expect(slot)
         return job
@@ -128,15 +132,20 @@ class DiskTier:
         try:
             return work(), None
         except (OSError, PageLost, ValueError) as error:
-            problem = str(error)
+            self._warn(type(error).__name__, error)
+            return 0, str(error)
         except Exception as error:
             LOGGER.exception("a copy with the KV disk failed")
-            problem = f"{type(error).__name__}: {error}"
-        kind = problem if len(self._failures) < 16 else "others"
-        if kind not in self._failures:  # a full disk fails every store: once is enough
-            self._failures.add(kind)
-            LOGGER.warning("a copy with the KV disk failed, what it held is computed again when needed: %s", problem)
-        return 0, problem
+            return 0, f"{type(error).__name__}: {error}"
+
+    def _warn(self, kind: str, error: Exception) -> None:
+        """Once for each kind: a full disk fails every store."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            LOGGER.warning(
+                "a copy with the KV disk failed (this is said once): %s; what is missing is computed again",
+                error,
+            )
 
     def _store(self, store: Store) -> int:
         try:

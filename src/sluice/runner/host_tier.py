@@ -8,6 +8,9 @@ from sluice.runner.device_pages import DevicePages
 from sluice.runner.streams import DoneEvent, Event, HostBuffers
 from sluice.runner.waiting import nobody, wait_until
 
+SLAB_BYTES = 256 << 20
+"""Memory is taken in pieces of this size: torch rounds what it locks up to a power of two."""
+
 
 class HostTier:
     """Pages on the host.
@@ -24,7 +27,9 @@ class HostTier:
     def __init__(self, num_pages: int, pages: DevicePages, host_buffer: HostBuffers) -> None:
         self.num_pages = num_pages
         self._pages = pages
-        self._memory = host_buffer((num_pages, pages.num_parts, pages.part_bytes), torch.uint8)
+        self._in_slab = max(1, SLAB_BYTES // pages.page_bytes)
+        slab_bytes = SLAB_BYTES if num_pages >= self._in_slab > 1 else min(num_pages, self._in_slab) * pages.page_bytes
+        self._slabs = [host_buffer((slab_bytes,), torch.uint8) for _ in range(-(-num_pages // self._in_slab))]
         words = -(-pages.page_bytes // 8)
         # What fills up the last word is never written, and the same for all.
         self._scratch = torch.zeros(words * 8, dtype=torch.uint8, device=pages.device)
@@ -32,15 +37,22 @@ class HostTier:
         self._weights = (steps * 0x1E3779B97F4A7C16 + 0x6A09E667F3BCC909) | 1
         self._stored: dict[int, Event] = {}
 
+    def page(self, host_page: int) -> torch.Tensor:
+        """The memory of a page, [parts, part_bytes] uint8."""
+        slab, place = divmod(host_page, self._in_slab)
+        size = self._pages.page_bytes
+        memory = self._slabs[slab][place * size : (place + 1) * size]
+        return memory.view(self._pages.num_parts, self._pages.part_bytes)
+
     def store(self, device_page: int, host_page: int) -> torch.Tensor:
         """Copy a page down: work for a stream. Returns its checksum, an int64 on the device."""
         self._gather(device_page)
-        self._memory[host_page].copy_(self._page_of_scratch(), non_blocking=True)
+        self.page(host_page).copy_(self._page_of_scratch(), non_blocking=True)
         return self._checksum()
 
     def load(self, host_page: int, device_page: int) -> torch.Tensor:
         """Copy a page up: work for a stream. Returns the checksum of what has arrived."""
-        self._pages.copy_in(device_page, self._memory[host_page])
+        self._pages.copy_in(device_page, self.page(host_page))
         self._gather(device_page)
         return self._checksum()
 
@@ -53,7 +65,7 @@ class HostTier:
         event = self._stored.pop(host_page, DoneEvent())
         if not event.query():
             wait_until(event.query, nobody)
-        into.copy_(self._memory[host_page])
+        into.copy_(self.page(host_page))
 
     def _gather(self, device_page: int) -> None:
         self._pages.copy_out(device_page, self._page_of_scratch())

@@ -1,0 +1,183 @@
+"""From options to the tiers behind the device: how large they are, what lies in them, and who copies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from sluice.attention.base import PagedKV
+from sluice.attention.packed import GROUP, PackedKV
+from sluice.config import CacheConfig, ConfigError
+from sluice.models.fingerprint import fingerprint
+from sluice.models.spec import ModelSpec
+from sluice.pagefile.errors import PageFileError
+from sluice.pagefile.layout import FileLayout, PageGeometry
+from sluice.pagefile.page_file import check_path, open_page_file
+from sluice.runner.copies import Copies, NoTiers, TierCopies
+from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.device_pages import DevicePages
+from sluice.runner.disk_tier import DiskTier
+from sluice.runner.host_tier import HostTier
+from sluice.runner.memory import free_memory
+from sluice.runner.streams import CudaStream, pinned_host_buffer, plain_host_buffer
+from sluice.types import CopyDone, StoredPage, TierLimits
+
+LOGGER = logging.getLogger("sluice.disk")
+
+STEP_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+"""Most that one step copies: about ten milliseconds of a core that others could use, and of PCIe."""
+STEP_COPIES = 64
+"""And most pages, however small: each costs the host some tens of microseconds."""
+FLIGHT_BYTES = 256 << 20
+"""Most that is on its way to and from a disk: it lies in memory meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSetup:
+    """The tiers of an engine, before they are made."""
+
+    limits: TierLimits
+    geometry: PageGeometry | None = None
+    """Of pages on the disk."""
+    disk: Path | None = None
+    disk_bytes: int = 0
+
+    def open(self, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]) -> OpenTiers:
+        """Make them. Nobody else can open the disk's file until the copies are closed.
+
+        Args:
+            state: of the device.
+            told: called from another thread with copies with the disk that have ended.
+
+        Raises:
+            ConfigError: the file cannot be used.
+        """
+        if not self.limits.host_pages and self.disk is None:
+            return OpenTiers(NoTiers(), ())
+        pages, device = DevicePages(state.kv), state.shape.device
+        is_cuda = device.type == "cuda"
+        host_buffer = pinned_host_buffer if is_cuda else plain_host_buffer
+        host = HostTier(self.limits.host_pages, pages, host_buffer) if self.limits.host_pages else None
+        stored: tuple[StoredPage, ...] = ()
+        disk = None
+        if self.disk is not None:
+            disk, stored = self._open_disk(self.disk, state, told)
+        loading = CudaStream(torch.cuda.Stream(device)) if is_cuda else None
+        return OpenTiers(TierCopies(pages, host, disk, host_buffer, loading), stored)
+
+    def _open_disk(
+        self, path: Path, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]
+    ) -> tuple[DiskTier, tuple[StoredPage, ...]]:
+        assert self.geometry is not None, f"{path} without a geometry"
+        try:
+            opened = open_page_file(path, self.disk_bytes, self.geometry)
+        except PageFileError as error:
+            raise ConfigError(str(error)) from error
+        assert self.geometry.layout == layout_name(state.kv[0]), f"pages are {layout_name(state.kv[0])}"
+        if opened.discarded is not None:
+            LOGGER.warning("--kv-disk %s begins empty: it %s", path, opened.discarded)
+        if opened.pages:
+            LOGGER.info("--kv-disk %s holds %d pages from before", path, len(opened.pages))
+        return DiskTier(opened.file, told), opened.pages
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTiers:
+    """The tiers of a running engine."""
+
+    copies: Copies
+    stored: tuple[StoredPage, ...]
+    """What the disk held when it was opened."""
+
+
+NO_TIERS = OpenTiers(NoTiers(), ())
+
+
+def check_disk(cache: CacheConfig) -> None:
+    """Find out before minutes of loading whether the disk's file can be used.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if cache.kv_disk is not None:
+        try:
+            check_path(Path(cache.kv_disk))
+        except PageFileError as error:
+            raise ConfigError(str(error)) from error
+
+
+def tier_setup(cache: CacheConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, packed: bool) -> TierSetup:
+    """What a resolved config comes to for a loaded model.
+
+    Args:
+        folder: of the checkpoint.
+        packed: the native kernels attend, and lay pages out.
+
+    Raises:
+        ConfigError: a tier that holds not even one page, or does not fit into memory.
+    """
+    geometry, disk, disk_bytes, disk_pages = None, None, 0, 0
+    page_bytes = page_geometry(spec, shape, "", packed=packed).page_bytes
+    host_pages = _host_pages(cache, page_bytes)
+    if cache.kv_disk is not None:
+        assert cache.kv_disk_bytes is not None, f"not resolved: {cache}"
+        geometry = page_geometry(spec, shape, fingerprint(folder), packed=packed)
+        disk, disk_bytes = Path(cache.kv_disk), cache.kv_disk_bytes
+        try:
+            disk_pages = FileLayout.within(geometry, disk_bytes).num_slots
+        except PageFileError as error:
+            raise ConfigError(str(error)) from error
+    if not host_pages and disk is None:
+        return TierSetup(TierLimits())
+    assert cache.kv_write_policy is not None, f"not resolved: {cache}"
+    per_step = max(1, min(STEP_COPIES, STEP_BYTES[shape.device.type] // page_bytes))
+    limits = TierLimits(
+        host_pages=host_pages,
+        disk_pages=disk_pages,
+        write_policy=cache.kv_write_policy,
+        copies_per_step=per_step,
+        copies_in_flight=max(per_step, min(4 * STEP_COPIES, FLIGHT_BYTES // page_bytes)),
+    )
+    return TierSetup(limits, geometry, disk, disk_bytes)
+
+
+def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, packed: bool) -> PageGeometry:
+    """What a page of this model is made of, here."""
+    return PageGeometry(
+        model=model,
+        code=f"sluice {version('sluice')} {spec.implementation} in {str(spec.dtype).removeprefix('torch.')}",
+        dtype=str(shape.page_dtype).removeprefix("torch."),
+        layout=PACKED if packed else PLAIN,
+        page_size=shape.page_size,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        part_bytes=shape.page_size * shape.num_kv_heads * shape.head_dim * shape.page_dtype.itemsize,
+    )
+
+
+PLAIN = "plain"
+PACKED = f"packed in groups of {GROUP}"
+
+
+def layout_name(kv: PagedKV) -> str:
+    """How a layer's pages lie in memory, by name."""
+    return PACKED if isinstance(kv, PackedKV) else PLAIN
+
+
+def _host_pages(cache: CacheConfig, page_bytes: int) -> int:
+    if cache.kv_host_bytes is None:
+        return 0
+    if cache.kv_host_bytes < page_bytes:
+        raise ConfigError(f"--kv-host-bytes must be at least one page, {page_bytes} bytes, got {cache.kv_host_bytes}")
+    free = free_memory(torch.device("cpu"))
+    if cache.kv_host_bytes > free:
+        raise ConfigError(
+            f"--kv-host-bytes must fit into the host's free memory, {free} bytes, got {cache.kv_host_bytes}"
+        )
+    return cache.kv_host_bytes // page_bytes
