@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.attending import kv_dtype, make_attending, unsuited_attention
+from sluice.attending import check_flashinfer, kv_dtype, make_attending, unsuited_attention
 from sluice.attention.packed import STEPS
 from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig, TraceConfig
@@ -411,6 +411,8 @@ def _attention(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -
     assert page_size is not None, f"not resolved: {config}"
     problem = unsuited(spec, page_size) if name == "native" else unsuited_attention(name, spec)
     if problem is None:
+        if name == "flashinfer":
+            check_flashinfer(spec, page_size, torch.device(config.model.device))
         return name
     if "attention_backend" not in reasons:
         raise ConfigError(f"--attention-backend {name} cannot serve this model: {problem}")

@@ -111,7 +111,7 @@ def _flashinfer_problem(device: torch.device) -> str | None:
         return f"it needs --device cuda, got {device.type}; {INSTEAD}"
     if find_spec(PACKAGE) is None:
         return (
-            f"the package {PACKAGE} is not installed (pip install sluice[flashinfer]); use --attention-backend triton"
+            f"the package {PACKAGE} is not installed (pip install 'sluice[flashinfer]'); use --attention-backend triton"
         )
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
@@ -188,6 +188,29 @@ def make_attending(name: str, device: torch.device, kernels: Kernels | None, bus
             raise ConfigError(f"--attention-backend flashinfer: {error}; use --attention-backend triton") from error
         return Attending(attention, attention, None)
     return Attending(ReferenceAttention(tick=busy), NO_PLANS, None)
+
+
+def check_flashinfer(spec: ModelSpec, page_size: int, device: torch.device) -> None:
+    """Compile what a model needs, once, and see that it computes: better now than at the first request.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    from sluice.attention.flashinfer.backend import FlashInferAttention
+    from sluice.attention.flashinfer.trial import try_out
+
+    try:
+        try_out(
+            FlashInferAttention(load_flashinfer(), device),
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_dim,
+            page_size,
+            spec.dtype,
+            device,
+        )
+    except FlashInferUnavailable as error:
+        raise ConfigError(f"--attention-backend flashinfer: {error}; use --attention-backend triton") from error
 
 
 def _triton_kv(shape: DeviceShape) -> PagedKV:

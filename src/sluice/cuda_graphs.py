@@ -86,6 +86,7 @@ def captured_graphs(
         planner=attending.planner,
         busy=busy,
     )
+    torch.cuda.synchronize(device)  # what the default stream fills, the compute stream is about to read
     try:
         transport.streams.compute.run(graphs.capture_all)
     except torch.OutOfMemoryError as error:

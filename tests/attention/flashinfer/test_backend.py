@@ -16,6 +16,7 @@ from paged import Row, empty_kv, forward_batch
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.flashinfer.api import FlashInferUnavailable, load_flashinfer
 from sluice.attention.flashinfer.backend import FlashInferAttention
+from sluice.attention.flashinfer.trial import try_out
 from sluice.attention.reference import ReferenceAttention
 
 CPU = torch.device("cpu")
@@ -175,6 +176,33 @@ def test_refused() -> None:
     narrow = LayerKV(kv.k[..., :48], kv.v[..., :48])
     with pytest.raises(ValueError, match="head size must be one of 64, 128, 256, got 48"):
         attention.attend(q[..., :48], narrow, batch, scale=1.0)
+
+
+class Broken:
+    """A package whose compiler is missing, or whose kernels are wrong."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self._error = error
+
+    def BatchDecodeWithPagedKVCacheWrapper(self, *args: Any, **options: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self
+
+    def plan(self, *lists: torch.Tensor, **options: Any) -> None: ...
+
+    def run(self, q: torch.Tensor, pages: Any, *, out: torch.Tensor, **options: Any) -> None:
+        out.zero_()
+
+
+def test_a_first_use() -> None:
+    """A compiler that is not there must be told at the start, in one line."""
+    sizes = (4, 2, 64, PAGE, torch.bfloat16, CPU)
+    try_out(backend(), *sizes)
+    with pytest.raises(FlashInferUnavailable, match=r"it does not run on cpu: RuntimeError: no nvcc$"):
+        try_out(backend(Broken(RuntimeError("no nvcc\nand a long log"))), *sizes)
+    with pytest.raises(FlashInferUnavailable, match="it computes nonsense on cpu"):
+        try_out(backend(Broken(None)), *sizes)
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
