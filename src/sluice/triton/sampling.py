@@ -98,18 +98,20 @@ def _smallest_with_count(keys_ptr, vocab, wanted, SEARCH: tl.constexpr):
     low, high, below = tl.full((), 0, tl.int32), tl.full((), _INF, tl.int32), tl.full((), 0, tl.int32)
     while low < high:
         middle = low + (high - low) // 2
-        count, last, first = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32), tl.full((), _BEYOND, tl.int32)
+        counts, lasts = tl.zeros((SEARCH,), tl.int32), tl.zeros((SEARCH,), tl.int32)
+        firsts = tl.full((SEARCH,), _BEYOND, tl.int32)
         for start in range(0, vocab, SEARCH):
             ids = start + tl.arange(0, SEARCH)
             keys = tl.load(keys_ptr + ids, mask=ids < vocab, other=_BEYOND)
             fits = keys <= middle
-            count += tl.sum(fits.to(tl.int32), 0)
-            last = tl.maximum(last, tl.max(tl.where(fits, keys, 0), 0))
-            first = tl.minimum(first, tl.min(tl.where(fits, _BEYOND, keys), 0))
+            counts += fits.to(tl.int32)
+            lasts = tl.maximum(lasts, tl.where(fits, keys, 0))
+            firsts = tl.minimum(firsts, tl.where(fits, _BEYOND, keys))
+        count = tl.sum(counts, 0)
         if count >= wanted:
-            high = tl.maximum(last, low)
+            high = tl.max(lasts, 0)
         else:
-            low, below = first, count
+            low, below = tl.min(firsts, 0), count
     return low, below
 
 
@@ -119,29 +121,31 @@ def _smallest_with_mass(keys_ptr, vocab, wanted, limit, SEARCH: tl.constexpr):
     low, high, below = tl.full((), 0, tl.int32), limit, tl.full((), 0.0, tl.float32)
     while low < high:
         middle = low + (high - low) // 2
-        mass, last, first = tl.full((), 0.0, tl.float32), tl.full((), 0, tl.int32), tl.full((), _BEYOND, tl.int32)
+        masses, lasts = tl.zeros((SEARCH,), tl.float32), tl.zeros((SEARCH,), tl.int32)
+        firsts = tl.full((SEARCH,), _BEYOND, tl.int32)
         for start in range(0, vocab, SEARCH):
             ids = start + tl.arange(0, SEARCH)
             keys = tl.load(keys_ptr + ids, mask=ids < vocab, other=_BEYOND)
             fits = keys <= middle
-            mass += tl.sum(tl.where(fits, _masses(keys), 0.0), 0)
-            last = tl.maximum(last, tl.max(tl.where(fits, keys, 0), 0))
-            first = tl.minimum(first, tl.min(tl.where(fits, _BEYOND, keys), 0))
+            masses += tl.where(fits, _masses(keys), 0.0)
+            lasts = tl.maximum(lasts, tl.where(fits, keys, 0))
+            firsts = tl.minimum(firsts, tl.where(fits, _BEYOND, keys))
+        mass = tl.sum(masses, 0)
         if mass >= wanted:
-            high = tl.maximum(last, low)
+            high = tl.maximum(tl.max(lasts, 0), low)
         else:
-            low, below = tl.minimum(first, limit), mass
+            low, below = tl.minimum(tl.min(firsts, 0), limit), mass
     return low, below
 
 
 @triton.jit
 def _mass_below(keys_ptr, vocab, limit, SEARCH: tl.constexpr):
-    mass = tl.full((), 0.0, tl.float32)
+    masses = tl.zeros((SEARCH,), tl.float32)
     for start in range(0, vocab, SEARCH):
         ids = start + tl.arange(0, SEARCH)
         keys = tl.load(keys_ptr + ids, mask=ids < vocab, other=_BEYOND)
-        mass += tl.sum(tl.where(keys < limit, _masses(keys), 0.0), 0)
-    return mass
+        masses += tl.where(keys < limit, _masses(keys), 0.0)
+    return tl.sum(masses, 0)
 
 
 @triton.jit
@@ -279,7 +283,7 @@ def sample_rows(
         _write_keys[(len(part), blocks)](
             logits, maxima, part, temperature, min_p, keys, logits.stride(0), vocab, **sizes, num_warps=8
         )
-        _thresholds[(len(part),)](keys, part, top_k, top_p, last_key, last_id, vocab, SEARCH=SEARCH_BLOCK, num_warps=16)
+        _thresholds[(len(part),)](keys, part, top_k, top_p, last_key, last_id, vocab, SEARCH=SEARCH_BLOCK, num_warps=32)
     _best[(rows, blocks)](
         logits,
         maxima,
