@@ -46,7 +46,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "cpu_kernels": {"config", "native", "attention", "models"},
     "attending": {"config", "attention", "models", "native", "runner", "cpu_kernels"},
     "cuda_graphs": {"config", "models", "runner", "attending"},
-    "step_memory": {"config", "attending", "native", "runner"},
+    "step_memory": {"types", "config", "attending", "native", "runner"},
     "devices": {"config", "cores", "resolve", "cpu_kernels", "cuda_kernels", "attending"},
     "cuda_kernels": {"config"},
     "wire": {"types", "footprint", "config", "engine", "limits"},

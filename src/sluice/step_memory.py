@@ -12,13 +12,14 @@ from sluice.config import ConfigError
 from sluice.native.library import Kernels
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards
-from sluice.runner.largest_step import StepLimits, largest_plan
+from sluice.runner.largest_step import EVERYTHING, StepLimits, largest_plan
 from sluice.runner.logit_ops import LogitOps
 from sluice.runner.memory import CudaMemory
 from sluice.runner.model import Model
 from sluice.runner.runner import TorchRunner
 from sluice.runner.transport import transport_for
 from sluice.runner.waiting import nobody
+from sluice.types import SamplingParams
 
 GRAPH_BYTES = 16 << 20
 """What a CUDA graph takes beside the memory that its kernels write to."""
@@ -41,8 +42,8 @@ class StepTrial:
         self._attending = make_attending(attention, shape.device, kernels, nobody)
         self._logit_ops = logit_ops
 
-    def run(self, limits: StepLimits) -> None:
-        """Run the largest step within some limits."""
+    def run(self, limits: StepLimits, sampling: SamplingParams = EVERYTHING) -> None:
+        """Run the largest step within some limits, all of whose requests sample so."""
         device, (backend, planner, new_kv) = self._shape.device, self._attending
         state = DeviceState(self._shape, new_kv)
         runner = TorchRunner(
@@ -53,11 +54,13 @@ class StepTrial:
             forwards=EagerForwards(self._model, state, backend, planner),
             logit_ops=self._logit_ops,
         )
-        runner.launch(largest_plan(limits, self._shape.page_size)).wait()
+        runner.launch(largest_plan(limits, self._shape.page_size, sampling)).wait()
 
 
 def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int], device: torch.device) -> CudaMemory:
     """A GPU's memory, with what the largest step takes of it and CUDA graphs will.
+
+    The second step, of decodes, asks for next to nothing: with it, all that is compiled at its first use has been.
 
     Args:
         graph_rows: numbers of rows that graphs will be captured for, ascending.
@@ -66,9 +69,10 @@ def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int],
         ConfigError: there is not enough for such a step.
     """
     try:
-        step = _peak(trial, limits, device)
-        decodes = StepLimits(graph_rows[-1], graph_rows[-1], limits.context) if graph_rows else None
-        graphs = 0 if decodes is None else _peak(trial, decodes, device) + GRAPH_BYTES * len(graph_rows)
+        step = _peak(trial, limits, EVERYTHING, device)
+        rows = graph_rows[-1] if graph_rows else 1
+        decodes = _peak(trial, StepLimits(rows, rows, limits.context), SamplingParams(seed=0, top_p=0.9), device)
+        graphs = decodes + GRAPH_BYTES * len(graph_rows) if graph_rows else 0
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise ConfigError(
@@ -80,14 +84,14 @@ def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int],
     return CudaMemory(total, free, step, graphs)
 
 
-def _peak(trial: StepTrial, limits: StepLimits, device: torch.device) -> int:
+def _peak(trial: StepTrial, limits: StepLimits, sampling: SamplingParams, device: torch.device) -> int:
     """Bytes that torch's allocator took more during a step than before; all of them are given back."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     try:
-        trial.run(limits)
+        trial.run(limits, sampling)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_reserved(device) - before
     finally:

@@ -152,7 +152,8 @@ def test_pages_of_another_type(stored: torch.dtype, device: torch.device, draw: 
     slots = torch.arange(3, 8, device=device)
     outcomes = []
     for ops in (TORCH, TRITON):
-        kv = TritonKV(*(torch.zeros(1, 16, 2, 64, device=device).to(stored) for _ in range(2)), k_scale=0.5)
+        scales = {"k_scale": 0.5} if stored.itemsize == 1 else {}
+        kv = TritonKV(*(torch.zeros(1, 16, 2, 64, device=device).to(stored) for _ in range(2)), **scales)
         turned = ops.rotate_and_store(q.clone(), k.clone(), v, angles, None, kv, slots)
         outcomes.append((turned, kv.k.float(), kv.v.float()))
     for expected, found in zip(*outcomes, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams
 
-SAMPLING = SamplingParams(
+EVERYTHING = SamplingParams(
     seed=0, top_p=0.9, repetition_penalty=1.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
 )
 """What takes most: ranks among the whole vocabulary, counts of tokens, and log-probabilities of all tokens."""
@@ -24,7 +24,7 @@ class StepLimits:
     """Most tokens of a request."""
 
 
-def largest_plan(limits: StepLimits, page_size: int) -> BatchPlan:
+def largest_plan(limits: StepLimits, page_size: int, sampling: SamplingParams = EVERYTHING) -> BatchPlan:
     """As many decodes as there may be, all of full length, and prompts for the rest of the tokens.
 
     All pages are page 0, so that a pool of one page will do: what is computed means nothing. It is the first plan of an
@@ -43,11 +43,11 @@ def largest_plan(limits: StepLimits, page_size: int) -> BatchPlan:
             token_ids=(0,) * length,
             new_pages=pages,
             samples=True,
-            targets=(0,) * (length - 1),
+            targets=() if sampling.prompt_logprobs is None else (0,) * (length - 1),
         )
         for slot, length in enumerate(lengths)
     )
-    new_slots = tuple(NewSlot(slot, slot, SAMPLING, 0, prompt_len=1, history=(0,)) for slot in range(limits.rows))
+    new_slots = tuple(NewSlot(slot, slot, sampling, 0, prompt_len=1, history=(0,)) for slot in range(limits.rows))
     return BatchPlan(0, new_slots, chunks, num_decodes=decodes)
 
 

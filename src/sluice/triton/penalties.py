@@ -9,7 +9,9 @@ import triton.language as tl
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=["rows_ptr", "counted_ptr", "repetition_ptr", "frequency_ptr", "presence_ptr"]
+)
 def _penalize(
     logits_ptr,
     rows_ptr,

@@ -76,7 +76,7 @@ def _copy_heads(x_ptr, out_ptr, head, heads, x_stride, out_stride, HEAD_DIM: tl.
     tl.store(out_ptr + head[:, None] * out_stride + element[None, :], x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])
 def _rotate_and_store(
     q_ptr,
     k_ptr,

@@ -9,6 +9,9 @@
 What stays, which of equal ones goes first and what makes a row fail is `runner.sampler`'s, and so is the noise. Which
 block a logit is in depends on nothing but its id, so company changes nothing.
 
+Small tensors lie where there is room, aligned or not: kernels that assumed either would be compiled anew for the other,
+while everybody waits.
+
 A key is the bit pattern of a float32 that is not negative: integers in the order of the distances from the largest.
 The k-th smallest key, and the smallest with enough mass up to it, are found as in a binary search that counts instead
 of looking up; both bounds are drawn in to keys that occur, so few distinct logits take few rounds.
@@ -33,7 +36,7 @@ _NO_ID: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 _FAILED: tl.constexpr = tl.constexpr(-1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["maxima_ptr"])
 def _maxima(logits_ptr, maxima_ptr, stride, vocab, BLOCK: tl.constexpr):
     """The largest of each block; +inf if any is NaN, so that neither NaN nor +inf is missed."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -64,7 +67,7 @@ def _keys(scaled, min_p_ptr, row):
     return tl.where(scaled < floor, _INF, tl.minimum(keys, _INF))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["maxima_ptr", "rows_ptr", "temperature_ptr", "min_p_ptr"])
 def _write_keys(
     logits_ptr,
     maxima_ptr,
@@ -161,7 +164,7 @@ def _id_of_equal(keys_ptr, vocab, key, wanted, SEARCH: tl.constexpr):
     return tl.where(seen > wanted, found, _NO_ID)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["rows_ptr", "top_k_ptr", "top_p_ptr", "last_key_ptr", "last_id_ptr"])
 def _thresholds(keys_ptr, rows_ptr, top_k_ptr, top_p_ptr, last_key_ptr, last_id_ptr, vocab, SEARCH: tl.constexpr):
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + place)
@@ -193,7 +196,19 @@ def _thresholds(keys_ptr, rows_ptr, top_k_ptr, top_p_ptr, last_key_ptr, last_id_
     tl.store(last_id_ptr + row, last_id)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "maxima_ptr",
+        "temperature_ptr",
+        "min_p_ptr",
+        "streams_ptr",
+        "positions_ptr",
+        "last_key_ptr",
+        "last_id_ptr",
+        "best_ptr",
+        "best_id_ptr",
+    ]
+)
 def _best(
     logits_ptr,
     maxima_ptr,
@@ -207,7 +222,6 @@ def _best(
     best_id_ptr,
     stride,
     vocab,
-    IS_FILTERED: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
@@ -220,10 +234,9 @@ def _best(
         largest = _largest(maxima_ptr, row, blocks, BLOCKS)
         scaled = tl.div_rn(scores - largest, _divisor(temperature_ptr, row))
         keys = _keys(scaled, min_p_ptr, row)
-        stays = keys < _INF
-        if IS_FILTERED:
-            last_key = tl.load(last_key_ptr + row)
-            stays &= (keys < last_key) | ((keys == last_key) & (ids <= tl.load(last_id_ptr + row)))
+        last_key = tl.load(last_key_ptr + row)
+        stays = (keys < last_key) | ((keys == last_key) & (ids <= tl.load(last_id_ptr + row)))
+        stays &= keys < _INF
         key = row_key(tl.load(streams_ptr + row), tl.load(positions_ptr + row))
         scores = tl.where(stays, scaled + gumbel(key, ids), -float("inf"))
     best = tl.max(scores, 0)
@@ -231,7 +244,7 @@ def _best(
     tl.store(best_id_ptr + row * blocks + block, tl.min(tl.where(scores == best, ids, _NO_ID), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["maxima_ptr", "best_ptr", "best_id_ptr"])
 def _choose(maxima_ptr, best_ptr, best_id_ptr, tokens_ptr, blocks, BLOCKS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
@@ -297,7 +310,6 @@ def sample_rows(
         best_ids,
         logits.stride(0),
         vocab,
-        IS_FILTERED=ranked is not None,
         **sizes,
         num_warps=8,
     )

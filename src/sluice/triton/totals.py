@@ -18,7 +18,7 @@ def _finite(largest):
     return tl.where(largest == -float("inf"), 0.0, largest)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["largest_ptr", "sum_ptr"])
 def _partial(logits_ptr, largest_ptr, sum_ptr, stride, vocab, BLOCK: tl.constexpr):
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
@@ -29,7 +29,7 @@ def _partial(logits_ptr, largest_ptr, sum_ptr, stride, vocab, BLOCK: tl.constexp
     tl.store(sum_ptr + at, tl.sum(tl.exp(logits - _finite(largest)), 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["largest_ptr", "sum_ptr"])
 def _combine(largest_ptr, sum_ptr, total_ptr, blocks, BLOCKS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCKS)
