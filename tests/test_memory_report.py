@@ -47,6 +47,18 @@ def test_what_is_allocated(dtype: str, size: int, kernels: str, folder: Path) ->
         assert llm.memory_report(2) == llm.memory_report(8192) == report
 
 
+def test_a_tier_on_the_disk(folder: Path, tmp_path: Path) -> None:
+    """What a file takes of the disk, and what the machine's owner is told."""
+    file = tmp_path / "pages"
+    with LLM(folder, page_size=32, max_total_tokens=640, kv_disk=file, kv_disk_bytes=1 << 20) as llm:
+        report = llm.memory_report()
+        status = file.stat()
+        assert report["disk_bytes"] == status.st_size
+        assert abs(status.st_blocks * 512 - status.st_size) < 1 << 16
+        assert report["host_bytes"] == 0
+        assert llm.memory_report(640)["disk_bytes"] == 0
+
+
 def test_requests_that_cannot_be(folder: Path) -> None:
     """A prediction for a length that would be refused."""
     llm = LLM(folder, page_size=32, max_total_tokens=640)

@@ -258,3 +258,14 @@ def test_copies_that_cannot_be_are_refused_before_any_begins(copy: PageCopy, pro
     rig.close()
     with pytest.raises(PlanError, match="nothing to copy to"):
         NoTiers().check(BatchPlan(0, (), (), copies=(copy,)))
+
+
+def test_what_tiers_take(tmp_path: Path) -> None:
+    """Memory of the host that the report of memory leaves out."""
+    kv = plain_kv(torch.float32)
+    rig = Rig.of(kv, tmp_path / "pages")
+    page_bytes = sum(layer.k[0].nbytes + layer.v[0].nbytes for layer in kv)
+    assert HOST_PAGES * page_bytes <= rig.copies.host_bytes < 2 * HOST_PAGES * page_bytes
+    assert rig.copies.disk_bytes == (tmp_path / "pages").stat().st_size
+    assert Rig.of(kv, None).copies.disk_bytes == NoTiers().host_bytes == 0
+    rig.copies.close()

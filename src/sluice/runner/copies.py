@@ -39,6 +39,16 @@ class Ended(Protocol):
 class Copies(Protocol):
     """Executes the copies of plans."""
 
+    @property
+    def host_bytes(self) -> int:
+        """That the host tier takes."""
+        ...
+
+    @property
+    def disk_bytes(self) -> int:
+        """That the disk tier takes."""
+        ...
+
     def check(self, plan: BatchPlan) -> None:
         """
         Raises:
@@ -57,6 +67,8 @@ class Copies(Protocol):
 
 class NoTiers:
     """No memory but the device's."""
+
+    host_bytes = disk_bytes = 0
 
     def check(self, plan: BatchPlan) -> None:
         """See `Copies.check`."""
@@ -155,6 +167,16 @@ class TierCopies:
             results.run(lambda: _land(with_host, transport))
             with_host.arrived = results.record()
         return with_host
+
+    @property
+    def host_bytes(self) -> int:
+        """See `Copies.host_bytes`."""
+        return 0 if self._host is None else self._host.nbytes
+
+    @property
+    def disk_bytes(self) -> int:
+        """See `Copies.disk_bytes`."""
+        return 0 if self._disk is None else self._disk.nbytes
 
     def close(self) -> None:
         """See `Copies.close`."""

@@ -60,6 +60,8 @@ class DiskTier:
 
     def __init__(self, file: PageFile, told: Told) -> None:
         self.num_pages = file.layout.num_slots
+        self.nbytes = file.layout.file_bytes
+        """Of the file."""
         self._file = file
         self._told = told
         self._loads: deque[Load] = deque()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sluice.runner.allocated import tensor_bytes
 from sluice.runner.device_pages import DevicePages
 from sluice.runner.streams import DoneEvent, Event, HostBuffers
 from sluice.runner.waiting import nobody, wait_until
@@ -36,6 +37,11 @@ class HostTier:
         steps = torch.arange(words, dtype=torch.int64, device=pages.device)
         self._weights = (steps * 0x1E3779B97F4A7C16 + 0x6A09E667F3BCC909) | 1
         self._stored: dict[int, Event] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pages together."""
+        return tensor_bytes(self._slabs)
 
     def page(self, host_page: int) -> torch.Tensor:
         """The memory of a page, [parts, part_bytes] uint8."""

@@ -111,7 +111,10 @@ class TorchRunner:
     def footprint(self) -> Footprint:
         """What is allocated for keys and values, in bytes by part."""
         pool = kv_bytes(self._state.kv)
-        return Footprint(device_kv_bytes=pool, pool_bytes=pool)
+        copies = self._copies
+        return Footprint(
+            device_kv_bytes=pool, pool_bytes=pool, host_bytes=copies.host_bytes, disk_bytes=copies.disk_bytes
+        )
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> Launched:
