@@ -2,10 +2,12 @@
 
     python scripts/clients.py                 # all of them
     python scripts/clients.py curl sglang     # some
+    python scripts/clients.py guidellm vllm   # the large ones
 
-Stock packages run in an environment of their own, build/clients, made at the first run from PyPI; `--guidellm` adds
-guidellm to it, which brings some gigabytes. `openai` itself is tried in the test suite. Each client must get the same
-greedy text as the first, whole and streamed.
+Stock packages run in an environment of their own, build/clients, made at the first run from PyPI. `openai` itself is
+tried in the test suite. Each client must get the same greedy text as the first, whole and streamed. Two are left out
+unless they are named: guidellm, which brings some gigabytes, and `vllm bench serve`, which runs in the environment that
+benchmarks/peers/run.py made for vLLM.
 """
 
 from __future__ import annotations
@@ -193,13 +195,34 @@ def guidellm(target: Target) -> str:
     return ""
 
 
+def vllm(target: Target) -> str:
+    """A short run of `vllm bench serve`, over either API."""
+    program = ROOT / "build" / "peers" / "vllm" / "bin" / "vllm"
+    assert program.exists(), f"no {program}; benchmarks/peers/run.py --peer vllm makes it"
+    folder = ROOT / "src" / "sluice" / "models" / "sluice-nano"
+    os.environ["OPENAI_API_KEY"] = target.key
+    for backend, path in (("openai", "/v1/completions"), ("openai-chat", "/v1/chat/completions")):
+        output_of(
+            *(str(program), "bench", "serve", "--backend", backend, "--base-url", target.url, "--endpoint", path),
+            *("--model", "sluice", "--tokenizer", str(folder), "--dataset-name", "random", "--random-input-len", "32"),
+            *("--random-output-len", "12", "--num-prompts", "16", "--max-concurrency", "4", "--ignore-eos"),
+            *("--save-result", "--result-dir", str(ENVIRONMENT), "--result-filename", "vllm.json"),
+        )
+        result = json.loads((ENVIRONMENT / "vllm.json").read_text())
+        found = result["completed"], result["failed"], result["total_output_tokens"]
+        assert found == (16, 0, 16 * 12), f"{backend}: {found}"
+    return ""
+
+
 CLIENTS: Mapping[str, Callable[[Target], str]] = {
     "curl": curl,
     "openai": lambda target: python_client(OPENAI, target),
     "langchain": lambda target: python_client(LANGCHAIN, target),
     "sglang": sglang,
     "guidellm": guidellm,
+    "vllm": vllm,
 }
+LARGE = frozenset({"guidellm", "vllm"})
 PACKAGES = {"openai": "openai", "langchain": "langchain-openai", "guidellm": "guidellm"}
 
 
@@ -216,13 +239,12 @@ def install(names: list[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"some of: {', '.join(CLIENTS)}")
-    parser.add_argument("--guidellm", action="store_true", help="that one too")
+    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(CLIENTS)}; all but the large")
     args = parser.parse_args()
     unknown = set(args.clients) - CLIENTS.keys()
     if unknown:
         parser.error(f"unknown clients {', '.join(sorted(unknown))}; known: {', '.join(CLIENTS)}")
-    names = args.clients or [name for name in CLIENTS if name != "guidellm" or args.guidellm]
+    names = args.clients or [name for name in CLIENTS if name not in LARGE]
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     install(names)
     texts: dict[str, str] = {}
