@@ -1,7 +1,7 @@
 """Check and time everything that runs on a GPU, in under 8 minutes, on random weights in published shapes.
 
-    python benchmarks/gpu.py --json gpu.json            # on a CUDA device
-    python benchmarks/gpu.py --json trial.json --trial  # the same code on a CPU, in small: does the script work?
+    python benchmarks/gpu.py --json gpu.json --html gpu.html  # on a CUDA device
+    python benchmarks/gpu.py --json trial.json --trial        # the same code on a CPU, in small: does the script work?
 
 Every part runs in a process of its own, with a limit of time: what fails, hangs or spoils the device is recorded, and
 the others go on. The file is written anew after every part. Shapes are those of Qwen3-0.6B and Llama-3.1-8B.
@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 
+from benchmarks.on_gpu.plotted import plotted  # noqa: E402
 from benchmarks.on_gpu.setting import Setting  # noqa: E402
 
 FORMAT = "sluice-gpu-1"
@@ -76,6 +77,7 @@ PARTS: Mapping[str, Part] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="a page that plots the part interference")
     parser.add_argument("--parts", metavar="NAMES", help=f"with commas between them, of {', '.join(PARTS)}")
     parser.add_argument("--trial", action="store_true", help="on a CPU, tiny: no figure means anything")
     parser.add_argument("--here", metavar="PART", help=argparse.SUPPRESS)
@@ -93,6 +95,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--parts must be of {', '.join(PARTS)}, got {', '.join(unknown)}" if unknown else "--json FILE")
     run_in = _in_process if args.trial else _in_child
     results = run_parts(names, lambda part, left: run_in(part, setting, left), args.json)
+    if args.html is not None and "rows" in results.get("interference", {}):
+        args.html.write_text(plotted(results), encoding="utf-8")
     failed = [name for name, result in results.items() if "error" in result]
     for name, result in results.items():
         print(f"{name}: {result.get('error') or json.dumps(result.get('reached', 'done'))}")

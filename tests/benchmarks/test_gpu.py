@@ -23,7 +23,9 @@ TRIAL = Setting(torch.device("cpu"), tiny=True)
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("gpu") / "trial.json"
     names = [name for name in PARTS if "flashinfer" not in name and name != "transformers_peer"]
-    assert main(["--json", str(path), "--trial", "--parts", ",".join(names)]) == 0
+    page = path.with_suffix(".html")
+    assert main(["--json", str(path), "--html", str(page), "--trial", "--parts", ",".join(names)]) == 0
+    assert page.read_text().count("</figure>") == 2, "gaps and times to first token are plotted"
     content = json.loads(path.read_text())
     assert list(content["parts"]) == names
     return content["parts"]

@@ -114,8 +114,7 @@ def cuda_streams(device: torch.device) -> Streams:
     """Three streams of a CUDA device, behind everything that its default stream was given so far."""
     torch.cuda.synchronize(device)
     # Of a higher priority: small copies that others wait for must not queue behind a forward.
-    copying = (CudaStream(torch.cuda.Stream(device, priority=-1)) for _ in range(2))
-    inputs, results = copying
+    inputs, results = (CudaStream(torch.cuda.Stream(device, priority=-1)) for _ in range(2))
     return Streams(inputs, CudaStream(torch.cuda.Stream(device)), results)
 
 

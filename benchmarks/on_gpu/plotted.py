@@ -1,0 +1,44 @@
+"""The interference of a long prompt as a page with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.on_gpu.interference import OFF
+from benchmarks.sweep_page import Plot, page
+
+CALM, P50, P99, WORST, TTFT = "undisturbed p50", "ITL p50", "ITL p99", "ITL max", "TTFT of the prompt"
+X_LABEL = "tokens of a chunk"
+PLOTS = (
+    Plot(
+        "itl", "Gaps between tokens of decoding streams while a long prompt arrives", (CALM, P50, P99, WORST), X_LABEL
+    ),
+    Plot("ttft", "Time to first token of the long prompt", (TTFT,), X_LABEL),
+)
+
+
+def plotted(parts: Mapping[str, Mapping[str, Any]]) -> str:
+    """HTML from a run's results.
+
+    Raises:
+        ValueError: they have no interference.
+    """
+    rows = parts.get("interference", {}).get("rows")
+    if not rows:
+        raise ValueError("there is no result of the part interference to plot")
+    figures = {
+        "off" if row["chunk"] == OFF else str(row["chunk"]): {
+            CALM: row["undisturbed"]["p50"],
+            P50: row["disturbed"]["p50"],
+            P99: row["disturbed"]["p99"],
+            WORST: row["disturbed"]["max"],
+            TTFT: row["ttft_seconds"],
+        }
+        for row in rows
+    }
+    first = rows[0]
+    told = (
+        f"{first['streams']} streams decode, a prompt of {first['prompt']} tokens arrives; once for each size of chunk."
+    )
+    return page("A long prompt beside decoding streams", told, figures, PLOTS, parts.get("rates", {}))
