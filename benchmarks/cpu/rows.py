@@ -125,7 +125,6 @@ ROWS: tuple[Row, ...] = (
             Number("tokens/s", "/s", lambda summary: summary.output_per_second, 1.0),
         ],
         max_running=32,
-        ours=("--chunked-prefill-size", "64"),
     ),
 )
 
