@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -409,3 +410,36 @@ def test_keys_that_cannot_be(tmp_path: Path, content: bytes | None, said: str) -
         assert process.returncode == 2
         assert said in errors
         assert "two words" not in errors
+
+
+def completion(url: str, prompt: list[int]) -> dict[str, Any]:
+    body = {"prompt": prompt, "max_tokens": 3, "temperature": 0, "ignore_eos": True}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_an_engine_that_is_killed_leaves_its_prefixes_to_the_next_one(tmp_path: Path) -> None:
+    """A file that stays locked by a dead engine, or that the next engine begins anew; other answers than before."""
+    asked, *others = ([5 + first + number * 7 % 400 for number in range(130)] for first in range(4))
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = ["-m", "sluice", "serve", "--port", str(port), "--max-total-tokens", "512"]
+    command += ["--kv-disk", str(tmp_path / "pages"), "--kv-disk-bytes", "30000000"]
+    with server(*command) as process:
+        announced(process)
+        first = completion(url, asked)
+        for prompt in others:  # their steps carry what is left to store
+            completion(url, prompt)
+        (engine,) = processes.children(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        again = completion(url, asked)
+        assert again["choices"][0]["text"] == first["choices"][0]["text"]
+        assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 128
+        page = httpx.get(f"{url}/metrics").text
+        assert any("sluice:cached_tokens_total" in line and 'tier="disk"' in line for line in page.splitlines())
+        assert stops(process) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
