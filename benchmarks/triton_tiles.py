@@ -135,7 +135,7 @@ def try_all(work: Work, tiles: Sequence[Tiles], arch: Arch, device: torch.device
     """The table's choice and then the others, as long as there is time; fastest first."""
     q, kv, batch = batch_of(work, device)
     pad = triton.next_power_of_2(work.heads.size)
-    chosen: Tiles = decode_tiles(pad, 2) if work.decodes else extend_tiles(arch, pad, 2)
+    chosen: Tiles = decode_tiles(arch, pad, 2) if work.decodes else extend_tiles(arch, pad, 2)
     expected, _ = TritonAttention(arch).attend(q, kv, batch, scale=work.heads.size**-0.5)
     tried = []
     for each in dict.fromkeys((chosen, *tiles)):

@@ -35,11 +35,11 @@ def main(archs: list[int]) -> None:
                 kv = LayerKV(*(torch.empty(4, 64, 8, head_dim).to(stored) for _ in range(2)))
                 backend.attend(torch.empty(41, heads, head_dim, dtype=dtype), kv, batch, scale=0.1)
                 for found in compiled(extend._extend, decode._decode, decode._reduce):
-                    marks = [mark for mark in ("wgmma", "mma.sync", "cp.async.cg", "cp.async.ca") if mark in found.ptx]
+                    marks = [mark for mark in ("wgmma", "mma.sync", "cp.async.wait_group \t2;") if mark in found.ptx]
                     print(
                         f"sm{arch} {head_dim:4} {heads:3} {str(dtype)[6:]:9} {str(stored)[6:]:14} {found.name:8} "
                         f"{found.registers:4} registers, {found.spilled:5} B spilled, {found.shared / 1024:6.1f} KiB",
-                        *marks,
+                        *(mark.replace("\t", "") for mark in marks),
                         flush=True,
                     )
 

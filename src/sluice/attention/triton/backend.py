@@ -62,7 +62,7 @@ class TritonAttention:
             need_lse=need_lse,
             has_fp8=self._arch.has_fp8,
         )
-        sizes = (call.head_pad, q.element_size())
+        sizes = (self._arch, call.head_pad, q.element_size())
         decode(call, self._decode_with or decode_tiles(*sizes), self._arch)
-        extend(call, self._extend_with or extend_tiles(self._arch, *sizes))
+        extend(call, self._extend_with or extend_tiles(*sizes))
         return call.out, call.lse if need_lse else None

@@ -93,7 +93,7 @@ def extend_tiles(arch: Arch, head_pad: int, element_size: int) -> ExtendTiles:
     if element_size > 2:
         return ExtendTiles(32, 16, num_warps=4, num_stages=1)
     if head_pad > 128:
-        return ExtendTiles(128 if arch.has_wgmma else 64, 32, num_warps=8, num_stages=3)
+        return ExtendTiles(128 if arch.has_wgmma else 64, 32, num_warps=8, num_stages=3 if arch.has_large_shared else 2)
     if arch.has_wgmma:
         return ExtendTiles(128, 64, num_warps=8, num_stages=3)
     if arch.has_large_shared:
@@ -101,7 +101,12 @@ def extend_tiles(arch: Arch, head_pad: int, element_size: int) -> ExtendTiles:
     return ExtendTiles(64, 32, num_warps=4, num_stages=3)
 
 
-def decode_tiles(head_pad: int, element_size: int) -> DecodeTiles:
-    """Args: as `extend_tiles`. Three stages: page ids are fetched two tiles ahead, keys and values one."""
-    tile = 64 if head_pad <= 128 and element_size <= 2 else 32
+def decode_tiles(arch: Arch, head_pad: int, element_size: int) -> DecodeTiles:
+    """Two tiles of keys and values on their way while one is computed, and room for two such programs or more.
+
+    Args:
+        head_pad, element_size: as `extend_tiles`.
+    """
+    room = (64 if arch.has_large_shared else 32) * 1024
+    tile = min(64, max(16, room // (4 * head_pad * element_size)))
     return DecodeTiles(tile, min_tiles=2, programs_per_sm=4, num_warps=4, num_stages=3)

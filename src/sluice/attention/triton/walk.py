@@ -54,6 +54,32 @@ def tanh(x):
 
 
 @triton.jit
+def pages_of_tile(
+    table_row,
+    first,
+    stop,
+    begin,
+    end,
+    MASKED: tl.constexpr,
+    PAGE_SIZE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Page ids, int64, of the tile of keys that starts at `first`; of no meaning from `stop` on.
+
+    If a tile lies in one page it is a scalar: one look-up, and addresses in a row. Else [TILE].
+    """
+    if PAGE_SIZE % TILE == 0:
+        pages = tl.load(table_row + first // PAGE_SIZE, mask=first < stop, other=0)
+    else:
+        keys = first + tl.arange(0, TILE)
+        held = keys < stop
+        if MASKED:
+            held = held & (keys >= begin) & (keys < end)
+        pages = tl.load(table_row + keys // PAGE_SIZE, mask=held, other=0)
+    return pages.to(tl.int64)
+
+
+@triton.jit
 def tiles(
     acc,
     peak,
@@ -86,23 +112,17 @@ def tiles(
     """Fold the keys of `start`..`stop` (start a multiple of TILE) into the running state. See `walk`."""
     dims = tl.arange(0, HEAD_PAD)
     held_dims = dims < HEAD_DIM
+    # Page ids go from turn to turn. Looked up in the turn that uses them, Triton would fetch them a tile ahead, too,
+    # and keys and values one tile less: none of theirs would be on its way while a tile is computed.
+    page = pages_of_tile(table_row, start, stop, begin, end, MASKED, PAGE_SIZE, TILE)
     for first in range(start, stop, TILE):
         keys = first + tl.arange(0, TILE)
         held = (keys >= begin) & (keys < end)
-        if PAGE_SIZE % TILE == 0:
-            # The tile lies in one page: one look-up, and addresses in a row.
-            page = tl.load(table_row + first // PAGE_SIZE).to(tl.int64)
-            within = first % PAGE_SIZE + tl.arange(0, TILE)
-        elif MASKED:
-            page = tl.load(table_row + keys // PAGE_SIZE, mask=held, other=0).to(tl.int64)
-            within = keys % PAGE_SIZE
-        else:
-            page = tl.load(table_row + keys // PAGE_SIZE).to(tl.int64)
-            within = keys % PAGE_SIZE
-        offsets = within * (KV_HEADS * HEAD_DIM)
+        offsets = keys % PAGE_SIZE * (KV_HEADS * HEAD_DIM)
         k_at = k_head + (page * k_page_stride + offsets)[None, :] + dims[:, None]
         v_at = v_head + (page * v_page_stride + offsets)[:, None] + dims[None, :]
-        # What no mask holds back is never read: it may be NaN, and 0 x NaN is NaN.
+        page = pages_of_tile(table_row, first + TILE, stop, begin, end, MASKED, PAGE_SIZE, TILE)
+        # What a mask holds back may be NaN, and 0 x NaN is NaN.
         if MASKED:
             k = tl.load(k_at, mask=held[None, :] & held_dims[:, None], other=0.0)
             v = tl.load(v_at, mask=held[:, None] & held_dims[None, :], other=0.0)
