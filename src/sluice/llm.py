@@ -4,8 +4,8 @@
         for result in llm.generate(["Once", "Twice"], SamplingParams(max_tokens=32)):
             print(result.text)
 
-No child process, and no thread but that of a disk tier (`kv_disk`): the engine steps while a call here waits for tokens.
-One thread at a time may use it.
+No child process, and no thread but that of a disk tier (`kv_disk`): the engine steps while a call here waits for its
+tokens. One thread at a time may use it.
 """
 
 from __future__ import annotations
