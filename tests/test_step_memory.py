@@ -22,7 +22,7 @@ from sluice.types import SamplingParams
 from triton_device import each_device, quiet
 
 pytestmark = quiet
-CHUNK, PAGE, ROWS = 8, 4, 3
+CHUNK, PAGE, ROWS = 4, 2, 3
 OPTIONS = {"page_size": PAGE, "chunked_prefill_size": CHUNK, "max_running_requests": ROWS, "max_total_tokens": 768}
 
 
@@ -86,7 +86,7 @@ def test_a_longer_prompt_takes_no_more(folder: Path, device: torch.device) -> No
 def test_no_step_takes_more_than_the_largest(folder: Path, device: torch.device) -> None:
     """What is kept free for a step would not be enough: three requests that ask for everything, in all phases."""
     loaded = loaded_model(folder, device)
-    limits = StepLimits(ROWS, CHUNK + ROWS, loaded.spec.max_model_len)
+    limits = StepLimits(ROWS, CHUNK + ROWS, 16)
     if device.type == "cuda":
         largest = cuda_memory(trial_of(loaded), limits, (), device).step
     else:
@@ -95,10 +95,24 @@ def test_no_step_takes_more_than_the_largest(folder: Path, device: torch.device)
         state = loaded.shape.num_slots * loaded.shape.row_pages * 4
         largest = memory.peak - state
     everything = SamplingParams(
-        max_tokens=3, seed=1, top_p=0.8, frequency_penalty=0.3, logprobs=20, prompt_logprobs=20, logit_bias=((3, 1.0),)
+        max_tokens=2, seed=1, top_p=0.8, frequency_penalty=0.3, logprobs=20, prompt_logprobs=20, logit_bias=((3, 1.0),)
     )
-    submits = [Submit(number, prompt(length), everything) for number, length in enumerate((19, 5, 10))]
+    submits = [Submit(number, prompt(length), everything) for number, length in enumerate((10, 3, 5))]
     assert max(peaks(loaded, *submits)) <= largest
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_share_of_a_gpu_is_not_exceeded(folder: Path) -> None:
+    """Weights, pool and graphs, as the device itself counts them, and requests that then run in what is left."""
+    free, total = torch.cuda.mem_get_info()
+    share = round(1 - free / total, 2) + 0.1
+    options = {"model": str(folder), "device": "cuda", "mem_fraction_static": share, "max_running_requests": 64}
+    loaded = load(EngineConfig.from_options(options), progress=False)
+    loaded.runner()
+    free, total = torch.cuda.mem_get_info()
+    assert 1 - free / total <= share + 0.02
+    assert list(peaks(loaded, Submit(0, prompt(200), SamplingParams(max_tokens=2, seed=1))))
 
 
 @pytest.mark.parametrize(

@@ -346,7 +346,12 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         room = _cuda_room(config, spec, device, StepTrial(model, shape, attention, kernels, logit_ops), rows)
     else:
         room = cpu_room(free_memory(device))
-    shape = _with_pool(shape, config, spec, kv_sizes, room)
+    wanted = _pool_request(shape, config, spec, kv_sizes)
+    num_pages = pool_pages(wanted, room)
+    shape = replace(shape, num_pages=num_pages, row_pages=min(num_pages, shape.row_pages))
+    if wanted.max_total_tokens is None:
+        is_enough = num_pages == wanted.useful_pages
+        reasons["max_total_tokens"] = "all that --max-running-requests can use" if is_enough else room.told
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
@@ -462,17 +467,14 @@ def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device, *
     )
 
 
-def _with_pool(shape: DeviceShape, config: EngineConfig, spec: ModelSpec, kv_sizes: KVSizes, room: Room) -> DeviceShape:
-    """The same with as many pages as there is room for, or were asked for."""
-    wanted = PoolRequest(
+def _pool_request(shape: DeviceShape, config: EngineConfig, spec: ModelSpec, kv_sizes: KVSizes) -> PoolRequest:
+    return PoolRequest(
         page_size=shape.page_size,
         bytes_per_token=kv_sizes.token_bytes,
         max_model_len=spec.max_model_len,
         max_running_requests=shape.num_slots,
         max_total_tokens=config.cache.max_total_tokens,
     )
-    num_pages = pool_pages(wanted, room)
-    return replace(shape, num_pages=num_pages, row_pages=min(num_pages, shape.row_pages))
 
 
 def _cuda_room(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -87,6 +88,7 @@ def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int],
 def _peak(trial: StepTrial, limits: StepLimits, sampling: SamplingParams, device: torch.device) -> int:
     """Bytes that torch's allocator took more during a step than before; all of them are given back."""
     torch.cuda.synchronize(device)
+    gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
@@ -95,4 +97,5 @@ def _peak(trial: StepTrial, limits: StepLimits, sampling: SamplingParams, device
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_reserved(device) - before
     finally:
+        gc.collect()  # a step's closures may hold each other, and its tensors
         torch.cuda.empty_cache()
