@@ -1,6 +1,8 @@
 """Needles in long contexts: are they found at every depth, how long does it take, and what does it hold in memory?
 
-    python benchmarks/needles.py --lengths 16K,64K --out build/needles --option max_total_tokens=70000
+    python benchmarks/needles.py --lengths 16K,64K,256K --out build/needles --disk build/pages \\
+        --option max_total_tokens=16384 --option chunked_prefill_size=2048 --option page_size=256 \\
+        --option ring_blocks=4 --option ring_block_tokens=8192 --option stream_above=8192
 
 For each length, in a process of its own: a checkpoint that recalls exactly (`sluice.exact_recall`), one haystack with
 needles at 0, 25, 50, 75 and 100% depth, and a question for each. The first question reads the prompt, the others find
@@ -29,13 +31,18 @@ from benchmarks.long_context.page import Plot, page
 from benchmarks.long_context.reading import Task
 from sluice.bench import facts
 from sluice.exact_recall import SHAPES, RecallShape, needle_prompts, write_recall_checkpoint
+from sluice.exact_recall.construction import NUM_LAYERS
+from sluice.footprint import KVSizes
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 UNITS = {"K": 1 << 10, "M": 1 << 20}
 MIB = 1 << 20
 ROOM = 64
 """Tokens of a context beside the prompt."""
+FILE_SHARE, FILE_LEAST = 1.3, 16 << 20
+"""Of a file, for what it holds: room for its index, and for pages that are not full."""
 PREFILL, QUESTION, DECODE = "prefill, s", "later questions' TTFT, s", "a decoded token, ms"
+LOADED, HIDDEN = "loaded in prefill, GB", "of this hidden behind compute, %"
 ANON, IDLE, DEVICE_KV = "RssAnon at most, MiB", "RssAnon idle, MiB", "KV on the device, MiB"
 BENEATH, RIGHT = "KV beneath, MiB", "right, of 5"
 PLOTS = (
@@ -70,7 +77,7 @@ def option_of(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def write_task(folder: Path, checkpoint: Path, shape: RecallShape, length: int, options: dict[str, Any]) -> Path:
+def write_task(folder: Path, shape: RecallShape, length: int, options: dict[str, Any]) -> Path:
     """The task of one length as a file; of `length` tokens with the question."""
     needles = needle_prompts(shape, length, DEPTHS, seed=length)
     haystack = folder / "haystack.npy"
@@ -78,8 +85,17 @@ def write_task(folder: Path, checkpoint: Path, shape: RecallShape, length: int, 
     keys = tuple(needle.prompt[-shape.previous :] for needle in needles)
     answers = tuple(needle.answer for needle in needles)
     path = folder / "task.json"
-    path.write_text(json.dumps(asdict(Task(str(checkpoint), str(haystack), keys, answers, options))))
+    path.write_text(json.dumps(asdict(Task(str(haystack), keys, answers, options))))
     return path
+
+
+def disk_options(disk: Path | None, shape: RecallShape, length: int, dtype: str) -> dict[str, Any]:
+    """A file that holds a context of this length, if there is to be one; a new one."""
+    if disk is None:
+        return {}
+    disk.unlink(missing_ok=True)
+    kv = KVSizes(NUM_LAYERS, shape.num_kv_heads, shape.head_dim, 2 if dtype == "bfloat16" else 4)
+    return {"kv_disk": str(disk), "kv_disk_bytes": int(FILE_SHARE * (length + ROOM) * kv.token_bytes) + FILE_LEAST}
 
 
 def read_apart(task: Path) -> dict[str, Any]:
@@ -105,6 +121,8 @@ def figures_of(found: dict[str, Any]) -> dict[str, float]:
         PREFILL: first["ttft"],
         QUESTION: sum(each["ttft"] for each in later) / len(later),
         DECODE: 1000 * sum(each["decode"] for each in found["asked"]) / tokens,
+        LOADED: first["loaded"]["bytes"] / 1e9,
+        HIDDEN: 100 * max(0.0, 1 - first["loaded"]["waited"] / max(first["loaded"]["seconds"], 1e-9)),
         IDLE: found["idle_anonymous"] / MIB,
         ANON: found["peak_anonymous"] / MIB,
         DEVICE_KV: found["memory"]["device_kv_bytes"] / MIB,
@@ -116,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
         lengths = {text: tokens_of(text) for text in args.lengths.split(",")}
-        options = {"dtype": args.dtype, **dict(option_of(text) for text in args.option)}
+        options: dict[str, Any] = {"dtype": args.dtype, **dict(option_of(text) for text in args.option)}
         if not args.out.parent.is_dir():
             raise ValueError(f"--out must be in a folder that exists, got {args.out}")
         shape = replace(SHAPES[args.size], max_positions=max(max(lengths.values()) + ROOM, args.positions))
@@ -127,14 +145,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     skipped: list[str] = []
     failed = False
     with tempfile.TemporaryDirectory(prefix="sluice-needles-") as name:
-        checkpoint = write_recall_checkpoint(Path(name) / "checkpoint", shape)
+        options["model"] = str(write_recall_checkpoint(Path(name) / "checkpoint", shape))
         for label, length in lengths.items():
             if _foreseen(readings, lengths, length) > args.seconds:
                 skipped.append(label)
                 print(f"{label:>6}  left out: it would take more than {args.seconds:g} s", flush=True)
                 continue
             try:
-                readings[label] = read_apart(write_task(Path(name), checkpoint, shape, length, options))
+                own = options | disk_options(args.disk, shape, length, args.dtype)
+                readings[label] = read_apart(write_task(Path(name), shape, length, own))
             except RuntimeError as error:
                 print(f"needles: error: {label}: {error}", file=sys.stderr)
                 failed = True
@@ -190,6 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lengths", default="16K,64K,256K", help="tokens of the prompts (default: 16K,64K,256K)")
     parser.add_argument("--size", default="small", choices=SHAPES, help="of the checkpoint (default: small)")
     parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument("--disk", type=Path, metavar="FILE", help="page file of the engine; it begins empty")
     parser.add_argument("--positions", type=int, default=1 << 20, help="least context of the checkpoint (default: 1M)")
     parser.add_argument("--seconds", type=float, default=3600.0, help="most for one length (default: 3600)")
     parser.add_argument(

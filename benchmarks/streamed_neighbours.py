@@ -1,6 +1,7 @@
 """What ordinary streams feel of one prompt that is longer than the device, while it is read and while it decodes.
 
-    python benchmarks/streamed_neighbours.py --long 128K --out build/neighbours --option max_total_tokens=40000
+    python benchmarks/streamed_neighbours.py --long 128K --out build/neighbours --disk build/pages \\
+        --option max_total_tokens=32768 --option chunked_prefill_size=512 --option stream_above=16384
 
 One engine in this process, stepped by hand, over a checkpoint that recalls exactly. Some streams decode all the time:
 
@@ -19,7 +20,6 @@ import json
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
@@ -31,50 +31,21 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from benchmarks.needles import ROOM, option_of, tokens_of
-from sluice.assemble import build_engine
+from benchmarks.long_context.bandwidth import read_bandwidth
+from benchmarks.long_context.link import TimedLink
+from benchmarks.needles import ROOM, disk_options, option_of, tokens_of
+from sluice.assemble import EngineInfo, build_engine
 from sluice.bench import facts
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort, Message, Stats, Submit
+from sluice.engine.messages import Abort, Submit
 from sluice.exact_recall import SHAPES, needle_prompt, write_recall_checkpoint
-from sluice.types import Output, SamplingParams
+from sluice.runner.runner import TorchRunner
+from sluice.runner.streaming.loaders import LoadTotals
+from sluice.types import SamplingParams
 
 STREAM_TOKENS = 1000
 """Of one stream; another one takes its place."""
-
-
-class TimedLink:
-    """Keeps when each token came."""
-
-    def __init__(self) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self.times: dict[int, list[float]] = {}
-        self.ended: dict[int, str | None] = {}
-        self._inbox: deque[Message] = deque()
-
-    def put(self, message: Message) -> None:
-        self._inbox.append(message)
-
-    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
-        """What was put; a loop that has nothing to do waits a little for copies."""
-        if block and not self._inbox:
-            time.sleep(min(0.001, timeout or 0.001))
-        return [self._inbox.popleft() for _ in range(len(self._inbox))]
-
-    def post(self, message: Message) -> None:
-        self._inbox.append(message)
-
-    def send(self, outputs: Sequence[Output]) -> None:
-        now = time.perf_counter()
-        for output in outputs:
-            self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
-            self.times.setdefault(output.request_id, []).extend([now] * len(output.token_ids))
-            if output.finish_reason is not None:
-                self.ended[output.request_id] = output.error
-
-    def answer(self, stats: Stats) -> None:
-        raise AssertionError(f"nobody asked for {stats}")
 
 
 @dataclass
@@ -86,9 +57,11 @@ class Phase:
     end: float = 0.0
     gaps: list[float] = field(default_factory=list)
     """Seconds between two tokens of a stream, both of them within."""
+    loads: LoadTotals = field(default_factory=LoadTotals)
+    """Of the blocks that passed through the ring."""
 
     def as_dict(self) -> dict[str, float | int | str]:
-        """In milliseconds."""
+        """In milliseconds; loads in bytes and seconds."""
         p50, p99 = (1000 * float(np.quantile(self.gaps, q)) for q in (0.5, 0.99))
         return {
             "phase": self.name,
@@ -97,6 +70,17 @@ class Phase:
             "itl_p50_ms": p50,
             "itl_p99_ms": p99,
             "itl_max_ms": 1000 * max(self.gaps),
+            **({} if not self.loads.bytes else self._of_loads()),
+        }
+
+    def _of_loads(self) -> dict[str, float | int]:
+        loads = self.loads
+        return {
+            "loaded_bytes": loads.bytes,
+            "load_seconds": loads.seconds,
+            "waited_seconds": loads.waited,
+            "load_bytes_per_second": loads.bytes / loads.seconds,
+            "share_hidden": max(0.0, 1 - loads.waited / loads.seconds),
         }
 
 
@@ -104,6 +88,8 @@ class Run:
     """An engine, some streams, and the phases they go through."""
 
     def __init__(self, engine: Engine, link: TimedLink, streams: int, vocab_size: int, ordinary_tokens: int) -> None:
+        assert isinstance(engine.runner, TorchRunner), f"{engine.runner} loads nothing"
+        self._runner = engine.runner
         self._engine = engine
         self._link = link
         self._ids = count()
@@ -159,13 +145,17 @@ class Run:
 
     def _phase(self, name: str) -> Iterator[None]:
         """Steps until the caller breaks off."""
+        before = replace(self._runner.loads)
         self.phases.append(phase := Phase(name, time.perf_counter()))
         try:
             while True:
                 yield
                 self._step()
         finally:
-            phase.end = time.perf_counter()
+            phase.end, after = time.perf_counter(), self._runner.loads
+            phase.loads = LoadTotals(
+                after.bytes - before.bytes, after.seconds - before.seconds, after.waited - before.waited
+            )
             for request in self._streams:
                 times = [at for at in self._link.times.get(request, ()) if phase.start <= at <= phase.end]
                 phase.gaps.extend(after - before for before, after in pairwise(times))
@@ -197,6 +187,15 @@ class Run:
         return request
 
 
+def read_limit(disk: Path | None, info: EngineInfo) -> float | None:
+    """How fast one thread reads the engine's file if it does nothing else, a layer of a page at a time."""
+    if disk is None:
+        return None
+    page_size = info.config.cache.page_size
+    assert page_size is not None, f"not resolved: {info.config}"
+    return read_bandwidth(disk, page_size * info.kv_sizes.layer_token_bytes)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
@@ -209,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="sluice-neighbours-") as folder:
             write_recall_checkpoint(Path(folder), shape)
             link = TimedLink()
+            options |= disk_options(args.disk, shape, length, args.dtype)
             config = EngineConfig.from_options({"model": folder, "dtype": args.dtype, **options})
             engine, info = build_engine(config, link, progress=False)
             with closing(engine):
@@ -235,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
         "config": asdict(info.config),
         "memory": info.memory.as_dict(),
+        "read_limit_bytes_per_second": read_limit(args.disk, info),
         "versions": facts.versions(facts.IN_PROCESS_PACKAGES),
         "machine": facts.machine(),
     }
@@ -255,6 +256,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--streams", type=int, default=4, help="that decode all the time (default: 4)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of the phases without the long prompt")
     parser.add_argument("--size", default="small", choices=SHAPES, help="of the checkpoint (default: small)")
+    parser.add_argument("--disk", type=Path, metavar="FILE", help="page file of the engine; it begins empty")
     parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine, as often as needed"

@@ -8,30 +8,37 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.long_context.link import TimedLink
 from benchmarks.long_context.process import PeakMemory, anonymous_bytes
-from sluice import LLM, SamplingParams
+from sluice.assemble import build_engine
+from sluice.config import EngineConfig
+from sluice.engine.engine import Engine
+from sluice.engine.messages import Submit
+from sluice.runner.runner import TorchRunner
+from sluice.runner.streaming.loaders import LoadTotals
+from sluice.types import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
     """What to read."""
 
-    folder: str
-    """The checkpoint."""
     haystack: str
     """A file of int32, `.npy`."""
     keys: tuple[tuple[int, ...], ...]
     """Of each question: what follows the haystack."""
     answers: tuple[tuple[int, ...], ...]
     options: dict[str, Any]
-    """Of the engine."""
+    """Of the engine, its model among them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class Asked:
     ttft: float
     decode: float
     """From the first token to the last."""
+    loaded: LoadTotals
+    """What passed through the ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +62,54 @@ class Reading:
     """Bytes, when the engine stands and has read nothing."""
     peak_anonymous: int
     memory: dict[str, int]
-    """`LLM.memory_report()`"""
+    """What was allocated."""
     predicted: dict[str, int]
-    """The same for a request of this length."""
+    """What a request of this length takes."""
+
+
+class Reader:
+    """An engine that is asked one question after the other."""
+
+    def __init__(self, engine: Engine, link: TimedLink) -> None:
+        assert isinstance(engine.runner, TorchRunner), f"{engine.runner} loads nothing"
+        self._engine = engine
+        self._runner = engine.runner
+        self._link = link
+        self._ids = count()
+
+    def ask(self, haystack: npt.NDArray[np.int32], key: tuple[int, ...], answer: tuple[int, ...]) -> Asked:
+        """The prompt is made here and let go: nobody else holds a list of it.
+
+        Raises:
+            RuntimeError: the engine could not answer.
+        """
+        request, link = next(self._ids), self._link
+        before, start = replace(self._runner.loads), time.perf_counter()
+        sampling = SamplingParams(temperature=0.0, max_tokens=len(answer), seed=0)
+        link.put(Submit(request, tuple(chain(map(int, haystack), key)), sampling))
+        while request not in link.ended:
+            self._engine.step()
+        if (error := link.ended[request]) is not None:
+            raise RuntimeError(error)
+        tokens, times, after = tuple(link.tokens[request]), link.times[request], self._runner.loads
+        loaded = LoadTotals(after.bytes - before.bytes, after.seconds - before.seconds, after.waited - before.waited)
+        return Asked(tokens == answer, times[0] - start, times[-1] - times[0], loaded)
 
 
 def read(task: Task) -> Reading:
     """Ask all questions, one after the other; the first finds nothing in the cache."""
     haystack: npt.NDArray[np.int32] = np.load(task.haystack, mmap_mode="r")
     length = len(haystack) + len(task.keys[0]) + max(len(answer) for answer in task.answers)
-    with LLM(task.folder, **task.options) as llm:
+    link = TimedLink()
+    engine, info = build_engine(EngineConfig.from_options(task.options), link, progress=False)
+    with closing(engine):
+        reader = Reader(engine, link)
         idle = anonymous_bytes()
         with PeakMemory() as memory:
-            asked = tuple(_ask(llm, haystack, key, answer) for key, answer in zip(task.keys, task.answers, strict=True))
-        return Reading(asked, idle, memory.peak, llm.memory_report(), llm.memory_report(length))
-
-
-def _ask(llm: LLM, haystack: npt.NDArray[np.int32], key: tuple[int, ...], answer: tuple[int, ...]) -> Asked:
-    """The prompt is made here and let go: a list of each would be megabytes that no server holds."""
-    prompt = (*map(int, haystack), *key)
-    sampling = SamplingParams(temperature=0.0, max_tokens=len(answer))
-    times: list[float] = []
-    tokens: list[int] = []
-    start = time.perf_counter()
-    for piece in llm.stream(prompt, sampling):
-        if piece.token_id is not None:
-            times.append(time.perf_counter())
-            tokens.append(piece.token_id)
-    return Asked(tuple(tokens) == answer, times[0] - start, times[-1] - times[0])
+            asked = tuple(
+                reader.ask(haystack, key, answer) for key, answer in zip(task.keys, task.answers, strict=True)
+            )
+    return Reading(asked, idle, memory.peak, info.memory.as_dict(), info.predicted_memory(length).as_dict())
 
 
 def main() -> None:

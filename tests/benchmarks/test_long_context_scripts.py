@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import needles, streamed_neighbours
+from benchmarks.long_context.bandwidth import read_bandwidth
 from benchmarks.long_context.process import PeakMemory, anonymous_bytes
 
 
@@ -58,6 +59,15 @@ def test_anonymous_memory_is_seen() -> None:
         block.write(bytes(64 << 20))
         assert anonymous_bytes() - before == pytest.approx(64 << 20, rel=0.5)
     assert memory.peak >= before
+
+
+def test_read_bandwidth(tmp_path: Path) -> None:
+    """A limit that counts bytes which were not read, or a file too short to read from for ever."""
+    file = tmp_path / "pages"
+    file.write_bytes(bytes(3 << 20))
+    assert read_bandwidth(file, 1 << 20, seconds=0.01) > 1 << 20
+    with pytest.raises(ValueError, match="must hold at least 4194304 bytes, it has 3145728"):
+        read_bandwidth(file, 4 << 20)
 
 
 def test_no_anonymous_memory(tmp_path: Path) -> None:

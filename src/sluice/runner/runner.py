@@ -44,6 +44,7 @@ from sluice.runner.model import Model
 from sluice.runner.sampling_table import HostSampling
 from sluice.runner.staging import Arrived
 from sluice.runner.step_with_copies import CopiesOnly, FailedStep, Launched, WithCopies
+from sluice.runner.streaming.loaders import LoadTotals
 from sluice.runner.streaming.rows import NoStreams, StreamedWork, Streams, ordinary, run_parts, with_streamed
 from sluice.runner.transport import Transport, transport_for
 from sluice.runner.waiting import nobody
@@ -115,6 +116,11 @@ class TorchRunner:
         return Footprint(
             device_kv_bytes=pool, pool_bytes=pool, host_bytes=copies.host_bytes, disk_bytes=copies.disk_bytes
         )
+
+    @property
+    def loads(self) -> LoadTotals:
+        """What passed through the ring so far."""
+        return self._streams.totals
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> Launched:

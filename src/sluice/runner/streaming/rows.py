@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from sluice.runner.inputs import HostBatch, Ints
+from sluice.runner.streaming.loaders import LoadTotals
 from sluice.runner.streaming.streamer import StreamFailed
 from sluice.types import BatchPlan, Chunk, RowError, StreamPart
 
@@ -29,6 +30,11 @@ class Streams(Protocol):
         """Hidden states of NaN, in the place of those of a chunk that failed."""
         ...
 
+    @property
+    def totals(self) -> LoadTotals:
+        """What passed through the ring so far."""
+        ...
+
 
 class NoStreams:
     """Every context fits the device."""
@@ -41,6 +47,11 @@ class NoStreams:
 
     def failed(self, part: StreamPart) -> torch.Tensor:
         raise StreamFailed("there is no ring")
+
+    @property
+    def totals(self) -> LoadTotals:
+        """See `Streams.totals`."""
+        return LoadTotals()
 
 
 @dataclass(frozen=True, slots=True)
