@@ -19,19 +19,24 @@ from sluice.server.patience import PatientProtocol
 HEAD = b"GET /version HTTP/1.1\r\nHost: test\r\n"
 
 
+REFUSED = b"POST /nowhere HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\n"
+
+
 class Impatient(PatientProtocol):
     head_seconds = 0.05
+    linger_seconds = 0.05
 
 
 class Patient(PatientProtocol):
     head_seconds = 1000.0
+    linger_seconds = 1000.0
 
 
 @asynccontextmanager
 async def connected(
     protocol: type[PatientProtocol] = Impatient,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    config = uvicorn.Config(create_app(Backend()), log_config=None, lifespan="off")
+    config = uvicorn.Config(create_app(Backend()), log_config=None, lifespan="off", timeout_keep_alive=1000)
     config.load()
     server = await asyncio.get_running_loop().create_server(
         lambda: protocol(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
@@ -74,6 +79,31 @@ def test_a_whole_head_is_answered_in_pieces_too() -> None:
             for byte in HEAD + b"\r\n":
                 writer.write(bytes([byte]))
                 await asyncio.sleep(0)
+            assert b"200 OK" in await reader.readuntil(b"}")
+
+    run(test)
+
+
+def test_a_body_that_drips_on_after_the_answer_is_given_up() -> None:
+    """uvicorn's limit for idle connections begins anew with every byte, so whoever was refused, for having no key even,
+    could hold a connection for ever."""
+
+    async def test() -> None:
+        async with connected() as (reader, writer):
+            writer.write(REFUSED + b"12345")
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 404")
+            assert answer.endswith(b"}"), "the answer was cut"
+
+    run(test)
+
+
+def test_who_sends_the_rest_of_it_may_stay() -> None:
+    async def test() -> None:
+        async with connected(Patient) as (reader, writer):
+            writer.write(REFUSED + b"12345")
+            assert b"404" in await reader.readuntil(b"}}")
+            writer.write(b"67890" + HEAD + b"\r\n")
             assert b"200 OK" in await reader.readuntil(b"}")
 
     run(test)

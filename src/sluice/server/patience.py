@@ -1,4 +1,5 @@
-"""HTTP connections that are not waited for for ever: a request's head must arrive within a time, too."""
+"""HTTP connections that are not waited for for ever: a request's head must arrive within a time, and so must what is left
+of its body once it was answered."""
 
 from __future__ import annotations
 
@@ -12,14 +13,19 @@ from sluice.server.errors import bad_request
 
 HEAD_SECONDS = 20.0
 """For the head of a request, from the connection or from its first byte on. A body has its own limit (`body`)."""
+LINGER_SECONDS = 10.0
+"""For the rest of a body after the answer. Whoever is still sending when the connection is closed may not see it."""
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, with a limit on the time a head may take. It knows one for idle connections only, so a client
-    that sends a header a minute would hold its connection, and a file descriptor, for ever."""
+    """uvicorn's HTTP/1.1, with a limit on the time a head may take, or a body that nobody wants any more. It knows one
+    for idle connections only, so a client that sends a byte now and then would hold its connection, and a file
+    descriptor, for ever: without a key, too."""
 
     head_seconds = HEAD_SECONDS
+    linger_seconds = LINGER_SECONDS
     _timer: asyncio.TimerHandle | None = None
+    _lingering: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -32,8 +38,15 @@ class PatientProtocol(H11Protocol):
         elif self._timer is None:
             self._timer = self.loop.call_later(self.head_seconds, self._give_up)
 
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_dripping():
+            self._stop_lingering()
+            self._lingering = self.loop.call_later(self.linger_seconds, self._stop_listening)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_waiting()
+        self._stop_lingering()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
@@ -56,6 +69,20 @@ class PatientProtocol(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _is_dripping(self) -> bool:
+        """The request was answered, and is not all there."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
+
+    def _stop_lingering(self) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._lingering = None
+
+    def _stop_listening(self) -> None:
+        self._lingering = None
+        if self._is_dripping():
+            self.transport.close()
 
     def _give_up(self) -> None:
         self._timer = None
