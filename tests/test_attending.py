@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -168,3 +169,25 @@ def test_poison_harms_nobody() -> None:
         expected = [result.token_ids for result in llm.generate([[10, 11, 12]] * 3, GREEDY)]
     with LLM(**SMALL, enable_overlap=True, poison_unread=True) as llm:
         assert [result.token_ids for result in llm.generate([[10, 11, 12]] * 3, GREEDY)] == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("name", ["triton", "flashinfer"])
+def test_a_gpu_gives_the_tokens_of_the_reference(name: str, graphs: bool, overlap: bool) -> None:
+    """Replays, two steps in flight, and kernels of our own, all in one engine; FlashInfer where it is."""
+    if name == "flashinfer" and find_spec("flashinfer") is None:
+        pytest.skip("no FlashInfer here")
+    dtype = "float32" if name == "triton" else "bfloat16"
+    options = {"max_total_tokens": 4096, "page_size": 64, "device": "cuda", "dtype": dtype, "max_running_requests": 4}
+    prompts = [[10 + i, 11, 12, 13 + i] * (3 * i + 1) for i in range(7)]
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    with LLM(**options, attention_backend="reference") as llm:
+        expected = [result.token_ids for result in llm.generate(prompts, params)]
+    mode = {"enable_overlap": overlap, "disable_cuda_graph": not graphs, "poison_unread": True}
+    with LLM(**options, **mode, attention_backend=name) as llm:
+        found = [result.token_ids for result in llm.generate(prompts, params)]
+    same = sum(a == b for a, b in zip(found, expected, strict=True))
+    assert same == len(prompts) if dtype == "float32" else same >= len(prompts) - 2, "bfloat16 may tie"

@@ -45,7 +45,8 @@ def config_of(name: str, *, tiny: bool = False) -> dict[str, Any]:
 def random_model(config: dict[str, Any], dtype: torch.dtype, device: torch.device, seed: int = 0) -> CausalLM:
     """A model with normal weights that keep the size of what they multiply, and norms of ones.
 
-    Embeddings are small beside what the layers add, so that what comes out depends on all that came before.
+    Embeddings are small beside what the layers add, so that what comes out depends on all that came before. All weights
+    are values of bfloat16, so that models of two types are the same model.
     """
     (architecture,) = config["architectures"]
     checkpoint = CheckpointConfig(architecture, Fields(config, "config.json"), None, ())
@@ -54,9 +55,11 @@ def random_model(config: dict[str, Any], dtype: torch.dtype, device: torch.devic
     generator = torch.Generator(device).manual_seed(seed)
     filled = {}
     for name, parameter in model.named_parameters():
-        weight = torch.empty(parameter.shape, dtype=dtype, device=device)
-        std = EMBEDDING_STD if "embed" in name or "head" in name else weight.shape[-1] ** -0.5
-        filled[name] = weight.normal_(0, std, generator=generator) if weight.dim() > 1 else weight.fill_(1.0)
+        weight = torch.ones(parameter.shape, device=device)
+        if weight.dim() > 1:
+            std = EMBEDDING_STD if "embed" in name or "head" in name else weight.shape[-1] ** -0.5
+            weight.normal_(0, std, generator=generator)
+        filled[name] = weight.to(torch.bfloat16).to(dtype)
     model.load_state_dict(filled, assign=True)
     model.requires_grad_(False)
     filled.clear()

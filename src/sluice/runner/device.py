@@ -113,31 +113,38 @@ class DeviceState:
                 plan,
                 f"a history of tokens {low}..{high} of {self.shape.vocab_size}",
             )
-        for slot in fresh | used:
-            _require(0 <= slot < self.shape.num_slots, plan, f"slot {slot} of {self.shape.num_slots}")
+        slots = fresh | used
+        if slots and not 0 <= min(slots) <= max(slots) < self.shape.num_slots:
+            wrong = next(slot for slot in slots if not 0 <= slot < self.shape.num_slots)
+            raise PlanError(f"plan of step {plan.step} cannot run: slot {wrong} of {self.shape.num_slots}")
         for chunk in plan.chunks:
-            self._check_chunk(plan, chunk, chunk.slot in fresh)
+            problem = self._problem_of(chunk, chunk.slot in fresh)
+            if problem is not None:
+                raise PlanError(f"plan of step {plan.step} cannot run: {problem}")
 
-    def _check_chunk(self, plan: BatchPlan, chunk: Chunk, is_fresh: bool) -> None:
-        shape = self.shape
-        _require(is_fresh or bool(self._filled[chunk.slot]), plan, f"slot {chunk.slot} was never filled")
-        _require(chunk.length >= 1 and chunk.start >= 0, plan, f"bounds of {chunk}")
-        short_by = chunk.length - len(chunk.token_ids)
-        _require(short_by in (0, 1), plan, f"{len(chunk.token_ids)} token ids for length {chunk.length}")
-        if chunk.token_ids:
-            low, high = min(chunk.token_ids), max(chunk.token_ids)
-            _require(low >= 0 and high < shape.vocab_size, plan, f"token ids {low}..{high} of {shape.vocab_size}")
-        if chunk.targets:
-            low, high = min(chunk.targets), max(chunk.targets)
-            _require(low >= 0 and high < shape.vocab_size, plan, f"targets {low}..{high} of {shape.vocab_size}")
-            _require(len(chunk.targets) <= chunk.length, plan, f"{len(chunk.targets)} targets of {chunk.length} tokens")
-        if chunk.new_pages:
-            low, high = min(chunk.new_pages), max(chunk.new_pages)
-            _require(low >= 0 and high < shape.num_pages, plan, f"pages {low}..{high} of {shape.num_pages}")
-        held = 0 if is_fresh else int(self.page_table.lengths[chunk.slot])
-        pages = held + len(chunk.new_pages)
-        _require(pages <= shape.row_pages, plan, f"{pages} pages in a row of {shape.row_pages}")
-        _require(chunk.end <= pages * shape.page_size, plan, f"{pages} pages do not hold {chunk.end} tokens")
+    def _problem_of(self, chunk: Chunk, is_fresh: bool) -> str | None:
+        """What is wrong with a chunk of a slot that there is. Hundreds of decodes go through here every step."""
+        shape, ids, new_pages, targets = self.shape, chunk.token_ids, chunk.new_pages, chunk.targets
+        if not (is_fresh or self._filled[chunk.slot]):
+            return f"slot {chunk.slot} was never filled"
+        if chunk.length < 1 or chunk.start < 0:
+            return f"bounds of {chunk}"
+        if not 0 <= chunk.length - len(ids) <= 1:
+            return f"{len(ids)} token ids for length {chunk.length}"
+        if ids and not 0 <= min(ids) <= max(ids) < shape.vocab_size:
+            return f"token ids {min(ids)}..{max(ids)} of {shape.vocab_size}"
+        if targets and not 0 <= min(targets) <= max(targets) < shape.vocab_size:
+            return f"targets {min(targets)}..{max(targets)} of {shape.vocab_size}"
+        if len(targets) > chunk.length:
+            return f"{len(targets)} targets of {chunk.length} tokens"
+        if new_pages and not 0 <= min(new_pages) <= max(new_pages) < shape.num_pages:
+            return f"pages {min(new_pages)}..{max(new_pages)} of {shape.num_pages}"
+        pages = len(new_pages) if is_fresh else int(self.page_table.lengths[chunk.slot]) + len(new_pages)
+        if pages > shape.row_pages:
+            return f"{pages} pages in a row of {shape.row_pages}"
+        if chunk.start + chunk.length > pages * shape.page_size:
+            return f"{pages} pages do not hold {chunk.end} tokens"
+        return None
 
     def apply(self, plan: BatchPlan) -> StateChanges:
         """Take over new slots and pages of a checked plan on the host, and say what is left for the device."""
