@@ -452,12 +452,6 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/tiers.py",
-        "if node.below is None or not node.below.is_stored or node.below.is_loading:",
-        "if node.below is None or not node.below.is_stored:",
-        "two requests load the same page",
-    ),
-    (
-        "kv/tiers.py",
         "found if len(found) >= self.limits.load_back_pages else []",
         "found",
         "a single page is loaded, though it is computed faster",

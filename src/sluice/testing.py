@@ -106,7 +106,7 @@ class ShadowTiers:
     where it went, and so does one that has not ended.
 
     Args:
-        draw: chance, by which copies with the disk end and fail; None: all end at once, and well.
+        draw: chance, by which copies with the disk end and fail; None: all end with their step, and well.
         post: is told of copies with the disk that have ended.
         fails: share of copies that fail.
     """
@@ -139,7 +139,7 @@ class ShadowTiers:
                 self._under_way.append((copy, content))
             else:
                 done.append(self._end(copy, content, device))
-        if self._draw is None or self._draw.random() < 0.2:
+        if self._draw is None:
             done += self._ended(device)
         return tuple(done)
 

@@ -555,8 +555,8 @@ class BatchResult:
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Per chunk with targets, in plan order: one for each target."""
     copies: tuple[CopyDone, ...] = ()
-    """Copies that have ended: all of the plan's own between device and host, and such of those with the disk, of any
-    plan, as were not told otherwise (`engine.messages.Copied`)."""
+    """How the plan's copies between device and host ended. Those with the disk are told otherwise, since they end whenever
+    they do (`engine.messages.Copied`)."""
     part_errors: tuple[RowError, ...] = ()
     """Streamed work that failed: `row` indexes `plan.parts`."""
 

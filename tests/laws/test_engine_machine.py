@@ -11,28 +11,30 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from scenarios import Scenario, run, scenarios
-from sluice.engine.messages import Abort, Submit
+from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.testing import Faults, FaultyRunner
-from worlds import Bench, World, check_ends, enough_steps, submits, worlds
+from worlds import SlowDisk, World, check_ends, enough_steps, submits, worlds
 
 MAX_REQUESTS = 10
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Submit, abort, step, in any order; at the end everything must drain and match the oracle."""
+    """Submit, abort, flush, step, in any order, with a disk that takes its time; at the end everything must drain and
+    match the oracle."""
 
     @initialize(world=worlds(), faulty=st.booleans(), data=st.data())
     def build(self, world: World, faulty: bool, data: st.DataObject) -> None:
         self.faulty = faulty
         self.sent: dict[int, Submit] = {}
-        runner = world.shadow()
         launches = st.integers(0, 40)
         faults = Faults(
             launch_raises=data.draw(st.frozensets(launches, max_size=2)) if faulty else frozenset(),
             wait_raises=data.draw(st.frozensets(launches, max_size=2)) if faulty else frozenset(),
             row_fails=data.draw(st.dictionaries(launches, st.integers(0, 4), max_size=2)) if faulty else {},
         )
-        self.bench = Bench.of(world, FaultyRunner(runner, faults))
+        chance = data.draw(st.randoms(use_true_random=False))
+        self.disk = SlowDisk(world, chance, lambda shadow: FaultyRunner(shadow, faults))
+        self.bench = self.disk.bench()
 
     @precondition(lambda self: len(self.sent) < MAX_REQUESTS)
     @rule(data=st.data())
@@ -50,28 +52,32 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def submit_twice(self) -> None:
         """The same id again is ignored while the first lives, and the first is not disturbed."""
-        self.bench.engine.step()
+        self.bench.step()
         last = self.sent[max(self.sent)]
         if last.request_id in self.bench.scheduler.state.requests:
             self.bench.link.put(last)
-            self.bench.engine.step()
+            self.bench.step()
 
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
         for _ in range(count):
-            self.bench.engine.step()
+            self.bench.step()
+
+    @rule()
+    def flush(self) -> None:
+        self.bench.link.put(FlushCache(0))
 
     @precondition(lambda self: not self.bench.engine.in_flight)
     @rule()
     def lose_the_device(self) -> None:
         """With nothing in flight the device's state may vanish, and every request goes on where it was."""
         self.bench.scheduler.forget_device()
-        self.bench.engine.runner = self.bench.world.shadow()
+        self.disk.replace(self.bench)
 
     def teardown(self) -> None:
         if not hasattr(self, "bench"):
             return
-        self.bench.engine.step()
+        self.bench.step()
         self.bench.drain(enough_steps(self.sent))
         check_ends(self.bench, self.sent, faults=self.faulty)
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from sluice.engine.messages import Submit
 from sluice.engine.protocols import Pending, Runner
 from sluice.testing import resolved
-from sluice.types import BatchPlan, SchedulerLimits
+from sluice.types import BatchPlan, SchedulerLimits, TierLimits
 from worlds import Bench, World, check_ends, enough_steps, submits
 
 SMALL = World(SchedulerLimits("mixed", 4, 12, 4, 0), num_pages=16, page_size=2)
@@ -31,6 +32,17 @@ MODES = [
         [(16, 2), (48, 1), (8, 4)],
         [True, False],
     )
+]
+
+BEHIND = [
+    TierLimits(disk_pages=40, write_policy="write-through"),
+    TierLimits(disk_pages=9, write_policy="write-back", copies_per_step=2, copies_in_flight=4),
+    TierLimits(host_pages=3, disk_pages=20, write_policy="write-through", copies_per_step=3, load_back_pages=2),
+    TierLimits(host_pages=6, write_policy="selective"),
+]
+TIERED = [
+    replace(world, tiers=BEHIND[number % len(BEHIND)])
+    for number, world in enumerate([world for world in MODES if world.prefix_caching and world.num_pages < 48][::3])
 ]
 
 
@@ -68,6 +80,16 @@ def test_all_modes_give_the_oracles_tokens(data: st.DataObject) -> None:
         play(world, requests)
 
 
+@settings(max_examples=3)
+@given(data=st.data())
+def test_modes_with_tiers_give_the_oracles_tokens(data: st.DataObject) -> None:
+    """The same in every mode with pages on the host and on the disk, asked for by everybody twice."""
+    requests = [data.draw(submits(SMALL, request_id)) for request_id in range(4)]
+    requests += [replace(request, request_id=4 + request.request_id) for request in requests]
+    for world in TIERED:
+        play(world, requests, gap=4)
+
+
 def digest(plans: Sequence[BatchPlan]) -> str:
     return hashlib.sha256(repr(plans).encode()).hexdigest()
 
@@ -78,7 +100,8 @@ def fixed_requests() -> list[Submit]:
 
 
 def digest_of_every_mode() -> str:
-    return digest([plan for world in MODES[:: len(MODES) // 24] for plan in play(world, fixed_requests())[1]])
+    worlds = [*MODES[:: len(MODES) // 24], *TIERED[::4]]
+    return digest([plan for world in worlds for plan in play(world, fixed_requests())[1]])
 
 
 def test_the_same_events_give_the_same_plans() -> None:

@@ -18,6 +18,8 @@ from worlds import World
 
 LONG = prompt(1, 25)
 """Six full pages of four tokens, and one token that is always computed."""
+LONGER = prompt(1, 6 * 64 + 1)
+"""The same in pages of 64."""
 
 
 def evicted(bench: TierBench) -> None:
@@ -26,10 +28,10 @@ def evicted(bench: TierBench) -> None:
     bench.ask(1, prompt(2, 29))
 
 
-def restarted(world: World, **changes: Any) -> TierBench:
-    """An engine whose disk holds LONG from a life before."""
+def restarted(world: World, first: list[int] = LONG, **changes: Any) -> TierBench:
+    """An engine whose disk holds six pages from a life before."""
     before = TierBench(world)
-    before.ask(0, LONG)
+    before.ask(0, first)
     bench = TierBench(replace(world, **changes), before.disk.tiers.crash())
     bench.inherit(before)
     assert bench.taken == 6
@@ -99,6 +101,42 @@ def test_selective_stores_what_is_used_again() -> None:
     bench.check()
 
 
+def test_selective_lets_go_what_nobody_used_again() -> None:
+    bench = TierBench(world_of(write_policy="selective"))
+    evicted(bench)
+    assert bench.stores() == []
+    assert bench.ask(2, LONG).num_cached_tokens == 0
+    bench.check()
+
+
+def test_what_the_host_has_no_room_for_goes_to_the_disk() -> None:
+    """It is the last copy: given up, it would be computed again although there is room further down."""
+    bench = TierBench(world_of(host_pages=7, write_policy="write-back"))
+    evicted(bench)
+    bench.ask(2, prompt(4, 29))
+    last = bench.ask(3, LONG)
+    assert last.num_cached_tokens == 24
+    assert last.num_disk_tokens > 0
+    assert (Tier.HOST, Tier.DISK) in {(copy.source, copy.target) for copy in bench.stores()}
+    bench.check()
+
+
+def test_what_is_being_read_is_not_overwritten() -> None:
+    """A tier that is full makes room, but not where a load has not ended."""
+    bench = restarted(world_of(num_pages=24, disk_pages=7))
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.step()
+    bench.put(2, prompt(2, 13))
+    bench.step(10)
+    assert len(bench.bench.link.tokens(2)) == 2
+    bench.pace.is_stuck = False
+    bench.bench.drain(50)
+    assert bench.bench.link.end(1).num_disk_tokens == 24
+    assert bench.bench.scheduler.occupancy().tiers[0].failed_loads == 0
+    bench.check()
+
+
 def test_write_back_stores_what_is_evicted() -> None:
     bench = TierBench(world_of(write_policy="write-back"))
     bench.ask(0, LONG)
@@ -153,6 +191,25 @@ def test_who_leaves_while_it_loads_leaves_at_once() -> None:
     bench.bench.drain(50)
     last = bench.ask(3, LONG)
     assert (last.num_cached_tokens, last.num_disk_tokens) == (24, 0)
+    bench.check()
+
+
+def test_what_comes_for_nobody_behind_what_has_left_is_given_back() -> None:
+    """A load whose request went away does not keep the beginning of the prompt on the device."""
+    bench = TierBench(world_of(num_pages=10))
+    bench.ask(0, LONG)
+    bench.ask(1, prompt(2, 17))
+    bench.pace.is_stuck = True
+    bench.put(2, LONG)
+    bench.step()
+    assert 0 < len(bench.loads()) < 6
+    bench.bench.link.put(Abort(2))
+    bench.put(3, prompt(4, 21))
+    bench.step(10)
+    assert bench.bench.link.end(3).finish_reason is FinishReason.LENGTH
+    bench.pace.is_stuck = False
+    bench.step(3)
+    assert bench.ask(4, LONG).num_cached_tokens == 24
     bench.check()
 
 
@@ -353,3 +410,33 @@ class SleepyLink(ManualLink):
     def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
         self.waits.append((block, timeout))
         return super().receive(block=block, timeout=timeout)
+
+
+def test_a_newcomer_is_counted_with_all_it_may_need_beside_what_is_loaded() -> None:
+    """Very long outputs are counted in part, elsewhere: here the rest may be pages that only a disk can give back."""
+    bench = restarted(world_of(num_pages=80, page_size=64, chunk=512), first=LONGER)
+    bench.pace.is_stuck = True
+    bench.put(1, LONGER)
+    bench.step()
+    bench.put(2, prompt(2, 9), 5000)
+    bench.put(3, prompt(4, 9), 2)
+    bench.step(2)
+    state = bench.bench.scheduler.state
+    assert [state.requests[i].place for i in (1, 2)] == [Place.LOADING, Place.WAITING]
+    bench.pace.is_stuck = False
+    bench.step(4)
+    assert state.requests[2].place is Place.DECODING
+    bench.bench.link.put(Abort(2))
+    bench.bench.drain(50)
+    bench.check()
+
+
+@pytest.mark.parametrize("faults", [Faults(wait_raises=frozenset({1})), Faults(launch_raises=frozenset({1}))])
+def test_copies_of_a_failed_step_end_with_it(faults: Faults) -> None:
+    """With the host they will never be told of; with the disk they will, but only if they were begun."""
+    bench = TierBench(world_of(host_pages=20), faults=faults)
+    bench.put(0, LONG)
+    bench.bench.drain(50)
+    assert not bench.bench.scheduler.awaits_copies
+    assert bench.ask(1, LONG).finish_reason is FinishReason.LENGTH
+    bench.check(faults=True)

@@ -190,7 +190,8 @@ class LowerTiers(Protocol):
         ...
 
     def loadable(self, nodes: Iterator[Node]) -> list[Node]:
-        """As many of these nodes, from the first one on, as can be loaded; none if they are too few to bother."""
+        """As many of these nodes, from the first one on, as can be loaded; none if they are too few to bother. None of
+        them is being loaded: who wants such a page waits for it (`is_loading`)."""
         ...
 
     def is_loading(self, nodes: Iterator[Node]) -> bool:
@@ -378,7 +379,7 @@ class Tiers:
         """As many of these nodes, from the first one on, as can be loaded."""
         found: list[Node] = []
         for node in nodes:
-            if node.below is None or not node.below.is_stored or node.below.is_loading:
+            if node.below is None or not node.below.is_stored:
                 break
             found.append(node)
         return found if len(found) >= self.limits.load_back_pages else []
