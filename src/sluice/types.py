@@ -555,8 +555,8 @@ class BatchResult:
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Per chunk with targets, in plan order: one for each target."""
     copies: tuple[CopyDone, ...] = ()
-    """How the plan's copies between device and host ended. Those with the disk are told otherwise, since they end whenever
-    they do (`engine.messages.Copied`)."""
+    """How the plan's copies between device and host ended. Those with the disk end whenever they do, and are told of by
+    `engine.messages.Copied`."""
     part_errors: tuple[RowError, ...] = ()
     """Streamed work that failed: `row` indexes `plan.parts`."""
 
