@@ -19,6 +19,8 @@ PACKAGE = Path(__file__).parent.parent / "src" / "sluice"
 FILES = (
     "kv/pages.py",
     "kv/prefix.py",
+    "kv/slots.py",
+    "kv/tiers.py",
     "kv/manager.py",
     "scheduler/request.py",
     "scheduler/queue.py",
@@ -29,6 +31,7 @@ FILES = (
     "scheduler/reserve.py",
     "scheduler/twins.py",
     "scheduler/prefill.py",
+    "scheduler/loading.py",
     "scheduler/fair.py",
     "scheduler/passes.py",
     "scheduler/scheduler.py",

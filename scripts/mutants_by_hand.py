@@ -391,7 +391,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "no page is what was stored, so all are computed again",
     ),
     (
-        "kv/tiers.py",
+        "kv/slots.py",
         "if below is None or below.gone or below.is_read:",
         "if below is None or below.gone:",
         "a page that is being read is overwritten",

@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from sluice.kv.flights import Load
 from sluice.kv.prefix import Node
-from sluice.kv.tiers import Load, Slots
+from sluice.kv.slots import Slots
 from sluice.scheduler import laws
 from sluice.scheduler.laws import LawBroken
 from sluice.scheduler.state import SchedulerState

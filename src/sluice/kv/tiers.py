@@ -18,132 +18,22 @@ load or a page that stays on the device, and else is lost: it will be computed a
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Protocol
 
 from sluice.kv.below import NOWHERE, Below
-from sluice.kv.pages import PagePool
+from sluice.kv.flights import Load, LoadedPage, Store, StreamStore
 from sluice.kv.prefix import Node, PrefixTree
+from sluice.kv.slots import Slots
 from sluice.kv.streams import StreamLease
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse
 
 DIGEST_BYTES = 16
 SELECTIVE_HITS = 1
 """Times a page was taken from the cache before the policy `selective` stores it."""
-
-
-@dataclass(slots=True, eq=False)
-class Load:
-    """Nodes on their way to the device, in the tree's order, and the pages they are to have.
-
-    Nobody else holds the pages. Whoever asked for it may leave; then what was not begun is given up.
-    """
-
-    nodes: list[Node]
-    pages: list[int]
-    sources: list[tuple[int, int]]
-    """Of each node the tier, by its place, and the page there."""
-    begun: int = 0
-    """Copies planned, of the first ones."""
-    open: int = 0
-    """Of these, how many have not ended."""
-    failed: set[int] = field(default_factory=set)
-    """Which of them failed."""
-    is_over: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Store:
-    """A copy of a node on its way down."""
-
-    node: Node
-    tier: int
-    slot: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StreamStore:
-    """A copy of a streamed request's page on its way down."""
-
-    stream: StreamLease
-    index: int
-    """Of the page in its context."""
-    source: int
-    """On the device."""
-    place: int
-    """Of the tier."""
-    slot: int
-    key: PageKey | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LoadedPage:
-    """One copy of a load."""
-
-    load: Load
-    index: int
-
-
-class Slots:
-    """The pages of one tier: who has them, and who gives one up."""
-
-    def __init__(self, place: int, tier: Tier, num_pages: int) -> None:
-        self.place = place
-        self.tier = tier
-        self.pool = PagePool(num_pages)
-        self.checksums = [0] * num_pages
-        self.num_stored = self.num_failed_stores = self.num_loaded = self.num_failed_loads = self.num_lost = 0
-        self._leaves: list[tuple[int, int, Node]] = []
-        """Heap of (used, number of the offer, node): who may go. Stale entries are skipped when they come up."""
-        self._offers = 0
-
-    def offer(self, node: Node) -> None:
-        """A node that has no child on this tier: it may go."""
-        if not self._may_go(node):
-            return
-        self._offers += 1
-        heapq.heappush(self._leaves, (node.used, self._offers, node))
-        if len(self._leaves) > 2 * self.pool.num_pages + 64:
-            nodes = {id(entry[2]): entry[2] for entry in self._leaves if self._may_go(entry[2])}
-            self._leaves = [(entry.used, number, entry) for number, entry in enumerate(nodes.values())]
-            heapq.heapify(self._leaves)
-
-    def least_recent(self) -> Node | None:
-        """Whoever may go and was used least recently."""
-        while self._leaves:
-            used, _, node = heapq.heappop(self._leaves)
-            if self._may_go(node):
-                if node.used == used:
-                    return node
-                self.offer(node)
-        return None
-
-    def is_offered(self, node: Node) -> bool:
-        """Slow: for checking laws."""
-        return any(entry is node for _, _, entry in self._leaves)
-
-    def _may_go(self, node: Node) -> bool:
-        below = node.below
-        if below is None or below.gone or below.is_read:
-            return False
-        return below.slots[self.place] != NOWHERE and below.children[self.place] == 0
-
-    def use(self) -> TierUse:
-        return TierUse(
-            self.tier,
-            self.pool.num_pages,
-            self.pool.num_pages - self.pool.num_free,
-            self.num_stored,
-            self.num_failed_stores,
-            self.num_loaded,
-            self.num_failed_loads,
-            self.num_lost,
-        )
 
 
 class LowerTiers(Protocol):

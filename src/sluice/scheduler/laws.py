@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from sluice.kv.flights import Store, StreamStore
 from sluice.kv.manager import KVManager
 from sluice.kv.prefix import PrefixTree
 from sluice.kv.streams import StreamLease
-from sluice.kv.tiers import Store, StreamStore, Tiers
+from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import PROTECT_AFTER

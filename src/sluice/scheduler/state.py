@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease
 from sluice.kv.streams import StreamLease
-from sluice.kv.tiers import Load
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import reservation_of

@@ -1,0 +1,61 @@
+"""Copies between the device and the tiers behind it, on their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sluice.kv.prefix import Node
+from sluice.kv.streams import StreamLease
+from sluice.types import PageKey
+
+
+@dataclass(slots=True, eq=False)
+class Load:
+    """Nodes on their way to the device, in the tree's order, and the pages they are to have.
+
+    Nobody else holds the pages. Whoever asked for it may leave; then what was not begun is given up.
+    """
+
+    nodes: list[Node]
+    pages: list[int]
+    sources: list[tuple[int, int]]
+    """Of each node the tier, by its place, and the page there."""
+    begun: int = 0
+    """Copies planned, of the first ones."""
+    open: int = 0
+    """Of these, how many have not ended."""
+    failed: set[int] = field(default_factory=set)
+    """Which of them failed."""
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """A copy of a node on its way down."""
+
+    node: Node
+    tier: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamStore:
+    """A copy of a streamed request's page on its way down."""
+
+    stream: StreamLease
+    index: int
+    """Of the page in its context."""
+    source: int
+    """On the device."""
+    place: int
+    """Of the tier."""
+    slot: int
+    key: PageKey | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedPage:
+    """One copy of a load."""
+
+    load: Load
+    index: int
