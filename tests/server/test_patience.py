@@ -24,12 +24,15 @@ REFUSED = b"POST /nowhere HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\n"
 
 class Impatient(PatientProtocol):
     head_seconds = 0.05
-    linger_seconds = 0.05
 
 
 class Patient(PatientProtocol):
     head_seconds = 1000.0
     linger_seconds = 1000.0
+
+
+class Brief(Patient):
+    linger_seconds = 0.05
 
 
 @asynccontextmanager
@@ -89,7 +92,7 @@ def test_a_body_that_drips_on_after_the_answer_is_given_up() -> None:
     could hold a connection for ever."""
 
     async def test() -> None:
-        async with connected() as (reader, writer):
+        async with connected(Brief) as (reader, writer):
             writer.write(REFUSED + b"12345")
             answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 404")

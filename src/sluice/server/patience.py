@@ -1,5 +1,5 @@
-"""HTTP connections that are not waited for for ever: a request's head must arrive within a time, and so must what is left
-of its body once it was answered."""
+"""HTTP connections that are not waited for for ever: a request's head must arrive within a time, and the rest of its
+body within a time after the answer."""
 
 from __future__ import annotations
 
