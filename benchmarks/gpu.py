@@ -68,6 +68,7 @@ PARTS: Mapping[str, Part] = {
         Part("parity", 90),
         Part("transformers_peer", 70),
         Part("attention", 60),
+        Part("pointwise", 60),
         Part("attention_flashinfer", 180),
         Part("parity_flashinfer", 120),
     )

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
 import torch
 
-from benchmarks.on_gpu.clocks import seconds_each
+from benchmarks.on_gpu.clocks import seconds_queued
 from benchmarks.on_gpu.engines import REFERENCE, STATIC
 from benchmarks.on_gpu.setting import Setting
 from sluice.attending import Attending, make_attending
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.planned import NO_PLANS
 from sluice.attention.static import StaticAttention
-from sluice.runner.graphs import CudaCapture
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 64
 AIMS = {"decode": 0.9, "extend": 0.7}
-CALLS = 8
-"""Of one graph: what the host takes for a call must not be measured."""
 TOLERANCE = 2e-2
 """Of the largest value."""
 
@@ -90,31 +87,18 @@ def _backend(
 
     error = float((attend().float() - expected.float()).abs().max())
     scale = float(expected.float().abs().max())
-    result = {"seconds": _seconds(setting, attend), "max_error": error, "passes": error <= TOLERANCE * scale}
+    result = {
+        "seconds": seconds_queued(attend, setting.device),
+        "max_error": error,
+        "passes": error <= TOLERANCE * scale,
+    }
     if name == "flashinfer" and batch.shared_pages:
         attending.planner.plan(replace(batch, shared_pages=0))
         plain = replace(batch, shared_pages=0)
-        result["seconds_without_cascade"] = _seconds(
-            setting, lambda: attending.backend.attend(q, kv, plain, scale=0.1)[0]
+        result["seconds_without_cascade"] = seconds_queued(
+            lambda: attending.backend.attend(q, kv, plain, scale=0.1)[0], setting.device
         )
     return result
-
-
-def _seconds(setting: Setting, work: Callable[[], torch.Tensor]) -> float:
-    """Of one call on the device."""
-    if setting.device.type != "cuda":
-        return seconds_each(work, setting.device, repeat=3)
-
-    def several() -> torch.Tensor:
-        for _ in range(CALLS - 1):
-            work()
-        return work()
-
-    stream = torch.cuda.Stream(setting.device)
-    torch.cuda.synchronize(setting.device)
-    with torch.cuda.stream(stream):
-        replay = CudaCapture(setting.device)(several).replay
-        return seconds_each(replay, setting.device, repeat=20) / CALLS
 
 
 def _tensors(setting: Setting, case: Case) -> tuple[torch.Tensor, LayerKV, ForwardBatch]:

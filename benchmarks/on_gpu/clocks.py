@@ -10,7 +10,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from sluice.runner.graphs import CudaCapture
 from sluice.runner.streams import Event, Stream
+
+CALLS = 8
+"""Of one graph."""
 
 
 class Mark(Protocol):
@@ -117,3 +121,20 @@ def seconds_each(work: Callable[[], object], device: torch.device, *, repeat: in
         marks.append(mark())
     finish(device)
     return statistics.median(a.seconds_until(b) for a, b in pairwise(marks))
+
+
+def seconds_queued(work: Callable[[], torch.Tensor], device: torch.device) -> float:
+    """Of one call on the device, without what the host takes for it: several are captured in one graph."""
+    if device.type != "cuda":
+        return seconds_each(work, device, repeat=3, warm_up=1)
+
+    def several() -> torch.Tensor:
+        for _ in range(CALLS - 1):
+            work()
+        return work()
+
+    stream = torch.cuda.Stream(device)
+    torch.cuda.synchronize(device)
+    with torch.cuda.stream(stream):
+        replay = CudaCapture(device)(several).replay
+        return seconds_each(replay, device, repeat=20) / CALLS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,9 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("gpu") / "trial.json"
     names = [name for name in PARTS if "flashinfer" not in name and name != "transformers_peer"]
     page = path.with_suffix(".html")
-    assert main(["--json", str(path), "--html", str(page), "--trial", "--parts", ",".join(names)]) == 0
+    with warnings.catch_warnings():  # numpy's, of infinities, in Triton's interpreter
+        warnings.simplefilter("ignore", RuntimeWarning)
+        assert main(["--json", str(path), "--html", str(page), "--trial", "--parts", ",".join(names)]) == 0
     assert page.read_text().count("</figure>") == 2, "gaps and times to first token are plotted"
     content = json.loads(path.read_text())
     assert list(content["parts"]) == names
@@ -41,6 +45,14 @@ def test_every_part_runs(parts: dict[str, Any]) -> None:
     assert [row["start"] for row in parts["prefill_chunk"]["rows"]] == list(range(0, 256, 32))
     assert [row["chunk"] for row in parts["interference"]["rows"]] == [16, 32, -1]
     assert all(row["disturbed"]["gaps"] > 3 for row in parts["interference"]["rows"])
+
+
+def test_small_kernels_are_compared(parts: dict[str, Any]) -> None:
+    """All of them run in Triton's interpreter here, and give what torch gives."""
+    pointwise = parts["pointwise"]
+    assert pointwise["kernels"] == ("TritonOps" if os.environ.get("TRITON_INTERPRET") == "1" else "TorchOps")
+    assert [row["case"] for row in pointwise["rows"] if not row["passes"]] == []
+    assert len(pointwise["rows"]) == 12
 
 
 def test_parity_would_notice(parts: dict[str, Any]) -> None:

@@ -1,0 +1,173 @@
+"""The operations between matrix products, and those on logits: our Triton kernels against torch.
+
+In the shape of the large model, and with the vocabulary of the small one, which is the larger. Both must give the same:
+rows of bfloat16 to a unit in the last place, tokens but where two nearly tie.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.on_gpu.clocks import seconds_queued
+from benchmarks.on_gpu.setting import Setting
+from sluice.attention.base import LayerKV
+from sluice.models.ops import Angles, HeadNorms, Norm, Ops, TorchOps
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.runner.noise import stream_key
+from sluice.runner.penalties import Penalties
+from sluice.runner.sampler import RowGroup, SamplingRows, row_kind
+from sluice.runner.token_counts import Opening, TokenCounts
+from sluice.types import SamplingParams
+
+HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 4096, 14336, 32, 8, 128, 151936
+PAGE_SIZE = 64
+SAMPLINGS = {
+    "greedy": SamplingParams(temperature=0.0),
+    "plain": SamplingParams(),
+    "top-k 20, top-p 0.8": SamplingParams(temperature=0.7, top_k=20, top_p=0.8),
+    "top-p 0.95": SamplingParams(top_p=0.95),
+}
+TIES = 0.02
+"""Share of rows whose two best may be as near as the last bits of a logarithm; far fewer are."""
+
+
+class Case(NamedTuple):
+    """One operation, by torch and by our kernels."""
+
+    name: str
+    torch: Callable[[], torch.Tensor]
+    triton: Callable[[], torch.Tensor]
+    num_bytes: int
+    """That must be read and written at least once."""
+    agree: Callable[[torch.Tensor, torch.Tensor], bool]
+
+
+def measure(setting: Setting) -> dict[str, Any]:
+    """Seconds of a call for each case."""
+    ops, logit_ops = _kernels(setting)
+    rows = []
+    for tokens in (setting.pick(64, 2), setting.pick(2048, 3)):
+        rows += [_row(setting, case) for case in _between_matrices(setting, ops, tokens)]
+    for count in [setting.pick(size, 2) for size in (1, 64, 256)][: setting.pick(3, 1)]:
+        rows += [_row(setting, case) for case in _on_logits(setting, logit_ops, count)]
+    return {"kernels": type(ops).__name__, "rows": rows, "reached": all(row["passes"] for row in rows)}
+
+
+def _kernels(setting: Setting) -> tuple[Ops, LogitOps]:
+    """Triton's where they can run: a CPU needs its interpreter."""
+    if setting.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+        return TorchOps(), TORCH_LOGIT_OPS
+    from sluice.models.triton_ops import TritonOps
+    from sluice.runner.triton_logit_ops import TritonLogitOps
+
+    return TritonOps(), TritonLogitOps()
+
+
+def _row(setting: Setting, case: Case) -> dict[str, Any]:
+    try:
+        passes = case.agree(case.triton(), case.torch())
+        ours, theirs = (seconds_queued(work, setting.device) for work in (case.triton, case.torch))
+    except Exception as error:
+        return {"case": case.name, "passes": False, "error": f"{type(error).__name__}: {error}"}
+    return {
+        "case": case.name,
+        "passes": passes,
+        "seconds": ours,
+        "bytes_per_second": case.num_bytes / ours,
+        "speed_over_torch": theirs / ours,
+    }
+
+
+def _between_matrices(setting: Setting, ours: Ops, tokens: int) -> Iterator[Case]:
+    device, dtype, plain = setting.device, setting.dtype, TorchOps()
+    hidden, inner = setting.pick(HIDDEN, 64), setting.pick(INNER, 96)
+    size = dtype.itemsize
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    x, delta, norm = normal(tokens, hidden), normal(tokens, hidden), Norm(normal(hidden), 1e-5)
+    yield Case(
+        f"add and norm, {tokens} tokens",
+        lambda: plain.add_rms_norm(x, delta, norm)[1],
+        lambda: ours.add_rms_norm(x, delta, norm)[1],
+        4 * tokens * hidden * size,
+        _near,
+    )
+    gate, up = normal(tokens, 2 * inner).chunk(2, dim=1)
+    yield Case(
+        f"gate, {tokens} tokens",
+        lambda: plain.gate_and_mul(gate, up, "silu"),
+        lambda: ours.gate_and_mul(gate, up, "silu"),
+        3 * tokens * inner * size,
+        _near,
+    )
+    heads = HEADS + 2 * KV_HEADS
+    fused = normal(tokens, heads, HEAD_DIM)
+    turn = torch.randn((tokens, 1, HEAD_DIM // 2), device=device).repeat(1, 1, 2)
+    angles = Angles(turn.cos().to(dtype), turn.sin().to(dtype))
+    norms = HeadNorms(Norm(normal(HEAD_DIM), 1e-6), Norm(normal(HEAD_DIM), 1e-6))
+    kv = LayerKV(*normal(2, -(-tokens // PAGE_SIZE), PAGE_SIZE, KV_HEADS, HEAD_DIM))
+    slots = torch.randperm(tokens, device=device)
+
+    def rotated(ops: Ops) -> torch.Tensor:
+        q, k, v = fused.clone().split((HEADS, KV_HEADS, KV_HEADS), dim=1)
+        return ops.rotate_and_store(q, k, v, angles, norms, kv, slots)
+
+    moved = (2 * fused.numel() + 2 * fused.numel()) * size  # the copy counts, for both
+    yield Case(f"rotate and store, {tokens} tokens", lambda: rotated(plain), lambda: rotated(ours), moved, _near)
+
+
+def _on_logits(setting: Setting, ours: LogitOps, rows: int) -> Iterator[Case]:
+    device, vocab = setting.device, setting.pick(VOCAB, 600)
+    logits = (torch.randn((rows, vocab), device=device) * 3).to(setting.dtype)
+    once = logits.numel() * logits.element_size()
+    for name, params in SAMPLINGS.items():
+        sampling, group = _rows(params, rows, vocab, device)
+        yield Case(
+            f"sample {rows} rows, {name}",
+            lambda s=sampling, g=group: TORCH_LOGIT_OPS.sample(logits, s, [g]),
+            lambda s=sampling, g=group: ours.sample(logits, s, [g]),
+            once,
+            lambda a, b: float((a != b).float().mean()) <= TIES,
+        )
+    counts = TokenCounts(vocab, device)
+    openings = [Opening(counts.row_for(slot), tuple(range(50)), tuple(range(40, 90))) for slot in range(rows)]
+    for opening in openings:
+        counts.open(opening)
+    numbers = Penalties(*(torch.full((rows,), value, dtype=torch.float64, device=device) for value in (1.2, 0.1, 0.3)))
+    at = torch.arange(rows, device=device)
+    wide = logits.float()
+
+    def penalized(ops: LogitOps) -> torch.Tensor:
+        copy = wide.clone()
+        ops.penalize(copy, at, counts, at, numbers)
+        return copy
+
+    moved = wide.numel() * (2 * 4 + 4 + 1) + 2 * 4 * wide.numel()
+    yield Case(f"penalise {rows} rows", lambda: penalized(TORCH_LOGIT_OPS), lambda: penalized(ours), moved, _near)
+    yield Case(
+        f"totals of {rows} rows", lambda: TORCH_LOGIT_OPS.totals(logits), lambda: ours.totals(logits), once, _near
+    )
+
+
+def _rows(params: SamplingParams, rows: int, vocab: int, device: torch.device) -> tuple[SamplingRows, RowGroup]:
+    numbers = (
+        torch.full((rows,), value, dtype=torch.float64) for value in (params.temperature, params.min_p, params.top_p)
+    )
+    temperature, min_p, top_p = (column.to(device) for column in numbers)
+    top_k = torch.full((rows,), params.top_k if params.top_k > 0 else vocab, device=device)
+    streams = torch.tensor([stream_key(row, 0) for row in range(rows)], device=device)
+    positions = torch.arange(rows, device=device)
+    group = RowGroup(row_kind(params, vocab), torch.arange(rows, device=device))
+    return SamplingRows(temperature, min_p, top_k, top_p, streams, positions), group
+
+
+def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    """A unit in the last place of bfloat16, of the largest value in a difference of products."""
+    error = (found.float() - expected.float()).abs()
+    return bool((error <= 2**-7 * expected.float().abs() + 2**-5 * (found.dtype == torch.bfloat16) + 1e-4).all())
