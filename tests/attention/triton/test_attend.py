@@ -60,7 +60,7 @@ def lengths(draw: random.Random) -> list[tuple[int, int]]:
 
 
 @each_device
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_agrees_with_the_reference(device: torch.device, seed: int) -> None:
     """Any ragged batch, grouping, page size and rule."""
     draw = random.Random(seed)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,10 +33,10 @@ driver = use(10 * arch[0] + arch[1])
 backend = TritonAttention(Arch(arch, 132))
 kernels = extend._extend, decode._decode, decode._reduce, merge._merge, store._store
 for lengths in ([(1, 5)], [(1, 300), (9, 10)], [(1, 70)] * 16 + [(2, 2000)], [(1, 16)] * 3 + [(70, 900)] * 5):
-    case = make_case(0, lengths, heads=8, kv_heads=2, head_dim=64, page_size=64, dtype=torch.bfloat16)
+    case = make_case(0, lengths, heads=8, kv_heads=2, head_dim={head_dim}, page_size={page_size}, dtype=torch.bfloat16)
     kv = TritonKV(case.kv.k.to({stored}), case.kv.v.to({stored}))
     for window in (None, 1, 16, 100) if {windows} else (None,):
-        out, lse = backend.attend(case.q, kv, case.batch, scale=0.1, window=window, need_lse=True)
+        out, lse = backend.attend(case.q, kv, case.batch, scale=0.1, window=window, softcap={softcap}, need_lse=True)
     kv.store(case.batch.kv_slots, case.q[:, :2], case.q[:, 2:4])
     merge.merge_states(out, lse, out, lse)
 for found in compiled(*kernels):
@@ -44,13 +45,14 @@ for found in compiled(*kernels):
 
 
 @pytest.mark.parametrize(
-    ("arch", "stored", "windows"),
-    [((8, 0), torch.float8_e4m3fn, False), ((9, 0), torch.bfloat16, True)],
-    ids=["sm80 fp8", "sm90 windows"],
+    ("arch", "case"),
+    [
+        ((8, 0), {"stored": torch.float8_e4m3fn, "windows": False, "head_dim": 80, "page_size": 16, "softcap": 30.0}),
+        ((9, 0), {"stored": torch.bfloat16, "windows": True, "head_dim": 64, "page_size": 64, "softcap": None}),
+    ],
+    ids=["sm80", "sm90"],
 )
-def test_compiles_once_whatever_the_batch(
-    arch: tuple[int, int], stored: torch.dtype, windows: bool, tmp_path: Path
-) -> None:
+def test_compiles_once_whatever_the_batch(arch: tuple[int, int], case: dict[str, Any], tmp_path: Path) -> None:
     """What compiles anew for some length stalls every stream for seconds, in the middle of serving.
 
     Also kept out: what only the interpreter accepts, more shared memory than there is, accumulators in memory, and
@@ -61,11 +63,11 @@ def test_compiles_once_whatever_the_batch(
         "PYTHONPATH": os.pathsep.join([*(str(ROOT / part) for part in ("src", "tests", "scripts"))]),
         "TRITON_CACHE_DIR": str(tmp_path),
     }
-    code = COMPILE.format(arch=arch, stored=stored, windows=windows)
+    code = COMPILE.format(arch=arch, **case)
     run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     found = {line.split()[0]: line.split()[1:] for line in run.stdout.splitlines()}
-    variants = 2 if windows else 1
+    variants = 2 if case["windows"] else 1
     names = sorted(line.split()[0] for line in run.stdout.splitlines())
     assert names == sorted([*["_extend", "_decode", "_reduce"] * variants, "_merge", "_store"])
     assert all(int(spilled) <= 64 for spilled, *_ in found.values()), found
