@@ -10,12 +10,24 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.long_context.tables import CHUNK, GPU, MODEL, hiding, memory_table, time_table
+from benchmarks.long_context.tables import (
+    CHUNK,
+    CPU,
+    CPU_CHUNK,
+    CPU_LENGTHS,
+    GPU,
+    MODEL,
+    RECALL,
+    hiding,
+    memory_table,
+    time_table,
+)
 
 
 def main() -> None:
     print(memory_table(), end="\n\n")
     print(time_table(MODEL, GPU, CHUNK), end="\n\n")
+    print(time_table(RECALL, CPU, CPU_CHUNK, CPU_LENGTHS), end="\n\n")
     print(f"copies hide behind attention with chunks of at least {hiding(MODEL, GPU)}")
 
 

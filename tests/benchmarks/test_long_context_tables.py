@@ -8,7 +8,20 @@ from pathlib import Path
 import pytest
 
 from benchmarks.long_context.cost import CostDevice, decode_cost, hiding_chunk, loaded_tokens, prefill_cost
-from benchmarks.long_context.tables import CHUNK, GPU, MODEL, STREAM, duration, hiding, memory_table, time_table
+from benchmarks.long_context.tables import (
+    CHUNK,
+    CPU,
+    CPU_CHUNK,
+    CPU_LENGTHS,
+    GPU,
+    MODEL,
+    RECALL,
+    STREAM,
+    duration,
+    hiding,
+    memory_table,
+    time_table,
+)
 from sluice.footprint import device_footprint, stored_bytes
 
 DOCS = Path(__file__).parents[2] / "docs" / "long-contexts.md"
@@ -20,6 +33,7 @@ def test_docs_have_the_tables() -> None:
     text = DOCS.read_text(encoding="utf-8")
     assert memory_table() in text
     assert time_table(MODEL, GPU, CHUNK) in text
+    assert time_table(RECALL, CPU, CPU_CHUNK, CPU_LENGTHS) in text
     assert f"Copies hide from {hiding(MODEL, GPU)} on" in text
 
 
