@@ -171,6 +171,41 @@ def test_more_rows_than_any_graph_run_eagerly(model: CausalLM, eager_answers: li
     assert max(counted.rows) > 2
 
 
+class CheckedPlanner:
+    """A backend that lays a replay out from what the device and the host know at that moment."""
+
+    def __init__(self, state: DeviceState) -> None:
+        self._table = state.page_table
+        self.replays = 0
+
+    def plan(self, batch: ForwardBatch) -> None: ...
+
+    def plan_static(self, batch: ForwardBatch) -> None:
+        self.replays += 1
+        assert batch.kv_lens.tolist() == list(batch.kv_lens_host)
+        page_size = WORLD.page_size
+        held = [
+            row[: -(-kv_len // page_size)]
+            for row, kv_len in zip(batch.page_table.tolist(), batch.kv_lens_host, strict=True)
+        ]
+        known = [row[: len(pages)] for row in self._table.host.tolist() for pages in held]
+        assert all(pages in known or pages == [WORLD.num_pages] for pages in held)
+
+
+def test_a_replay_is_planned_from_its_own_step(model: CausalLM, eager_answers: list[tuple[object, ...]]) -> None:
+    """A plan made from the lengths or the pages of the step before reads one token too few, or another's page."""
+    state = state_for(model, WORLD)
+    planner = CheckedPlanner(state)
+    attention = StaticAttention()
+    eager = EagerForwards(model, state, attention, planner)
+    graphs = DecodeGraphs(eager, model, state, attention, recorded_steps, SIZES, planner=planner)
+    graphs.capture_all()
+    assert planner.replays == len(SIZES)
+    transport = staged_transport(inline_streams(), state.shape.device, plain_host_buffer, places=2)
+    assert answers(WORLD, TorchRunner(model, state, attention, transport=transport, forwards=graphs)) == eager_answers
+    assert planner.replays > len(SIZES) + 5
+
+
 def test_sizes() -> None:
     """Each number of rows must fit, and padding must stay small."""
     assert graph_sizes(1) == (1,)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain, combinations
 
+import numpy as np
 import pytest
 import torch
 
@@ -174,6 +175,17 @@ def test_a_step_larger_than_any_before() -> None:
     plain = TorchRunner(ShadowModel(50), shadow_state(shape), ReferenceAttention())
     plain.launch(BatchPlan(0, new[:1], (small,)))
     assert results == [plain.launch(BatchPlan(2, (), (Chunk(1, 0, 2, 2, (7, 8), (), True),))).wait()] * 2
+
+
+def test_what_a_step_has_read_is_poisoned() -> None:
+    """Debugging: whoever still reads inputs of a step that is over must not find them as they were."""
+    array = np.arange(5)
+    for poison, expected in ((False, array.tolist()), (True, [-1] * 5)):
+        transport = staged_transport(late_streams(), torch.device("cpu"), plain_host_buffer, 1, poison=poison)
+        arrived = transport.staging.stage([array])
+        arrived.done()
+        transport.streams.compute.record().query()
+        assert arrived.tensors[0].tolist() == expected
 
 
 @pytest.mark.gpu
