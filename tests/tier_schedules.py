@@ -29,6 +29,8 @@ from sluice.types import FinishReason, Output, SamplingParams
 
 TIE = 1e-4
 """In float32 the two largest logits may be this close where the tokens differ."""
+MOST_STEPS = 5_000
+"""More than any of these lives takes."""
 PATIENCE = 60.0
 """Seconds after which a loop that waits for a copy counts as stuck."""
 Prompt = tuple[int, ...]
@@ -127,8 +129,11 @@ def started(folder: Path, options: dict[str, Any]) -> tuple[Engine, BlockingLink
 
 def run_out(engine: Engine, link: BlockingLink, count: int) -> None:
     """Step until the first `count` requests have ended and nothing is left to copy."""
+    steps = 0
     while not all(link.end(number) for number in range(count)):
         engine.step()
+        steps += 1
+        assert steps <= MOST_STEPS, f"still busy after {steps} steps: {engine.scheduler.occupancy()}"
     while not engine.is_idle:
         engine.step()
 

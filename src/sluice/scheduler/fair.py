@@ -50,13 +50,15 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
         if request.place is Place.WAITING and may_admit and not is_follower(state, request):
             may_admit = adder.admit(request, may_cut=request is head_of(in_turn)) not in NO_ROOM
         elif request.place is Place.LOADING:
-            may_admit = adder.add_loaded(request, may_cut=request is head_of(in_turn)) not in NO_ROOM and may_admit
+            may_cut = request in (head_of(in_turn), head_of(state.ready()))
+            may_admit = adder.add_loaded(request, may_cut=may_cut) not in NO_ROOM and may_admit
         elif request.place is Place.PARTIAL:
             adder.add_partial(request)
 
 
 def head_of(in_turn: list[Request]) -> Request | None:
-    """The first of these that has not begun."""
+    """The first of these that has not begun. Of those whose prefix was loaded the first may be cut though others came
+    before it: it holds its pages already, and they may be waiting for them."""
     return next((request for request in in_turn if request.place in (Place.WAITING, Place.LOADING)), None)
 
 
