@@ -188,7 +188,8 @@ def test_every_trace_can_be_summed_up(folder: Path, seed: int) -> None:
     assert all(request.end is not None for request in run.requests.values())
     assert all(len(r.token_times) == r.end.num_outputs for r in run.requests.values() if r.end is not None)
     assert sum(summary.bound_by.values()) == summary.steps == len(run.steps)
-    assert summary.mixed_steps + summary.decode_steps + summary.prefill_steps == summary.steps
+    kinds = (summary.mixed_steps, summary.decode_steps, summary.prefill_steps, summary.other_steps)
+    assert sum(kinds) == summary.steps
     chunks = sum(row.chunks for row in summary.table)
     assert chunks == sum(len(step.prefills) for step in run.steps)
     assert summary.output_tokens == sum(row.output_tokens for row in summary.table)

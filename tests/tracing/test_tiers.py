@@ -14,6 +14,9 @@ from sluice.engine.messages import Submit
 from sluice.testing import ShadowRunner, resolved
 from sluice.tracing.reader import TraceReader
 from sluice.tracing.replay import Replayed, ReplayError, replay
+from sluice.tracing.report import report
+from sluice.tracing.run import read_run
+from sluice.tracing.summary import summarize
 from sluice.types import StoredPage
 from tier_worlds import TierBench, world_of
 
@@ -87,3 +90,17 @@ def test_without_token_ids_there_are_no_pages(tmp_path: Path, stored: tuple[Tier
     assert (line["num_pages"], line["taken"], "pages" in line) == (6, 6, False)
     with pytest.raises(ReplayError, match="without token ids"):
         replayed(path)
+
+
+def test_the_summary_tells_of_copies(tmp_path: Path, stored: tuple[TierBench, tuple[StoredPage, ...]]) -> None:
+    """Steps that hold nothing else are no prefill."""
+    path = tmp_path / "trace"
+    recorded(path, stored)
+    with TraceReader(path) as trace:
+        summary = summarize(trace.header, read_run(trace), 100.0)
+    assert (summary.loaded_pages, summary.failed_copies) == (6, 0)
+    assert summary.stored_pages > 0
+    assert summary.other_steps >= 1
+    shown = report(summary, table=False)
+    assert f"tiers     {summary.stored_pages} pages stored, 6 loaded, 0 of these copies failed" in shown
+    assert f"{summary.other_steps} without either" in shown

@@ -30,6 +30,7 @@ def _run(summary: Summary) -> Iterator[str]:
     yield (
         f"steps     {steps}: {summary.mixed_steps} mixed ({_share(summary.mixed_steps, steps)}),"
         f" {summary.decode_steps} of decodes, {summary.prefill_steps} of prefill"
+        + (f", {summary.other_steps} without either" if summary.other_steps else "")
         + (f"; {summary.unended_steps} in flight at the end" if summary.unended_steps else "")
     )
     yield (
@@ -38,6 +39,11 @@ def _run(summary: Summary) -> Iterator[str]:
     )
     yield f"requests  {summary.requests}: {_counts(summary.outcomes) or 'none'}"
     yield f"cache     {summary.cached_tokens} of {prompt} prompt tokens ({_share(summary.cached_tokens, prompt)})"
+    if summary.stored_pages or summary.loaded_pages:
+        yield (
+            f"tiers     {summary.stored_pages} pages stored, {summary.loaded_pages} loaded,"
+            f" {summary.failed_copies} of these copies failed"
+        )
     yield f"runner    {_spread(summary.device_ms)} a step"
     yield f"scheduler {_spread(summary.host_ms)} a step"
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sluice.tracing.format import Abort, Add, End, Record, Step, decode_plan
+from sluice.tracing.format import Abort, Add, Copied, End, Record, Step, decode_plan
 from sluice.tracing.reader import Line
-from sluice.types import BatchPlan, Bound, Chunk
+from sluice.types import BatchPlan, Bound, Chunk, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,10 @@ class StepRun(NamedTuple):
     prefills: tuple[Prefill, ...]
     bound_by: Bound
     error: str | None
+    stores: int
+    """Pages to be copied down from the device, or from the host to the disk."""
+    loads: int
+    """Pages to be copied to the device."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -102,6 +106,8 @@ class Run:
     row_failures: list[RowFailure] = field(default_factory=list)
     unended: int = 0
     """Steps in flight when the trace was closed."""
+    failed_copies: int = 0
+    """Between tiers."""
     lost_calls: int = 0
     """Calls that should stand before the last step and do not: lines are gone."""
 
@@ -122,6 +128,9 @@ def read_run(lines: Iterable[Line]) -> Run:
                 run.requests[add.request_id] = RequestRun(add.request_id, add.at, add.prompt_len)
             case Add(refused=message) as add:
                 run.refused.append(Refusal(add.request_id, message or ""))
+            case Copied() as copied:
+                run.failed_copies += sum(copy.error is not None for copy in copied.done)
+                _end_requests(run, copied.ends, copied.at)
             case Abort() as abort:
                 _end_requests(run, abort.ends, abort.at)
     # Steps end in order, and all else is written at once: what a step was planned after stands somewhere.
@@ -156,8 +165,11 @@ def _add_step(run: Run, record: Step) -> None:
             ),
             bound_by=plan.bound_by,
             error=record.error,
+            stores=sum(copy.target is not Tier.DEVICE for copy in plan.copies),
+            loads=sum(copy.target is Tier.DEVICE for copy in plan.copies),
         )
     )
+    run.failed_copies += sum(copy.error is not None for copy in record.copies)
     _admit(run, plan, record.launched_at)
     for chunk in plan.chunks[plan.num_decodes :]:
         if (request := run.requests.get(chunk.request_id)) is not None:

@@ -77,6 +77,11 @@ class Summary:
     decode_steps: int
     prefill_steps: int
     mixed_steps: int
+    other_steps: int
+    """With no chunk in them: copies between tiers, or parts of contexts longer than the device."""
+    stored_pages: int
+    loaded_pages: int
+    failed_copies: int
     decode_tokens: int
     """Input tokens: one a decode."""
     prefill_tokens: int
@@ -122,8 +127,12 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         truncated=truncated,
         lost_calls=run.lost_calls,
         decode_steps=with_decodes - mixed,
-        prefill_steps=len(steps) - with_decodes,
+        prefill_steps=sum(step.num_decodes == 0 and bool(step.prefills) for step in steps),
         mixed_steps=mixed,
+        other_steps=sum(step.num_decodes == 0 and not step.prefills for step in steps),
+        stored_pages=sum(step.stores for step in steps),
+        loaded_pages=sum(step.loads for step in steps),
+        failed_copies=run.failed_copies,
         decode_tokens=sum(step.num_decodes for step in steps),
         prefill_tokens=sum(step.prefill_tokens for step in steps),
         output_tokens=sum(len(request.token_times) for request in requests),

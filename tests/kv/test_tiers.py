@@ -1,0 +1,137 @@
+"""Tiers by themselves: who gives way on a full tier, and what a page is called."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from sluice.kv.manager import KVManager
+from sluice.kv.prefix import Node
+from sluice.types import CopyDone, PageCopy, Tier, TierLimits
+
+A, B, C = ([first, *[0] * 3] for first in (1, 2, 3))
+"""Prompts of two pages of two tokens, none of which begins like another."""
+
+
+def manager(*, disk_pages: int = 4, **rest: object) -> KVManager:
+    limits = TierLimits(disk_pages=disk_pages, **{"write_policy": "write-through", **rest})
+    return KVManager(num_pages=4, page_size=2, tiers=limits)
+
+
+def compute(kv: KVManager, tokens: list[int]) -> None:
+    """A request that computes these tokens and leaves."""
+    known = array("i", tokens)
+    lease = kv.acquire(kv.match(known, len(tokens), ""), "")
+    kv.extend(lease, len(tokens))
+    kv.release(lease, known, len(tokens))
+
+
+def end_copies(kv: KVManager, error: str | None = None) -> list[PageCopy]:
+    """Plan the copies there are, and have them end."""
+    copies, _ = kv.tiers.take_copies()
+    for copy in copies:
+        kv.copied(CopyDone(copy.ticket, checksum=7, error=error))
+    return list(copies)
+
+
+def on_disk(kv: KVManager) -> set[tuple[int, ...]]:
+    """The tokens of every page on the disk, from the beginning on."""
+    found = set()
+    for node in kv.tree.nodes():
+        if node.below is not None and node.below.slots[0] >= 0:
+            found.add(tuple(tokens_to(node)))
+    return found
+
+
+def tokens_to(node: Node) -> list[int]:
+    if node.parent is None:
+        return []
+    tokens = array("i")
+    tokens.frombytes(node.key)
+    return [*tokens_to(node.parent), *tokens]
+
+
+def pages_of(*prompts: list[int]) -> set[tuple[int, ...]]:
+    return {tuple(prompt[:end]) for prompt in prompts for end in (2, 4)}
+
+
+def test_a_full_tier_gives_up_what_was_used_least_recently() -> None:
+    kv = manager()
+    for prompt in (A, B, A, C):
+        compute(kv, prompt)
+        end_copies(kv)
+    assert on_disk(kv) == pages_of(A, C)
+
+
+def test_the_end_of_a_prompt_goes_before_its_beginning() -> None:
+    """A beginning is of use without its end, and not the other way round."""
+    kv = manager(disk_pages=3)
+    for prompt in (A, B):
+        compute(kv, prompt)
+        end_copies(kv)
+    assert on_disk(kv) == {tuple(A[:2]), *pages_of(B)}
+
+
+def test_a_store_that_fails_leaves_no_trace() -> None:
+    kv = manager()
+    compute(kv, A)
+    assert len(end_copies(kv, error="no space left on device")) == 2
+    assert on_disk(kv) == set()
+    assert kv.tiers.uses()[0].failed_stores == 2
+    assert kv.tiers.uses()[0].used == 0
+    compute(kv, B)
+    compute(kv, C)
+    assert kv.match(array("i", A), 4, "") == []
+
+
+def test_what_left_the_device_while_its_store_failed_is_gone() -> None:
+    """It lies nowhere, so nobody may find it."""
+    kv = manager()
+    compute(kv, A)
+    copies, _ = kv.tiers.take_copies()
+    compute(kv, B)
+    compute(kv, C)
+    assert len(list(kv.tree.nodes())) == 6
+    for copy in copies:
+        kv.copied(CopyDone(copy.ticket, error="no space left on device"))
+    assert {tuple(tokens_to(node)) for node in kv.tree.nodes()} == pages_of(B, C)
+
+
+def test_names_are_of_all_tokens_and_of_the_namespace() -> None:
+    """Pages that are alike behind beginnings that are not would be served for each other after a restart."""
+    kv = manager(disk_pages=20)
+    for tokens, extra_key in (([1, 1, 5, 5], ""), ([2, 2, 5, 5], ""), ([1, 1, 5, 5], "tenant")):
+        known = array("i", tokens)
+        lease = kv.acquire([], extra_key)
+        kv.extend(lease, 4)
+        kv.release(lease, known, 4)
+        end = kv.tiers.take_copies()[0]
+        assert [copy.key.token_ids for copy in end if copy.key] == [tuple(tokens[:2]), (5, 5)]
+        for copy in end:
+            kv.copied(CopyDone(copy.ticket))
+    digests = {node.below.digest for node in kv.tree.nodes() if node.below is not None}
+    assert len(digests) == 6
+
+
+def test_a_copy_ends_once() -> None:
+    kv = manager()
+    compute(kv, A)
+    (first, _), _ = kv.tiers.take_copies()
+    kv.copied(CopyDone(first.ticket))
+    with pytest.raises(AssertionError, match="nobody planned"):
+        kv.copied(CopyDone(first.ticket))
+
+
+def test_a_request_may_have_pages_of_its_own_on_a_tier() -> None:
+    """All of them or none; cached ones give way, and what it gives back is free."""
+    kv = manager()
+    compute(kv, A)
+    end_copies(kv)
+    assert kv.tiers.take(Tier.DISK, 5) is None
+    taken = kv.tiers.take(Tier.DISK, 3)
+    assert taken is not None
+    assert len(set(taken)) == 3
+    assert on_disk(kv) == {tuple(A[:2])}
+    kv.tiers.give(Tier.DISK, taken)
+    assert kv.tiers.uses()[0].used == 1
