@@ -125,6 +125,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "stop_token_ids": [10**30]}, "stop_token_ids", ""),
     ({"prompt": "a", "chat_template": "x"}, "chat_template", "not a field"),
     ({"prompt": "a", "max_token": 5}, "max_token", "not a field"),
+    ({"prompt": "a", "user": 5}, "user", "must be a text, got the number 5"),
+    ({"prompt": "a", "metadata": ["a"]}, "metadata", "must be an object, got a list"),
 ]
 
 

@@ -23,7 +23,7 @@ REFUSED = b"POST /nowhere HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\n"
 
 
 class Impatient(PatientProtocol):
-    head_seconds = 0.05
+    head_seconds = 0.2
 
 
 class Patient(PatientProtocol):

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sluice.server.errors import bad_request
+from sluice.server.json_body import kind_of
 
 
-class _Anything:
-    """Every value asks for nothing: the field only labels the request or hints at how to serve it."""
+class _Any(NamedTuple):
+    """Every value of a type asks for nothing: the field only labels the request or hints at how to serve it."""
+
+    kind: type
+    called: str
 
 
-ANYTHING = _Anything()
+TEXT, OBJECT, BOOLEAN = _Any(str, "a text"), _Any(dict, "an object"), _Any(bool, "true or false")
 
-_COMMON: dict[str, tuple[Any, ...] | _Anything] = {
+_COMMON: dict[str, tuple[Any, ...] | _Any] = {
     "length_penalty": (1,),
     "use_beam_search": (False,),
     "skip_special_tokens": (True,),
@@ -28,11 +32,11 @@ _COMMON: dict[str, tuple[Any, ...] | _Anything] = {
     "return_token_ids": (False,),
     "tools": ([],),
     "response_format": ({"type": "text"},),
-    "user": ANYTHING,
-    "metadata": ANYTHING,
-    "service_tier": ANYTHING,
-    "prompt_cache_key": ANYTHING,
-    "safety_identifier": ANYTHING,
+    "user": TEXT,
+    "metadata": OBJECT,
+    "service_tier": TEXT,
+    "prompt_cache_key": TEXT,
+    "safety_identifier": TEXT,
 }
 
 COMPLETION_ASKS_NOTHING = MappingProxyType(_COMMON | {"suffix": ("",), "add_special_tokens": (True,)})
@@ -53,10 +57,10 @@ CHAT_ASKS_NOTHING = MappingProxyType(
     }
 )
 
-GENERATE_ASKS_NOTHING: Mapping[str, tuple[Any, ...] | _Anything] = MappingProxyType(
+GENERATE_ASKS_NOTHING: Mapping[str, tuple[Any, ...] | _Any] = MappingProxyType(
     {
-        "log_metrics": ANYTHING,
-        "routing_key": ANYTHING,
+        "log_metrics": BOOLEAN,
+        "routing_key": TEXT,
         "return_hidden_states": (False,),
         "return_routed_experts": (False,),
         "modalities": ([], ["text"]),
@@ -85,7 +89,7 @@ DETOKENIZE_ASKS_NOTHING = MappingProxyType({"skip_special_tokens": (False,)})
 def without_inert(
     body: Mapping[str, Any],
     known: frozenset[str],
-    asks_nothing: Mapping[str, tuple[Any, ...] | _Anything],
+    asks_nothing: Mapping[str, tuple[Any, ...] | _Any],
     place: str = "",
 ) -> dict[str, Any]:
     """The known fields of a request body that say something.
@@ -107,8 +111,12 @@ def without_inert(
     return kept
 
 
-def _check(name: str, value: Any, accepted: tuple[Any, ...] | _Anything) -> None:
-    if isinstance(accepted, _Anything) or any(_equal(value, other) for other in accepted):
+def _check(name: str, value: Any, accepted: tuple[Any, ...] | _Any) -> None:
+    if isinstance(accepted, _Any):
+        if not isinstance(value, accepted.kind):
+            raise bad_request(f"{name} must be {accepted.called}, got {kind_of(value)}", param=name)
+        return
+    if any(_equal(value, other) for other in accepted):
         return
     choices = ["null", *(repr(other) for other in accepted)]
     what = "is not supported" if accepted else "is not a field of this API, or not one that is supported"
