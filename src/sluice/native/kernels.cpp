@@ -102,16 +102,16 @@ constexpr int64_t ALONE = 16384;
 struct sluice_engine {
     sluice_engine(const Kernels& kernels, int threads) : kernels(kernels), pool(threads) {}
 
-    // Rows of a pointwise operation, in runs that are worth handing out.
+    // Rows of a pointwise operation, in runs that are worth handing out and of at least `least`.
     template <class Call>
-    void rows(const Call& call, int count, int64_t row_elements, void (*work)(const Call&, int, int)) {
+    void rows(const Call& call, int count, int64_t row_elements, void (*work)(const Call&, int, int), int least = 1) {
         const std::lock_guard lock(pool.one_call);
         if (count * row_elements <= ALONE || pool.size() == 1) return work(call, 0, count);
         struct Context {
             const Call& call;
             void (*work)(const Call&, int, int);
             int count, step;
-        } context{call, work, count, static_cast<int>(std::max<int64_t>(1, ALONE / 4 / row_elements))};
+        } context{call, work, count, static_cast<int>(std::max<int64_t>(least, ALONE / 4 / row_elements))};
         pool.run((count + context.step - 1) / context.step, &context, [](void* p, int64_t item, int) {
             const auto& c = *static_cast<Context*>(p);
             const int from = static_cast<int>(item) * c.step;
@@ -168,7 +168,10 @@ EXPORT void sluice_norm(sluice_engine* engine, const NormCall* call) {
 EXPORT void sluice_rotate_store(sluice_engine* engine, const RotateStoreCall* call) {
     const Kernels& k = engine->kernels;
     const int64_t heads = (call->q ? call->heads : 0) + 2 * call->kv_heads;
-    engine->rows(*call, call->tokens, heads * call->head_dim, call->is_bf16 ? k.rotate_store_bf16 : k.rotate_store_float);
+    const auto work = call->is_bf16 ? k.rotate_store_bf16 : k.rotate_store_float;
+    // A page's group of tokens is written in one go, if there are enough of them for all threads.
+    const int least = call->tokens >= 32 * engine->pool.size() ? 16 : 1;
+    engine->rows(*call, call->tokens, heads * call->head_dim, work, least);
 }
 
 EXPORT void sluice_silu_mul(sluice_engine* engine, const SiluMulCall* call) {

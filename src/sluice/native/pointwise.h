@@ -71,9 +71,38 @@ void norm_rows(const NormCall& call, int from, int until) {
     }
 }
 
-// One head: norm, then turn. Pair i is elements i and i + head_dim / 2.
+// Where a head's elements are multiplied by.
+INL F turned(F x, F partner, F cos, F sin) { return fma(x, cos, mul(partner, sin)); }
+
+// One head whose halves are whole vectors: norm, then turn. Pair i is elements i and i + head_dim / 2.
 template <class E>
 INL void turn_head(E* head, const E* weight, float eps, const E* cos, const E* sin, int d) {
+    const int half = d / 2;
+    F share = set(1.0f);
+    if (weight) {
+        F squares = set(0.0f);
+        for (int i = 0; i < d; i += 16) squares = fma(load(head + i), load(head + i), squares);
+        share = set(1.0f / root_mean_square(squares, d, eps));
+    }
+    for (int i = 0; i < half; i += 16) {
+        F x = load(head + i), y = load(head + half + i);
+        if (weight) {
+            x = mul(mul(x, share), load(weight + i));
+            y = mul(mul(y, share), load(weight + half + i));
+        }
+        if (cos) {
+            const F first = turned(x, sub(set(0.0f), y), load(cos + i), load(sin + i));
+            y = turned(y, x, load(cos + half + i), load(sin + half + i));
+            x = first;
+        }
+        store(head + i, x);
+        store(head + half + i, y);
+    }
+}
+
+// Any head.
+template <class E>
+INL void turn_odd_head(E* head, const E* weight, float eps, const E* cos, const E* sin, int d) {
     alignas(64) float x[MAX_HEAD_DIM], partner[MAX_HEAD_DIM];
     F squares = set(0.0f);
     for (int i = 0; i < d; i += 16) {
@@ -88,42 +117,84 @@ INL void turn_head(E* head, const E* weight, float eps, const E* cos, const E* s
     if (cos) {
         const int half = d / 2;
         for (int i = 0; i < half; i++) partner[i] = -x[half + i], partner[half + i] = x[i];
-        for (int i = 0; i < d; i += 16) {
-            store(x + i, fma(load(x + i), load(cos + i), mul(load(partner + i), load(sin + i))));
-        }
+        for (int i = 0; i < d; i += 16) store(x + i, turned(load(x + i), load(partner + i), load(cos + i), load(sin + i)));
     }
     for (int i = 0; i < d; i += 16) store(head + i, load(x + i));
 }
 
+// The keys of `count` tokens that follow each other in one group of sixteen, and of one head.
 template <class E>
-INL void store_head(const RotateStoreCall& call, const E* k, const E* v, int64_t slot, int head) {
+INL void store_keys(const E* k, int64_t stride, int count, E* to, int d) {
     constexpr int KP = sizeof(E) == 2 ? 2 : 1;
-    const int d = call.head_dim, size = call.page_size;
-    const int64_t first = (slot / size * call.kv_heads + head) * size;    // tokens before this page and head
-    const int at = static_cast<int>(slot % size);
-    E* to_k = static_cast<E*>(call.k_pages) + (first + at / 16 * 16) * d + at % 16 * KP;
-    E* to_v = static_cast<E*>(call.v_pages) + (first + at / KP * KP) * d + at % KP;
-    for (int i = 0; i < d / KP; i++) std::memcpy(to_k + i * 16 * KP, k + i * KP, sizeof(E) * KP);
-    for (int i = 0; i < d; i++) to_v[i * KP] = v[i];
+    for (int i = 0; i < d; i += KP, to += 16 * KP) {
+        for (int token = 0; token < count; token++) {
+            std::memcpy(to + token * KP, k + token * stride + i, sizeof(E) * KP);
+        }
+    }
+}
+
+// The values of tokens that follow each other in a page, the first at position `at` of it.
+INL void store_values(const float* v, int64_t stride, int count, float* page, int at, int d) {
+    for (int token = 0; token < count; token++) {
+        std::memcpy(page + static_cast<int64_t>(at + token) * d, v + token * stride, sizeof(float) * d);
+    }
+}
+
+INL void store_values(const uint16_t* v, int64_t stride, int count, uint16_t* page, int at, int d) {
+    for (int token = 0; token < count;) {
+        const uint16_t *one = v + token * stride, *other = one + stride;
+        uint16_t* to = page + static_cast<int64_t>(at + token) / 2 * 2 * d;
+        if ((at + token) % 2 || token + 1 == count) {
+            for (int i = 0; i < d; i++) to[2 * i + (at + token) % 2] = one[i];
+            token++;
+            continue;
+        }
+        for (int i = 0; i < d; i += 16) {
+            uint32_t pairs[16];
+            UNROLLED for (int n = 0; n < 16; n++) pairs[n] = one[i + n] | static_cast<uint32_t>(other[i + n]) << 16;
+            std::memcpy(to + 2 * i, pairs, sizeof pairs);
+        }
+        token += 2;
+    }
+}
+
+// As many tokens from `token` on as lie one behind the other in one group of sixteen.
+INL int run_of(const RotateStoreCall& call, int token, int until) {
+    const int64_t first = call.slots[token];
+    int count = 1;
+    while (token + count < until && call.slots[token + count] == first + count && (first + count) % 16) count++;
+    return count;
 }
 
 template <class E>
 void rotate_and_store(const RotateStoreCall& call, int from, int until) {
-    const int d = call.head_dim;
+    const int d = call.head_dim, size = call.page_size;
     const bool turns = call.cos != nullptr || call.q_weight != nullptr;
-    for (int token = from; token < until; token++) {
+    const auto turn = d % 32 ? turn_odd_head<E> : turn_head<E>;
+    for (int token = from; turns && token < until; token++) {
         const E* cos = call.cos ? static_cast<const E*>(call.cos) + static_cast<int64_t>(token) * d : nullptr;
         const E* sin = call.cos ? static_cast<const E*>(call.sin) + static_cast<int64_t>(token) * d : nullptr;
+        E* q = static_cast<E*>(call.q) + token * call.q_stride;
         E* k = static_cast<E*>(call.k) + token * call.k_stride;
-        const E* v = static_cast<const E*>(call.v) + token * call.v_stride;
         for (int head = 0; head < (call.q ? call.heads : 0); head++) {
-            E* q = static_cast<E*>(call.q) + token * call.q_stride + head * d;
-            turn_head(q, static_cast<const E*>(call.q_weight), call.q_eps, cos, sin, d);
+            turn(q + head * d, static_cast<const E*>(call.q_weight), call.q_eps, cos, sin, d);
         }
         for (int head = 0; head < call.kv_heads; head++) {
-            E* key = k + head * d;
-            if (turns) turn_head(key, static_cast<const E*>(call.k_weight), call.k_eps, cos, sin, d);
-            store_head(call, key, v + head * d, call.slots[token], head);
+            turn(k + head * d, static_cast<const E*>(call.k_weight), call.k_eps, cos, sin, d);
+        }
+    }
+    for (int token = from, count; token < until; token += count) {
+        count = run_of(call, token, until);
+        const E* k = static_cast<const E*>(call.k) + token * call.k_stride;
+        const E* v = static_cast<const E*>(call.v) + token * call.v_stride;
+        const int64_t page = call.slots[token] / size;
+        const int at = static_cast<int>(call.slots[token] % size);
+        for (int head = 0; head < call.kv_heads; head++) {
+            const int64_t first = (page * call.kv_heads + head) * size * d;
+            E* keys = static_cast<E*>(call.k_pages) + first + static_cast<int64_t>(at) / 16 * 16 * d;
+            constexpr int KP = sizeof(E) == 2 ? 2 : 1;
+            store_keys(k + head * d, call.k_stride, count, keys + at % 16 * KP, d);
+            store_values(v + head * d, call.v_stride, count, static_cast<E*>(call.v_pages) + first, at, d);
         }
     }
 }
