@@ -7,6 +7,8 @@ softmax", Milakov and Gimelshein, 2018; used for split KV by FlashAttention and 
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import torch
 
 
@@ -23,6 +25,11 @@ def merge_states(
         out [..., heads, head_dim] in the dtype of the inputs, and lse [..., heads] in float32 (float64 for
         float64 inputs). Two empty parts give zeros and -inf.
     """
+    if _one_kernel_merges(out_a, lse_a):
+        # Importing it needs the package, which machines without a GPU need not have.
+        from sluice.attention.triton import merge as in_one_kernel
+
+        return in_one_kernel.merge_states(out_a, lse_a, out_b, lse_b)
     compute = torch.float64 if out_a.dtype == torch.float64 else torch.float32
     lse_a, lse_b = lse_a.to(compute), lse_b.to(compute)
     top = torch.maximum(lse_a, lse_b)
@@ -33,6 +40,13 @@ def merge_states(
     share_a = _share(out_a.to(compute), weight_a, total)
     share_b = _share(out_b.to(compute), weight_b, total)
     return (share_a + share_b).to(out_a.dtype), top + torch.log(total)
+
+
+def _one_kernel_merges(out: torch.Tensor, lse: torch.Tensor) -> bool:
+    """Triton reads and writes each part once; torch does a dozen operations on a CUDA device."""
+    if out.device.type != "cuda" or torch.float64 in (out.dtype, lse.dtype) or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(out.device) >= (8, 0)
 
 
 def _share(out: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
