@@ -9,6 +9,8 @@ from typing import Any
 from serving import MEMORY, MODEL, Server, run, serving
 from shadow_engine import NUM_PAGES, PAGE_SIZE
 from sluice.config import ENGINE_GROUPS, GROUPS, options_of
+from sluice.server.info import occupancy_as_json
+from sluice.types import Occupancy, Tier, TierUse
 
 
 async def info_of(server: Server) -> dict[str, Any]:
@@ -66,6 +68,25 @@ def test_how_an_idle_engine_stands() -> None:
             }
 
     run(test)
+
+
+def test_what_lies_behind_the_device_is_told_by_name() -> None:
+    """A list of numbers would say which is which to nobody."""
+    disk = TierUse(Tier.DISK, 10, 7, stored=8, lost=1)
+    told = occupancy_as_json(Occupancy(1, 2, 3, 4, 9, loading=5, tiers=(disk,)))
+    assert (told["running"], told["loading"]) == (1, 5)
+    assert told["tiers"] == [
+        {
+            "tier": "disk",
+            "total": 10,
+            "used": 7,
+            "stored": 8,
+            "failed_stores": 0,
+            "loaded": 0,
+            "failed_loads": 0,
+            "lost": 1,
+        }
+    ]
 
 
 def test_how_a_busy_engine_stands() -> None:

@@ -27,10 +27,15 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         "engine_pid": engine.pid,
         "engine_restarts": engine.stats.restarts,
         "recovery": engine.stats.as_json(),
-        **occupancy._asdict(),
+        **occupancy_as_json(occupancy),
         "memory": service.memory.as_dict(),
         "last_step": None if last_step is None else _step(last_step),
     }
+
+
+def occupancy_as_json(occupancy: Occupancy) -> dict[str, Any]:
+    """How full the pool is, and what lies behind the device, a tier each."""
+    return occupancy._asdict() | {"tiers": [use._asdict() for use in occupancy.tiers]}
 
 
 async def flush_cache(service: Service) -> dict[str, Any]:
