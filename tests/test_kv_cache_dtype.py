@@ -16,6 +16,8 @@ from sluice.attention.base import AttentionBackend, LayerKV, PagedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.config import ConfigError, EngineConfig
 
+pytest.importorskip("triton")
+
 SMALL = {"max_total_tokens": 256, "page_size": 8, "dtype": "float32", "device": "cpu", "attention_backend": "triton"}
 PROMPT = [10, 200, 31, 400, 52, 60, 71, 82, 93, 104, 300, 7]
 
