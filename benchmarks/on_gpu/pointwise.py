@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -59,7 +60,8 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 def _kernels(setting: Setting) -> tuple[Ops, LogitOps]:
     """Triton's where they can run: a CPU needs its interpreter."""
-    if setting.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+    interprets = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+    if setting.device.type != "cuda" and not interprets:
         return TorchOps(), TORCH_LOGIT_OPS
     from sluice.models.triton_ops import TritonOps
     from sluice.runner.triton_logit_ops import TritonLogitOps

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def test_every_part_runs(parts: dict[str, Any]) -> None:
 def test_small_kernels_are_compared(parts: dict[str, Any]) -> None:
     """All of them run in Triton's interpreter here, and give what torch gives."""
     pointwise = parts["pointwise"]
-    assert pointwise["kernels"] == ("TritonOps" if os.environ.get("TRITON_INTERPRET") == "1" else "TorchOps")
+    if find_spec("triton") and os.environ.get("TRITON_INTERPRET") == "1":
+        assert pointwise["kernels"] == "TritonOps"
     assert [row["case"] for row in pointwise["rows"] if not row["passes"]] == []
     assert len(pointwise["rows"]) == 12
 
