@@ -15,7 +15,7 @@ from sluice.runner.streaming.sparse import SparsePolicy
 from sluice.runner.streaming.streamer import RingShape, Streamer
 from sluice.types import Chunk, StreamPart
 
-Parts = tuple[torch.Tensor, torch.Tensor]
+Parts = tuple[bytes, bytes]
 
 
 @dataclass
@@ -27,17 +27,15 @@ class DictPages:
     lost: set[int] = field(default_factory=set)
     reads: list[tuple[int, int]] = field(default_factory=list)
 
-    def read_part(self, page: int, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+    def read_layer(self, page: int, layer: int, k: memoryview, v: memoryview) -> None:
         if page in self.lost:
             raise OSError(5, "Input/output error")
         self.reads.append((page, layer))
-        stored_k, stored_v = self.parts[page, layer]
-        k.copy_(stored_k)
-        v.copy_(stored_v)
+        k[:], v[:] = self.parts[page, layer]
 
     def store(self, page: int, kv: Sequence[PagedKV], place: int) -> None:
         for layer, pages in enumerate(kv):
-            self.parts[page, layer] = pages.k[place].clone(), pages.v[place].clone()
+            self.parts[page, layer] = _bytes(pages.k[place]), _bytes(pages.v[place])
 
 
 @dataclass
@@ -103,3 +101,7 @@ class Driver:
             self.stored.store(self.base // size, self.state.kv, self.window.pop(0))
             self.base += size
         return hidden
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.flatten().view(torch.uint8).numpy().tobytes()

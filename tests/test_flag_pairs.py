@@ -41,10 +41,17 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "enable_overlap": (True,),
     "depth": (2, 3),
     "lookahead": (1,),
+    "stream_above": (20,),
+    "ring_blocks": (1,),
+    "ring_block_tokens": (16,),
+    "sparse_policy": ("window:8:8",),
 }
 BASES = [dict(SMALL), {**SMALL, "schedule_policy": "priority"}]
 ON_DISK = {**SMALL, "kv_disk": "pages", "kv_disk_bytes": 12_000}
 """For options of the tiers too."""
+STREAMED = {**ON_DISK, "kv_disk_bytes": 90_000, "stream_above": 15, "ring_block_tokens": 8, "depth": 2}
+"""And for those of contexts longer than the device."""
+STREAMING = tuple(name for name, _ in options_of(GROUPS["stream"]))
 PAIRS = [
     {one: left, other: right}
     for one, other in combinations(VALUES, 2)
@@ -78,7 +85,7 @@ def arrivals(number: int) -> list[Arrival]:
 
 
 def test_every_option_takes_part() -> None:
-    groups = ("cache", "scheduler")
+    groups = ("cache", "scheduler", "stream")
     assert list(VALUES) == [name for group in groups for name, _ in options_of(GROUPS[group])]
 
 
@@ -93,6 +100,8 @@ def test_refused_by_name_or_lawful(name: str) -> None:
 
 
 def bases(pair: dict[str, Any]) -> list[dict[str, Any]]:
+    if any(name in STREAMING for name in pair):
+        return [SMALL, STREAMED]
     return [*BASES, ON_DISK] if any(name.startswith("kv_") for name in pair) else BASES
 
 

@@ -151,7 +151,7 @@ def test_a_host_tier_serves_a_model(folder: Path, policy: str) -> None:
     model = replace(model, tiers=TierSetup(TierLimits(host_pages=64, write_policy=policy)))
     link, state = BlockingLink(), model.state()
     tiers = model.tiers.open(state, lambda done: link.post(Copied(done)))
-    engine = model.engine(link, model.runner(state=state, copies=tiers.copies), tiers)
+    engine = model.engine(link, model.runner(state=state, tiers=tiers), tiers)
     for number, prompt in enumerate([*PROMPTS, *PROMPTS]):
         link.post(Submit(number, prompt, greedy(4)))
         run_out(engine, link, number + 1)

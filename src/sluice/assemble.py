@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -30,7 +30,7 @@ from sluice.engine.protocols import Link, Runner
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.faults import Fault, FaultKind
-from sluice.footprint import Footprint, KVSizes, device_footprint
+from sluice.footprint import Footprint, KVSizes, StreamSizes, device_footprint, stored_bytes
 from sluice.limits import Limits
 from sluice.models.base import CausalLM, PagedLM
 from sluice.models.bundled import BUNDLED
@@ -40,8 +40,8 @@ from sluice.models.native_ops import NativeOps
 from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
+from sluice.resolve import stream_tier
 from sluice.runner.allocated import module_bytes
-from sluice.runner.copies import Copies
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.heap import keep_freed_memory
@@ -56,9 +56,11 @@ from sluice.runner.waiting import nobody
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.step_memory import StepTrial, cuda_memory
+from sluice.streaming import Sizes, StreamSetup, costs_of, stream_limits
 from sluice.tiering import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
+from sluice.types import Tier
 
 LOGGER = logging.getLogger("sluice.engine")
 
@@ -88,6 +90,10 @@ class EngineInfo:
     """That the pool's pages hold, among them one that belongs to nobody where steps are padded."""
     memory: Footprint
     """What the weights take, and, of a built engine, all the rest that was allocated."""
+    stream_sizes: StreamSizes | None = None
+    """What contexts longer than the device pass through."""
+    stream_tier: Tier | None = None
+    """Where they lie."""
 
     def predicted_memory(self, length: int) -> Footprint:
         """What a request of so many tokens takes, prompt and output together, in bytes by part.
@@ -96,7 +102,14 @@ class EngineInfo:
             LimitError: there can be no such request.
         """
         self.limits.check_length(length)
-        return device_footprint(self.kv_sizes, self.pool_tokens, None, weights_bytes=self.memory.weights_bytes)
+        sizes = self.stream_sizes
+        predicted = device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes)
+        above = self.config.stream.stream_above
+        if sizes is None or above is None or length <= above:
+            return predicted
+        stored = stored_bytes(self.kv_sizes, length, sizes.page_tokens)
+        on_host = self.stream_tier is Tier.HOST
+        return replace(predicted, host_bytes=stored * on_host, disk_bytes=stored * (not on_host))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +130,8 @@ class LoadedModel:
     """Steps of a few decodes are replayed on a CPU."""
     tiers: TierSetup
     """Behind the device."""
+    streams: StreamSetup | None
+    """None: contexts longer than the device are refused."""
     logit_ops: LogitOps = TORCH_LOGIT_OPS
 
     def state(self) -> DeviceState:
@@ -129,7 +144,7 @@ class LoadedModel:
         heartbeat: Heartbeat | None = None,
         faults: Sequence[Fault] = (),
         state: DeviceState | None = None,
-        copies: Copies | None = None,
+        tiers: OpenTiers = NO_TIERS,
     ) -> TorchRunner:
         """A runner.
 
@@ -137,7 +152,7 @@ class LoadedModel:
             heartbeat: where every layer, and every second of waiting, gives a sign of life.
             faults: of which those with NaN logits are put in.
             state: empty, and nobody else's; None: a new one.
-            copies: between this state and the tiers behind it; None: plans have none.
+            tiers: behind this state.
         """
         state = state or self.state()
         heartbeat = heartbeat or NoHeartbeat()
@@ -154,6 +169,9 @@ class LoadedModel:
         elif self.captures_kernels and not spoiling:
             assert self.kernels is not None, "only the kernels' calls are captured"
             forwards = cpu_graphs(forwards, model, state, attending.backend, self.kernels, busy)
+        streams = None
+        if self.streams is not None and tiers is not NO_TIERS:
+            streams = self.streams.open(model, state, attending, tiers, transport, busy)
         return TorchRunner(
             model,
             state,
@@ -162,7 +180,8 @@ class LoadedModel:
             forwards=forwards,
             logit_ops=self.logit_ops,
             tick=waiting,
-            copies=copies,
+            copies=tiers.copies,
+            streams=streams,
         )
 
     def built(self, runner: TorchRunner) -> EngineInfo:
@@ -182,6 +201,7 @@ class LoadedModel:
             page_size=self.shape.page_size,
             prefix_caching=config.cache.enable_prefix_caching,
             tiers=self.tiers.limits,
+            streams=None if self.streams is None else self.streams.limits,
         )
 
     @property
@@ -191,14 +211,20 @@ class LoadedModel:
         assert depth is not None, f"not resolved: {self.info.config}"
         return depth
 
-    def engine(self, link: Link, runner: Runner | None = None, tiers: OpenTiers | None = None) -> Engine:
+    def engine(
+        self,
+        link: Link,
+        runner: Runner | None = None,
+        tiers: OpenTiers = NO_TIERS,
+        at_close: Callable[[], None] = nobody,
+    ) -> Engine:
         """An engine over a new scheduler, which writes no trace.
 
         Args:
             runner: if not one of our own; it must be as empty as the scheduler.
-            tiers: that the runner copies to; closed with the engine.
+            tiers: that the runner copies to.
+            at_close: closes the runner with the engine.
         """
-        tiers = tiers or NO_TIERS
         scheduler = self.scheduler()
         if tiers.stored:
             scheduler.restore(tiers.stored)
@@ -208,18 +234,24 @@ class LoadedModel:
             link,
             depth=self.depth,
             trace=ChunkLog(RecentSteps()),
-            at_close=tiers.copies.close,
+            at_close=at_close,
         )
 
     def traced_engine(
-        self, link: Link, path: Path, runner: Runner | None = None, tiers: OpenTiers | None = None
+        self,
+        link: Link,
+        path: Path,
+        runner: Runner | None = None,
+        tiers: OpenTiers = NO_TIERS,
+        at_close: Callable[[], None] = nobody,
     ) -> Engine:
         """The same, writing a trace.
 
         Args:
             path: made by `tracing.writer.create`.
             runner: if not one of our own.
-            tiers: that the runner copies to; closed with the engine.
+            tiers: that the runner copies to.
+            at_close: closes the runner with the engine.
 
         Raises:
             OSError: it cannot be written.
@@ -236,7 +268,6 @@ class LoadedModel:
         )
         journal = TraceFile(path, header, start=clock.now(), key=secrets.token_bytes(16))
         recorder = Recorder(self.scheduler(), ChunkLog(RecentSteps()), journal, clock)
-        tiers = tiers or NO_TIERS
         if tiers.stored:
             recorder.restore(tiers.stored)
         return Engine(
@@ -246,7 +277,7 @@ class LoadedModel:
             depth=self.depth,
             clock=clock,
             trace=recorder,
-            at_close=tiers.copies.close,
+            at_close=at_close,
         )
 
 
@@ -277,10 +308,10 @@ def build_engine(
     loaded = load(config, progress=progress)
     state = loaded.state()
     tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)))
-    runner = loaded.runner(heartbeat, faults, state, tiers.copies)
+    runner = loaded.runner(heartbeat, faults, state, tiers)
     if path is None:
-        return loaded.engine(link, runner, tiers), loaded.built(runner)
-    return loaded.traced_engine(link, path, runner, tiers), loaded.built(runner)
+        return loaded.engine(link, runner, tiers, runner.close), loaded.built(runner)
+    return loaded.traced_engine(link, path, runner, tiers, runner.close), loaded.built(runner)
 
 
 def _new_trace(config: TraceConfig) -> Path | None:
@@ -356,6 +387,12 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
         reasons["max_total_tokens"] = f"{config.cache.max_total_tokens} in whole pages"
+    attending = kernels if attention == "native" else None
+    tiers = tier_setup(config.cache, spec, shape, folder, packed=attending is not None)
+    weights_bytes = module_bytes(model)
+    streams = _streams(config, spec, shape, kv_sizes, weights_bytes)
+    if streams is not None and config.stream.stream_above != streams.limits.above:
+        reasons["stream_above"] = "what the KV pool holds"
     if asked.model_impl == "auto":
         has = "a" if spec.implementation == "native" else "no"
         reasons["model_impl"] = f"{spec.architecture} has {has} native implementation"
@@ -368,7 +405,14 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         eos_token_ids=frozenset(spec.eos_token_ids),
         dtype=spec.dtype,
         device=device,
-        limits=Limits(spec.vocab_size, spec.max_model_len, total, config.scheduler.schedule_policy == "priority"),
+        limits=Limits(
+            spec.vocab_size,
+            spec.max_model_len,
+            total,
+            config.scheduler.schedule_policy == "priority",
+            0 if streams is None else tiers.limits.pages_on(streams.limits.tier) * shape.page_size,
+            kv_sizes.token_bytes,
+        ),
         config=replace(
             config,
             model=replace(
@@ -380,15 +424,39 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
                 attention_backend=attention,
             ),
             cache=replace(config.cache, max_total_tokens=total),
+            stream=replace(config.stream, stream_above=None if streams is None else streams.limits.above),
         ),
         reasons=reasons,
         pool_tokens=(shape.num_pages + shape.scratch_pages) * shape.page_size,
         kv_sizes=kv_sizes,
-        memory=Footprint(weights_bytes=module_bytes(model)),
+        memory=Footprint(weights_bytes=weights_bytes),
+        stream_sizes=None if streams is None else streams.sizes(shape.page_size),
+        stream_tier=None if streams is None else streams.limits.tier,
     )
-    attending = kernels if attention == "native" else None
-    tiers = tier_setup(config.cache, spec, shape, folder, packed=attending is not None)
-    return LoadedModel(model, spec, shape, info, attending, attention, rows, captures_kernels, tiers, logit_ops)
+    return LoadedModel(
+        model, spec, shape, info, attending, attention, rows, captures_kernels, tiers, streams, logit_ops
+    )
+
+
+def _streams(
+    config: EngineConfig, spec: ModelSpec, shape: DeviceShape, kv_sizes: KVSizes, weights_bytes: int
+) -> StreamSetup | None:
+    """How contexts longer than the device are served, if there is a tier for them."""
+    tier = stream_tier(config.cache, shape.device.type)
+    if tier is None:
+        return None
+    scheduler = config.scheduler.limits()
+    sizes = Sizes(
+        tier=tier,
+        page_bytes=kv_sizes.token_bytes * shape.page_size,
+        page_size=shape.page_size,
+        num_pages=shape.num_pages,
+        num_layers=spec.num_layers,
+        step_tokens=scheduler.chunked_prefill_size or scheduler.max_batch_tokens,
+        device_type=shape.device.type,
+    )
+    limits = stream_limits(config.stream, sizes, costs_of(spec, kv_sizes, weights_bytes, shape.device.type))
+    return None if limits is None else StreamSetup.of(config.stream, limits, shape.page_size, spec.hidden_size)
 
 
 def has_triton(device: torch.device) -> bool:

@@ -413,6 +413,42 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
+class StreamConfig:
+    """Contexts longer than the device, which need a tier behind it."""
+
+    stream_above: int | None = option(
+        None,
+        "tokens above which a request's KV stays on the tier",
+        unset="what the KV pool holds",
+        more="Prompt and output together. Such a request takes little of the device, however long it is, and is served"
+        " more slowly; others are served beside it. See [long-contexts.md](long-contexts.md).",
+        positive=True,
+    )
+    ring_blocks: int | None = option(
+        None,
+        "blocks of KV that long contexts pass through",
+        unset="8",
+        more="Half of them are attended to while the other half loads; a ring of one loads and attends in turn.",
+        positive=True,
+    )
+    ring_block_tokens: int | None = option(
+        None,
+        "tokens of such a block",
+        unset="1024",
+        more="A multiple of page-size. A block holds one layer of so many tokens.",
+        positive=True,
+    )
+    sparse_policy: str | None = option(
+        None,
+        "what a long context attends to: full, or window:SINKS:RECENT",
+        unset="full",
+        more="full: everything, exactly. window: while it decodes, so many tokens of its beginning and so many of its"
+        " end, in whole blocks, and what is on the device; a prompt sees all of itself.",
+        metavar="POLICY",
+    )
+
+
+@dataclass(frozen=True)
 class TraceConfig:
     """The record of every step."""
 
@@ -538,10 +574,11 @@ GROUPS: Mapping[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
+    "stream": StreamConfig,
     "trace": TraceConfig,
     "server": ServerConfig,
 }
-ENGINE_GROUPS = ("model", "cache", "scheduler", "trace")
+ENGINE_GROUPS = ("model", "cache", "scheduler", "stream", "trace")
 
 
 @dataclass(frozen=True)
@@ -551,6 +588,7 @@ class EngineConfig:
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    stream: StreamConfig = StreamConfig()
     trace: TraceConfig = TraceConfig()
 
     @classmethod

@@ -39,11 +39,15 @@ class Limits:
     max_model_len: int
     max_total_tokens: int
     knows_priority: bool = False
+    max_streamed_tokens: int = 0
+    """What the tier holds where contexts longer than the pool lie; 0: there can be none."""
+    token_bytes: int = 0
+    """Of KV, in all layers."""
 
     @property
     def max_request_tokens(self) -> int:
         """Most tokens of one request, prompt and output together."""
-        return min(self.max_model_len, self.max_total_tokens)
+        return min(self.max_model_len, max(self.max_total_tokens, self.max_streamed_tokens))
 
     def check(self, prompt: Sequence[int], max_tokens: int | None) -> int:
         """Refuse what cannot be honoured.
@@ -127,8 +131,13 @@ class Limits:
                 )
 
     def _too_long(self, what: str, param: str) -> LimitError:
-        if self.max_model_len <= self.max_total_tokens:
+        if self.max_model_len <= self.max_request_tokens:
             limit = f"the model's context is {self.max_model_len} tokens"
+        elif self.max_streamed_tokens > self.max_total_tokens:
+            limit = (
+                f"the tier behind the KV pool holds {self.max_streamed_tokens} tokens of {self.token_bytes} bytes each"
+                " (--kv-disk-bytes, --kv-host-bytes)"
+            )
         else:
             limit = f"the KV pool is {self.max_total_tokens} tokens (--max-total-tokens)"
         return LimitError(f"{what}, but {limit}", param=param, code="context_length_exceeded")

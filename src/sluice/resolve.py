@@ -8,7 +8,7 @@ combination that cannot be honoured is refused by name. Every value that was der
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sluice.config import (
@@ -20,8 +20,10 @@ from sluice.config import (
     EngineConfig,
     ModelConfig,
     SchedulerConfig,
+    StreamConfig,
     check_values,
 )
+from sluice.types import Tier
 
 UNCHUNKED_BATCH_TOKENS = 8192
 """Budget of a step when prompts are never cut and no budget is given; a longer prompt goes alone."""
@@ -29,6 +31,8 @@ UNCHUNKED_BATCH_TOKENS = 8192
 PARTIAL_PREFILLS = 4
 """Prompts half computed at once, unless told otherwise. Measured in `docs/fairness.md`: what matters is to have more
 than one; beyond a few, each further one only spreads the same tokens over more prompts."""
+
+RING_BLOCKS, RING_BLOCK_TOKENS, FULL = 8, 1024, "full"
 
 DISK_BYTES = 8 << 30
 """Of a disk tier whose size is open. Not a share of what is free: a file of another size than before begins empty."""
@@ -83,7 +87,8 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     if scheduler.reserve == "ratio" and scheduler.schedule_conservativeness is None:
         scheduler = replace(scheduler, schedule_conservativeness=1.0)
     cache = replace(config.cache, page_size=page_size, **_tiers(config.cache, device_type, why))
-    return Resolution(replace(config, cache=cache, scheduler=scheduler), why)
+    stream = replace(config.stream, **_streams(config.stream, cache, device_type, why))
+    return Resolution(replace(config, cache=cache, scheduler=scheduler, stream=stream), why)
 
 
 def _refuse_without_effect(config: EngineConfig) -> None:
@@ -169,6 +174,54 @@ def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[st
     if cache.kv_write_policy is None:
         filled["kv_write_policy"], why["kv_write_policy"] = "write-through", "default"
     return filled
+
+
+def stream_tier(cache: CacheConfig, device_type: str) -> Tier | None:
+    """Where contexts longer than the device lie: in memory that its copies reach."""
+    if device_type == "cpu":
+        return None if cache.kv_disk is None else Tier.DISK
+    return None if cache.kv_host_bytes is None else Tier.HOST
+
+
+def _streams(stream: StreamConfig, cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
+    if stream_tier(cache, device_type) is None:
+        needed = "a disk (--kv-disk FILE)" if device_type == "cpu" else "host memory (--kv-host-bytes N)"
+        for item in fields(stream):
+            if (value := getattr(stream, item.name)) is not None:
+                raise ConfigError(f"{_flag(item.name)} {value} needs {needed} for contexts longer than the device")
+        return {}
+    page_size, filled = cache.page_size, {}
+    assert page_size is not None
+    if stream.ring_blocks is None:
+        filled["ring_blocks"], why["ring_blocks"] = RING_BLOCKS, "default"
+    if stream.ring_block_tokens is None:
+        filled["ring_block_tokens"], why["ring_block_tokens"] = RING_BLOCK_TOKENS, "default"
+    elif stream.ring_block_tokens % page_size:
+        raise ConfigError(
+            f"--ring-block-tokens must be a multiple of --page-size {page_size}, got {stream.ring_block_tokens}"
+        )
+    if stream.sparse_policy is None:
+        filled["sparse_policy"], why["sparse_policy"] = FULL, "default"
+    else:
+        sparse_window(stream.sparse_policy)
+    return filled
+
+
+def sparse_window(policy: str) -> tuple[int, int] | None:
+    """Tokens of the beginning and of the end that a sparse policy keeps; None: all.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if policy == FULL:
+        return None
+    name, *sizes = policy.split(":")
+    if name != "window" or len(sizes) != 2 or not all(size.isascii() and size.isdecimal() for size in sizes):
+        raise ConfigError(f"--sparse-policy must be full or window:SINKS:RECENT, in tokens, got {policy!r}")
+    sinks, recent = map(int, sizes)
+    if not sinks + recent:
+        raise ConfigError(f"--sparse-policy must keep some token, got {policy!r}")
+    return sinks, recent
 
 
 def _overlap(config: SchedulerConfig, why: dict[str, str]) -> dict[str, Any]:

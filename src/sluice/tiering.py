@@ -17,7 +17,7 @@ from sluice.models.fingerprint import fingerprint
 from sluice.models.spec import ModelSpec
 from sluice.pagefile.errors import PageFileError
 from sluice.pagefile.layout import FileLayout, PageGeometry
-from sluice.pagefile.page_file import check_path, open_page_file
+from sluice.pagefile.page_file import PageFile, check_path, open_page_file
 from sluice.runner.copies import Copies, NoTiers, TierCopies
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.device_pages import DevicePages
@@ -68,7 +68,8 @@ class TierSetup:
         if self.disk is not None:
             disk, stored = self._open_disk(self.disk, state, told)
         loading = CudaStream(torch.cuda.Stream(device)) if is_cuda else None
-        return OpenTiers(TierCopies(pages, host, disk, host_buffer, loading), stored)
+        file = None if disk is None else disk.file
+        return OpenTiers(TierCopies(pages, host, disk, host_buffer, loading), stored, host, file)
 
     def _open_disk(
         self, path: Path, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]
@@ -93,6 +94,9 @@ class OpenTiers:
     copies: Copies
     stored: tuple[StoredPage, ...]
     """What the disk held when it was opened."""
+    host: HostTier | None = None
+    file: PageFile | None = None
+    """The disk's, for those who read it layer by layer."""
 
 
 NO_TIERS = OpenTiers(NoTiers(), ())

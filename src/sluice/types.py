@@ -317,6 +317,10 @@ class TierLimits:
     load_back_pages: int = 1
     """Fewer pages than this are computed again rather than loaded."""
 
+    def pages_on(self, tier: Tier) -> int:
+        """Of a tier behind the device."""
+        return self.host_pages if tier is Tier.HOST else self.disk_pages
+
 
 class PageKey(NamedTuple):
     """What a page holds, in words that outlive the process: an index of these restores the prefix tree.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -16,11 +18,17 @@ from sluice.attention.base import LayerKV
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.kv.ring import DeviceRing
 from sluice.models.loader import load_model
 from sluice.runner.device import DeviceShape
+from sluice.runner.fakes import late_streams
 from sluice.runner.streaming.coroutine import Coroutine
+from sluice.runner.streaming.loaders import BlockLoad
+from sluice.runner.streaming.reader import RingReader
 from sluice.runner.streaming.sparse import Window
+from sluice.runner.streaming.stream_loader import StreamLoader
 from sluice.runner.streaming.streamer import RingShape, StreamFailed
+from sluice.runner.streams import Streams
 from streamed import Driver
 
 LENGTH = 93
@@ -201,3 +209,34 @@ def test_a_call_that_is_cancelled_unwinds() -> None:
     call.cancel()
     assert seen == ["began", "unwound"]
     assert call.is_over
+
+
+class Memory:
+    """`HostPages`: page p of layer l is full of 10 p + l."""
+
+    def layer(self, host_page: int, layer: int) -> torch.Tensor:
+        return torch.full((2, 4), 10 * host_page + layer, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "eager", [(), *itertools.combinations(Streams._fields, 1), *itertools.combinations(Streams._fields, 2)]
+)
+def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
+    """A read before its load is there, or a load over what is still being read: on a device as late, or as early, as
+    events allow."""
+    streams = late_streams(eager)
+    ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
+    loader = StreamLoader(Memory(), ring, 1, streams.inputs, streams.compute)
+    reader = RingReader(DeviceRing(2), loader)
+    reader.expect(BlockLoad(layer, [page], page) for layer in range(2) for page in range(3))
+    seen: list[int] = []
+
+    def look(slot: int) -> None:
+        seen.extend(ring.k[slot].flatten().tolist() + ring.v[slot].flatten().tolist())
+
+    for _ in range(6):
+        arrived = reader.next()
+        streams.compute.run(functools.partial(look, arrived.slot))
+        reader.release([arrived])
+    assert streams.compute.record().query()
+    assert seen == [10 * page + layer for layer in range(2) for page in range(3) for _ in range(8)]

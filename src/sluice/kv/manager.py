@@ -175,12 +175,15 @@ class KVManager:
         """
         return self.streams.open(tokens, cacheable, self.pages_for(num_tokens), extra_key)
 
-    def close_stream(self, stream: StreamLease, *, keep: bool) -> None:
+    def close_stream(self, stream: StreamLease, tokens: array[int], *, keep: bool) -> None:
         """Give everything back.
 
         Args:
+            tokens: of its context.
             keep: what it has read and published is sound; else none of it stays cached, as far as nobody else uses it.
         """
+        if keep:
+            self.streams.publish(stream, tokens, is_over=True)
         path = list(stream.path)
         self.pool.give(self.streams.close(stream))
         if not keep:

@@ -296,6 +296,11 @@ class PrefixTree:
         above = self._root(extra_key) if parent is None else parent
         return above.children.get(key) or self.insert(above, key)
 
+    def child(self, parent: Node | None, key: bytes, extra_key: str) -> Node | None:
+        """The node of these tokens behind `parent`, or the first of its namespace, if there is one."""
+        above = self._roots.get(extra_key) if parent is None else parent
+        return None if above is None else above.children.get(key)
+
     def restored(self, extra_key: str, parent: Node | None, key: bytes) -> Node | None:
         """A new node without a page behind `parent`, or the first of its namespace; None if it is there already."""
         above = self._root(extra_key) if parent is None else parent

@@ -74,16 +74,27 @@ class Shelf:
             self._tiers.store_streamed(stream, index, place, self.limits.tier, key)
         stream.sent = max(stream.sent, full)
 
-    def publish(self, stream: StreamLease, tokens: array[int]) -> None:
-        """Let others see what is stored."""
+    def publish(self, stream: StreamLease, tokens: array[int], *, is_over: bool = False) -> None:
+        """Let others see what is stored. Where a twin lies on the tier already, the stream reads that one instead, if
+        the runner does not know its own page, or the stream is over."""
         if isinstance(self._tree, NoPrefix):
             return
         for index in range(len(stream.path), stream.stored):
             key, page = self._key(tokens, index), stream.row[index]
             node = self._tiers.publish(stream.path, key, stream.extra_key, self.limits.tier, page)
+            if node is None and (is_over or index >= stream.told):
+                node = self._twin(stream, key, index)
             if node is None:
                 break
             stream.path.append(node)
+
+    def _twin(self, stream: StreamLease, key: bytes, index: int) -> Node | None:
+        """Read a twin's page, and give up the stream's own."""
+        node, tier = self._tiers.behind(stream.path, key, stream.extra_key, self.limits.tier), self.limits.tier
+        if node is not None:
+            self._tiers.give(tier, [stream.row[index]])
+            (stream.row[index],) = self._tiers.read([node], tier)
+        return node
 
     def close(self, stream: StreamLease) -> list[int]:
         """Give everything back; what was published stays cached. Returns the pages of the device."""

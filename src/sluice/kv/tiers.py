@@ -152,6 +152,10 @@ class LowerTiers(Protocol):
         """Make a private page the node behind a path that is read; whoever had it reads it from now on."""
         ...
 
+    def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
+        """The node of these tokens behind a path that is read, if it lies on the tier."""
+        ...
+
     def key_behind(self, parent: bytes, key: bytes, extra_key: str) -> PageKey:
         """Names a page of tokens `key` behind one of digest `parent`, empty if there is none."""
         ...
@@ -451,6 +455,15 @@ class Tiers:
         self._put(node, place, page, self.slots[place].checksums[page])
         below.readers += 1
         return node
+
+    def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
+        """The node of these tokens behind a path that is read, if it lies on the tier."""
+        place = self._of(tier).place
+        parent = path[-1] if path else None
+        if parent is not None and (parent.below is None or parent.below.gone):
+            return None
+        node = self.tree.child(parent, key, extra_key)
+        return None if node is None or node.below is None or node.below.slots[place] == NOWHERE else node
 
     def key_behind(self, parent: bytes, key: bytes, extra_key: str) -> PageKey:
         """Names a page of tokens `key` behind one of digest `parent`, empty if there is none."""
@@ -767,6 +780,9 @@ class NoTiers:
         assert not nodes, f"{len(nodes)} nodes to read from nowhere"
 
     def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
+        return None
+
+    def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
         return None
 
     def key_behind(self, parent: bytes, key: bytes, extra_key: str) -> PageKey:

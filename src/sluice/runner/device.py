@@ -82,7 +82,7 @@ class DeviceState:
 
     def __init__(self, shape: DeviceShape, new_kv: KVMaker | None = None, *, watched: bool = False) -> None:
         self.shape = shape
-        self.kv = tuple((new_kv or _plain_kv)(shape) for _ in range(shape.num_layers))
+        self.kv = tuple((new_kv or plain_kv)(shape) for _ in range(shape.num_layers))
         scratch_page = shape.num_pages if shape.scratch_pages else None
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
@@ -195,7 +195,8 @@ class DeviceState:
         )
 
 
-def _plain_kv(shape: DeviceShape) -> LayerKV:
+def plain_kv(shape: DeviceShape) -> LayerKV:
+    """The pages of one layer, as they read."""
     size = (shape.num_pages + shape.scratch_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
     k, v = (torch.empty(size, dtype=shape.page_dtype, device=shape.device) for _ in range(2))
     return LayerKV(k, v)

@@ -62,7 +62,7 @@ class DiskTier:
         self.num_pages = file.layout.num_slots
         self.nbytes = file.layout.file_bytes
         """Of the file."""
-        self._file = file
+        self._file = self.file = file
         self._told = told
         self._loads: deque[Load] = deque()
         self._writes: deque[Store | Erase] = deque()

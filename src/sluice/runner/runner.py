@@ -111,10 +111,13 @@ class TorchRunner:
 
     def footprint(self) -> Footprint:
         """What is allocated for keys and values, in bytes by part."""
-        pool = kv_bytes(self._state.kv)
-        copies = self._copies
+        pool, ring, copies = kv_bytes(self._state.kv), self._streams.ring_bytes, self._copies
         return Footprint(
-            device_kv_bytes=pool, pool_bytes=pool, host_bytes=copies.host_bytes, disk_bytes=copies.disk_bytes
+            device_kv_bytes=pool + ring,
+            pool_bytes=pool,
+            ring_bytes=ring,
+            host_bytes=copies.host_bytes,
+            disk_bytes=copies.disk_bytes,
         )
 
     @property
@@ -145,6 +148,7 @@ class TorchRunner:
 
     def close(self) -> None:
         """Finish what is on its way to a disk. No launch may follow; twice is once."""
+        self._streams.close()
         self._copies.close()
 
     def _run(self, plan: BatchPlan, rest: BatchPlan) -> LaunchedStep:

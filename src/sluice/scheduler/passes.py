@@ -7,8 +7,8 @@ only in steps that have none.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from functools import partial as partial_of
 
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.fair import fair
@@ -74,23 +74,35 @@ def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
 def streamed(
     state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
 ) -> None:
-    """A part of a streamed chunk, unless this step has one: for half of what the step has left where others want it
-    too, and never so little that nothing is done."""
+    """A part of a streamed chunk, unless this step has one, out of what is left of the step."""
     if not state.kv.can_stream or batch.streams:
         return
     room = adder.room()
-    if state.partial or state.waiting:
-        room //= 2
+    if room <= 0 and len(batch):
+        return
     adder.spend(stream(state, state.kv.streams.limits, limits.lookahead, batch, room, kinds))
+
+
+def streamed_first(
+    state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
+) -> None:
+    """The same before other prompts, every other step: half of a step might be less than a page for them, or than a
+    unit of work."""
+    if state.step % 2 == 0 or not (state.partial or state.waiting or state.loading):
+        streamed(state, limits, batch, adder, kinds)
 
 
 def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
     """The groups of passes of a schedule; the first group that fills anything is the step."""
     prefill: tuple[Pass, ...] = (load_back, partial, admit) if limits.max_partial_prefills == 1 else (load_back, fair)
-    # Twice: whoever was admitted in this step begins in it, if nobody else was worked on.
     if limits.schedule == "mixed":
-        both = partial_of(streamed, kinds=Kinds(prefill=True, decode=True))
-        return ((decode, both, *prefill, both),)
-    of_prefill = partial_of(streamed, kinds=Kinds(prefill=True, decode=False))
-    of_decode = partial_of(streamed, kinds=Kinds(prefill=False, decode=True))
-    return ((of_prefill, *prefill, of_prefill), (decode, of_decode))
+        both = Kinds(prefill=True, decode=True)
+        return ((decode, with_kinds(streamed_first, both), *prefill, with_kinds(streamed, both)),)
+    of_prompts, of_decodes = Kinds(prefill=True, decode=False), Kinds(prefill=False, decode=True)
+    prefill = (with_kinds(streamed_first, of_prompts), *prefill, with_kinds(streamed, of_prompts))
+    return (prefill, (decode, with_kinds(streamed, of_decodes)))
+
+
+def with_kinds(streaming: Callable[..., None], kinds: Kinds) -> Pass:
+    """A pass over these kinds of chunks."""
+    return functools.partial(streaming, kinds=kinds)

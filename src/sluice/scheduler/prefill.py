@@ -178,7 +178,8 @@ class PrefillAdder:
 
     def spend(self, tokens: int) -> None:
         """Streamed work costs the step as much as so many tokens of prefill would."""
-        self._chunk.take(0, tokens)
+        if tokens:
+            self._chunk.take(0, tokens)
         self._streamed += tokens
 
     def _add_stream(self, request: Request) -> AddResult:

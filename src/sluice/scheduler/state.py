@@ -190,7 +190,8 @@ class SchedulerState:
     def _give_back(self, request: Request) -> None:
         """All its pages."""
         if request.stream is not None:
-            self.kv.close_stream(request.stream, keep=request.finish_reason is not FinishReason.ERROR)
+            keep = request.finish_reason is not FinishReason.ERROR
+            self.kv.close_stream(request.stream, request.tokens, keep=keep)
             request.stream = None
             return
         assert request.lease is not None, f"request {request.id} drains without pages"

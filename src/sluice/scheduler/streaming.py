@@ -1,9 +1,9 @@
 """Streamed requests: contexts longer than the device, a part of a chunk at a time.
 
 A chunk of theirs is many units of work (`types.StreamLimits`), and a step takes as many as its budget of prefill tokens
-pays for: half of it where others want to prefill too. So their neighbours' steps are no longer than beside an ordinary
-prompt, while they prefill and while they decode. One chunk is open at a time, since the ring is one; when it is done it
-is the next request's turn.
+pays for; where others want to prefill too they take turns, and one has what the other leaves. So their neighbours'
+steps are no longer than beside an ordinary prompt, while they prefill and while they decode. One chunk is open at a
+time, since the ring is one; when it is done it is the next request's turn.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ def stream(
 
 
 def is_streamed(kv: KVManager, request: Request) -> bool:
-    """Its context, prompt and output, is longer than the device."""
-    return kv.can_stream and request.prompt_len + request.max_tokens > kv.streams.limits.above
+    """Its context, prompt and output, is longer than the device; or than was asked for, if the tier can hold it."""
+    if not kv.can_stream or request.prompt_len + request.max_tokens <= kv.streams.limits.above:
+        return False
+    pages = kv.pages_for(request.prompt_len + request.max_tokens)
+    return pages > kv.num_pages or pages <= kv.streams.num_pages
 
 
 def check_stream(kv: KVManager, request: Request) -> None:

@@ -8,19 +8,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import torch
-
 from sluice.attention.base import PagedKV
+from sluice.runner.device_pages import DevicePages
 
 Handle = TypeVar("Handle")
 Fence = TypeVar("Fence")
 
 
 class StoredPages(Protocol):
-    """KV pages beneath the device, by their number on that tier."""
+    """KV pages beneath the device, by their number on that tier: a `PageFile`."""
 
-    def read_part(self, page: int, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Copy one layer of a page, each tensor contiguous and laid out as the device's pages.
+    def read_layer(self, page: int, layer: int, k: memoryview, v: memoryview) -> None:
+        """Copy keys and values of one layer of a page, as bytes.
 
         Raises:
             Exception: the page cannot be read, or is not what was stored; the message is for the user.
@@ -83,9 +82,10 @@ class ThreadLoader(Generic[Fence]):
 
     def __init__(self, stored: StoredPages, ring: PagedKV, block_pages: int) -> None:
         self._stored = stored
-        self._ring = ring
+        pages = DevicePages([ring])
+        self._views = [pages.views(page) for page in range(pages.num_pages)]
         self._block_pages = block_pages
-        self._page_bytes = 2 * ring.k[0].nbytes
+        self._page_bytes = pages.page_bytes
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-prefetch")
         self.totals = LoadTotals()
 
@@ -115,6 +115,6 @@ class ThreadLoader(Generic[Fence]):
         began = time.perf_counter()
         first = slot * self._block_pages
         for place, page in enumerate(load.pages, start=first):
-            self._stored.read_part(page, load.layer, self._ring.k[place], self._ring.v[place])
+            self._stored.read_layer(page, load.layer, *self._views[place])
         self.totals.bytes += len(load.pages) * self._page_bytes
         self.totals.seconds += time.perf_counter() - began

@@ -26,6 +26,15 @@ class Streams(Protocol):
         """See `Streamer.run`."""
         ...
 
+    @property
+    def ring_bytes(self) -> int:
+        """That the ring takes."""
+        ...
+
+    def close(self) -> None:
+        """Load no more. Twice is once."""
+        ...
+
     def failed(self, part: StreamPart) -> torch.Tensor:
         """Hidden states of NaN, in the place of those of a chunk that failed."""
         ...
@@ -38,6 +47,11 @@ class Streams(Protocol):
 
 class NoStreams:
     """Every context fits the device."""
+
+    ring_bytes = 0
+
+    def close(self) -> None:
+        pass
 
     def open_slots(self, slots: Sequence[int]) -> None:
         pass

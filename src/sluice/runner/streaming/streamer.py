@@ -15,6 +15,7 @@ import torch
 
 from sluice.attention.base import AttentionBackend, PagedKV
 from sluice.kv.ring import DeviceRing
+from sluice.runner.allocated import kv_bytes
 from sluice.runner.device import DeviceShape, DeviceState, KVMaker
 from sluice.runner.model import Model
 from sluice.runner.streaming.attention import StreamedAttention, StreamedContext
@@ -37,11 +38,14 @@ class RingShape:
     """Slots."""
     block_pages: int
     """Pages of a slot."""
+    most_blocks: int | None = None
+    """Attended to in one call; None: as many as there is room for beside those that load."""
 
     @property
     def group_blocks(self) -> int:
-        """Blocks attended to in one call: half of the ring, while the other half loads. A ring of one waits."""
-        return max(1, self.num_blocks // 2)
+        """Blocks attended to in one call: half of the ring at most, while the rest loads. A ring of one waits."""
+        half = max(1, self.num_blocks // 2)
+        return half if self.most_blocks is None else min(half, self.most_blocks)
 
     @property
     def num_pages(self) -> int:
@@ -101,6 +105,11 @@ class Streamer:
         self._half_done: _HalfDone | None = None
         self._failed: set[int] = set()
         self._granted = 0
+
+    @property
+    def ring_bytes(self) -> int:
+        """That the ring takes."""
+        return kv_bytes([self.ring_kv])
 
     @property
     def totals(self) -> LoadTotals:
