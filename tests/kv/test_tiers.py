@@ -135,3 +135,21 @@ def test_a_request_may_have_pages_of_its_own_on_a_tier() -> None:
     assert on_disk(kv) == {tuple(A[:2])}
     kv.tiers.give(Tier.DISK, taken)
     assert kv.tiers.uses()[0].used == 1
+
+
+def test_the_queue_of_who_may_go_does_not_grow_with_use() -> None:
+    """Every load offers its pages again. Once the queue is cleared the order is as before."""
+    kv = manager()
+    for prompt in (A, B):
+        compute(kv, prompt)
+        end_copies(kv)
+    (disk,) = kv.tiers.slots
+    leaves = [node for node in kv.tree.nodes() if not node.children]
+    for _ in range(100):
+        for node in leaves:
+            disk.offer(node)
+            assert len(disk._leaves) <= 2 * 4 + 64
+    compute(kv, A)
+    compute(kv, C)
+    end_copies(kv)
+    assert on_disk(kv) == pages_of(A, C)

@@ -440,3 +440,23 @@ def test_copies_of_a_failed_step_end_with_it(faults: Faults) -> None:
     assert not bench.bench.scheduler.awaits_copies
     assert bench.ask(1, LONG).finish_reason is FinishReason.LENGTH
     bench.check(faults=True)
+
+
+def test_loads_leave_slots_to_those_who_came_before() -> None:
+    """Loading takes nothing of a step, so it could take every slot before anybody is admitted."""
+    world = world_of(num_pages=40, running=2)
+    before = TierBench(world)
+    before.ask(0, LONG)
+    before.ask(1, prompt(2, 25))
+    bench = TierBench(world, before.disk.tiers.crash())
+    bench.inherit(before)
+    bench.pace.is_stuck = True
+    bench.put(1, prompt(4, 9), 8)
+    bench.put(2, LONG)
+    bench.put(3, prompt(2, 25))
+    bench.step()
+    state = bench.bench.scheduler.state
+    assert [state.requests[i].place for i in (1, 2, 3)] == [Place.DECODING, Place.LOADING, Place.WAITING]
+    bench.pace.is_stuck = False
+    bench.bench.drain(50)
+    bench.check()
