@@ -58,6 +58,7 @@ def measure(
         cost = costs(config, length, driven.info.dtype.itemsize)
         row = {"tokens": length, "computed_ms": _ms(computed), "loaded_ms": _ms(loaded), **cost._asdict()}
         rows.append(row)
+        print(f"  {row}", flush=True)
     driven.close()
     disk.unlink()
     longest = rows[-1]

@@ -101,6 +101,9 @@ class Driven:
         """Step until these have ended."""
         while any(request.end is None for request in requests):
             self.engine.step()
+        for request in requests:
+            if not request.tokens:
+                raise RuntimeError(f"a request gave nothing: {request.end}")
 
     def settle(self) -> None:
         """Step until every copy has ended."""
