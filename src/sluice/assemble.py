@@ -185,9 +185,17 @@ class LoadedModel:
         )
 
     def built(self, runner: TorchRunner) -> EngineInfo:
-        """`info`, with what the runner allocated."""
-        allocated = replace(runner.footprint(), weights_bytes=self.info.memory.weights_bytes)
-        return replace(self.info, memory=allocated)
+        """`info`, with what the runner allocated. Buffers are parts of the pool and of the ring."""
+        info = self.info
+        planned = device_footprint(info.kv_sizes, info.pool_tokens, info.stream_sizes)
+        allocated = replace(
+            runner.footprint(),
+            weights_bytes=info.memory.weights_bytes,
+            prefill_buffer_bytes=planned.prefill_buffer_bytes,
+            pipeline_buffer_bytes=planned.pipeline_buffer_bytes,
+            decode_buffer_bytes=planned.decode_buffer_bytes,
+        )
+        return replace(info, memory=allocated)
 
     def scheduler(self) -> Scheduler:
         return self.setup().build()

@@ -1,0 +1,55 @@
+"""Needles in contexts longer than the device: the KV of every position passes through a file and a ring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluice import LLM, SamplingParams
+from sluice.exact_recall import SHAPES, needle_prompts, write_recall_checkpoint
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0, None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_recall_checkpoint(tmp_path_factory.mktemp("recall"), SHAPES["small"])
+
+
+@pytest.mark.parametrize("ring", [(2, 64), (3, 128), (8, 64)])
+def test_needles_beyond_the_device(ring: tuple[int, int], folder: Path, tmp_path: Path) -> None:
+    """A block read into the wrong slot, or merged twice: the token behind the key is another one. Beside a prompt that
+    fits the device; the second question finds the prompt on the tier."""
+    blocks, tokens = ring
+    options: dict[str, Any] = {"kv_disk": tmp_path / "pages", "kv_disk_bytes": 16 << 20, "page_size": 16}
+    options |= {"max_total_tokens": 1536, "stream_above": 1024, "ring_blocks": blocks, "ring_block_tokens": tokens}
+    needles = needle_prompts(SHAPES["small"], 5000, DEPTHS, seed=blocks)
+    ordinary = needle_prompts(SHAPES["small"], 600, [0.4], seed=blocks)
+    with LLM(folder, dtype="bfloat16", max_running_requests=4, chunked_prefill_size=256, **options) as llm:
+        first = llm.generate([needle.prompt for needle in (needles[0], *ordinary)], GREEDY)
+        later = llm.generate([needle.prompt for needle in needles[1:]], GREEDY)
+    results = [first[0], *later, first[1]]
+    assert [result.token_ids for result in results] == [needle.answer for needle in (*needles, *ordinary)]
+    assert all(result.num_cached_tokens > 4900 for result in later)
+
+
+def test_memory_does_not_grow(folder: Path, tmp_path: Path) -> None:
+    """A buffer that is made as long as the context."""
+    options: dict[str, Any] = {"kv_disk": tmp_path / "pages", "kv_disk_bytes": 16 << 20, "page_size": 16}
+    with LLM(folder, dtype="bfloat16", max_total_tokens=1536, stream_above=1024, **options) as llm:
+        short, long = llm.memory_report(1025), llm.memory_report(9000)
+        assert {name: short[name] for name in short if name != "disk_bytes"} == {
+            name: long[name] for name in long if name != "disk_bytes"
+        }
+        assert long["ring_bytes"] > 0
+        assert long["disk_bytes"] > 8 * short["disk_bytes"] * 0.98
+        (needle,) = needle_prompts(SHAPES["small"], 9000, [0.5])
+        (result,) = llm.generate(needle.prompt, GREEDY)
+        assert result.token_ids == needle.answer
+        now = llm.memory_report()
+        assert now["disk_bytes"] == (tmp_path / "pages").stat().st_size >= long["disk_bytes"]
+        assert now | {"disk_bytes": long["disk_bytes"]} == long
+        assert llm.memory_report(1000)["disk_bytes"] == 0
