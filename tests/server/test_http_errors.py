@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import tokenizers
 
 from serving import MODEL, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
 from sluice.engine.messages import Abort
 from sluice.server.backend import Backend
 from sluice.server.body import LONG_BODY, parsed
+from sluice.server.chat import ChatTemplate
+from sluice.server.tokens import Tokenizer
 from sluice.testing import Faults
+from tokenizer_makers import byte_fallback_bpe, byte_level_bpe, byte_tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -273,6 +279,42 @@ def test_a_refusal_is_short_whatever_it_refuses() -> None:
                 assert param is None or answer.json()["error"]["param"] == param
 
     run(test)
+
+
+class NoEncoder(Tokenizer):
+    """Must not be asked."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise AssertionError("tokenized")
+
+
+def test_what_cannot_fit_is_not_tokenized() -> None:
+    """Thirty megabytes of text take a processor many seconds, only to be refused."""
+
+    async def test() -> None:
+        async with serving(max_body_bytes=10**6) as server:
+            tokenizer = NoEncoder(byte_tokenizer(), chat_template=ChatTemplate("{{ messages }}", {}))
+            server.backend.open(replace(server.backend.service(), tokenizer=tokenizer))
+            text = "a" * 50_000
+            message = {"role": "user", "content": text}
+            for path, param, body in (
+                (COMPLETIONS, "prompt", {"prompt": ["b", text]}),
+                (CHAT, "messages", {"messages": [message]}),
+                ("/generate", "prompt", {"text": text}),
+            ):
+                answer = await server.post(path, **body)
+                assert_error(answer, 400, param, "50000 characters", f"{MAX_MODEL_LEN} tokens")
+                assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+    run(test)
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, byte_level_bpe, byte_fallback_bpe])
+def test_no_token_is_longer_than_the_longest(make: Callable[[], tokenizers.Tokenizer]) -> None:
+    """Or a text that fits would be refused by its length."""
+    tokenizer = Tokenizer(make())
+    lengths = [len((tokenizer.spelled(token) or b"").decode(errors="replace")) for token in range(tokenizer.vocab_size)]
+    assert max(lengths) <= tokenizer.longest_token
 
 
 def test_a_long_body_leaves_the_event_loop() -> None:

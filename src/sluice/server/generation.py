@@ -21,6 +21,8 @@ from sluice.server.text import Piece, TextStream
 from sluice.server.tokens import TokenizerError
 from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, TokenLogprobs
 
+SLACK = 4
+"""Characters may become one before they are cut into tokens (Unicode's composed forms)."""
 LONG_TEXT = 512
 """Characters from which tokenizing leaves the event loop: below, it takes some 0.2 ms, a few changes of threads."""
 
@@ -29,9 +31,28 @@ async def completion_prompts(service: Service, call: CompletionCall) -> list[lis
     """The token ids of each prompt of a completion.
 
     Raises:
-        ApiError: 400, a text that is no valid Unicode.
+        ApiError: 400, a text that is no valid Unicode, or far too long.
     """
+    for text in call.prompts:
+        if isinstance(text, str):
+            _check_length(service, len(text), call.names.get("prompt", "prompt"))
     return [await encode(service, prompt) if isinstance(prompt, str) else prompt for prompt in call.prompts]
+
+
+def _check_length(service: Service, length: int, param: str) -> None:
+    """Refuse what cannot fit however it is cut into tokens: to count those of 30 MB takes many seconds.
+
+    Raises:
+        ApiError: 400.
+    """
+    tokens = service.limits.max_request_tokens
+    most = SLACK * tokens * service.tokenizer.longest_token
+    if length > most:
+        raise bad_request(
+            f"the prompt has {length} characters; {tokens} tokens, the most of a request, are fewer than {most}",
+            param=param,
+            code="context_length_exceeded",
+        )
 
 
 async def encode(service: Service, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -51,10 +72,12 @@ async def chat_prompt(service: Service, call: ChatCall) -> list[int]:
     """The token ids of a conversation.
 
     Raises:
-        ApiError: 400, no chat template, or one that refuses the messages.
+        ApiError: 400, no chat template, or one that refuses the messages, or these are far too long.
     """
+    length = sum(len(message["content"]) for message in call.messages)
+    _check_length(service, length, "messages")
     try:
-        if sum(len(message["content"]) for message in call.messages) < LONG_TEXT:
+        if length < LONG_TEXT:
             return service.tokenizer.encode_chat(call.messages)
         return await asyncio.to_thread(service.tokenizer.encode_chat, call.messages)
     except TokenizerError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Token ids known to the tokenizer; a model's vocabulary may be padded beyond it."""
         return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary spells it: as many as its text has, or more."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     @property
     def has_chat_template(self) -> bool:
