@@ -370,7 +370,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         doubles_at = spec.attention_doubles_at(_layer_weights(model, spec))
         reasons["dynamic_chunking"] = "there attention takes as much as the weights of this model"
         config = replace(config, scheduler=replace(config.scheduler, dynamic_chunking=doubles_at))
-    logit_ops = TORCH_LOGIT_OPS
+    logit_ops: LogitOps = TORCH_LOGIT_OPS
     if device.type == "cuda" and has_triton(device):
         logit_ops = use_triton(model)
     attention = _attention(config, spec, reasons)
