@@ -181,6 +181,7 @@ def test_who_leaves_while_it_loads_leaves_at_once() -> None:
     bench.pace.is_stuck = True
     bench.put(1, LONG)
     bench.step()
+    assert bench.bench.scheduler.state.requests[1].place is Place.LOADING
     bench.bench.link.put(Abort(1))
     bench.put(2, prompt(2, 9))
     bench.step(10)
