@@ -1,0 +1,132 @@
+"""Streamed requests, one behaviour each, over the shadow runner and under the laws."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from recording import RecordingRunner
+from sluice.engine.messages import Submit
+from sluice.testing import ShadowRunner, ShadowTiers, resolved
+from sluice.types import BatchPlan, FinishReason, StreamLimits, Tier, TierLimits
+from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of
+
+STREAMS = StreamLimits(
+    above=32,
+    tier=Tier.DISK,
+    page_bytes=100,
+    chunk_tokens=8,
+    window_pages=4,
+    num_layers=2,
+    block_pages=1,
+    group_blocks=1,
+    load_cost=1.0,
+)
+WORLD = World(
+    limits_of(chunk=8),
+    num_pages=8,
+    page_size=4,
+    tiers=TierLimits(disk_pages=40),
+    streams=STREAMS,
+)
+
+
+def prompt(length: int, first: int = 0) -> tuple[int, ...]:
+    return (first, *(position // 3 % 2 for position in range(1, length)))
+
+
+def served(world: World, *submits: Submit) -> tuple[Bench, list[BatchPlan]]:
+    """An engine that served these, sent at once."""
+    runner = RecordingRunner(world.shadow())
+    bench = Bench.of(world, runner)
+    bench.link.put(*submits)
+    bench.drain(enough_steps({submit.request_id: submit for submit in submits}))
+    return bench, runner.plans
+
+
+def test_a_step_takes_what_its_budget_pays_for() -> None:
+    """A chunk behind a long context is more work than a step may take: done at once, its neighbours would stand still.
+    Each of its groups costs four tokens here, so a step of eight does two."""
+    _, plans = served(WORLD, Submit(0, prompt(60), resolved(3)))
+    parts = [part for plan in plans for part in plan.parts]
+    last = [part for part in parts if part.chunk.start == 56]
+    assert [part.base for part in last] == [last[0].base] * len(last)
+    groups = last[0].base // 4
+    assert last[0].total == 2 * (groups + 1)
+    assert len(last) >= groups
+    assert all(part.stop - part.first <= 3 for part in parts)
+    assert [part.first for part in last[1:]] == [part.stop for part in last[:-1]]
+
+
+def test_decodes_beside_it_run_in_every_step() -> None:
+    """A stream that waits for another's context to pass by."""
+    bench, plans = served(WORLD, Submit(0, prompt(5, 1), resolved(11)), Submit(1, prompt(60), resolved(3)))
+    runs = [0 in [chunk.request_id for chunk in plan.chunks] for plan in plans]
+    assert runs[:11] == [True] * 11
+    assert sum(bool(plan.parts) for plan in plans[:11]) > 5
+    assert len(bench.link.tokens(0)) == 11
+
+
+def test_two_of_them_take_turns_chunk_by_chunk() -> None:
+    """One long prompt that keeps another from beginning."""
+    _, plans = served(WORLD, Submit(0, prompt(60), resolved(2)), Submit(1, prompt(60, 1), resolved(2)))
+    done = [part.chunk.request_id for plan in plans for part in plan.parts if part.completes]
+    assert done[:10] == [0, 1] * 5
+
+
+def test_what_the_tier_could_never_hold_is_refused_with_its_bytes() -> None:
+    """A request that waits for ever; the message says what it would take."""
+    bench, _ = served(WORLD, Submit(0, prompt(160), resolved(8)))
+    last = bench.link.end(0)
+    assert last.finish_reason is FinishReason.ERROR
+    assert last.error == "prompt of 160 tokens + max_tokens 8 need 4200 bytes on the disk tier, which has 4000"
+
+
+def test_who_waits_for_the_tier_keeps_ordinary_requests_from_nothing() -> None:
+    """A tier that is taken for hours would stop everybody behind the one that waits for it."""
+    submits = [
+        Submit(0, prompt(100), resolved(8)),
+        Submit(1, prompt(100, 1), resolved(8)),
+        Submit(2, (1,) * 6, resolved(4)),
+    ]
+    bench, _ = served(WORLD, *submits)
+    order = [output.request_id for output in bench.link.outputs if output.finish_reason is not None]
+    assert order == [2, 0, 1]
+    check_ends(bench, {submit.request_id: submit for submit in submits})
+
+
+def test_a_prefix_is_attended_to_where_it_lies() -> None:
+    """A long prompt that is computed again, or brought to a device that has no room for it."""
+    bench, _ = served(WORLD, Submit(0, prompt(60), resolved(3)))
+    runner = RecordingRunner(bench.engine.runner)
+    bench.engine.runner = runner
+    bench.link.put(Submit(1, prompt(60), resolved(3, seed=1)))
+    bench.drain(200)
+    assert bench.link.end(1).num_cached_tokens == 56
+    assert bench.link.end(1).num_disk_tokens == 56
+    assert not any(copy.target is Tier.DEVICE for plan in runner.plans for copy in plan.copies)
+
+
+def test_a_page_that_cannot_be_read_ends_its_request_alone() -> None:
+    """An engine that dies of a disk, or a bad page that stays where the next request finds it."""
+    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), read_fails=lambda number: number == 12)
+    bench = Bench.of(WORLD, shadow)
+    bench.link.put(Submit(0, prompt(60), resolved(3)), Submit(1, (1,) * 6, resolved(4)))
+    bench.drain(500)
+    assert bench.link.end(0).error == "a page cannot be read"
+    assert len(bench.link.tokens(1)) == 4
+    bench.link.put(Submit(2, prompt(60), resolved(3)))
+    bench.drain(500)
+    assert bench.link.end(2).num_cached_tokens == 0
+    assert len(bench.link.tokens(2)) == 3
+
+
+def test_a_page_that_cannot_be_stored_ends_its_request_alone() -> None:
+    """A full disk: the request would wait for a place in its window that never comes free."""
+    bench = SlowDisk(replace(WORLD, disk_fails=1.0), random.Random(0)).bench()
+    bench.link.put(Submit(0, prompt(60), resolved(3)), Submit(1, (1,) * 6, resolved(4)))
+    bench.drain(500)
+    error = bench.link.end(0).error
+    assert error is not None
+    assert error.endswith("of the context could not be stored: a fault that was asked for")
+    assert len(bench.link.tokens(1)) == 4
