@@ -33,6 +33,9 @@ STEP_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
 """Most that one step copies: about ten milliseconds of a core that others could use, and of PCIe."""
 STEP_COPIES = 64
 """And most pages, however small: each costs the host some tens of microseconds."""
+LOAD_BACK_PAGES = 2
+"""Fewer are computed again: a load costs a step of its own, in which as many tokens as these come nearly for nothing.
+Measured in `docs/tiers.md`."""
 FLIGHT_BYTES = 256 << 20
 """Most that is on its way to and from a disk: it lies in memory meanwhile."""
 
@@ -146,6 +149,7 @@ def tier_setup(cache: CacheConfig, spec: ModelSpec, shape: DeviceShape, folder: 
         write_policy=cache.kv_write_policy,
         copies_per_step=per_step,
         copies_in_flight=max(per_step, min(4 * STEP_COPIES, FLIGHT_BYTES // page_bytes)),
+        load_back_pages=LOAD_BACK_PAGES,
     )
     return TierSetup(limits, geometry, disk, disk_bytes)
 
