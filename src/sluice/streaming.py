@@ -21,7 +21,7 @@ from sluice.runner.streaming.loaders import Loader, ThreadLoader
 from sluice.runner.streaming.sparse import Full, SparsePolicy, Window
 from sluice.runner.streaming.stream_loader import StreamLoader
 from sluice.runner.streaming.streamer import RingShape, Streamer
-from sluice.runner.streams import CudaStream
+from sluice.runner.streams import CudaStream, InlineStream
 from sluice.runner.transport import Transport
 from sluice.tiering import OpenTiers
 from sluice.types import StreamLimits, Tier
@@ -147,7 +147,8 @@ class StreamSetup:
             if tiers.host is None:
                 assert tiers.file is not None, "no tier holds streamed contexts"
                 return ThreadLoader(tiers.file, ring, block_pages)
-            loading = CudaStream(torch.cuda.Stream(state.shape.device))
+            device = state.shape.device
+            loading = CudaStream(torch.cuda.Stream(device)) if device.type == "cuda" else InlineStream()
             return StreamLoader(tiers.host, ring, block_pages, loading, transport.streams.compute)
 
         return Streamer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import torch
 
 import tiny_models
 from sluice import LLM, SamplingParams
+from sluice.assemble import load
+from sluice.config import EngineConfig, StreamConfig
+from sluice.engine.messages import Copied, Submit
 from sluice.llm import Result
+from sluice.streaming import Costs, Sizes, StreamSetup, stream_limits
+from sluice.tiering import TierSetup
+from sluice.types import Tier, TierLimits
+from tier_schedules import BlockingLink, greedy, run_out
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 LONG = [tiny_models.prompt(450, 1), tiny_models.prompt(333, 2)]
@@ -119,3 +127,35 @@ def test_a_window_forgets_the_middle(folder: Path, resident: list[list[int]], tm
         (result,) = llm.generate(LONG[:1], GREEDY)
     assert result.token_ids[0] == resident[0][0]
     assert list(result.token_ids) != resident[0]
+
+
+def test_from_the_host_tier(folder: Path, resident: list[list[int]]) -> None:
+    """What a GPU does with the host's memory, here on a device that has no other: stores at the end of a step, blocks
+    that the device copies, and a prefix that is attended to there."""
+    model = load(
+        EngineConfig.from_options({"model": str(folder), "dtype": "float32", "max_total_tokens": 256} | SIZES),
+        progress=False,
+    )
+    stream = StreamConfig(ring_blocks=3, ring_block_tokens=16, sparse_policy="full")
+    sizes = Sizes(Tier.HOST, 6144, 8, model.shape.num_pages, model.shape.num_layers, 32, "cpu")
+    limits = stream_limits(stream, sizes, Costs(0.0, 0.05))
+    assert limits is not None
+    model = replace(
+        model,
+        tiers=TierSetup(TierLimits(host_pages=120)),
+        streams=StreamSetup.of(stream, limits, 8, model.spec.hidden_size),
+    )
+    link, state = BlockingLink(), model.state()
+    tiers = model.tiers.open(state, lambda done: link.post(Copied(done)))
+    runner = model.runner(state=state, tiers=tiers)
+    engine = model.engine(link, runner, tiers, runner.close)
+    for number, prompt in enumerate([LONG[0], LONG[0]]):
+        link.post(Submit(number, prompt, greedy(12)))
+        run_out(engine, link, number + 1)
+    engine.close()
+    assert [link.end(number).error for number in range(2)] == [None, None]
+    assert [list(link.tokens(number)) for number in range(2)] == [resident[0]] * 2
+    end = link.end(1)
+    assert end is not None
+    assert end.num_host_tokens == 448
+    assert runner.loads.bytes > 0

@@ -75,7 +75,7 @@ class HostTier:
 
     def layer(self, host_page: int, layer: int) -> torch.Tensor:
         """[2, part_bytes] uint8, keys and values of one layer of a page whose store has ended."""
-        return self._memory[host_page, 2 * layer : 2 * layer + 2]
+        return self.page(host_page)[2 * layer : 2 * layer + 2]
 
     def _gather(self, device_page: int) -> None:
         self._pages.copy_out(device_page, self._page_of_scratch())

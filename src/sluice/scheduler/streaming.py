@@ -100,11 +100,11 @@ def next_request(state: SchedulerState, limits: StreamLimits, lookahead: int, ki
 
 
 def length_of(state: SchedulerState, limits: StreamLimits, request: Request) -> int:
-    """Tokens of its next chunk: as many as the window has places for, cut on a page boundary or not at all."""
+    """Tokens of its next chunk: as many as the window has places for, cut on a page boundary or not at all. Places and
+    chunks are whole pages."""
     lease, size = lease_of(request), state.kv.page_size
     room = lease.end_of_window * size - request.scheduled
-    length = min(request.extend_len, limits.chunk_tokens - request.scheduled % size, room)
-    return length if length == request.extend_len else length - (request.scheduled + length) % size
+    return min(request.extend_len, limits.chunk_tokens - request.scheduled % size, room)
 
 
 def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch: BatchBuilder) -> OpenChunk:
