@@ -145,14 +145,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     skipped: list[str] = []
     failed = False
     with tempfile.TemporaryDirectory(prefix="sluice-needles-") as name:
-        options["model"] = str(write_recall_checkpoint(Path(name) / "checkpoint", shape))
+        model = {"model": str(write_recall_checkpoint(Path(name) / "checkpoint", shape))}
         for label, length in lengths.items():
             if _foreseen(readings, lengths, length) > args.seconds:
                 skipped.append(label)
                 print(f"{label:>6}  left out: it would take more than {args.seconds:g} s", flush=True)
                 continue
             try:
-                own = options | disk_options(args.disk, shape, length, args.dtype)
+                own = options | model | disk_options(args.disk, shape, length, args.dtype)
                 readings[label] = read_apart(write_task(Path(name), shape, length, own))
             except RuntimeError as error:
                 print(f"needles: error: {label}: {error}", file=sys.stderr)

@@ -233,7 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "itl_p99_of_ordinary": {
             name: phases[name]["itl_p99_ms"] / phases["ordinary"]["itl_p99_ms"] for name in ("prefill", "decode")
         },
-        "config": asdict(info.config),
+        "options": dict(option_of(text) for text in args.option),
+        "threads": info.config.model.threads,
         "memory": info.memory.as_dict(),
         "read_limit_bytes_per_second": read_limit(args.disk, info),
         "versions": facts.versions(facts.IN_PROCESS_PACKAGES),
