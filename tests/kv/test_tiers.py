@@ -96,6 +96,7 @@ def test_what_left_the_device_while_its_store_failed_is_gone() -> None:
     for copy in copies:
         kv.copied(CopyDone(copy.ticket, error="no space left on device"))
     assert {tuple(tokens_to(node)) for node in kv.tree.nodes()} == pages_of(B, C)
+    assert kv.tiers.uses()[0].lost == 1, "the second went with the first"
 
 
 def test_names_are_of_all_tokens_and_of_the_namespace() -> None:
@@ -153,3 +154,12 @@ def test_the_queue_of_who_may_go_does_not_grow_with_use() -> None:
     compute(kv, C)
     end_copies(kv)
     assert on_disk(kv) == pages_of(A, C)
+
+
+def test_what_waits_to_be_stored_is_bounded_by_what_is_on_the_device() -> None:
+    """A disk that hangs would have the queue grow with every page that is ever computed."""
+    kv = manager(disk_pages=4, copies_in_flight=1, copies_per_step=1)
+    for first in range(200):
+        compute(kv, [first, 0, 0, 0])
+        kv.tiers.take_copies()
+        assert len(kv.tiers._wanted) <= 2 * 4 + 64 + 1

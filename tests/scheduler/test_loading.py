@@ -46,6 +46,7 @@ def test_what_was_evicted_is_loaded_and_not_computed(policy: str) -> None:
     last = bench.ask(2, LONG)
     assert (last.num_cached_tokens, last.num_disk_tokens, last.num_host_tokens) == (24, 24, 0)
     assert (bench.chunks(2)[0].start, bench.chunks(2)[0].length) == (24, 1)
+    assert bench.bench.scheduler.occupancy().tiers[0].loaded == 6
     bench.check()
 
 
@@ -105,6 +106,7 @@ def test_selective_lets_go_what_nobody_used_again() -> None:
     bench = TierBench(world_of(write_policy="selective"))
     evicted(bench)
     assert bench.stores() == []
+    assert bench.bench.scheduler.occupancy().tiers[0].lost == 6
     assert bench.ask(2, LONG).num_cached_tokens == 0
     bench.check()
 
@@ -343,6 +345,9 @@ def test_pages_that_cannot_be_these_are_refused() -> None:
         TierBench(world_of(disk_pages=1), stored)
     with pytest.raises(ValueError, match="page 0 with 4 tokens on a disk tier of 64 pages of 2"):
         TierBench(world_of(page_size=2), stored)
+    with pytest.raises(ValueError, match="page -1 with 4 tokens on a disk tier of 64 pages of 4"):
+        TierBench(world_of(), [stored[0]._replace(slot=-1)])
+    assert TierBench(world_of(disk_pages=0)).taken == 0
 
 
 def test_a_step_copies_no_more_than_its_budget() -> None:
@@ -460,4 +465,31 @@ def test_loads_leave_slots_to_those_who_came_before() -> None:
     assert [state.requests[i].place for i in (1, 2, 3)] == [Place.DECODING, Place.LOADING, Place.WAITING]
     bench.pace.is_stuck = False
     bench.bench.drain(50)
+    bench.check()
+
+
+def test_a_page_that_was_spoiled_is_stored_again() -> None:
+    """Kept, it would fail every request that comes by."""
+    bench = restarted(world_of())
+    bench.disk.tiers.spoil(Tier.DISK, sorted(bench.disk.tiers.index)[2])
+    assert bench.ask(1, LONG).num_cached_tokens == 8
+    bench.ask(2, prompt(2, 29))
+    assert bench.ask(3, LONG).num_cached_tokens == 24
+    assert bench.bench.scheduler.occupancy().tiers[0].failed_loads == 1
+    bench.check()
+
+
+def test_a_device_that_is_lost_takes_loads_with_it() -> None:
+    """Nobody will tell of their copies any more; whoever waited for them waits again, and is computed."""
+    bench = restarted(world_of(num_pages=24))
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.step()
+    bench.bench.scheduler.forget_device()
+    assert bench.bench.scheduler.state.requests[1].place is Place.WAITING
+    assert not bench.bench.scheduler.awaits_copies
+    bench.pace.is_stuck = False
+    bench.disk.replace(bench.bench)
+    bench.bench.drain(50)
+    assert bench.bench.link.end(1).num_cached_tokens == 0
     bench.check()
