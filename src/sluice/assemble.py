@@ -56,7 +56,7 @@ from sluice.runner.waiting import nobody
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.step_memory import StepTrial, cuda_memory
-from sluice.streaming import Sizes, StreamSetup, costs_of, stream_limits
+from sluice.streaming import Sizes, StreamSetup, costs_of, ring_bytes, stream_limits
 from sluice.tiering import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
@@ -382,7 +382,14 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     shape = _device_shape(config, spec, device, scratch_pages=1 if rows or captures_kernels else 0)
     shape = replace(shape, kv_dtype=pages_of)
     if device.type == "cuda":
-        room = _cuda_room(config, spec, device, StepTrial(model, shape, attention, kernels, logit_ops), rows)
+        room = _cuda_room(
+            config,
+            spec,
+            device,
+            StepTrial(model, shape, attention, kernels, logit_ops),
+            rows,
+            ring_bytes(config.stream, kv_sizes),
+        )
     else:
         room = cpu_room(free_memory(device))
     wanted = _pool_request(shape, config, spec, kv_sizes)
@@ -554,9 +561,18 @@ def _pool_request(shape: DeviceShape, config: EngineConfig, spec: ModelSpec, kv_
 
 
 def _cuda_room(
-    config: EngineConfig, spec: ModelSpec, device: torch.device, trial: StepTrial, graph_rows: Sequence[int]
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: torch.device,
+    trial: StepTrial,
+    graph_rows: Sequence[int],
+    ring: int,
 ) -> Room:
-    """What a GPU has for KV, once the largest step was run there."""
+    """What a GPU has for KV, once the largest step was run there.
+
+    Args:
+        ring: bytes of the ring through which long contexts pass; 0: there are none.
+    """
     limits = config.scheduler.limits()
     # A prompt that may not be cut goes alone, however long it is.
     tokens = (
@@ -565,4 +581,6 @@ def _cuda_room(
     largest = StepLimits(limits.max_running_requests, tokens, spec.max_model_len)
     memory = cuda_memory(trial, largest, graph_rows, device)
     LOGGER.info("the largest step takes %.0f MiB beside weights and KV", memory.step / (1 << 20))
+    if ring:  # a chunk that was put down keeps what it had, beside a step
+        memory = replace(memory, step=2 * memory.step + ring)
     return cuda_room(memory, config.model.mem_fraction_static)

@@ -75,7 +75,10 @@ def stream_limits(config: StreamConfig, sizes: Sizes, costs: Costs) -> StreamLim
     """What the scheduler is told; None: the pool is too small for a window."""
     assert config.ring_blocks is not None and config.ring_block_tokens is not None, f"not resolved: {config}"
     ring = RingShape(config.ring_blocks, config.ring_block_tokens // sizes.page_size)
-    pages = max(1, min(CHUNK_TOKENS[sizes.device_type] // sizes.page_size, sizes.num_pages // 4))
+    most = CHUNK_TOKENS[sizes.device_type]
+    if sizes.device_type == "cuda":
+        most = min(most, sizes.step_tokens)  # a GPU's pool leaves room for steps of these
+    pages = max(1, min(most // sizes.page_size, sizes.num_pages // 4))
     if sizes.num_pages < 2 * pages:
         return None
     of_block = pages * sizes.page_size * ring.block_pages * sizes.page_size * costs.pair
@@ -95,6 +98,13 @@ def stream_limits(config: StreamConfig, sizes: Sizes, costs: Costs) -> StreamLim
         pair_cost=costs.pair,
         load_cost=costs.load,
     )
+
+
+def ring_bytes(config: StreamConfig, kv: KVSizes) -> int:
+    """That the ring of a resolved config takes; 0 without one."""
+    if config.ring_blocks is None or config.ring_block_tokens is None:
+        return 0
+    return config.ring_blocks * config.ring_block_tokens * kv.layer_token_bytes
 
 
 def _window(config: StreamConfig, ring: RingShape, page_size: int) -> Window | None:
