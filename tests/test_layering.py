@@ -37,6 +37,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
         "runner",
     },
     "cgroups": set(),
+    "tiering": {"types", "config", "pagefile", "attention", "models", "runner", "tiering"},
     "pagefile": {"types", "pagefile"},
     "cores": {"cgroups"},
     "limits": {"types"},
