@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
-from scenarios import random_scenario, run
+from scenarios import random_scenario, random_stream_scenario, run
 from sluice.engine.messages import FlushCache, Submit
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import Faults, resolved
@@ -54,6 +54,17 @@ def test_whole_lives_replay(folder: Path, seed: int) -> None:
     assert found.divergence is None, str(found.divergence)
     planned = [line for line in path.read_text().splitlines() if '"kind":"step"' in line]
     assert (found.steps, found.unended) == (len(planned), 0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_lives_of_long_contexts_replay(folder: Path, seed: int) -> None:
+    """Parts of streamed chunks, pages that could not be read or stored, and what ended with copies."""
+    scenario, path = random_stream_scenario(seed), folder / "long.jsonl"
+    journal = trace_file(path, scenario.world)
+    run(scenario, journal)
+    journal.close()
+    found = replayed(path)
+    assert found.divergence is None, str(found.divergence)
 
 
 def recorded(path: Path, world: World = WORLD, faults: Faults | None = None) -> Path:
