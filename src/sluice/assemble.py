@@ -403,7 +403,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     if config.cache.max_total_tokens not in (None, total):
         reasons["max_total_tokens"] = f"{config.cache.max_total_tokens} in whole pages"
     attending = kernels if attention == "native" else None
-    tiers = tier_setup(config.cache, spec, shape, folder, packed=attending is not None)
+    tiers = tier_setup(config, spec, shape, folder, packed=attending is not None)
     weights_bytes = module_bytes(model)
     streams = _streams(config, spec, shape, kv_sizes, weights_bytes)
     if streams is not None and config.stream.stream_above != streams.limits.above:

@@ -12,7 +12,7 @@ import torch
 
 from sluice.attention.base import PagedKV
 from sluice.attention.packed import GROUP, PackedKV
-from sluice.config import CacheConfig, ConfigError
+from sluice.config import CacheConfig, ConfigError, EngineConfig
 from sluice.models.fingerprint import fingerprint
 from sluice.models.spec import ModelSpec
 from sluice.pagefile.errors import PageFileError
@@ -118,7 +118,7 @@ def check_disk(cache: CacheConfig) -> None:
             raise ConfigError(str(error)) from error
 
 
-def tier_setup(cache: CacheConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, packed: bool) -> TierSetup:
+def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, packed: bool) -> TierSetup:
     """What a resolved config comes to for a loaded model.
 
     Args:
@@ -128,6 +128,7 @@ def tier_setup(cache: CacheConfig, spec: ModelSpec, shape: DeviceShape, folder: 
     Raises:
         ConfigError: a tier that holds not even one page, or does not fit into memory.
     """
+    cache = config.cache
     geometry, disk, disk_bytes, disk_pages = None, None, 0, 0
     page_bytes = page_geometry(spec, shape, "", packed=packed).page_bytes
     host_pages = _host_pages(cache, page_bytes)
@@ -142,7 +143,9 @@ def tier_setup(cache: CacheConfig, spec: ModelSpec, shape: DeviceShape, folder: 
     if not host_pages and disk is None:
         return TierSetup(TierLimits())
     assert cache.kv_write_policy is not None, f"not resolved: {cache}"
-    per_step = max(1, min(STEP_COPIES, STEP_BYTES[shape.device.type] // page_bytes))
+    # At least what a step computes: stores that fall behind are lost with their pages.
+    computed = -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)
+    per_step = max(1, min(STEP_COPIES, max(computed, STEP_BYTES[shape.device.type] // page_bytes)))
     limits = TierLimits(
         host_pages=host_pages,
         disk_pages=disk_pages,
