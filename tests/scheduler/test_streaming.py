@@ -46,8 +46,9 @@ def served(world: World, *submits: Submit) -> tuple[Bench, list[BatchPlan]]:
 
 def test_a_step_takes_what_its_budget_pays_for() -> None:
     """A chunk behind a long context is more work than a step may take: done at once, its neighbours would stand still.
-    Each of its groups costs four tokens here, so a step of eight does two."""
-    _, plans = served(WORLD, Submit(0, prompt(60), resolved(3)))
+    Each of its groups costs 32 tokens here; alone it may cost eight times a step of eight tokens: two groups."""
+    world = replace(WORLD, streams=replace(STREAMS, load_cost=8.0))
+    _, plans = served(world, Submit(0, prompt(60), resolved(3)))
     parts = [part for plan in plans for part in plan.parts]
     last = [part for part in parts if part.chunk.start == 56]
     assert [part.base for part in last] == [last[0].base] * len(last)
@@ -109,7 +110,7 @@ def test_a_prefix_is_attended_to_where_it_lies() -> None:
 
 def test_a_page_that_cannot_be_read_ends_its_request_alone() -> None:
     """An engine that dies of a disk, or a bad page that stays where the next request finds it."""
-    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), read_fails=lambda number: number == 12)
+    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), read_fails=lambda number: number == 6)
     bench = Bench.of(WORLD, shadow)
     bench.link.put(Submit(0, prompt(60), resolved(3)), Submit(1, (1,) * 6, resolved(4)))
     bench.drain(500)

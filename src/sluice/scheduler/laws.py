@@ -20,6 +20,7 @@ from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.state import SchedulerState
+from sluice.scheduler.streaming import ALONE
 from sluice.types import (
     BatchPlan,
     BatchResult,
@@ -468,6 +469,7 @@ def streamed_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, pl
         groups = part.stop - part.first - rests
         cost = rests * streams.cost_of_rest(length) + groups * streams.cost_of_group(length, size)
         most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
+        most *= 1 if resident(plan) else ALONE
         require(
             part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
             f"law 7: {part} costs {cost} tokens of {most}",

@@ -17,7 +17,7 @@ from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.retract import make_room
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import Kinds, stream
+from sluice.scheduler.streaming import ALONE, Kinds, stream
 from sluice.scheduler.twins import is_follower
 from sluice.types import Bound, SchedulerLimits
 
@@ -80,6 +80,8 @@ def streamed(
     room = adder.room()
     if room <= 0 and len(batch):
         return
+    if not (len(batch) or state.decoding or state.partial or state.waiting or state.loading):
+        room *= ALONE
     adder.spend(stream(state, state.kv.streams.limits, limits.lookahead, batch, room, kinds))
 
 

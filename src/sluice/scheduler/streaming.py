@@ -17,6 +17,10 @@ from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
 from sluice.types import Chunk, StreamLimits, StreamPart
 
+ALONE = 8
+"""Times a step's budget that streamed work may cost while nobody else is there to wait for it: each step has its price,
+and whoever comes waits for one of them."""
+
 
 class Kinds(NamedTuple):
     """Which chunks belong to a step."""
