@@ -24,6 +24,8 @@ class Workload:
     turns: int
     pool: int
     """Tokens that the device holds."""
+    settled: bool = False
+    """Nobody asks before what was computed is stored, however long that takes."""
 
     @property
     def excess(self) -> float:
@@ -73,6 +75,8 @@ def run(
         for number, talk in enumerate(talks):
             tokens = talk + prompt(work.said, 1000 * (turn + 1) + number)
             request = driven.ask(tokens, ANSWER)
+            if work.settled:
+                driven.settle()
             answers.append(request.tokens)
             talks[number] = tokens + tuple(request.tokens)
             if turn:

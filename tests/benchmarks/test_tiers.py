@@ -32,7 +32,7 @@ def test_turns_are_computed_again_without_the_tier_and_loaded_with_it(tmp_path: 
     """A benchmark of a tier that is not there, or whose answers are others."""
     checkpoint = tmp_path / "checkpoint"
     write_checkpoint(checkpoint, SHAPES["qwen3-0.6b"].tiny())
-    work = Workload(conversations=4, prefix=96, said=16, turns=3, pool=256)
+    work = Workload(conversations=4, prefix=96, said=16, turns=3, pool=256, settled=True)
     off, on, restarted = compare(checkpoint, work, tmp_path, repeats=1, disk_bytes=10_000_000)
     assert off["computed_tokens"] == off["prompt_tokens"]
     for result in (on, restarted):
