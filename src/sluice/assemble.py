@@ -362,10 +362,6 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         keep_freed_memory()
     if kernels is not None and isinstance(model, CausalLM):
         model.use(NativeOps(kernels))
-        if spec.dtype == torch.bfloat16:
-            torch.set_num_threads(
-                1
-            )  # what is left to it is small, and its waiting threads would take the kernels' cores
     if config.scheduler.dynamic_chunking == 0:
         doubles_at = spec.attention_doubles_at(_layer_weights(model, spec))
         reasons["dynamic_chunking"] = "there attention takes as much as the weights of this model"
@@ -374,6 +370,9 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     if device.type == "cuda" and has_triton(device):
         logit_ops = use_triton(model)
     attention = _attention(config, spec, reasons)
+    if attention == "native" and isinstance(model, CausalLM) and spec.dtype == torch.bfloat16:
+        # What is left to torch is small, and its waiting threads would take the kernels' cores.
+        torch.set_num_threads(1)
     rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, attention)
     # In other types torch multiplies, and Python's share is small.
     captures_kernels = attention == "native" and spec.implementation == "native" and spec.dtype == torch.bfloat16

@@ -14,6 +14,7 @@ from sluice.assemble import LoadedModel, load
 from sluice.attending import make_attending
 from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.config import EngineConfig
+from sluice.engine.heartbeat import NoHeartbeat, Phase
 from sluice.engine.messages import Submit
 from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Norm
@@ -119,6 +120,31 @@ def test_torch_and_kernels_are_done_again_in_their_order() -> None:
         x.normal_()
         captured.replay()
         assert torch.equal(captured.output, work())
+
+
+def test_every_layer_of_a_replay_is_heard_of(tmp_path: Path) -> None:
+    """A step of a large model took longer than the heartbeat waits, and its engine was killed again and again."""
+    sizes = FAMILIES["qwen3"]
+    tiny_models.FAMILIES["qwen3"](**sizes).save_pretrained(tmp_path)
+    model = loaded(tmp_path)
+    heartbeat = Counting()
+    bench = Bench.of(WORLD, model.runner(heartbeat))
+    bench.link.put(submits()[5])
+    for _ in range(8):
+        bench.engine.step()
+    before = heartbeat.ticks
+    bench.engine.step()
+    assert heartbeat.ticks - before >= model.spec.num_layers
+
+
+class Counting(NoHeartbeat):
+    """Counts signs of life."""
+
+    def __init__(self) -> None:
+        self.ticks = 0
+
+    def tick(self, phase: Phase) -> None:
+        self.ticks += 1
 
 
 @torch.inference_mode()

@@ -81,3 +81,16 @@ def test_a_share_deep_in_a_prompt_is_a_share_of_time() -> None:
     plan = scheduler.schedule()
     assert plan is not None
     assert [(chunk.request_id, chunk.samples) for chunk in plan.chunks] == [(0, False), (1, True)]
+
+
+def test_a_page_deep_in_a_prompt_leaves_half_of_a_step() -> None:
+    """A page that costs more than a whole chunk at the beginning kept everybody out until that prompt was done."""
+    limits = limits_of(chunk=16, dynamic_chunking=20, max_partial_prefills=2)
+    scheduler = Scheduler(limits, KVManager(num_pages=400, page_size=4))
+    scheduler.add(0, [1] * 1000, resolved(1))
+    for _ in range(60):
+        scheduler.schedule()
+    scheduler.add(1, [2] * 8, resolved(1))
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert [(chunk.request_id, chunk.samples) for chunk in plan.chunks] == [(0, False), (1, True)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from recording import RecordingRunner
 from sluice.engine.messages import Submit
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
@@ -83,14 +85,15 @@ def test_what_the_tier_could_never_hold_is_refused_with_its_bytes() -> None:
     assert last.error == "prompt of 160 tokens + max_tokens 8 need 4200 bytes on the disk tier, which has 4000"
 
 
-def test_who_waits_for_the_tier_keeps_ordinary_requests_from_nothing() -> None:
+@pytest.mark.parametrize("partial", [1, 4])
+def test_who_waits_for_the_tier_keeps_ordinary_requests_from_nothing(partial: int) -> None:
     """A tier that is taken for hours would stop everybody behind the one that waits for it."""
     submits = [
         Submit(0, prompt(100), resolved(8)),
         Submit(1, prompt(100, 1), resolved(8)),
-        Submit(2, (1,) * 6, resolved(4)),
+        Submit(2, (1,) * 10, resolved(4)),  # longer than a chunk
     ]
-    bench, _ = served(WORLD, *submits)
+    bench, _ = served(replace(WORLD, limits=limits_of(chunk=8, max_partial_prefills=partial)), *submits)
     order = [output.request_id for output in bench.link.outputs if output.finish_reason is not None]
     assert order == [2, 0, 1]
     check_ends(bench, {submit.request_id: submit for submit in submits})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from sluice.pagefile.errors import PageLost
@@ -67,8 +68,9 @@ class FileBlocks:
             left = _rest(left, count)
 
     def expect(self, offset: int, length: int) -> None:
-        """See `Blocks.expect`."""
-        os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+        """See `Blocks.expect`. Some file systems take no advice."""
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
         os.close(self._descriptor)

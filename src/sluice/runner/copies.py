@@ -195,7 +195,7 @@ class TierCopies:
 
     def _with_disk(self, copy: PageCopy, compute: Stream) -> Store | Load:
         if copy.target is Tier.DEVICE:
-            return Load(copy.ticket, copy.source_page, copy.checksum, self._target(copy.target_page))
+            return Load(copy.ticket, copy.source_page, copy.checksum, self._target(copy.target_page, compute))
         buffer = self._buffers.take()
         arrived: Event = DoneEvent()
         if copy.source is Tier.HOST:
@@ -206,10 +206,10 @@ class TierCopies:
             arrived = compute.record()
         return Store(copy.ticket, copy.target_page, copy.key, Staged(buffer, self._buffers, arrived))
 
-    def _target(self, page: int) -> Target:
+    def _target(self, page: int, compute: Stream) -> Target:
         if self._loading is None:
             return InPlace(self._pages, page)
-        return ThroughBuffer(self._pages, page, self._buffers, self._loading)
+        return ThroughBuffer(self._pages, page, self._buffers, self._loading, compute.record())
 
 
 def _ended(copy: PageCopy, checksum: int) -> CopyDone:

@@ -88,6 +88,8 @@ class ThroughBuffer:
     page: int
     buffers: PageBuffers
     stream: Stream
+    free_from: Event
+    """Whoever had the page before, a store of it included, is done with it."""
     buffer: torch.Tensor | None = None
 
     def parts(self) -> Sequence[memoryview]:
@@ -99,6 +101,7 @@ class ThroughBuffer:
         """See `Target.finish`."""
         buffer = self.buffer
         assert buffer is not None, "nothing was read"
+        self.stream.wait(self.free_from)
         self.stream.run(lambda: self.pages.copy_in(self.page, buffer))
         event = self.stream.record()
         if not event.query():

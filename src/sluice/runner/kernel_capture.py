@@ -25,6 +25,7 @@ from sluice.native.library import Call, CallList, Kernels
 from sluice.runner.device import DeviceState
 from sluice.runner.forwards import ForwardModel, Forwards
 from sluice.runner.graphs import Captured, DecodeGraphs
+from sluice.runner.waiting import nobody
 
 ALIGNMENT = 64
 """Bytes."""
@@ -88,10 +89,12 @@ class KernelCapture:
 
     Args:
         kernels: whose calls are captured; other calls of theirs must not come at the same time.
+        busy: called before every layer of a replay.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
+    def __init__(self, kernels: Kernels, busy: Callable[[], None] = nobody) -> None:
         self._kernels = kernels
+        self._busy = busy
         self._arena = Arena()
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
@@ -103,7 +106,7 @@ class KernelCapture:
         tape = _Tape(self._kernels, self._arena)
         with self._kernels.heard_by(tape.hear), tape:
             output = work()
-        return Captured(output, _Program(tape.replays(), self._arena).replay)
+        return Captured(output, _Program(tape.replays(), self._arena, self._busy).replay)
 
 
 class _Program:
@@ -111,16 +114,19 @@ class _Program:
 
     Args:
         arena: kept, as its memory is in the calls.
+        busy: called before every part.
     """
 
-    def __init__(self, replays: Sequence[Replay], arena: Arena) -> None:
+    def __init__(self, replays: Sequence[Replay], arena: Arena, busy: Callable[[], None]) -> None:
         self._replays = replays
         self._arena = arena
+        self._busy = busy
 
     @torch.inference_mode()
     def replay(self) -> None:
         """Do it all again."""
         for again in self._replays:
+            self._busy()
             again()
 
 
@@ -137,16 +143,15 @@ def cpu_graphs(
     Args:
         eager: runs the other steps.
         state: its shape has a scratch page.
-        busy: called before each replay.
+        busy: called before every layer of a replay.
     """
     return DecodeGraphs(
         eager,
         model,
         state,
         attention,
-        KernelCapture(kernels),
+        KernelCapture(kernels, busy),
         tuple(size for size in SIZES if size <= state.shape.num_slots),
-        busy=busy,
         on_demand=True,
         most_keys=MOST_KEYS,
     )
@@ -164,7 +169,7 @@ class _Tape(TorchDispatchMode):
     def hear(self, operation: Operation, call: Call) -> None:
         """A call of the kernels. Callers use their structures again, so it is copied."""
         last = self._done[-1] if self._done else None
-        if not isinstance(last, list):
+        if not isinstance(last, list) or last[-1][0] is Operation.ATTENTION:  # a list for each layer
             last = []
             self._done.append(last)
         last.append((operation, type(call).from_buffer_copy(call)))

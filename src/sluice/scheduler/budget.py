@@ -29,6 +29,10 @@ class ChunkBudget(Protocol):
         """A chunk is planned."""
         ...
 
+    def share(self) -> None:
+        """Whoever comes behind the first has half of a step, whatever a page of the first cost."""
+        ...
+
 
 class FixedBudget:
     """So many tokens, wherever they are."""
@@ -47,6 +51,9 @@ class FixedBudget:
     def take(self, start: int, length: int) -> None:
         """See `ChunkBudget.take`."""
         self._tokens -= length
+
+    def share(self) -> None:
+        """See `ChunkBudget.share`: all tokens cost the same, and the first has half of them."""
 
 
 class EqualTimeBudget:
@@ -68,6 +75,7 @@ class EqualTimeBudget:
         self._page_size = page_size
         self._doubles_at = doubles_at
         self._cost = self._cost_of(0, tokens)
+        self._half = self._cost // 2
         self._floor = max(page_size, tokens // 4)
 
     def left(self, start: int) -> int:
@@ -83,6 +91,10 @@ class EqualTimeBudget:
         self._tokens -= length
         self._cost = max(0, self._cost - self._cost_of(start, length))
         self._floor = 0
+
+    def share(self) -> None:
+        """See `ChunkBudget.share`."""
+        self._cost = max(self._cost, self._half)
 
     def _cost_of(self, start: int, length: int) -> int:
         return length * (2 * self._doubles_at + 2 * start + length)

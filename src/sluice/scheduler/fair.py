@@ -17,6 +17,7 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.state import SchedulerState
+from sluice.scheduler.streaming import is_streamed
 from sluice.scheduler.twins import are_twins, is_follower
 from sluice.types import SchedulerLimits
 
@@ -35,15 +36,20 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
             adder.add_partial(request, at_most=state.kv.page_size)
     served = {request.id for request in partial if request.planned_at == state.step}
     partial = [request for request in partial if request.id not in served and request.place is Place.PARTIAL]
-    waiting = state.ready()
-    if state.waiting and not adder.is_full():
-        waiting += [request for request in state.waiting.candidates(state.kv) if not is_follower(state, request)]
+    waiting, refusals = state.ready(), 0
+    if state.waiting and (limits.dynamic_chunking or not adder.is_full()):
+        candidates = [request for request in state.waiting.candidates(state.kv) if not is_follower(state, request)]
+        streamed = [request for request in candidates if is_streamed(state.kv, request)]
+        waiting += [request for request in candidates if request not in streamed]
+        # These take no prefill tokens and are never cut: one that waits for its tier is nobody's first, head or twin.
+        refusals = sum(adder.admit(request) in NO_ROOM for request in streamed)
     first = first_of(state, limits, partial, waiting)
     if first is None:
         return
     rest = [r for r in (*partial, *waiting) if r is not first and not are_twins(state.kv, r, first)]
     in_turn = sorted(waiting, key=state.waiting.rank)
-    may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM
+    may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM and not refusals
+    adder.share()
     for request in sorted(rest, key=lambda r: order(state, limits, r)):
         if adder.is_full():
             break

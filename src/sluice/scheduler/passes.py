@@ -52,6 +52,8 @@ def partial(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder,
     """The next chunk of the prompt that is half computed: it holds a slot and pages, so it goes before new ones."""
     for request in list(state.partial.values()):
         adder.add_partial(request)
+    if limits.long_prefill_token_threshold:
+        adder.share()
 
 
 def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:

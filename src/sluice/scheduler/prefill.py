@@ -58,6 +58,10 @@ class PrefillAdder:
         """Prefill tokens this step still takes, at the beginning of a prompt; none if it is not positive."""
         return self._room()[0]
 
+    def share(self) -> None:
+        """Whoever came first has its part: the others have theirs, however far into its prompt that one is."""
+        self._chunk.share()
+
     def is_full(self) -> bool:
         """No prefill token is left, and the limit that says so is noted."""
         left, bound = self._room()

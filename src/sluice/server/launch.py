@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sluice.config import EngineConfig, ServerConfig
@@ -96,10 +97,10 @@ class EngineProcess:
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,  # Ctrl-C in a terminal reaches the server alone
             )
-        except OSError:
+        except OSError as error:
             channel.close()
             folder.remove()
-            raise
+            raise EngineStartError(f"the engine's process cannot be started: {error}") from error
         channel.send(Start(factory, config, log_level, log_format, epoch, faults))
         return cls(process, folder, channel, epoch, patience or Patience())
 
@@ -198,9 +199,13 @@ class EngineProcess:
 
     async def _kill(self, why: str) -> str:
         if not self._ended.done():
-            self._process.kill()
+            self._end()
             await self._ended
         return why
+
+    def _end(self) -> None:
+        with suppress(ProcessLookupError):  # it may have ended just now
+            self._process.kill()
 
     def _how_it_ended(self) -> str:
         status = self._process.returncode
@@ -219,7 +224,7 @@ class EngineProcess:
             self.send(Shutdown())
             await asyncio.wait({self._ended}, timeout=SHUTDOWN_SECONDS)
         if not self._ended.done():
-            self._process.kill()
+            self._end()
         await self._ended
         if self._process.stdin is not None:
             self._process.stdin.close()

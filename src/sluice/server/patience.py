@@ -50,7 +50,10 @@ class PatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is refused in the shape of every other refusal."""
+        """What is no HTTP is refused in the shape of every other refusal, unless an answer has been given already."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.close()
+            return
         body = json.dumps(bad_request(msg).body()).encode()
         headers = [
             (b"content-type", b"application/json"),
