@@ -97,7 +97,7 @@ class DecodeGraphs:
         planner: is told of every step before.
         busy: called before each replay: its layers say nothing.
         on_demand: capture what a step wants when it wants it: where a capture takes no longer than a step.
-        most_keys: steps that see more tokens, all rows together, run eagerly, where layers give signs of life.
+        most_keys: steps that see more tokens, all rows together, run eagerly.
     """
 
     def __init__(
