@@ -36,13 +36,14 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
             adder.add_partial(request, at_most=state.kv.page_size)
     served = {request.id for request in partial if request.planned_at == state.step}
     partial = [request for request in partial if request.id not in served and request.place is Place.PARTIAL]
-    waiting, refusals = state.ready(), 0
+    waiting: list[Request] = state.ready()
+    streamed: list[Request] = []
     if state.waiting and (limits.dynamic_chunking or not adder.is_full()):
-        candidates = [request for request in state.waiting.candidates(state.kv) if not is_follower(state, request)]
-        streamed = [request for request in candidates if is_streamed(state.kv, request)]
-        waiting += [request for request in candidates if request not in streamed]
-        # These take no prefill tokens and are never cut: one that waits for its tier is nobody's first, head or twin.
-        refusals = sum(adder.admit(request) in NO_ROOM for request in streamed)
+        for request in state.waiting.candidates(state.kv):
+            if not is_follower(state, request):
+                (streamed if is_streamed(state.kv, request) else waiting).append(request)
+    # These take no prefill tokens and are never cut: one that waits for its tier is nobody's first, head or twin.
+    refusals = sum(adder.admit(request) in NO_ROOM for request in streamed)
     first = first_of(state, limits, partial, waiting)
     if first is None:
         return
