@@ -126,8 +126,6 @@ class LoadedModel:
     """What attends: a choice of `--attention-backend` other than "auto"."""
     graph_rows: tuple[int, ...]
     """Numbers of rows of steps that are replayed as CUDA graphs; none: no step is."""
-    captures_kernels: bool
-    """Steps of a few decodes are replayed on a CPU."""
     tiers: TierSetup
     """Behind the device."""
     streams: StreamSetup | None
@@ -166,7 +164,7 @@ class LoadedModel:
         forwards: Forwards = EagerForwards(model, state, attending.backend, attending.planner)
         if self.graph_rows and not spoiling:
             forwards = captured_graphs(forwards, model, state, attending, transport, self.graph_rows, busy)
-        elif self.captures_kernels and not spoiling:
+        elif _kernels_compute(self.attention, self.spec) and not spoiling:  # elsewhere Python's share is small
             assert self.kernels is not None, "only the kernels' calls are captured"
             forwards = cpu_graphs(forwards, model, state, attending.backend, self.kernels, busy)
         streams = None
@@ -370,15 +368,13 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     if device.type == "cuda" and has_triton(device):
         logit_ops = use_triton(model)
     attention = _attention(config, spec, reasons)
-    if attention == "native" and isinstance(model, CausalLM) and spec.dtype == torch.bfloat16:
+    if _kernels_compute(attention, spec):
         # What is left to torch is small, and its waiting threads would take the kernels' cores.
         torch.set_num_threads(1)
     rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, attention)
-    # In other types torch multiplies, and Python's share is small.
-    captures_kernels = attention == "native" and spec.implementation == "native" and spec.dtype == torch.bfloat16
     pages_of = kv_dtype(asked.kv_cache_dtype, attention) or spec.dtype
     kv_sizes = KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, pages_of.itemsize)
-    shape = _device_shape(config, spec, device, scratch_pages=1 if rows or captures_kernels else 0)
+    shape = _device_shape(config, spec, device, scratch_pages=1 if rows or _kernels_compute(attention, spec) else 0)
     shape = replace(shape, kv_dtype=pages_of)
     if device.type == "cuda":
         room = _cuda_room(
@@ -447,9 +443,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         stream_sizes=None if streams is None else streams.sizes(shape.page_size),
         stream_tier=None if streams is None else streams.limits.tier,
     )
-    return LoadedModel(
-        model, spec, shape, info, attending, attention, rows, captures_kernels, tiers, streams, logit_ops
-    )
+    return LoadedModel(model, spec, shape, info, attending, attention, rows, tiers, streams, logit_ops)
 
 
 def _streams(
@@ -514,6 +508,11 @@ def _attention(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -
     return "reference"
 
 
+def _kernels_compute(attention: str, spec: ModelSpec) -> bool:
+    """Whether compiled kernels do all that is large. In other types torch multiplies."""
+    return attention == "native" and spec.implementation == "native" and spec.dtype == torch.bfloat16
+
+
 def _layer_weights(model: PagedLM, spec: ModelSpec) -> int:
     """Numbers in a model's layers."""
     tables = 1 if isinstance(model, CausalLM) and model.tied else 2
@@ -534,17 +533,13 @@ def _device_shape(config: EngineConfig, spec: ModelSpec, device: torch.device, *
     """The shape of a state whose pool has one page."""
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
     assert page_size is not None and running is not None, f"not resolved: {config}"
-    return DeviceShape(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
+    return DeviceShape.of(
+        spec,
+        device,
         num_slots=running,
         num_pages=1,
         page_size=page_size,
         row_pages=-(-spec.max_model_len // page_size),
-        dtype=spec.dtype,
-        device=device,
         scratch_pages=scratch_pages,
     )
 

@@ -118,15 +118,14 @@ class CallList:
     """Calls to be made one after the other. What they point to is the maker's to keep.
 
     Args:
-        calls: copied.
+        calls: kept, and nobody else's from now on.
     """
 
     def __init__(self, calls: Sequence[tuple[Operation, Call]]) -> None:
-        self._calls = [type(call).from_buffer_copy(call) for _, call in calls]
-        listed = [
-            ListedCall(operation, ctypes.addressof(own)) for (operation, _), own in zip(calls, self._calls, strict=True)
-        ]
-        self.array = (ListedCall * len(calls))(*listed)
+        self._calls = calls
+        self.array = (ListedCall * len(calls))(
+            *(ListedCall(operation, ctypes.addressof(call)) for operation, call in calls)
+        )
 
 
 class Kernels:

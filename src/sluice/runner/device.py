@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
+from sluice.models.spec import ModelSpec
 from sluice.runner.adjust import Adjustments
 from sluice.runner.inputs import HostBatch, Ints, Ints32
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
@@ -47,6 +49,33 @@ class DeviceShape:
     batch."""
     kv_dtype: torch.dtype | None = None
     """Of the pages; None: `dtype`."""
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        device: torch.device,
+        *,
+        num_slots: int,
+        num_pages: int,
+        page_size: int,
+        row_pages: int,
+        scratch_pages: int = 0,
+    ) -> Self:
+        """Of a model's state."""
+        return cls(
+            num_layers=spec.num_layers,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            vocab_size=spec.vocab_size,
+            num_slots=num_slots,
+            num_pages=num_pages,
+            page_size=page_size,
+            row_pages=row_pages,
+            dtype=spec.dtype,
+            device=device,
+            scratch_pages=scratch_pages,
+        )
 
     @property
     def page_dtype(self) -> torch.dtype:

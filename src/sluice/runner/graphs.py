@@ -97,7 +97,6 @@ class DecodeGraphs:
         planner: is told of every step before.
         busy: called before each replay: its layers say nothing.
         on_demand: capture what a step wants when it wants it: where a capture takes no longer than a step.
-        most_keys: steps that see more tokens, all rows together, run eagerly.
     """
 
     def __init__(
@@ -112,7 +111,6 @@ class DecodeGraphs:
         planner: StepPlanner = NO_PLANS,
         busy: Callable[[], None] = nobody,
         on_demand: bool = False,
-        most_keys: int | None = None,
     ) -> None:
         assert state.shape.scratch_pages, f"padded rows need a page to write to: {state.shape}"
         self._eager = eager
@@ -123,7 +121,6 @@ class DecodeGraphs:
         self._planner = planner
         self._busy = busy
         self._on_demand = on_demand
-        self._most_keys = most_keys
         self._sizes = tuple(sizes)
         shape, most = state.shape, self._sizes[-1]
         padding = {size: self._padding(size) for size in self._sizes}
@@ -190,8 +187,6 @@ class DecodeGraphs:
         if host.num_decodes < rows or len(host.target_ids) or rows > self._sizes[-1]:
             return None
         if not (self._graphs or self._on_demand):
-            return None
-        if self._most_keys is not None and int(host.kv_lens.sum()) > self._most_keys:
             return None
         return next(size for size in self._sizes if size >= rows)
 

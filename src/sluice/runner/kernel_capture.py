@@ -35,9 +35,6 @@ READS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal")
 
 SIZES = (*range(1, 17), 20, 24, 28, 32)
 """Rows of captured steps. With more of them Python's share of a step is small; up to sixteen no row is only padding."""
-MOST_KEYS = 1 << 18
-"""Tokens that a captured step may see, all rows together: a longer one takes some tenths of a second, and of that
-Python's share is nothing."""
 
 Replay = Callable[[], None]
 
@@ -154,7 +151,6 @@ def cpu_graphs(
         KernelCapture(kernels, busy),
         tuple(size for size in SIZES if size <= state.shape.num_slots),
         on_demand=True,
-        most_keys=MOST_KEYS,
     )
 
 
