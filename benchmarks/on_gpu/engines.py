@@ -182,16 +182,12 @@ def _shape(
     model: CausalLM, device: torch.device, num_pages: int, page_size: int, running: int, scratch: bool
 ) -> DeviceShape:
     spec = model.spec
-    return DeviceShape(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
+    return DeviceShape.of(
+        spec,
+        device,
         num_slots=running,
         num_pages=num_pages,
         page_size=page_size,
         row_pages=min(num_pages, -(-spec.max_model_len // page_size)),
-        dtype=spec.dtype,
-        device=device,
         scratch_pages=int(scratch),
     )

@@ -42,17 +42,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
 def state_for(model: CausalLM, world: World, *, watched: bool = False) -> DeviceState:
     """Empty state, its KV NaN throughout."""
     spec = model.spec
-    shape = DeviceShape(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
+    shape = DeviceShape.of(
+        spec,
+        torch.device("cpu"),
         num_slots=world.limits.max_running_requests,
         num_pages=world.num_pages,
         page_size=world.page_size,
         row_pages=12,
-        dtype=spec.dtype,
-        device=torch.device("cpu"),
         scratch_pages=1,
     )
     state = DeviceState(shape, watched=watched)

@@ -184,17 +184,13 @@ def test_memory_is_bounded_by_the_slice_and_the_chunk(length: int, tmp_path: Any
     tiny_models.save("llama", tmp_path)
     model, spec = load_model(tmp_path, dtype="float32", device=torch.device("cpu"), progress=False)
     chunk, rows = 32, 5
-    shape = DeviceShape(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
+    shape = DeviceShape.of(
+        spec,
+        torch.device("cpu"),
         num_slots=2,
         num_pages=32,
         page_size=16,
         row_pages=32,
-        dtype=spec.dtype,
-        device=torch.device("cpu"),
     )
     recorded = Recorded(model)
     slice_bytes = rows * spec.vocab_size * 4

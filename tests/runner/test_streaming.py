@@ -47,17 +47,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def shape_of(spec: Any, page_size: int, num_pages: int) -> DeviceShape:
-    return DeviceShape(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
+    return DeviceShape.of(
+        spec,
+        torch.device("cpu"),
         num_slots=1,
         num_pages=num_pages,
         page_size=page_size,
         row_pages=num_pages,
-        dtype=spec.dtype,
-        device=torch.device("cpu"),
     )
 
 

@@ -32,17 +32,13 @@ class Fence:
 
 def tokens(model: CausalLM, attention: FlashInferAttention | ReferenceAttention, planner: StepPlanner) -> list[object]:
     spec = model.spec
-    shape = DeviceShape(
-        num_layers=spec.num_layers,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        vocab_size=spec.vocab_size,
+    shape = DeviceShape.of(
+        spec,
+        CPU,
         num_slots=4,
         num_pages=WORLD.num_pages,
         page_size=WORLD.page_size,
         row_pages=WORLD.num_pages,
-        dtype=spec.dtype,
-        device=CPU,
     )
     state = DeviceState(shape)
     for layer in state.kv:
