@@ -53,11 +53,12 @@ def make_case(
         pages = [order.pop() for _ in range(count)]
         rows.append(Row([0] * q_len, max(0, kv_len - q_len), pages, kv_len))
         slots = torch.tensor([pages[p // page_size] * page_size + p % page_size for p in range(kv_len)]).long()
-        k, v = torch.randn((2, kv_len, kv_heads, head_dim), generator=generator).to(dtype)
+        shape = (2, kv_len, kv_heads, head_dim)
+        k, v = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
         kv.store(slots, k, v)
     batch = forward_batch(rows, page_size)
-    q = torch.randn(sum(batch.q_lens), heads, head_dim, generator=generator).to(dtype)
-    return Case(q, kv, batch)
+    q = torch.randn(sum(batch.q_lens), heads, head_dim, generator=generator, dtype=torch.float64)
+    return Case(q.to(dtype), kv, batch)
 
 
 def exact(case: Case, **rule: Any) -> tuple[torch.Tensor, torch.Tensor]:

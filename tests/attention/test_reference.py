@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,49 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from paged import Row, empty_kv, forward_batch
-from sluice.attention.base import ForwardBatch, LayerKV
+import attention_cases
+from attention_cases import Case
+from paged import Row, forward_batch
 from sluice.attention.merge import merge_states
 from sluice.attention.reference import ReferenceAttention
 
 SCALE = 0.37
 
 
-@dataclass(frozen=True)
-class Case:
-    """A random ragged batch over shuffled pages; whatever no row owns is NaN."""
-
-    q: torch.Tensor
-    kv: LayerKV
-    batch: ForwardBatch
-
-
-def make_case(
-    seed: int,
-    lengths: list[tuple[int, int]],
-    *,
-    heads: int = 4,
-    kv_heads: int = 2,
-    head_dim: int = 6,
-    page_size: int = 4,
-    dtype: torch.dtype = torch.float64,
-) -> Case:
-    """Args: lengths: (q_len, kv_len) of each row, decodes first."""
-    generator = torch.Generator().manual_seed(seed)
-    needed = [-(-kv_len // page_size) for _, kv_len in lengths]
-    order = torch.randperm(sum(needed) + 2, generator=generator).tolist()
-    kv = empty_kv(len(order), page_size, kv_heads, head_dim, dtype)
-    rows = []
-    for (q_len, kv_len), count in zip(lengths, needed, strict=True):
-        pages = [order.pop() for _ in range(count)]
-        rows.append(Row([0] * q_len, max(0, kv_len - q_len), pages, kv_len))
-        slots = torch.tensor([pages[p // page_size] * page_size + p % page_size for p in range(kv_len)]).long()
-        shape = (2, kv_len, kv_heads, head_dim)
-        k, v = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
-        kv.store(slots, k, v)
-    batch = forward_batch(rows, page_size)
-    q = torch.randn(sum(batch.q_lens), heads, head_dim, generator=generator, dtype=torch.float64)
-    return Case(q.to(dtype), kv, batch)
+make_case = partial(attention_cases.make_case, head_dim=6, page_size=4, dtype=torch.float64)
 
 
 def naive(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,27 +71,22 @@ def test_chunks_shrink_to_a_quarter() -> None:
     assert chunks_of(600, chunk=64)[:-1] == [64] * 9
 
 
-def test_a_share_deep_in_a_prompt_is_a_share_of_time() -> None:
-    """Half of a step's tokens, deep in a prompt, was all of its time: nothing was left for a short prompt beside it."""
-    limits = limits_of(chunk=64, dynamic_chunking=50, max_partial_prefills=2)
+@pytest.mark.parametrize(
+    ("chunk", "doubles_at", "long", "steps", "short"),
+    [(64, 50, 800, 10, 12), (16, 20, 1000, 60, 8)],
+    ids=["half of its tokens", "a page"],
+)
+def test_what_one_takes_deep_in_a_prompt_leaves_half_of_a_step(
+    chunk: int, doubles_at: int, long: int, steps: int, short: int
+) -> None:
+    """Half of a step's tokens, deep in a prompt, was all of its time: nothing was left for a short prompt beside it. So
+    was a page that costs more than a whole chunk at the beginning: it kept everybody out until that prompt was done."""
+    limits = limits_of(chunk=chunk, dynamic_chunking=doubles_at, max_partial_prefills=2)
     scheduler = Scheduler(limits, KVManager(num_pages=400, page_size=4))
-    scheduler.add(0, [1] * 800, resolved(1))
-    for _ in range(10):
+    scheduler.add(0, [1] * long, resolved(1))
+    for _ in range(steps):
         scheduler.schedule()
-    scheduler.add(1, [2] * 12, resolved(1))
+    scheduler.add(1, [2] * short, resolved(1))
     plan = scheduler.schedule()
     assert plan is not None
-    assert [(chunk.request_id, chunk.samples) for chunk in plan.chunks] == [(0, False), (1, True)]
-
-
-def test_a_page_deep_in_a_prompt_leaves_half_of_a_step() -> None:
-    """A page that costs more than a whole chunk at the beginning kept everybody out until that prompt was done."""
-    limits = limits_of(chunk=16, dynamic_chunking=20, max_partial_prefills=2)
-    scheduler = Scheduler(limits, KVManager(num_pages=400, page_size=4))
-    scheduler.add(0, [1] * 1000, resolved(1))
-    for _ in range(60):
-        scheduler.schedule()
-    scheduler.add(1, [2] * 8, resolved(1))
-    plan = scheduler.schedule()
-    assert plan is not None
-    assert [(chunk.request_id, chunk.samples) for chunk in plan.chunks] == [(0, False), (1, True)]
+    assert [(each.request_id, each.samples) for each in plan.chunks] == [(0, False), (1, True)]
