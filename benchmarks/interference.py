@@ -21,10 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.alternating import Configuration, alternate, medians
+from benchmarks.figures_page import Plot, in_milliseconds, page
 from benchmarks.peers.environment import SetupError
 from benchmarks.peers.measure import PEERS
 from benchmarks.peers.peer import Settings
-from benchmarks.sweep_page import Plot, page
 from sluice.bench import facts
 from sluice.bench.compare import Measure
 from sluice.bench.errors import BenchError
@@ -47,9 +47,10 @@ MEASURES = (
     Measure(TTFT, "ms", lambda summary: summary.by_kind[LONG].ttft.mean),
 )
 X_LABEL = "tokens of a chunk"
+CAPTION = "Medians over the rounds, ms"
 PLOTS = (
-    Plot("itl", "Inter-token latency of the decoding streams", (ITL_P50, ITL_P99, ITL_MAX, MIXED_P50), X_LABEL),
-    Plot("ttft", "Time to first token of the long prompts", (TTFT,), X_LABEL),
+    Plot("itl", "Inter-token latency of the decoding streams", "ms", (ITL_P50, ITL_P99, ITL_MAX, MIXED_P50), X_LABEL),
+    Plot("ttft", "Time to first token of the long prompts", "ms", (TTFT,), X_LABEL),
 )
 
 
@@ -111,7 +112,15 @@ def _write(prefix: Path, peer: str, results: dict[str, Result]) -> None:
         f"{peer}, {first.target['model']}; {first.machine['processor']}, {first.machine['usable_cores']} cores."
         f" By tokens of a chunk; medians of {len(first.runs)} rounds."
     )
-    html = page("Interference of long prompts with decoding streams", introduction, figures, PLOTS, record)
+    html = page(
+        "Interference of long prompts with decoding streams",
+        introduction,
+        in_milliseconds(figures),
+        PLOTS,
+        record,
+        of=X_LABEL,
+        caption=CAPTION,
+    )
     prefix.with_name(f"{prefix.name}.html").write_text(html, encoding="utf-8")
     for label, own in figures.items():
         shown = "  ".join(f"{name} {1000 * value:.1f}" for name, value in own.items() if value is not None)

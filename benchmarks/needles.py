@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
-from benchmarks.long_context.page import Plot, page
+from benchmarks.figures_page import Plot, page
 from benchmarks.long_context.reading import Task
 from sluice.bench import facts
 from sluice.exact_recall import SHAPES, RecallShape, needle_prompts, write_recall_checkpoint
@@ -45,10 +45,13 @@ PREFILL, QUESTION, DECODE = "prefill, s", "later questions' TTFT, s", "a decoded
 LOADED, HIDDEN = "loaded in prefill, GB", "of this hidden behind compute, %"
 ANON, IDLE, DEVICE_KV = "RssAnon at most, MiB", "RssAnon idle, MiB", "KV on the device, MiB"
 BENEATH, RIGHT = "KV beneath, MiB", "right, of 5"
+CONTEXT = "tokens of the context"
 PLOTS = (
-    Plot("memory", "Memory: what grows with the context, and what does not", "MiB", (ANON, DEVICE_KV, BENEATH)),
-    Plot("prefill", "Time to read the prompt", "s", (PREFILL,)),
-    Plot("decode", "Time of a decoded token", "ms", (DECODE,)),
+    Plot(
+        "memory", "Memory: what grows with the context, and what does not", "MiB", (ANON, DEVICE_KV, BENEATH), CONTEXT
+    ),
+    Plot("prefill", "Time to read the prompt", "s", (PREFILL,), CONTEXT),
+    Plot("decode", "Time of a decoded token", "ms", (DECODE,), CONTEXT),
 )
 
 
@@ -199,7 +202,7 @@ def _write(
         f"A checkpoint that recalls exactly ({args.size}, {args.dtype}), five needles for each length;"
         f" {record['machine']['processor']}, {record['machine']['usable_cores']} cores."
     )
-    html = page("Needles in long contexts", introduction, figures, PLOTS, record)
+    html = page("Needles in long contexts", introduction, figures, PLOTS, record, of="tokens")
     args.out.with_name(f"{args.out.name}.html").write_text(html, encoding="utf-8")
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.figures_page import Plot, in_milliseconds, page
 from benchmarks.on_gpu.interference import OFF
-from benchmarks.sweep_page import Plot, page
 
 CALM, P50, P99, WORST, TTFT = "undisturbed p50", "ITL p50", "ITL p99", "ITL max", "TTFT of the prompt"
 X_LABEL = "tokens of a chunk"
 PLOTS = (
     Plot(
-        "itl", "Gaps between tokens of decoding streams while a long prompt arrives", (CALM, P50, P99, WORST), X_LABEL
+        "itl",
+        "Gaps between tokens of decoding streams while a long prompt arrives",
+        "ms",
+        (CALM, P50, P99, WORST),
+        X_LABEL,
     ),
-    Plot("ttft", "Time to first token of the long prompt", (TTFT,), X_LABEL),
+    Plot("ttft", "Time to first token of the long prompt", "ms", (TTFT,), X_LABEL),
 )
 
 
@@ -41,4 +45,12 @@ def plotted(parts: Mapping[str, Mapping[str, Any]]) -> str:
     told = (
         f"{first['streams']} streams decode, a prompt of {first['prompt']} tokens arrives; once for each size of chunk."
     )
-    return page("A long prompt beside decoding streams", told, figures, PLOTS, parts.get("rates", {}))
+    return page(
+        "A long prompt beside decoding streams",
+        told,
+        in_milliseconds(figures),
+        PLOTS,
+        parts.get("rates", {}),
+        of=X_LABEL,
+        caption="Milliseconds",
+    )

@@ -63,19 +63,28 @@ pre { background: var(--panel); padding: 1rem; border-radius: .5rem; overflow-x:
 
 def page(result: Result) -> str:
     """The whole page."""
-    heading = f"sluice bench: {result.target['model']}"
-    parts = [
-        "<!doctype html>",
-        f'<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)}</title>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<style>{STYLE}</style></head><body>",
-        f'<header><h1>{escape(heading)}</h1><p class="sub">{escape(title(result))}</p></header><main>',
-    ]
+    parts: list[str] = []
     for index, (run, summary) in enumerate(zip(result.runs, summaries(result), strict=True), start=1):
         notes = remarks(run, summary, result.settings)
         parts += _run(run, summary, notes, index, len(result.runs))
     parts += _settings(result)
-    return "\n".join([*parts, "</main></body></html>", ""])
+    return document(f"sluice bench: {result.target['model']}", title(result), parts)
+
+
+def document(heading: str, introduction: str, parts: Iterable[str]) -> str:
+    """A page around its parts."""
+    return "\n".join(
+        [
+            "<!doctype html>",
+            f'<html lang="en"><head><meta charset="utf-8"><title>{escape(heading)}</title>',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<style>{STYLE}</style></head><body>",
+            f'<header><h1>{escape(heading)}</h1><p class="sub">{escape(introduction)}</p></header><main>',
+            *parts,
+            "</main></body></html>",
+            "",
+        ]
+    )
 
 
 def _run(run: Run, summary: Summary, notes: Iterable[str], index: int, count: int) -> Iterator[str]:

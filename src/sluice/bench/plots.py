@@ -158,6 +158,15 @@ def legend(names: Sequence[str]) -> str:
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
+def line(index: int, points: Sequence[Point]) -> str:
+    """Points of a series, joined; nothing, if there are none."""
+    if not points:
+        return ""
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    dots = "".join(f"M{x:.1f} {y:.1f}h0" for x, y in points)
+    return f'<path class="line series-{index}" d="M{path}"/><path class="dots series-{index}" d="{dots}"/>'
+
+
 def y_ticks(y: Axis, title: str) -> Iterator[str]:
     """The vertical axis: lines across the plot, their values, and above them what they are."""
     for tick in _thinned(y.ticks()):
