@@ -151,17 +151,19 @@ async def play(
 
 
 class Killer:
-    """Kills the engine whenever so many tokens were delivered."""
+    """Kills the engine whenever so many tokens were delivered: each once, since what a dead one had sent still comes."""
 
     def __init__(self, host: Host, kills: int, total: int, seed: int) -> None:
         self._host = host
         self._due = sorted(random.Random(seed).sample(range(1, total), kills))
+        self._killed: set[int] = set()
         self.moments: list[float] = []
 
     def told(self, count: int) -> None:
         pid = self._host.state.pid
-        if self._due and count >= self._due[0] and pid is not None:
+        if self._due and count >= self._due[0] and pid is not None and pid not in self._killed:
             self._due.pop(0)
+            self._killed.add(pid)
             self.moments.append(time.perf_counter())
             os.kill(pid, signal.SIGKILL)
 
