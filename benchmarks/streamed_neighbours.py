@@ -33,6 +33,7 @@ import numpy as np
 
 from benchmarks.long_context.bandwidth import read_bandwidth
 from benchmarks.long_context.link import TimedLink
+from benchmarks.long_context.slow_disk import slow_disk
 from benchmarks.needles import ROOM, disk_options, option_of, tokens_of
 from sluice.assemble import EngineInfo, build_engine
 from sluice.bench import facts
@@ -211,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options |= disk_options(args.disk, shape, length, args.dtype)
             config = EngineConfig.from_options({"model": folder, "dtype": args.dtype, **options})
             engine, info = build_engine(config, link, progress=False)
-            with closing(engine):
+            with slow_disk(args.disk_mb_per_second and args.disk_mb_per_second * 1e6), closing(engine):
                 run = Run(engine, link, args.streams, shape.vocab_size, args.ordinary)
                 run.alone(args.seconds)
                 run.ordinary(args.seconds)
@@ -235,6 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         },
         "options": dict(option_of(text) for text in args.option),
         "threads": info.config.model.threads,
+        "disk_mb_per_second": args.disk_mb_per_second,
         "memory": info.memory.as_dict(),
         "read_limit_bytes_per_second": read_limit(args.disk, info),
         "versions": facts.versions(facts.IN_PROCESS_PACKAGES),
@@ -258,6 +260,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=10.0, help="of the phases without the long prompt")
     parser.add_argument("--size", default="small", choices=SHAPES, help="of the checkpoint (default: small)")
     parser.add_argument("--disk", type=Path, metavar="FILE", help="page file of the engine; it begins empty")
+    parser.add_argument(
+        "--disk-mb-per-second",
+        type=float,
+        metavar="N",
+        help="how fast the disk reads, if it is to be slower than it is",
+    )
     parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
     parser.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine, as often as needed"

@@ -1,0 +1,30 @@
+"""A slower disk than there is: reads of a page file take as long as they would at so many bytes a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from sluice.pagefile.blocks import FileBlocks
+
+
+@contextmanager
+def slow_disk(bytes_per_second: float | None) -> Iterator[None]:
+    """All page files of this process lie on it. None: on the disk that there is."""
+    if bytes_per_second is None:
+        yield
+        return
+    plain = FileBlocks.read
+
+    def read(blocks: FileBlocks, buffers: Sequence[memoryview], offset: int) -> None:
+        began = time.perf_counter()
+        plain(blocks, buffers, offset)
+        due = sum(buffer.nbytes for buffer in buffers) / bytes_per_second
+        time.sleep(max(0.0, due - (time.perf_counter() - began)))
+
+    FileBlocks.read = read  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FileBlocks.read = plain  # type: ignore[method-assign]
