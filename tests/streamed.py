@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,12 @@ from sluice.types import Chunk, StreamPart
 Parts = tuple[bytes, bytes]
 
 
+def _opened() -> threading.Event:
+    event = threading.Event()
+    event.set()
+    return event
+
+
 @dataclass
 class DictPages:
     """`StoredPages` in a dictionary."""
@@ -25,9 +32,12 @@ class DictPages:
     parts: dict[tuple[int, int], Parts] = field(default_factory=dict)
     """(page, layer) -> keys and values."""
     lost: set[int] = field(default_factory=set)
+    opened: threading.Event = field(default_factory=_opened)
+    """Reads wait for it."""
     reads: list[tuple[int, int]] = field(default_factory=list)
 
     def read_layer(self, page: int, layer: int, k: memoryview, v: memoryview) -> None:
+        self.opened.wait()
         if page in self.lost:
             raise OSError(5, "Input/output error")
         self.reads.append((page, layer))
@@ -54,6 +64,9 @@ class Driver:
     window: list[int] = field(default_factory=list)
     """Places on the device of the tokens from `base` on."""
     parts: int = 0
+    owed: list[int] = field(default_factory=list)
+    """After each part."""
+    after_part: Callable[[], object] = lambda: None
 
     @classmethod
     def of(
@@ -87,14 +100,16 @@ class Driver:
         chunk = Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples)
         blocks = -(-self.base // (size * self.ring.block_pages))
         total = len(self.state.kv) * (-(-blocks // self.ring.group_blocks) + 1)
-        first = 0
+        first, owed = 0, 0
         new_rows = tuple(range(self.rows, self.base // size))
         while True:
-            stop = first + self.split(total - first)
+            stop = first if owed else first + self.split(total - first)
             part = StreamPart(chunk, new_rows, self.base, tuple(self.window), first, stop, total)
-            hidden = self.streamer.run(part)
+            hidden, owed = self.streamer.run(part)
             self.rows, new_rows, first = max(self.rows, self.base // size), (), stop
             self.parts += 1
+            self.owed.append(owed)
+            self.after_part()
             if hidden is not None:
                 break
         while self.base + size <= end:

@@ -46,6 +46,8 @@ class World:
     streams: StreamLimits | None = None
     reads_fail: float = 0.0
     """Share of parts of streamed work that fail."""
+    reads_late: float = 0.0
+    """Share of parts of streamed work whose pages do not come in time."""
 
     @property
     def pool_tokens(self) -> int:
@@ -79,6 +81,7 @@ class World:
             tiers=tiers,
             stream_tier=Tier.DISK if self.streams is None else self.streams.tier,
             read_fails=lambda _: draw is not None and draw.random() < self.reads_fail,
+            leaves=lambda _: 0 if draw is None or draw.random() >= self.reads_late else draw.randint(1, 4),
         )
 
     @property
@@ -304,8 +307,10 @@ def random_streams(draw: random.Random, world: World) -> World:
         prefill_blocks=draw.choice([0, 0, 0, 2]),
         pair_cost=draw.choice([0.0, 0.001, 0.1]),
         load_cost=draw.choice([0.0, 0.01, 1.0, 100.0]),
+        may_be_late=tier is Tier.DISK,
     )
-    return replace(world, streams=streams, reads_fail=draw.choice([0.0, 0.0, 0.0, 0.05]))
+    late = draw.choice([0.0, 0.2, 0.7]) if streams.may_be_late else 0.0
+    return replace(world, streams=streams, reads_fail=draw.choice([0.0, 0.0, 0.0, 0.05]), reads_late=late)
 
 
 @st.composite

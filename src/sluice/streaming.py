@@ -97,6 +97,7 @@ def stream_limits(config: StreamConfig, sizes: Sizes, costs: Costs) -> StreamLim
         decode_blocks=0 if window is None else window.sinks + window.recent,
         pair_cost=costs.pair,
         load_cost=costs.load,
+        may_be_late=sizes.tier is Tier.DISK,
     )
 
 

@@ -230,6 +230,7 @@ class ShadowRunner:
         tiers: what lies behind the device.
         stream_tier: where the contexts lie that are longer than the device.
         read_fails: of a part of streamed work by its number (from 0), whether a page of it cannot be read.
+        leaves: of a part by its number, how many units it leaves undone, if it reads from the tier.
     """
 
     def __init__(
@@ -241,9 +242,13 @@ class ShadowRunner:
         tiers: ShadowTiers | None = None,
         stream_tier: Tier = Tier.DISK,
         read_fails: Callable[[int], bool] = lambda number: False,
+        leaves: Callable[[int], int] = lambda number: 0,
     ) -> None:
         self._stream_tier = stream_tier
         self._read_fails = read_fails
+        self._leaves = leaves
+        self._owed = 0
+        """Units of the latest part, and of those before it."""
         self._num_parts = 0
         self._stored: dict[int, list[int]] = {}
         """Slot -> pages behind the device."""
@@ -306,7 +311,14 @@ class ShadowRunner:
             () if chunk.slot in self._lost else self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets
         )
         return BatchResult(
-            plan.step, sampled, (), told if any(told) else (), prompt, copied, part_errors=tuple(part_errors)
+            plan.step,
+            sampled,
+            (),
+            told if any(told) else (),
+            prompt,
+            copied,
+            part_errors=tuple(part_errors),
+            owed=self._owed if plan.parts else 0,
         )
 
     def _work(self, part: StreamPart) -> str | None:
@@ -316,7 +328,13 @@ class ShadowRunner:
         before = self._parts.get(chunk.slot)
         if part.first:
             assert before is not None and before.chunk == chunk and before.stop == part.first, f"{part} after {before}"
+        else:
+            self._owed = 0
         self._parts[chunk.slot] = part
+        if part.completes or not part.base:
+            assert not self._owed, f"{part} waits for {self._owed} units"
+        else:
+            self._owed = min(self._owed + part.stop - part.first, self._leaves(self._num_parts))
         self._num_parts += 1
         if chunk.slot in self._lost or self._read_fails(self._num_parts - 1):
             self._lost.add(chunk.slot)

@@ -404,6 +404,9 @@ class StreamLimits:
     """Of a query and a key in one layer."""
     load_cost: float = 0.0
     """Of bringing the KV of one token in one layer to the device, beside the computation."""
+    may_be_late: bool = False
+    """Loads may take longer than planned, as a disk's do: then units may be left undone (`BatchResult.owed`). The last
+    unit of a chunk, which loads nothing, is planned once all others are done."""
 
     def groups(self, base_pages: int, length: int) -> int:
         """Groups of blocks in each layer, for a chunk of `length` tokens behind so many pages on the tier."""
@@ -438,9 +441,9 @@ class StreamPart(NamedTuple):
     pages: tuple[int, ...]
     """Pages on the device that hold the tokens from `base` on, in order."""
     first: int
-    """The first unit of this step."""
+    """The first unit of this step, besides those that are owed."""
     stop: int
-    """The unit behind the last one of this step."""
+    """The unit behind the last one of this step; `first`, if the step only does what is owed."""
     total: int
 
     @property
@@ -563,6 +566,9 @@ class BatchResult:
     `engine.messages.Copied`."""
     part_errors: tuple[RowError, ...] = ()
     """Streamed work that failed: `row` indexes `plan.parts`."""
+    owed: int = 0
+    """Units of the streamed chunk, planned in this step or before, that are not done: what they read had not come. The
+    chunk's next part begins with them."""
 
 
 class CachedTokens(NamedTuple):

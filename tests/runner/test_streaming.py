@@ -23,13 +23,13 @@ from sluice.models.loader import load_model
 from sluice.runner.device import DeviceShape
 from sluice.runner.fakes import late_streams
 from sluice.runner.streaming.coroutine import Coroutine
-from sluice.runner.streaming.loaders import BlockLoad
+from sluice.runner.streaming.loaders import BlockLoad, ThreadLoader
 from sluice.runner.streaming.reader import RingReader
 from sluice.runner.streaming.sparse import Window
 from sluice.runner.streaming.stream_loader import StreamLoader
 from sluice.runner.streaming.streamer import RingShape, StreamFailed
 from sluice.runner.streams import Streams
-from streamed import Driver
+from streamed import DictPages, Driver
 
 LENGTH = 93
 PROMPT = tuple(tiny_models.prompt(LENGTH, 3))
@@ -158,6 +158,59 @@ def test_a_chunk_put_down_is_dropped_by_the_next(models: dict[str, Any]) -> None
     assert driver.streamer.ring.num_free == 2
 
 
+def test_a_part_does_what_there_is_and_owes_the_rest(models: dict[str, Any]) -> None:
+    """A step that waits for a disk keeps all its neighbours waiting. What was left undone is done by the next parts, in
+    order and once: the result is the resident run's. One that ends without its last reads would be wrong."""
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1))
+    for start in range(0, 24, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    stored, total = driver.stored, spec.num_layers * 7
+    steps = iter([total - 1, 1])
+    driver.split = lambda left: next(steps)
+    driver.owed.clear()
+    stored.opened.clear()
+    driver.after_part = lambda: stored.opened.set() if len(driver.owed) == 3 else None
+    found = driver.chunk(PROMPT[24:32], 24)
+    assert driver.owed[:3] == [total - 1] * 3
+    assert driver.owed[-2:] == [0, 0]
+    torch.testing.assert_close(found, resident(model, spec, (31,)), rtol=1e-9, atol=1e-9)
+
+
+def test_a_chunk_whose_pages_never_come_is_given_up(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs: the request would wait for ever. The ring is whole again, and nothing waits for the read;
+    when the disk comes back, the next chunk reads what is its own."""
+    monkeypatch.setattr("sluice.runner.streaming.pace.GIVE_UP", 0.2)
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1))
+    for start in range(0, 24, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    driver.stored.opened.clear()
+    steps = itertools.chain([spec.num_layers * 7 - 1], itertools.repeat(0))
+    driver.split = lambda left: next(steps)
+    with pytest.raises(StreamFailed, match="did not come from the disk in 0 s"):
+        driver.chunk(PROMPT[24:32], 24)
+    assert driver.streamer.ring.num_free == 2
+    driver.split, driver.base, driver.rows, driver.window = (lambda left: left), 0, 0, []
+    driver.streamer.open_slots([0])
+    driver.after_part = driver.stored.opened.set
+    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 32, 8)])
+    torch.testing.assert_close(found, resident(model, spec, tuple(range(7, 32, 8))), rtol=1e-9, atol=1e-9)
+
+
+def test_a_loader_closes_though_a_read_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that cannot stop because of a disk."""
+    monkeypatch.setattr("sluice.runner.streaming.loaders.CLOSING", 0.1)
+    stored = DictPages()
+    stored.opened.clear()
+    ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
+    loader: ThreadLoader[None] = ThreadLoader(stored, ring, 1)
+    handles = [loader.start(BlockLoad(0, [page], page), page, None) for page in range(2)]
+    loader.close()
+    assert [loader.has_come(handle, 0.0) for handle in handles] == [False, True]
+    stored.opened.set()
+
+
 class StopHere(Exception):
     """The driver was to go no further."""
 
@@ -231,6 +284,7 @@ def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
         seen.extend(ring.k[slot].flatten().tolist() + ring.v[slot].flatten().tolist())
 
     for _ in range(6):
+        assert reader.has_next(0.0)
         arrived = reader.next()
         streams.compute.run(functools.partial(look, arrived.slot))
         reader.release([arrived])

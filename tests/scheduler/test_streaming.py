@@ -72,7 +72,8 @@ def test_decodes_beside_it_run_in_every_step() -> None:
 
 def test_two_of_them_take_turns_chunk_by_chunk() -> None:
     """One long prompt that keeps another from beginning."""
-    _, plans = served(WORLD, Submit(0, prompt(60), resolved(2)), Submit(1, prompt(60, 1), resolved(2)))
+    world = replace(WORLD, num_pages=16, streams=replace(STREAMS, above=32))
+    _, plans = served(world, Submit(0, prompt(60), resolved(2)), Submit(1, prompt(60, 1), resolved(2)))
     done = [part.chunk.request_id for plan in plans for part in plan.parts if part.completes]
     assert done[:10] == [0, 1] * 5
 
@@ -99,6 +100,60 @@ def test_who_waits_for_the_tier_keeps_ordinary_requests_from_nothing(partial: in
     check_ends(bench, {submit.request_id: submit for submit in submits})
 
 
+@pytest.mark.parametrize("partial", [1, 4])
+def test_who_finds_no_room_beside_them_is_streamed_too(partial: int) -> None:
+    """A prompt that fits the device, but not what a streamed one leaves of it, would wait for hours, and keep all who
+    come behind it from beginning."""
+    world = replace(WORLD, num_pages=16, limits=limits_of(chunk=8, max_partial_prefills=partial))
+    world = replace(world, streams=replace(STREAMS, above=64))
+    submits = [
+        Submit(0, prompt(90), resolved(8)),
+        Submit(1, prompt(50, 1), resolved(6)),
+        Submit(2, (1,) * 10, resolved(4)),
+    ]
+    bench, plans = served(world, *submits)
+    order = [output.request_id for output in bench.link.outputs if output.finish_reason is not None]
+    assert order == [2, 1, 0]
+    assert {part.chunk.request_id for plan in plans for part in plan.parts} == {0, 1}
+    check_ends(bench, {submit.request_id: submit for submit in submits})
+
+
+def test_they_leave_half_of_the_device_to_others() -> None:
+    """Windows that fill the device would end ordinary service until a context of an hour is through."""
+    submits = [Submit(0, prompt(40), resolved(8)), Submit(1, prompt(40, 1), resolved(8))]
+    submits += [Submit(2, (1,) * 14, resolved(2))]
+    bench, plans = served(WORLD, *submits)
+    order = [output.request_id for output in bench.link.outputs if output.finish_reason is not None]
+    assert order == [2, 0, 1]
+    begun = [next(plan.step for plan in plans if any(new.request_id == i for new in plan.new_slots)) for i in (0, 1)]
+    ends = next(plan.step for plan in reversed(plans) if any(part.chunk.request_id == 0 for part in plan.parts))
+    assert begun[1] > ends
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_nobody_waits_for_what_a_disk_does_not_give(depth: int) -> None:
+    """A cold disk stops every stream of the server. What a part leaves undone is owed by the next ones, and its chunk's
+    last unit, which samples, is planned once nothing is."""
+    slow = {"late": True}
+    world = replace(WORLD, depth=depth, limits=replace(WORLD.limits, lookahead=depth - 1))
+    world = replace(world, num_pages=16, streams=replace(STREAMS, may_be_late=True))
+    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), leaves=lambda _: 100 if slow["late"] else 0)
+    runner = RecordingRunner(shadow)
+    bench = Bench.of(world, runner)
+    bench.link.put(Submit(0, prompt(60), resolved(3)), Submit(1, prompt(5, 1), resolved(20)))
+    for _ in range(60):
+        bench.step()
+    assert len(bench.link.tokens(1)) == 20
+    assert not bench.link.tokens(0)
+    late = [part for plan in runner.plans[-20:] for part in plan.parts]
+    assert len(late) >= 10
+    assert all(part.first == part.stop < part.total for part in late[2:])
+    slow["late"] = False
+    bench.drain(500)
+    assert len(bench.link.tokens(0)) == 3
+    check_ends(bench, {0: Submit(0, prompt(60), resolved(3)), 1: Submit(1, prompt(5, 1), resolved(20))})
+
+
 def test_a_prefix_is_attended_to_where_it_lies() -> None:
     """A long prompt that is computed again, or brought to a device that has no room for it."""
     bench, _ = served(WORLD, Submit(0, prompt(60), resolved(3)))
@@ -123,6 +178,78 @@ def test_a_page_that_cannot_be_read_ends_its_request_alone() -> None:
     bench.drain(500)
     assert bench.link.end(2).num_cached_tokens == 0
     assert len(bench.link.tokens(2)) == 3
+
+
+def test_a_bad_copy_of_what_is_on_the_device_is_made_anew() -> None:
+    """A damaged page on the tier whose node others hold on the device would end every stream that begins with it, for
+    as long as anybody is served from there."""
+    bad = {"read": True}
+    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), read_fails=lambda _: bad["read"])
+    runner = RecordingRunner(shadow)
+    world = replace(WORLD, num_pages=16)
+    bench = Bench.of(world, runner)
+    bench.link.put(Submit(0, prompt(20), resolved(12, seed=2)))
+    for _ in range(8):  # it is stored meanwhile
+        bench.step()
+    bench.link.put(Submit(1, prompt(60), resolved(2)))
+    before = len(runner.plans)
+    for _ in range(4):
+        bench.step()
+    assert len(bench.link.tokens(0)) < 12
+    assert bench.link.end(1).num_cached_tokens >= 16
+    assert bench.link.end(1).error == "a page cannot be read"
+    bad["read"] = False
+    assert sum(len(plan.copies) for plan in runner.plans[before:]) >= 5
+    bench.link.put(Submit(2, prompt(60), resolved(2)))
+    bench.drain(500)
+    assert len(bench.link.tokens(0)) == 12
+    assert bench.link.end(2).num_disk_tokens >= 16
+    assert len(bench.link.tokens(2)) == 2
+
+
+def test_nobody_new_reads_a_bad_copy_that_somebody_still_reads() -> None:
+    """Streams that follow each other closely would keep a damaged page alive, and all but the first fail by it."""
+    runner = RecordingRunner(
+        ShadowRunner(
+            page_size=4,
+            vocab_size=2,
+            tiers=ShadowTiers(),
+            read_fails=lambda _: any(part.chunk.request_id == 2 for part in runner.plans[-1].parts),
+        )
+    )
+    world = replace(WORLD, num_pages=32, tiers=TierLimits(disk_pages=100), streams=replace(STREAMS, above=60))
+    bench = Bench.of(world, runner)
+    bench.link.put(Submit(0, prompt(20), resolved(36, seed=2)))
+    for _ in range(8):  # it is stored meanwhile
+        bench.step()
+    bench.link.put(Submit(1, prompt(100), resolved(8)), Submit(2, prompt(70), resolved(2)))
+    while not runner.plans[-1].parts or runner.plans[-1].parts[0].chunk.request_id != 2:
+        bench.step()
+    assert bench.link.end(2).error == "a page cannot be read"
+    bench.link.put(Submit(3, prompt(70), resolved(2)))
+    bench.drain(500)
+    assert bench.link.end(1).num_cached_tokens == bench.link.end(2).num_cached_tokens >= 16
+    assert bench.link.end(3).num_cached_tokens == 0
+    assert len(bench.link.tokens(3)) == 2
+
+
+def test_who_waits_for_the_tier_takes_no_page_in_vain() -> None:
+    """What others have just stored would be given up in every step, for one that cannot begin with it."""
+    runner = RecordingRunner(WORLD.shadow())
+    bench = Bench.of(replace(WORLD, num_pages=16), runner)
+    bench.link.put(Submit(0, prompt(100), resolved(40)), Submit(1, prompt(60, 1), resolved(8)))
+    for _ in range(4):
+        bench.step()
+    before = len(runner.plans)
+    bench.link.put(Submit(2, (1,) * 10, resolved(4)))
+    while not bench.link.tokens(0):
+        bench.step()
+    waiting = runner.plans[before:]
+    assert len(bench.link.tokens(2)) == 4
+    assert sum(len(plan.copies) for plan in waiting if any(c.request_id == 2 for c in plan.chunks)) > 0
+    assert not any(plan.dropped for plan in waiting)
+    bench.drain(2000)
+    assert len(bench.link.tokens(1)) == 8
 
 
 def test_a_page_that_cannot_be_stored_ends_its_request_alone() -> None:

@@ -8,7 +8,7 @@ NOWHERE = -1
 class Below:
     """One node's copies on the tiers behind the device, by the tier's place in their order."""
 
-    __slots__ = ("children", "digest", "gone", "hits", "is_loading", "readers", "slots", "storing")
+    __slots__ = ("children", "digest", "gone", "hits", "is_loading", "is_suspect", "readers", "slots", "storing")
 
     def __init__(self, num_tiers: int, digest: bytes) -> None:
         self.slots = [NOWHERE] * num_tiers
@@ -21,6 +21,8 @@ class Below:
         """Its copies are being read, to bring it to the device: they may not be given up."""
         self.readers = 0
         """Streamed requests that attend to it where it lies: its copies may not be given up."""
+        self.is_suspect = False
+        """One who attended to its copies failed: nobody new may, and they are given up when nobody does."""
         self.hits = 0
         """Times it was taken from the cache."""
         self.gone = False

@@ -65,7 +65,9 @@ class KVManager:
         if prefix_caching:
             tree = self.tree = PrefixTree(page_size, self.tiers)
             self.tiers.attach(tree)
-        self._shelf = None if streams is None else Shelf(streams, self.tiers, self.tree, page_size, self._take)
+        self._shelf = (
+            None if streams is None else Shelf(streams, self.tiers, self.tree, page_size, self._take, num_pages)
+        )
 
     @property
     def num_pages(self) -> int:

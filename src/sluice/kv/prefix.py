@@ -84,8 +84,8 @@ class PrefixCache(Protocol):
         ...
 
     def forget_below(self, path: Sequence[Node]) -> list[int]:
-        """Drop what of a path that somebody read on a tier nobody holds on the device, with all that follows it.
-        Returns pages of the device."""
+        """Somebody read a path on a tier, and what is there may be what was wrong with it: drop what nobody holds on
+        the device, with all that follows it, and the copies of what somebody holds. Returns pages of the device."""
         ...
 
     def evict(self, count: int) -> list[int]:
@@ -118,6 +118,10 @@ class Keeper(Protocol):
 
     def keeps(self, node: Node) -> bool:
         """Its page is about to be taken. True: it lies on another tier, or soon will."""
+        ...
+
+    def suspected(self, node: Node) -> None:
+        """Its copies may not be what was stored. It is on the device."""
         ...
 
     def removed(self, node: Node) -> None:
@@ -253,8 +257,11 @@ class PrefixTree:
 
     def forget_below(self, path: Sequence[Node]) -> list[int]:
         for node in path:
-            if node.refs == 0 and node.below is not None and not node.below.gone:
+            if node.below is None or node.below.gone:
+                break
+            if node.refs == 0:
                 return self.drop(node)
+            self._keeper.suspected(node)
         return []
 
     def evict(self, count: int) -> list[int]:

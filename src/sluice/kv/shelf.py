@@ -21,6 +21,7 @@ class Shelf:
 
     Args:
         take: gives pages of the device; as many must be available.
+        device_pages: how many the device has.
     """
 
     def __init__(
@@ -30,12 +31,16 @@ class Shelf:
         tree: PrefixCache,
         page_size: int,
         take: Callable[[int], list[int]],
+        device_pages: int,
     ) -> None:
         self.limits = limits
         self._tiers = tiers
         self._tree = tree
         self._page_size = page_size
         self._take = take
+        self._most_places = max(limits.window_pages, device_pages // 2)
+        self._refused: int | None = None
+        """Pages of a stream for which the tier had no room, since when none has closed."""
         self.num_places = 0
         """Pages of the device that streams hold."""
 
@@ -44,18 +49,31 @@ class Shelf:
         """Of the tier."""
         return self._tiers.pages_of(self.limits.tier)
 
+    @property
+    def has_window(self) -> bool:
+        """One more stream may begin: together they hold half of the device at most, the rest is others'."""
+        return self.num_places + self.limits.window_pages <= self._most_places
+
     def found(self, tokens: array[int], cacheable: int, extra_key: str) -> list[Node]:
         """The beginning of `tokens`, at most `cacheable` of them, that lies on the tier. Holds nothing."""
         return self._tiers.readable(self._tree.match_any(tokens, cacheable, extra_key), self.limits.tier)
 
     def open(self, tokens: array[int], cacheable: int, num_pages: int, extra_key: str) -> StreamLease | None:
-        """All that a streamed request of so many pages will ever hold; None if the tier has no room for it now."""
+        """All that a streamed request of so many pages will ever hold; None if the tier has no room for it now.
+
+        Room was made for one that was refused, as far as there was any to make: until another has closed, there is no
+        use in giving up more cached pages for it.
+        """
+        if self._refused is not None and self.num_places and num_pages >= self._refused:
+            return None
         path = self.found(tokens, cacheable, extra_key)
         shared = self._tiers.read(path, self.limits.tier)  # first: making room must not take these
         own = self._tiers.take(self.limits.tier, num_pages - len(path))
         if own is None:
             self._tiers.unread(path)
+            self._refused = num_pages
             return None
+        self._refused = None
         self.num_places += self.limits.window_pages
         window = self._take(self.limits.window_pages)
         below = path[-1].below if path else None
@@ -103,6 +121,7 @@ class Shelf:
         self._tiers.give(self.limits.tier, [stream.row[index] for index in own if index not in stream.sending])
         places = stream.window
         self.num_places -= len(places)
+        self._refused = None
         stream.row, stream.window, stream.path, stream.is_closed = [], [], [], True
         return places
 

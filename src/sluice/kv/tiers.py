@@ -71,6 +71,10 @@ class LowerTiers(Protocol):
         """It has left the tree."""
         ...
 
+    def suspected(self, node: Node) -> None:
+        """Its copies may not be what was stored. It is on the device."""
+        ...
+
     def attach(self, tree: PrefixTree) -> None:
         """The tree whose nodes lie here; once."""
         ...
@@ -258,6 +262,12 @@ class Tiers:
             elif slot != NOWHERE:
                 self._give_up(node, place)
 
+    def suspected(self, node: Node) -> None:
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        below.is_suspect = True
+        self._unread(node)
+
     # What the manager asks
 
     def used(self, path: Sequence[Node]) -> None:
@@ -273,7 +283,7 @@ class Tiers:
         """As many of these nodes, from the first one on, as can be loaded."""
         found: list[Node] = []
         for node in nodes:
-            if node.below is None or not node.below.is_stored:
+            if node.below is None or node.below.is_suspect or not node.below.is_stored:
                 break
             found.append(node)
         return found if len(found) >= self.limits.load_back_pages else []
@@ -416,7 +426,7 @@ class Tiers:
         """As many of these nodes, from the first one on, as lie on a tier."""
         place, found = self._of(tier).place, []
         for node in nodes:
-            if node.below is None or node.below.slots[place] == NOWHERE:
+            if not _is_readable(node, place):
                 break
             found.append(node)
         return found
@@ -463,7 +473,7 @@ class Tiers:
         if parent is not None and (parent.below is None or parent.below.gone):
             return None
         node = self.tree.child(parent, key, extra_key)
-        return None if node is None or node.below is None or node.below.slots[place] == NOWHERE else node
+        return node if node is not None and _is_readable(node, place) else None
 
     def key_behind(self, parent: bytes, key: bytes, extra_key: str) -> PageKey:
         """Names a page of tokens `key` behind one of digest `parent`, empty if there is none."""
@@ -670,7 +680,14 @@ class Tiers:
             if below.gone and slot != NOWHERE:
                 below.slots[place] = NOWHERE
                 self._free(place, slot)
+            elif below.is_suspect and slot != NOWHERE:
+                self._give_up(node, place)
             self.slots[place].offer(node)
+        if below.is_suspect and not below.gone:
+            below.is_suspect = False
+            self._drop_if_nowhere(node)
+            if self.limits.write_policy != "write-back" and self._is_worth_storing(below):
+                self._want(node)
 
     def _over(self, load: Load, pages: list[int]) -> tuple[Load | None, list[int]]:
         if load.open or load.begun < len(load.nodes):
@@ -701,10 +718,15 @@ class Tiers:
 
     def _spoiled(self, node: Node, place: int, slot: int) -> None:
         """A copy could not be read: it is none."""
-        assert node.below is not None, f"{node} was never published"
-        if not node.below.gone and node.below.slots[place] == slot and not node.below.readers:
-            self._give_up(node, place)
-            self._drop_if_nowhere(node)
+        below = node.below
+        assert below is not None, f"{node} was never published"
+        if below.gone or below.slots[place] != slot:
+            return
+        if below.readers:
+            below.is_suspect = True
+            return
+        self._give_up(node, place)
+        self._drop_if_nowhere(node)
 
     # Names
 
@@ -741,6 +763,12 @@ class Tiers:
             tuple(tokens),
             top.key.decode(),
         )
+
+
+def _is_readable(node: Node, place: int) -> bool:
+    """Streamed requests may attend to it on a tier."""
+    below = node.below
+    return below is not None and below.slots[place] != NOWHERE and not below.is_suspect
 
 
 def _digest(parent: bytes, key: bytes, extra_key: bytes) -> bytes:
@@ -798,6 +826,9 @@ class NoTiers:
 
     def keeps(self, node: Node) -> bool:
         return False
+
+    def suspected(self, node: Node) -> None:
+        pass
 
     def removed(self, node: Node) -> None:
         pass

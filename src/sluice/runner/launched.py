@@ -35,6 +35,8 @@ class Outcome:
         """Of all targets."""
         self.part_errors: tuple[RowError, ...] = ()
         """Streamed work that failed."""
+        self.owed = 0
+        """Units of it that are not done."""
         self._on_device: list[object] = []
 
     def land(self, landing: Landing) -> None:
@@ -80,6 +82,7 @@ class LaunchedStep:
             () if outcome.of_samples is None else tuple(self._logprobs(outcome.of_samples, sampled, failed)),
             tuple(() if row in failed else told for row, told in zip(rows, prompts, strict=True)),
             part_errors=outcome.part_errors,
+            owed=outcome.owed,
         )
 
     def _logprobs(

@@ -213,5 +213,6 @@ class TorchRunner:
             return hidden
         if hidden is not None:
             hidden = hidden[: len(resident.logit_rows)]
-        hidden, outcome.part_errors = run_parts(self._streams, step.work, hidden, len(resident.sample_rows))
-        return hidden
+        done = run_parts(self._streams, step.work, hidden, len(resident.sample_rows))
+        outcome.part_errors, outcome.owed = done.errors, done.owed
+        return done.hidden

@@ -470,9 +470,14 @@ def streamed_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, pl
         cost = rests * streams.cost_of_rest(length) + groups * streams.cost_of_group(length, size)
         most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
         most *= 1 if resident(plan) else ALONE
+        catches_up = state.open_chunk is not None and state.open_chunk.owed > 0 and part.stop == part.first
         require(
-            part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
+            catches_up or part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
             f"law 7: {part} costs {cost} tokens of {most}",
+        )
+        require(
+            not part.completes or not streams.may_be_late or per_layer == 1 or part.first == part.total - 1,
+            f"law 7: the step of {part} may have to wait for what it reads",
         )
         require(
             not (is_prefill(state, part.chunk.start, part.chunk.request_id) and plan.num_decodes)

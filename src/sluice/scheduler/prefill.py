@@ -188,8 +188,12 @@ class PrefillAdder:
 
     def _add_stream(self, request: Request) -> AddResult:
         """Admit a request whose context is longer than the device, with all the memory it will ever have. Those that
-        wait for room on the tier keep nobody else waiting but each other: what they wait for is used by no others."""
+        wait for others of their kind to end keep nobody else waiting but each other: what they wait for is used by no
+        others."""
         state, kv = self._state, self._state.kv
+        if not kv.streams.has_window:
+            self.note(Bound.KV_PAGES)
+            return AddResult.CONTINUE
         needed = self.needs(request) + self._reserved_pages()
         if needed > kv.available or not self._fits_beside_loads(request, self.needs(request)):
             self.note(Bound.KV_PAGES)
@@ -272,11 +276,13 @@ class PrefillAdder:
         if not loading:
             return True
         own = {request.id: len(r.load.pages) for request in state.loading.values() if (r := request.lease) and r.load}
-        own[newcomer.id] = to_load
+        resident = [*state.started()]
+        if not is_streamed(kv, newcomer):
+            own[newcomer.id] = to_load
+            resident.append(newcomer)
         return all(
             kv.pages_for(request.prompt_len + request.max_tokens) + loading - own.get(request.id, 0) <= kv.num_pages
-            for request in (newcomer, *state.started())
-            if not is_streamed(kv, request)
+            for request in resident
         )
 
     def _find_memory(self, request: Request, lease: Lease, length: int) -> int:

@@ -23,7 +23,7 @@ from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import check_stream, is_streamed
+from sluice.scheduler.streaming import check_stream, is_streamed, note_owed
 from sluice.types import (
     BatchPlan,
     BatchResult,
@@ -175,6 +175,7 @@ class Scheduler:
         """Fold the result of the oldest plan in flight into its requests."""
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
         self._let_go(plan)
+        note_owed(self.state, plan, result.owed)
         outputs = self.copied(result.copies)
         outputs += self._end_failed_parts(plan, result)
         errors = {error.row: error.message for error in result.errors}

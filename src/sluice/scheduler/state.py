@@ -41,6 +41,8 @@ class OpenChunk:
     planned: int
     """Units."""
     total: int
+    owed: int = 0
+    """Units that were planned and are not done, as far as is known."""
 
 
 class SchedulerState:

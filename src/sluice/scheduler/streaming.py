@@ -15,7 +15,7 @@ from sluice.kv.streams import StreamLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
-from sluice.types import Chunk, StreamLimits, StreamPart
+from sluice.types import BatchPlan, Chunk, StreamLimits, StreamPart
 
 ALONE = 8
 """Times a step's budget that streamed work may cost while nobody else is there to wait for it: each step has its price,
@@ -57,10 +57,14 @@ def stream(
 
 
 def is_streamed(kv: KVManager, request: Request) -> bool:
-    """Its context, prompt and output, is longer than the device; or than was asked for, if the tier can hold it."""
-    if not kv.can_stream or request.prompt_len + request.max_tokens <= kv.streams.limits.above:
+    """Its context, prompt and output, is longer than the device; or, if the tier can hold it, than was asked for, or
+    than what streamed requests leave of the device now: it would wait, and others behind it, until one of them ends."""
+    if not kv.can_stream:
         return False
-    pages = kv.pages_for(request.prompt_len + request.max_tokens)
+    length = request.prompt_len + request.max_tokens
+    pages = kv.pages_for(length)
+    if length <= kv.streams.limits.above and pages <= kv.num_pages - kv.num_places:
+        return False
     return pages > kv.num_pages or pages <= kv.streams.num_pages
 
 
@@ -137,14 +141,17 @@ def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch:
 def plan_part(
     state: SchedulerState, limits: StreamLimits, open_chunk: OpenChunk, batch: BatchBuilder, room: int
 ) -> int:
-    """Plan the next units of a chunk, one at least. Returns what they cost."""
+    """Plan the next units of a chunk: one at least, unless some are owed, or the last one has to wait for what is in
+    flight. Returns what they cost."""
     request, chunk = open_chunk.request, open_chunk.chunk
     lease = lease_of(request)
-    of_group = limits.cost_of_group(chunk.length, state.kv.page_size)
-    of_rest = limits.cost_of_rest(chunk.length)
-    first, unit, cost = open_chunk.planned, open_chunk.planned, 0.0
-    while unit < open_chunk.total:
-        more = of_rest if unit % (open_chunk.groups + 1) == open_chunk.groups else of_group
+    first = open_chunk.planned
+    end = end_of_part(limits, open_chunk)
+    if first == end and not open_chunk.owed:
+        return 0
+    unit, cost = first, sum(cost_of(state, limits, open_chunk, each) for each in range(first - open_chunk.owed, first))
+    while unit < end:
+        more = cost_of(state, limits, open_chunk, unit)
         if unit > first and cost + more > room:
             break
         cost += more
@@ -164,6 +171,32 @@ def plan_part(
         request.pending += chunk.samples
         state.streaming[request.id] = state.streaming.pop(request.id)  # the others are first now
     return -int(-cost // 1)
+
+
+def end_of_part(limits: StreamLimits, open_chunk: OpenChunk) -> int:
+    """The unit that the chunk's next part may not go beyond. Where loads may be late, no units are added to those that
+    are owed, and the last unit, behind which its request is told of the chunk, waits until all others are done."""
+    if open_chunk.owed:
+        return open_chunk.planned
+    if not (limits.may_be_late and open_chunk.groups):
+        return open_chunk.total
+    is_last = open_chunk.planned == open_chunk.total - 1 and not open_chunk.request.in_flight
+    return open_chunk.total if is_last else open_chunk.total - 1
+
+
+def cost_of(state: SchedulerState, limits: StreamLimits, open_chunk: OpenChunk, unit: int) -> float:
+    """Tokens that a unit costs."""
+    length = open_chunk.chunk.length
+    if unit % (open_chunk.groups + 1) == open_chunk.groups:
+        return limits.cost_of_rest(length)
+    return limits.cost_of_group(length, state.kv.page_size)
+
+
+def note_owed(state: SchedulerState, plan: BatchPlan, owed: int) -> None:
+    """A step has come back, and left so many units of its chunk undone."""
+    chunk = state.open_chunk
+    if chunk is not None and any(part.chunk is chunk.chunk for part in plan.parts):
+        chunk.owed = owed
 
 
 def lease_of(request: Request) -> StreamLease:

@@ -157,6 +157,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     copies: tuple[CopyDone, ...] = ()
     """That ended with it."""
     part_errors: tuple[RowError, ...] = ()
+    owed: int = 0
+    """Units of streamed work that it left undone."""
     ends: tuple[End, ...] = ()
 
 

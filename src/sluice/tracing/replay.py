@@ -229,7 +229,14 @@ class Player:
             raise ReplayError(f"step {plan.step} has neither tokens nor an error")
         told = tuple((TOLD,) * count for count in step.prompt_logprobs)
         result = BatchResult(
-            plan.step, step.tokens, step.row_errors, (), told, step.copies, part_errors=step.part_errors
+            plan.step,
+            step.tokens,
+            step.row_errors,
+            (),
+            told,
+            step.copies,
+            part_errors=step.part_errors,
+            owed=step.owed,
         )
         return self._scheduler.commit(plan, result)
 

@@ -219,6 +219,7 @@ class LineMaker:
             launched=event.launched,
             copies=() if result is None else _clean_copies(result.copies),
             part_errors=() if result is None else _clean_errors(result.part_errors),
+            owed=0 if result is None else result.owed,
             ends=ends_of(event.outputs),
         )
 

@@ -9,7 +9,7 @@ least. Between two units the chunk may be put down and taken up in a later step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,6 +19,7 @@ from sluice.attention.band import attend_band
 from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.attention.merge import merge_states
 from sluice.runner.streaming.loaders import BlockLoad
+from sluice.runner.streaming.pace import Pace
 from sluice.runner.streaming.reader import Arrived, RingReader
 from sluice.runner.streaming.sparse import SparsePolicy
 
@@ -57,7 +58,7 @@ class StreamedAttention:
         ring: pages of the ring, of no layer in particular.
         reader: brings blocks there.
         group_blocks: blocks attended to in one call.
-        gate: called before each unit of work.
+        pace: asked before each unit of work, and for each block.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class StreamedAttention:
         policy: SparsePolicy,
         context: StreamedContext,
         group_blocks: int,
-        gate: Callable[[], None],
+        pace: Pace,
     ) -> None:
         self._inner = inner
         self._layers = layers
@@ -78,7 +79,7 @@ class StreamedAttention:
         self._policy = policy
         self._context = context
         self._group_blocks = group_blocks
-        self._gate = gate
+        self._pace = pace
         if policy.foresees:
             reader.expect(load for layer in range(len(layers)) for load in self._loads(layer, None))
 
@@ -109,11 +110,11 @@ class StreamedAttention:
         state: tuple[torch.Tensor, torch.Tensor] | None = None
         blocks = iter(selected)
         for _ in range(context.groups):
-            self._gate()
+            self._pace.begin_unit()
             count = len(list(islice(blocks, self._group_blocks)))
             if not count:
                 continue
-            group = [self._reader.next() for _ in range(count)]
+            group = [self._next() for _ in range(count)]
             if window is None:
                 out, lse = self._inner.attend(
                     q,
@@ -143,7 +144,7 @@ class StreamedAttention:
                     )
             self._reader.release(group)
         assert next(blocks, None) is None, f"{len(selected)} blocks selected, {context.groups} groups planned"
-        self._gate()
+        self._pace.begin_unit()
         out, own_lse = self._inner.attend(
             q,
             kv,
@@ -161,6 +162,11 @@ class StreamedAttention:
         assert own_lse is not None
         whole, lse = merge_states(*state, out.to(compute), own_lse)
         return whole.to(out.dtype), lse if need_lse else None
+
+    def _next(self) -> Arrived:
+        """The next block of the ring, once it has come."""
+        self._pace.wait_until(self._reader.has_next)
+        return self._reader.next()
 
     def _selected(self, layer: int, q: torch.Tensor | None) -> Sequence[int]:
         context = self._context

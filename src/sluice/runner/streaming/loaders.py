@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -13,6 +14,9 @@ from sluice.runner.device_pages import DevicePages
 
 Handle = TypeVar("Handle")
 Fence = TypeVar("Fence")
+
+CLOSING = 5.0
+"""Seconds that a read may take to end when nobody waits for it any more."""
 
 
 class StoredPages(Protocol):
@@ -57,12 +61,24 @@ class Loader(Protocol[Handle, Fence]):
         """Begin to fill a slot, not before its fence."""
         ...
 
-    def wait(self, handle: Handle) -> None:
-        """What is computed from now on finds the block there.
+    def has_come(self, handle: Handle, seconds: float) -> bool:
+        """The block is there, or will be whenever what is computed from now on reads it, or can not be had.
+
+        Args:
+            seconds: to wait for it, at most.
+        """
+        ...
+
+    def finish(self, handle: Handle) -> None:
+        """What is computed from now on finds the block there. It has come.
 
         Raises:
             Exception: it could not be read.
         """
+        ...
+
+    def forget(self, handle: Handle) -> None:
+        """Nobody will read the block: its slot may be filled anew."""
         ...
 
     def fence(self) -> Fence | None:
@@ -87,29 +103,39 @@ class ThreadLoader(Generic[Fence]):
         self._block_pages = block_pages
         self._page_bytes = pages.page_bytes
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-prefetch")
+        self._last: Future[None] | None = None
         self.totals = LoadTotals()
 
     def start(self, load: BlockLoad, slot: int, fence: Fence | None) -> Future[None]:
         """See `Loader.start`."""
-        return self._executor.submit(self._read, load, slot)
+        self._last = self._executor.submit(self._read, load, slot)
+        return self._last
 
-    def wait(self, handle: Future[None]) -> None:
-        """See `Loader.wait`."""
-        if handle.done():
-            handle.result()
-            return
-        began = time.perf_counter()
-        try:
-            handle.result()
-        finally:
+    def has_come(self, handle: Future[None], seconds: float) -> bool:
+        """See `Loader.has_come`."""
+        if not handle.done() and seconds > 0:
+            began = time.perf_counter()
+            wait_for([handle], seconds)
             self.totals.waited += time.perf_counter() - began
+        return handle.done()
+
+    def finish(self, handle: Future[None]) -> None:
+        """See `Loader.finish`."""
+        handle.result(timeout=0)
+
+    def forget(self, handle: Future[None]) -> None:
+        """See `Loader.forget`. A read under way goes on, but who fills the slot next comes behind it."""
+        handle.cancel()
 
     def fence(self) -> None:
         """What was computed on a CPU is over."""
         return
 
     def close(self) -> None:
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        """See `Loader.close`. A read that has not ended after `CLOSING` is left alone: it may never end."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+        if self._last is not None:
+            wait_for([self._last], CLOSING)
 
     def _read(self, load: BlockLoad, slot: int) -> None:
         began = time.perf_counter()

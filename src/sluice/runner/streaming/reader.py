@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -44,17 +43,25 @@ class RingReader(Generic[Handle, Fence]):
         self._expected = chain(self._expected, loads)
         self._start()
 
+    def has_next(self, seconds: float) -> bool:
+        """The next block has come.
+
+        Args:
+            seconds: to wait for it, at most.
+        """
+        self._start()
+        assert self._started, "nothing is expected, or every slot is being read"
+        return self._loader.has_come(self._started[0].handle, seconds)
+
     def next(self) -> Arrived:
-        """The next block, once it is there.
+        """The next block, which has come.
 
         Raises:
             Exception: it could not be loaded.
         """
-        self._start()
-        assert self._started, "nothing is expected, or every slot is being read"
         ticket, load, handle = self._started.popleft()
         try:
-            self._loader.wait(handle)
+            self._loader.finish(handle)
         except Exception:
             self.ring.abandon(ticket)
             self.ring.landed(ticket)
@@ -72,7 +79,8 @@ class RingReader(Generic[Handle, Fence]):
         self._start()
 
     def abandon(self) -> None:
-        """Nothing that is expected or was started will be read. Waits for the loads under way."""
+        """Nothing that is expected or was started will be read. Waits for nothing: who fills a slot next comes behind
+        the load that was to fill it."""
         self._expected = iter(())
         for ticket in self._reading:
             self.ring.release(ticket, self._loader.fence())
@@ -80,8 +88,7 @@ class RingReader(Generic[Handle, Fence]):
         while self._started:
             ticket, _, handle = self._started.popleft()
             self.ring.abandon(ticket)
-            with contextlib.suppress(Exception):  # nobody wanted it any more
-                self._loader.wait(handle)
+            self._loader.forget(handle)
             self.ring.landed(ticket)
 
     def _start(self) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.runner.streaming.loaders import LoadTotals
-from sluice.runner.streaming.streamer import StreamFailed
+from sluice.runner.streaming.streamer import PartDone, StreamFailed
 from sluice.types import BatchPlan, Chunk, RowError, StreamPart
 
 
@@ -22,7 +22,7 @@ class Streams(Protocol):
         """The slots are other requests' now."""
         ...
 
-    def run(self, part: StreamPart) -> torch.Tensor | None:
+    def run(self, part: StreamPart, *, alone: bool) -> PartDone:
         """See `Streamer.run`."""
         ...
 
@@ -56,7 +56,7 @@ class NoStreams:
     def open_slots(self, slots: Sequence[int]) -> None:
         pass
 
-    def run(self, part: StreamPart) -> torch.Tensor | None:
+    def run(self, part: StreamPart, *, alone: bool) -> PartDone:
         raise StreamFailed("there is no ring")
 
     def failed(self, part: StreamPart) -> torch.Tensor:
@@ -105,33 +105,40 @@ def with_streamed(host: HostBatch, work: StreamedWork) -> HostBatch:
     )
 
 
-def run_parts(
-    streams: Streams, work: StreamedWork, hidden: torch.Tensor | None, num_samples: int
-) -> tuple[torch.Tensor | None, tuple[RowError, ...]]:
+class PartsDone(NamedTuple):
+    """What came of the parts of a step."""
+
+    hidden: torch.Tensor | None
+    """[S + T, hidden_size] of all rows of the step, all samples first; None if there are none."""
+    errors: tuple[RowError, ...]
+    """What failed, by index of the part."""
+    owed: int
+    """Units that are not done."""
+
+
+def run_parts(streams: Streams, work: StreamedWork, hidden: torch.Tensor | None, num_samples: int) -> PartsDone:
     """Do the parts of a step.
 
     Args:
         hidden: [S + T, hidden_size] of the other rows, their samples first; None if there are none.
         num_samples: S.
-
-    Returns:
-        The same of all rows, all samples first, and what failed, by index of the part.
     """
     errors: list[RowError] = []
+    owed = 0
     samples, targets = [], []
     if hidden is not None:
         samples.append(hidden[:num_samples])
         targets.append(hidden[num_samples:])
     for index, part in enumerate(work.parts):
         try:
-            of_part = streams.run(part)
+            of_part, owed = streams.run(part, alone=hidden is None)
         except StreamFailed as error:
             errors.append(RowError(index, str(error)))
             of_part = streams.failed(part) if part.completes else None
         if of_part is not None:
             samples.append(of_part[: part.chunk.samples])
             targets.append(of_part[part.chunk.samples :])
-    return torch.cat((*samples, *targets)) if samples else None, tuple(errors)
+    return PartsDone(torch.cat((*samples, *targets)) if samples else None, tuple(errors), owed)
 
 
 def _more(values: Ints, others: Sequence[int]) -> Ints:

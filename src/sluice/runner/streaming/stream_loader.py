@@ -48,9 +48,16 @@ class StreamLoader:
         self.totals.bytes += len(load.pages) * self._pages.page_bytes
         return self._loading.record()
 
-    def wait(self, handle: Event) -> None:
-        """See `Loader.wait`."""
+    def has_come(self, handle: Event, seconds: float) -> bool:
+        """See `Loader.has_come`: the device waits, not the host."""
+        return True
+
+    def finish(self, handle: Event) -> None:
+        """See `Loader.finish`."""
         self._compute.wait(handle)
+
+    def forget(self, handle: Event) -> None:
+        """See `Loader.forget`. Copies run in order: who fills the slot next comes behind it."""
 
     def fence(self) -> Event:
         """See `Loader.fence`."""

@@ -6,10 +6,11 @@ happens when its request has ended or was sent back.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +23,7 @@ from sluice.runner.streaming.attention import StreamedAttention, StreamedContext
 from sluice.runner.streaming.coroutine import Coroutine
 from sluice.runner.streaming.inputs import streamed_batch
 from sluice.runner.streaming.loaders import Loader, LoadTotals
+from sluice.runner.streaming.pace import ALONE_PATIENCE, PATIENCE, Pace
 from sluice.runner.streaming.reader import RingReader
 from sluice.runner.streaming.sparse import Full, SparsePolicy
 from sluice.types import Chunk, StreamPart
@@ -58,8 +60,19 @@ class _HalfDone:
 
     chunk: Chunk
     call: Coroutine[torch.Tensor]
-    done: int
+    pace: Pace
+    granted: int = 0
     """Units."""
+
+
+class PartDone(NamedTuple):
+    """What came of a part."""
+
+    hidden: torch.Tensor | None
+    """[R, hidden_size], the hidden states of the token that samples, if one does, and of those before targets; None if
+    the part does not complete its chunk."""
+    owed: int
+    """Units of it, and of parts before it, that are not done."""
 
 
 class StreamFailed(Exception):
@@ -104,7 +117,6 @@ class Streamer:
         self._rows: dict[int, list[int]] = {}
         self._half_done: _HalfDone | None = None
         self._failed: set[int] = set()
-        self._granted = 0
 
     @property
     def ring_bytes(self) -> int:
@@ -127,12 +139,12 @@ class Streamer:
                 self._policy.forget(slot)
             self._failed.discard(slot)
 
-    def run(self, part: StreamPart) -> torch.Tensor | None:
-        """Do the units of a part.
+    def run(self, part: StreamPart, *, alone: bool = True) -> PartDone:
+        """Do the units of a part, and those that are owed, as far as what they read comes in time; all of them, if the
+        part completes its chunk.
 
-        Returns:
-            [R, hidden_size], the hidden states of the token that samples, if one does, and of those before targets;
-            None if the part does not complete its chunk.
+        Args:
+            alone: nobody waits for the step but the part's own request.
 
         Raises:
             StreamFailed: a page could not be read, or the chunk failed before.
@@ -146,14 +158,14 @@ class Streamer:
             if part.first == 0:
                 self._drop()
                 self._begin(part, tuple(row[: part.base // self._state.shape.page_size]))
-            hidden = self._go_on(part)
+            done = self._go_on(part, alone)
         except Exception as error:
             self._failed.add(chunk.slot)
             self._drop()
             raise StreamFailed(f"{type(error).__name__}: {error}") from error
-        if hidden is not None and self._policy.wants_keys:
+        if part.completes and self._policy.wants_keys:
             self._tell_policy(part)
-        return hidden
+        return done
 
     def failed(self, part: StreamPart) -> torch.Tensor:
         """[R, hidden_size] of NaN, in the place of what a chunk that failed should have given."""
@@ -179,13 +191,11 @@ class Streamer:
             groups=part.total // len(self._layers) - 1,
         )
 
+        pace = Pace()
+
         @torch.inference_mode()
         def forward(pause: Callable[[], None]) -> torch.Tensor:
-            def gate() -> None:
-                while not self._granted:
-                    pause()
-                self._granted -= 1
-
+            pace.pause = pause
             attention = StreamedAttention(
                 self._attention,
                 self._layers,
@@ -194,26 +204,33 @@ class Streamer:
                 self._policy,
                 context,
                 self._shape.group_blocks,
-                gate,
+                pace,
             )
             with queue:  # which queue a thread's work goes to is the thread's own affair
                 return self._model.forward(batch, self._state.kv, attention)
 
-        self._half_done = _HalfDone(part.chunk, Coroutine(forward), 0)
+        self._half_done = _HalfDone(part.chunk, Coroutine(forward), pace)
 
-    def _go_on(self, part: StreamPart) -> torch.Tensor | None:
+    def _go_on(self, part: StreamPart, alone: bool) -> PartDone:
         half_done = self._half_done
-        if half_done is None or half_done.chunk != part.chunk or half_done.done != part.first:
+        if half_done is None or half_done.chunk != part.chunk or half_done.granted != part.first:
             raise ValueError(f"units {part.first} to {part.stop} of {part.chunk} follow on {half_done}")
-        self._granted = part.stop - part.first
-        half_done.done = part.stop
-        half_done.call.resume(inline=part.first == 0 and part.completes)
+        call, pace = half_done.call, half_done.pace
+        half_done.granted = part.stop
+        pace.grant(part.stop - part.first, self._patience(part, alone))
+        call.resume(inline=part.first == 0 and part.completes)
         if not part.completes:
-            assert not half_done.call.is_over, f"{part} completed its chunk"
-            return None
-        assert half_done.call.is_over and not self._granted, f"{part} left {self._granted} units"
+            assert not call.is_over, f"{part} completed its chunk"
+            return PartDone(None, pace.owed)
+        assert call.is_over and not pace.owed, f"{part} left {pace.owed} units"
         self._half_done = None
-        return half_done.call.result
+        return PartDone(call.result, 0)
+
+    def _patience(self, part: StreamPart, alone: bool) -> float:
+        """Seconds that a part may wait for what it reads."""
+        if part.completes:
+            return math.inf
+        return ALONE_PATIENCE if alone else PATIENCE
 
     def _drop(self) -> None:
         if self._half_done is not None:
