@@ -151,7 +151,7 @@ async def play(
 
 
 class Killer:
-    """Kills the engine whenever so many tokens were delivered: each once, since what a dead one had sent still comes."""
+    """Kills the engine whenever so many tokens were delivered: each once, as what a dead one had sent still comes."""
 
     def __init__(self, host: Host, kills: int, total: int, seed: int) -> None:
         self._host = host
