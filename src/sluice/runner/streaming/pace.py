@@ -9,8 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-PATIENCE, ALONE_PATIENCE = 0.02, 0.1
-"""Seconds that a step may wait for blocks: beside others, and when only those would wait who come meanwhile."""
+BYTES_PER_SECOND = 2e9
+"""That a disk is planned with. A step beside others may wait as long as its loads would take then: so much is paid."""
+PATIENCE, ALONE_PATIENCE = 0.001, 0.1
+"""Seconds that a step may wait for blocks, beside others besides, and when only those would wait who come meanwhile."""
 GIVE_UP = 30.0
 """Seconds after which a block that was waited for will not come."""
 

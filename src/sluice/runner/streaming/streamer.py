@@ -23,7 +23,7 @@ from sluice.runner.streaming.attention import StreamedAttention, StreamedContext
 from sluice.runner.streaming.coroutine import Coroutine
 from sluice.runner.streaming.inputs import streamed_batch
 from sluice.runner.streaming.loaders import Loader, LoadTotals
-from sluice.runner.streaming.pace import ALONE_PATIENCE, PATIENCE, Pace
+from sluice.runner.streaming.pace import ALONE_PATIENCE, BYTES_PER_SECOND, PATIENCE, Pace
 from sluice.runner.streaming.reader import RingReader
 from sluice.runner.streaming.sparse import Full, SparsePolicy
 from sluice.types import Chunk, StreamPart
@@ -230,7 +230,10 @@ class Streamer:
         """Seconds that a part may wait for what it reads."""
         if part.completes:
             return math.inf
-        return ALONE_PATIENCE if alone else PATIENCE
+        if alone:
+            return ALONE_PATIENCE
+        of_group = self._shape.group_blocks * self.ring_bytes / self._shape.num_blocks
+        return PATIENCE + (part.stop - part.first) * of_group / BYTES_PER_SECOND
 
     def _drop(self) -> None:
         if self._half_done is not None:
