@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -88,3 +89,38 @@ class FaultyBlocks:
 
     def close(self) -> None:
         self.inner.close()
+
+
+PATIENCE = 30.0
+"""Seconds after which a disk that hangs goes on all the same, so that a failed test ends."""
+
+
+@dataclass
+class HungBlocks:
+    """A file whose reads and writes wait until the disk comes back."""
+
+    inner: Blocks
+    came_back: threading.Event = field(default_factory=threading.Event)
+    hangs: threading.Event = field(default_factory=threading.Event)
+    """Somebody waits for it."""
+    closed: threading.Event = field(default_factory=threading.Event)
+
+    def read(self, buffers: Sequence[memoryview], offset: int) -> None:
+        self._wait()
+        self.inner.read(buffers, offset)
+
+    def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
+        self._wait()
+        self.inner.write(buffers, offset)
+
+    def expect(self, offset: int, length: int) -> None:
+        self.inner.expect(offset, length)
+
+    def close(self) -> None:
+        self.inner.close()
+        self.closed.set()
+
+    def _wait(self) -> None:
+        if not self.came_back.is_set():
+            self.hangs.set()
+            self.came_back.wait(PATIENCE)

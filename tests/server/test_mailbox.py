@@ -41,3 +41,24 @@ def test_a_loop_that_waits_for_messages_wakes_for_a_copy() -> None:
     finally:
         link.close()
         folder.remove()
+
+
+def test_a_mailbox_is_not_closed_under_somebody_who_writes() -> None:
+    """Between the look whether it is open and the write, its descriptor would become somebody else's file."""
+
+    class Watched(Mailbox):
+        closes_meanwhile = False
+
+        def _ring(self) -> None:
+            closing = threading.Thread(target=self.close)
+            closing.start()
+            closing.join(0.05)
+            self.closes_meanwhile = not closing.is_alive()
+            super()._ring()
+
+    box = Watched()
+    box.post(copied(1))
+    assert not box.closes_meanwhile
+    box.post(copied(2))  # it is closed by now, or will be: nobody is told
+    box.close()
+    box.close()

@@ -12,6 +12,8 @@ from sluice.pagefile.errors import PageLost
 
 MOST_BUFFERS = 512
 """Given to one call: Linux takes 1024."""
+CLOSED = -1
+"""In the place of a descriptor: no file has this number."""
 
 
 class Blocks(Protocol):
@@ -73,7 +75,10 @@ class FileBlocks:
             os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Twice is once. What comes later fails, and does not reach whatever file has the number then."""
+        descriptor, self._descriptor = self._descriptor, CLOSED
+        if descriptor != CLOSED:
+            os.close(descriptor)
 
 
 def _rest(buffers: list[memoryview], count: int) -> list[memoryview]:

@@ -85,23 +85,46 @@ class DiskTier:
             self._changed.notify()
 
     def close(self) -> None:
-        """Finish what is to be written, in `CLOSE_SECONDS` at most, and close the file. Twice is once."""
+        """Finish what is to be written, in `CLOSE_SECONDS` at most, and close the file. Twice is once.
+
+        Stores that were not begun by then are dropped: whoever opens the file next waits for one copy at most. On a disk
+        that hangs, the thread and the file stay as they are until it comes back.
+        """
         with self._changed:
             self._is_open = False
             self._loads.clear()
             self._expected = 0
             self._changed.notify()
-        self._thread.join(CLOSE_SECONDS)
+        if threading.current_thread() is not self._thread:  # where a garbage collection may close an engine
+            self._thread.join(CLOSE_SECONDS)
+        with self._changed:
+            self._writes = deque(job for job in self._writes if isinstance(job, Erase))
 
     def _run(self) -> None:
         done: list[CopyDone] = []
-        while (job := self._next(wait=not done)) is not None or done:
-            if job is not None:
-                done += self._do(job)
-            if done and (job is None or len(done) >= TOLD_AT_ONCE):
-                self._told(tuple(done))
-                done = []
-        self._file.close()
+        try:
+            while (job := self._next(wait=not done)) is not None or done:
+                if job is not None:
+                    done += self._do(job)
+                if done and (job is None or len(done) >= TOLD_AT_ONCE):
+                    self._tell(tuple(done))
+                    done = []
+        finally:
+            self._close_file()
+
+    def _tell(self, done: tuple[CopyDone, ...]) -> None:
+        """Nobody listens when it is closed. Whatever goes wrong, the thread lives on."""
+        if self._is_open:
+            try:
+                self._told(done)
+            except Exception:
+                LOGGER.exception("nobody could be told of copies with the KV disk: %s", done)
+
+    def _close_file(self) -> None:
+        try:
+            self._file.close()
+        except OSError as error:
+            LOGGER.warning("the KV disk's file could not be closed well: %s", error.strerror)
 
     def _next(self, *, wait: bool) -> Store | Load | Erase | None:
         """The next job. None: there is none, and `wait` is false or none will come."""

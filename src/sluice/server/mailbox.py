@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from contextlib import suppress
 
 from sluice.engine.messages import Message
@@ -17,6 +18,8 @@ class Mailbox:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
+        self._lock = threading.Lock()
+        """Held while a byte is written: a descriptor that is closed meanwhile may be somebody else's file by then."""
         self._is_open = True
 
     def fileno(self) -> int:
@@ -24,10 +27,10 @@ class Mailbox:
 
     def post(self, message: Message) -> None:
         """From any thread. After `close` nothing happens."""
-        self._messages.put(message)
-        with suppress(OSError):  # full: it is readable already
+        with self._lock:
             if self._is_open:
-                os.write(self._write, b"\0")
+                self._messages.put(message)
+                self._ring()
 
     def take(self) -> list[Message]:
         """Everything there is, in order. Never blocks."""
@@ -40,6 +43,13 @@ class Mailbox:
         return messages
 
     def close(self) -> None:
-        self._is_open = False
-        os.close(self._read)
-        os.close(self._write)
+        """Twice is once."""
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                os.close(self._read)
+                os.close(self._write)
+
+    def _ring(self) -> None:
+        with suppress(BlockingIOError):  # full: it is readable already
+            os.write(self._write, b"\0")
