@@ -34,10 +34,14 @@ class DictPages:
     lost: set[int] = field(default_factory=set)
     opened: threading.Event = field(default_factory=_opened)
     """Reads wait for it."""
+    waits: threading.Event = field(default_factory=threading.Event)
+    """A read does."""
     reads: list[tuple[int, int]] = field(default_factory=list)
 
     def read_layer(self, page: int, layer: int, k: memoryview, v: memoryview) -> None:
-        self.opened.wait()
+        if not self.opened.is_set():
+            self.waits.set()
+            self.opened.wait()
         if page in self.lost:
             raise OSError(5, "Input/output error")
         self.reads.append((page, layer))

@@ -191,6 +191,24 @@ class ClosingTrace(NullTrace):
         self.closed = True
 
 
+class BrokenTrace(NullTrace):
+    """Cannot be closed."""
+
+    def close(self) -> None:
+        raise OSError("no space left")
+
+
+def test_a_trace_that_cannot_be_closed_leaves_nothing_else_open() -> None:
+    """A page file that stays in use, since the trace lies on a disk that is full."""
+    closed: list[bool] = []
+    engine = Engine(
+        WORLD.scheduler(), WORLD.shadow(), ManualLink(), trace=BrokenTrace(), at_close=lambda: closed.append(True)
+    )
+    with pytest.raises(OSError, match="no space left"):
+        engine.close()
+    assert closed == [True]
+
+
 def test_an_engine_closes_its_trace_through_the_log() -> None:
     """Or a trace that is written to a file would lack its end."""
     trace = ClosingTrace()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 import tiny_models
 from compiled import all_kernels
+from page_files import PATIENCE
 from paged import Row, empty_kv, forward_batch
 from sluice.attention.base import LayerKV
 from sluice.attention.native import NativeAttention
@@ -22,7 +24,7 @@ from sluice.kv.ring import DeviceRing
 from sluice.models.loader import load_model
 from sluice.runner.device import DeviceShape
 from sluice.runner.fakes import late_streams
-from sluice.runner.streaming.coroutine import Coroutine
+from sluice.runner.streaming.coroutine import Cancelled, Coroutine
 from sluice.runner.streaming.loaders import BlockLoad, ThreadLoader
 from sluice.runner.streaming.reader import RingReader
 from sluice.runner.streaming.sparse import Window
@@ -206,6 +208,7 @@ def test_a_loader_closes_though_a_read_hangs(monkeypatch: pytest.MonkeyPatch) ->
     ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
     loader: ThreadLoader[None] = ThreadLoader(stored, ring, 1)
     handles = [loader.start(BlockLoad(0, [page], page), page, None) for page in range(2)]
+    assert stored.waits.wait(PATIENCE)
     loader.close()
     assert [loader.has_come(handle, 0.0) for handle in handles] == [False, True]
     stored.opened.set()
@@ -258,6 +261,35 @@ def test_a_call_that_is_cancelled_unwinds() -> None:
     call.cancel()
     assert seen == ["began", "unwound"]
     assert call.is_over
+
+
+def test_a_call_that_hangs_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a chunk waits for its disk, and a program that does not end of it."""
+    monkeypatch.setattr("sluice.runner.streaming.coroutine.UNWINDING", 0.05)
+    hangs, came_back, unwound = (threading.Event() for _ in range(3))
+
+    def body(pause: Any) -> None:
+        try:
+            hangs.set()
+            came_back.wait(PATIENCE)
+            pause()
+        finally:
+            unwound.set()
+
+    call = Coroutine(body)
+
+    def resume() -> None:
+        with pytest.raises(Cancelled):
+            call.resume()
+
+    interrupted = threading.Thread(target=resume)
+    interrupted.start()
+    assert hangs.wait(PATIENCE)
+    call.cancel()
+    assert not unwound.is_set()
+    came_back.set()
+    assert unwound.wait(PATIENCE)
+    interrupted.join(PATIENCE)
 
 
 class Memory:

@@ -90,8 +90,10 @@ class Engine:
 
     def close(self) -> None:
         """Close the trace, and what the runner left open. No step may follow; twice is once."""
-        self.trace.close()
-        self._at_close()
+        try:
+            self.trace.close()
+        finally:
+            self._at_close()
 
     @property
     def is_idle(self) -> bool:

@@ -87,8 +87,8 @@ class DiskTier:
     def close(self) -> None:
         """Finish what is to be written, in `CLOSE_SECONDS` at most, and close the file. Twice is once.
 
-        Stores that were not begun by then are dropped: whoever opens the file next waits for one copy at most. On a disk
-        that hangs, the thread and the file stay as they are until it comes back.
+        Stores that were not begun by then are dropped: whoever opens the file next waits for one copy at most. On a
+        disk that hangs, the thread and the file stay as they are until it comes back.
         """
         with self._changed:
             self._is_open = False

@@ -147,9 +147,11 @@ class TorchRunner:
             return FailedStep(error)
 
     def close(self) -> None:
-        """Finish what is on its way to a disk. No launch may follow; twice is once."""
-        self._streams.close()
-        self._copies.close()
+        """Finish what is on its way to a disk, in seconds at most. No launch may follow; twice is once."""
+        try:
+            self._streams.close()
+        finally:
+            self._copies.close()
 
     def _run(self, plan: BatchPlan, rest: BatchPlan) -> LaunchedStep:
         """

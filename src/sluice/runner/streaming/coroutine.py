@@ -7,12 +7,13 @@ nothing has to be locked.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+UNWINDING = 5.0
+"""Seconds that a cancelled call may take to let go of what it holds: one that is in the middle of something ends it."""
 
 
 class Cancelled(BaseException):
@@ -68,14 +69,17 @@ class Coroutine(Generic[T]):
         return result
 
     def cancel(self) -> None:
-        """Unwind it, wherever it paused. Twice is once."""
+        """Unwind it, wherever it paused, in `UNWINDING` at most. Twice is once.
+
+        A call may be in the middle of something if who resumed it was interrupted: it unwinds where it pauses next.
+        What it raises then is nobody's.
+        """
         if self._thread is None or self.is_over:
             self.is_over = True
             return
         self._is_cancelled = True
-        with contextlib.suppress(Cancelled):
-            self.resume()
-        assert self.is_over, "a cancelled call went on"
+        self._go.release()
+        self._thread.join(UNWINDING)
 
     def _run(self) -> None:
         try:

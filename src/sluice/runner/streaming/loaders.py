@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from sluice.attention.base import PagedKV
+from sluice.runner.background import Background
 from sluice.runner.device_pages import DevicePages
 
 Handle = TypeVar("Handle")
@@ -102,14 +104,13 @@ class ThreadLoader(Generic[Fence]):
         self._views = [pages.views(page) for page in range(pages.num_pages)]
         self._block_pages = block_pages
         self._page_bytes = pages.page_bytes
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sluice-prefetch")
-        self._last: Future[None] | None = None
+        self._reading = Background("sluice-prefetch")
+        self._is_open = True
         self.totals = LoadTotals()
 
     def start(self, load: BlockLoad, slot: int, fence: Fence | None) -> Future[None]:
         """See `Loader.start`."""
-        self._last = self._executor.submit(self._read, load, slot)
-        return self._last
+        return self._reading.submit(partial(self._read, load, slot))
 
     def has_come(self, handle: Future[None], seconds: float) -> bool:
         """See `Loader.has_come`."""
@@ -133,14 +134,15 @@ class ThreadLoader(Generic[Fence]):
 
     def close(self) -> None:
         """See `Loader.close`. A read that has not ended after `CLOSING` is left alone: it may never end."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
-        if self._last is not None:
-            wait_for([self._last], CLOSING)
+        self._is_open = False
+        self._reading.close(CLOSING)
 
     def _read(self, load: BlockLoad, slot: int) -> None:
         began = time.perf_counter()
         first = slot * self._block_pages
         for place, page in enumerate(load.pages, start=first):
+            if not self._is_open:
+                return  # it hung, and its file is somebody else's by now
             self._stored.read_layer(page, load.layer, *self._views[place])
         self.totals.bytes += len(load.pages) * self._page_bytes
         self.totals.seconds += time.perf_counter() - began

@@ -175,8 +175,10 @@ class Streamer:
 
     def close(self) -> None:
         """Drop what is half done and load no more. Twice is once."""
-        self._drop()
-        self._loader.close()
+        try:
+            self._drop()
+        finally:
+            self._loader.close()
 
     def _begin(self, part: StreamPart, stored: tuple[int, ...]) -> None:
         shape = self._state.shape
