@@ -15,6 +15,9 @@ from sluice.kv.streams import StreamLease
 from sluice.kv.tiers import LowerTiers
 from sluice.types import StreamLimits
 
+ASK_AGAIN = 16
+"""One who found no room asks the tier again every so many steps: looking up a long prompt takes its time."""
+
 
 class Shelf:
     """Pages of streamed requests.
@@ -41,6 +44,8 @@ class Shelf:
         self._most_places = max(limits.window_pages, device_pages // 2)
         self._refused: int | None = None
         """Pages of a stream for which the tier had no room, since when none has closed."""
+        self._put_off = 0
+        """Times that others like it were told so without asking the tier."""
         self.num_places = 0
         """Pages of the device that streams hold."""
 
@@ -59,12 +64,8 @@ class Shelf:
         return self._tiers.readable(self._tree.match_any(tokens, cacheable, extra_key), self.limits.tier)
 
     def open(self, tokens: array[int], cacheable: int, num_pages: int, extra_key: str) -> StreamLease | None:
-        """All that a streamed request of so many pages will ever hold; None if the tier has no room for it now.
-
-        Room was made for one that was refused, as far as there was any to make: until another has closed, there is no
-        use in giving up more cached pages for it.
-        """
-        if self._refused is not None and self.num_places and num_pages >= self._refused:
+        """All that a streamed request of so many pages will ever hold; None if the tier has no room for it now."""
+        if self._is_hopeless(num_pages):
             return None
         path = self.found(tokens, cacheable, extra_key)
         shared = self._tiers.read(path, self.limits.tier)  # first: making room must not take these
@@ -76,10 +77,17 @@ class Shelf:
         self._refused = None
         self.num_places += self.limits.window_pages
         window = self._take(self.limits.window_pages)
-        below = path[-1].below if path else None
-        digest = b"" if below is None else below.digest
+        digest = path[-1].below.digest if path and path[-1].below else b""
         count = len(path)
         return StreamLease(extra_key, [*shared, *own], window, path, digest, stored=count, sent=count)
+
+    def _is_hopeless(self, num_pages: int) -> bool:
+        """There was no room for less, and no stream has closed since. Copies that end, and what streams come to share,
+        make room too, though seldom enough."""
+        if self._refused is None or not self.num_places or num_pages < self._refused:
+            return False
+        self._put_off += 1
+        return self._put_off % ASK_AGAIN > 0
 
     def send(self, stream: StreamLease, tokens: array[int], computed: int) -> None:
         """Bring the full pages among the first `computed` tokens to the tier."""
@@ -90,7 +98,7 @@ class Shelf:
                 key = self._tiers.key_behind(stream.digest, self._key(tokens, index), stream.extra_key)
                 stream.digest = key.digest
             self._tiers.store_streamed(stream, index, place, self.limits.tier, key)
-        stream.sent = max(stream.sent, full)
+        stream.sent = full
 
     def publish(self, stream: StreamLease, tokens: array[int], *, is_over: bool = False) -> None:
         """Let others see what is stored. Where a twin lies on the tier already, the stream reads that one instead, if

@@ -198,6 +198,8 @@ class Tiers:
         """Tickets below this may end although nobody waits for them any more."""
         self.private: list[set[int]] = [set() for _ in self.slots]
         """Pages of each tier that belong to no node: those of streamed requests."""
+        self.num_read = 0
+        """Nodes that streamed requests attend to."""
         self._streamed: deque[StreamStore] = deque()
         """Stores of streamed requests, in order."""
 
@@ -401,10 +403,11 @@ class Tiers:
         return len(taken)
 
     def take(self, tier: Tier, count: int) -> list[int] | None:
-        """Pages of a tier for a request that keeps its KV there: all of them, or None. Others' give way."""
+        """Pages of a tier for a request that keeps its KV there: all of them, or None. Others' give way, unless such
+        requests hold so many that it would be in vain."""
         slots = self._of(tier)
         taken: list[int] = []
-        if count > slots.pool.num_pages - len(self.private[slots.place]):
+        if count > slots.pool.num_pages - len(self.private[slots.place]) - self.num_read:
             return None
         while len(taken) < count:
             slot = self._slot(slots.place)
@@ -436,7 +439,7 @@ class Tiers:
         place, pages = self._of(tier).place, []
         for node in nodes:
             assert node.below is not None, f"{node} was never published"
-            node.below.readers += 1
+            self._read(node.below)
             pages.append(node.below.slots[place])
         return pages
 
@@ -445,6 +448,7 @@ class Tiers:
         for node in reversed(nodes):
             assert node.below is not None and node.below.readers > 0, f"nobody reads {node}"
             node.below.readers -= 1
+            self.num_read -= node.below.readers == 0
             self._unread(node)
 
     def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
@@ -463,8 +467,12 @@ class Tiers:
             return None
         self.private[place].remove(page)
         self._put(node, place, page, self.slots[place].checksums[page])
-        below.readers += 1
+        self._read(below)
         return node
+
+    def _read(self, below: Below) -> None:
+        self.num_read += below.readers == 0
+        below.readers += 1
 
     def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
         """The node of these tokens behind a path that is read, if it lies on the tier."""

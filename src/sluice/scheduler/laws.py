@@ -188,6 +188,7 @@ def streams_lie_on_their_tier(state: SchedulerState) -> None:
     for key, node in nodes.items():
         counted = 0 if node.below is None else node.below.readers
         require(counted == readers[key], f"law 2: {node} counts {counted} of {readers[key]} readers")
+    require(tiers.num_read == len(readers), f"law 2: {tiers.num_read} nodes are read, {len(readers)} have readers")
     for request, stream in streams(state):
         pages = [node.below.slots[place] for node in stream.path if node.below is not None]
         require(

@@ -1,0 +1,127 @@
+"""Where streamed contexts lie: what begins, what is shared, and what it is called, without a scheduler."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from sluice.kv.manager import KVManager
+from sluice.kv.shelf import ASK_AGAIN
+from sluice.kv.streams import StreamLease
+from sluice.types import CopyDone, PageCopy, StreamLimits, Tier, TierLimits
+
+SIZE = 2
+LONG = array("i", [1, *[0] * 9])
+"""A context of five pages."""
+
+
+STREAMS = StreamLimits(
+    above=4,
+    tier=Tier.DISK,
+    page_bytes=1,
+    chunk_tokens=4,
+    window_pages=3,
+    num_layers=1,
+    block_pages=1,
+    group_blocks=1,
+)
+
+
+def manager() -> KVManager:
+    tiers = TierLimits(disk_pages=10, write_policy="write-through")
+    return KVManager(num_pages=12, page_size=SIZE, tiers=tiers, streams=STREAMS)
+
+
+def opened(kv: KVManager, tokens: array[int], num_pages: int | None = None) -> StreamLease | None:
+    num_tokens = len(tokens) if num_pages is None else num_pages * SIZE
+    return kv.open_stream(tokens, len(tokens) - 1, num_tokens, "")
+
+
+def end_copies(kv: KVManager) -> list[PageCopy]:
+    copies = []
+    while kv.tiers.has_work:
+        planned, _ = kv.tiers.take_copies()
+        for copy in planned:
+            kv.copied(CopyDone(copy.ticket))
+        copies += planned
+    return copies
+
+
+def compute(kv: KVManager, stream: StreamLease, tokens: array[int]) -> list[PageCopy]:
+    """Page by page, each stored and published before the next. Returns the stores."""
+    copies = []
+    for end in range(stream.sent + 1, len(tokens) // SIZE + 1):
+        kv.streams.send(stream, tokens, end * SIZE)
+        copies += end_copies(kv)
+        kv.streams.publish(stream, tokens)
+    return copies
+
+
+def compute_resident(kv: KVManager, tokens: Sequence[int]) -> None:
+    """An ordinary request that computes these tokens and leaves."""
+    known = array("i", tokens)
+    lease = kv.acquire([], "")
+    kv.extend(lease, len(tokens))
+    kv.release(lease, known, len(tokens))
+
+
+def test_pages_have_the_names_that_the_tree_gives_them() -> None:
+    """A page stored under another name would not be found again after a restart, or, worse, be found by others."""
+    kv = manager()
+    first = opened(kv, LONG[:6])
+    assert first is not None
+    copies = compute(kv, first, LONG[:6])
+    second = opened(kv, LONG)
+    assert second is not None
+    assert second.stored == 3
+    copies += compute(kv, second, LONG)
+    names = {node.below.slots[0]: node.below.digest for node in kv.tree.nodes() if node.below is not None}
+    stored = {copy.target_page: copy.key.digest for copy in copies if copy.key is not None}
+    assert len(names) == 5
+    assert {page: stored[page] for page in names} == names
+
+
+def test_a_page_that_two_computed_is_kept_once() -> None:
+    """Two long prompts that begin alike, sent together, would take the tier twice."""
+    kv = manager()
+    one, other = opened(kv, LONG), opened(kv, LONG)
+    assert one is not None
+    assert other is not None
+    compute(kv, one, LONG)
+    assert kv.tiers.uses()[0].used == 10
+    compute(kv, other, LONG)
+    assert kv.tiers.uses()[0].used == 5
+    assert other.row == one.row
+
+
+def test_room_that_comes_without_anybody_leaving_is_found() -> None:
+    """A page that was being read when a long context asked for it would keep it waiting until another one, of an hour,
+    has ended."""
+    kv = manager()
+    compute_resident(kv, [2, 2])
+    end_copies(kv)
+    kv.pool.give(kv.tree.evict(1))
+    nodes = kv.loadable(array("i", [2, 2, 2]), [], 2, "")
+    lease = kv.acquire([], "")
+    kv.load(lease, nodes)
+    assert opened(kv, LONG) is not None
+    other = array("i", [3, *[0] * 9])
+    assert opened(kv, other) is None, "one page is being read"
+    end_copies(kv)
+    kv.loaded(lease)
+    assert any(opened(kv, other) is not None for _ in range(ASK_AGAIN))
+
+
+def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
+    """Whoever waits for an hour would ask again and again, and empty the cache of all others."""
+    kv = manager()
+    compute_resident(kv, [2, 2, 2, 2])
+    end_copies(kv)
+    first = opened(kv, LONG)
+    assert first is not None
+    compute(kv, first, LONG)
+    for _ in range(2 * ASK_AGAIN):
+        assert opened(kv, array("i", [3] * 12)) is None
+    assert kv.tiers.uses()[0].used == 7
+    kv.close_stream(first, LONG, keep=True)
+    assert opened(kv, array("i", [3] * 12)) is not None
