@@ -140,15 +140,15 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "outputs recomputed after a retraction count as decodes",
     ),
     (
-        "scheduler/passes.py",
-        "return request.pending <= lookahead and",
-        "return request.pending <= lookahead + 1 and",
+        "scheduler/request.py",
+        "return self.pending <= lookahead and",
+        "return self.pending <= lookahead + 1 and",
         "a request runs further ahead than allowed",
     ),
     (
-        "scheduler/passes.py",
-        "request.num_outputs + request.pending < request.max_tokens",
-        "request.num_outputs < request.max_tokens",
+        "scheduler/request.py",
+        "self.num_outputs + self.pending < self.max_tokens",
+        "self.num_outputs < self.max_tokens",
         "lookahead plans tokens nobody wants",
     ),
     (

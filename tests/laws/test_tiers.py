@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scenarios import random_submit
 from sluice.engine.messages import Abort
 from sluice.types import TierLimits
-from worlds import Bench, SlowDisk, World, check_ends, enough_steps, random_limits, random_tiers
+from worlds import Bench, SlowDisk, World, check_ends, enough_steps, random_limits, random_streams, random_tiers
 
 
 def world_with_disk(draw: random.Random) -> World:
@@ -20,6 +20,8 @@ def world_with_disk(draw: random.Random) -> World:
     tiers: TierLimits = replace(random_tiers(draw), disk_pages=draw.randint(4, 40))
     limits = random_limits(draw, page_size, running, depth)
     world = World(limits, draw.randint(6, 24), page_size, True, depth, draw.random() < 0.5, tiers)
+    if draw.random() < 0.5:
+        world = random_streams(draw, world)
     return replace(world, disk_fails=draw.choice([0.0, 0.0, 0.2]))
 
 
@@ -35,7 +37,8 @@ def live(bench: Bench, draw: random.Random, steps: int) -> None:
         bench.step()
     if steps == FOR_EVER:
         bench.drain(enough_steps(sent))
-        check_ends(bench, sent)
+        world = bench.world
+        check_ends(bench, sent, faults=world.streams is not None and bool(world.disk_fails or world.reads_fail))
 
 
 FOR_EVER = 60

@@ -47,8 +47,9 @@ def served(world: World, *submits: Submit) -> tuple[Bench, list[BatchPlan]]:
 
 
 def test_a_step_takes_what_its_budget_pays_for() -> None:
-    """A chunk behind a long context is more work than a step may take: done at once, its neighbours would stand still.
-    Each of its groups costs 32 tokens here; alone it may cost eight times a step of eight tokens: two groups."""
+    """A chunk behind a long context is more work than a step may take: done at once, its neighbours would stand still;
+    done in smaller parts than need be, it would take longer. Each of its groups costs 32 tokens here, the rest of a
+    layer four; alone it may cost eight times a step of eight tokens."""
     world = replace(WORLD, streams=replace(STREAMS, load_cost=8.0))
     _, plans = served(world, Submit(0, prompt(60), resolved(3)))
     parts = [part for plan in plans for part in plan.parts]
@@ -56,8 +57,12 @@ def test_a_step_takes_what_its_budget_pays_for() -> None:
     assert [part.base for part in last] == [last[0].base] * len(last)
     groups = last[0].base // 4
     assert last[0].total == 2 * (groups + 1)
-    assert len(last) >= groups
-    assert all(part.stop - part.first <= 3 for part in parts)
+    costs, steps = [*[32] * groups, 4] * 2, [0]
+    for cost in costs:
+        if steps[-1] + cost > 64:
+            steps.append(0)
+        steps[-1] += cost
+    assert [sum(costs[part.first : part.stop]) for part in last] == steps
     assert [part.first for part in last[1:]] == [part.stop for part in last[:-1]]
 
 
@@ -261,3 +266,35 @@ def test_a_page_that_cannot_be_stored_ends_its_request_alone() -> None:
     assert error is not None
     assert error.endswith("of the context could not be stored: a fault that was asked for")
     assert len(bench.link.tokens(1)) == 4
+
+
+@pytest.mark.parametrize("schedule", ["mixed", "prefill-first"])
+def test_a_stream_that_has_nothing_to_do_costs_nothing(schedule: str) -> None:
+    """Where its last token has to come back first, a step is others', whole: a token less would be a page less."""
+    world = replace(WORLD, num_pages=32, depth=2, streams=replace(STREAMS, above=90))
+    world = replace(world, limits=limits_of(chunk=8, schedule=schedule))
+    _, plans = served(world, Submit(0, prompt(100), resolved(40)), Submit(1, prompt(80, 1), resolved(2)))
+    apart = [chunk.length for plan in plans if not plan.parts for chunk in plan.chunks if chunk.request_id == 1]
+    assert apart.count(8) >= 3
+    assert set(apart) <= {8, 1}
+
+
+@pytest.mark.parametrize(
+    ("pages", "parts"),
+    [(5, False), (6, True), (10, True), (11, False), (16, False)],
+    ids=["as asked", "longer than asked", "all of the tier", "more than the tier", "all of the device"],
+)
+def test_who_is_streamed(pages: int, parts: bool) -> None:
+    """A request that fits the device, but not the tier, is served like any other, however few were to be."""
+    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=10), streams=replace(STREAMS, above=20))
+    bench, plans = served(world, Submit(0, prompt(pages * 4 - 2), resolved(2)))
+    assert len(bench.link.tokens(0)) == 2
+    assert any(plan.parts for plan in plans) == parts
+
+
+@pytest.mark.parametrize(("pages", "parts"), [(12, False), (13, True)])
+def test_who_fits_beside_them_is_not_streamed(pages: int, parts: bool) -> None:
+    """A window of four pages leaves twelve of sixteen to others, and all of these."""
+    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=80), streams=replace(STREAMS, above=64))
+    _, plans = served(world, Submit(0, prompt(90), resolved(20)), Submit(1, prompt(pages * 4 - 2, 1), resolved(2)))
+    assert any(part.chunk.request_id == 1 for plan in plans for part in plan.parts) == parts

@@ -14,7 +14,7 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.fair import fair
 from sluice.scheduler.loading import load_back
 from sluice.scheduler.prefill import AddResult, PrefillAdder
-from sluice.scheduler.request import Place, Request
+from sluice.scheduler.request import Place
 from sluice.scheduler.retract import make_room
 from sluice.scheduler.state import SchedulerState
 from sluice.scheduler.streaming import ALONE, Kinds, stream
@@ -26,7 +26,7 @@ Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], N
 
 def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
     """One token for every running request whose prompt is planned and whose samples are not too far behind."""
-    ready = [r for r in state.decoding.values() if wants_decode(r, limits.lookahead)]
+    ready = [r for r in state.decoding.values() if r.wants_chunk(limits.lookahead)]
     if ready:
         state.reservation.decoded()
     page_size = state.kv.page_size
@@ -41,11 +41,6 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
         return
     for request in ready:
         batch.promise(request, 1)
-
-
-def wants_decode(request: Request, lookahead: int) -> bool:
-    """Not too many samples unread, and more to generate than is on its way."""
-    return request.pending <= lookahead and request.num_outputs + request.pending < request.max_tokens
 
 
 def partial(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:

@@ -121,6 +121,10 @@ class Request:
         """Some of what it knew at admission is not computed yet, though it may all be planned."""
         return self.computed < self.prefill_end
 
+    def wants_chunk(self, lookahead: int) -> bool:
+        """Not too many samples are unread, and there is more to generate than is on its way."""
+        return self.pending <= lookahead and self.num_outputs + self.pending < self.max_tokens
+
     @property
     def extend_len(self) -> int:
         """Tokens not planned yet."""

@@ -8,6 +8,7 @@ time, since the ring is one; when it is done it is the next request's turn.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from sluice.kv.manager import KVManager
@@ -45,13 +46,11 @@ def stream(
     Returns:
         What it costs, in tokens.
     """
-    chunk = state.open_chunk
-    if chunk is None:
+    if state.open_chunk is None:
         request = next_request(state, limits, lookahead, kinds)
-        if request is None:
-            return 0
-        chunk = state.open_chunk = opened(state, limits, request, batch)
-    elif not kinds.have(chunk.request):
+        state.open_chunk = None if request is None else opened(state, limits, request, batch)
+    chunk = state.open_chunk
+    if chunk is None or not kinds.have(chunk.request) or must_wait(limits, chunk):
         return 0
     return plan_part(state, limits, chunk, batch, room)
 
@@ -87,22 +86,10 @@ def is_prefill(request: Request) -> bool:
     return request.scheduled < request.prefill_end
 
 
-def wants_chunk(request: Request, lookahead: int) -> bool:
-    """There is something to compute, and not too many samples are unread."""
-    if is_prefill(request):
-        return True
-    return request.pending <= lookahead and request.num_outputs + request.pending < request.max_tokens
-
-
 def next_request(state: SchedulerState, limits: StreamLimits, lookahead: int, kinds: Kinds) -> Request | None:
     """Whose turn it is: whoever had no chunk for longest, of those that can go on."""
     for request in state.streaming.values():
-        if (
-            kinds.have(request)
-            and wants_chunk(request, lookahead)
-            and request.extend_len > 0
-            and length_of(state, limits, request) > 0
-        ):
+        if kinds.have(request) and request.wants_chunk(lookahead) and length_of(state, limits, request) > 0:
             return request
     return None
 
@@ -119,16 +106,16 @@ def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch:
     """Begin a chunk."""
     lease = lease_of(request)
     start, length = request.scheduled, length_of(state, limits, request)
-    end, known = start + length, len(request.tokens)
+    end = start + length
     chunk = Chunk(
         request_id=request.id,
         slot=request.slot,
         start=start,
         length=length,
-        token_ids=tuple(request.tokens[start : min(end, known)]),
+        token_ids=tuple(request.tokens[start:end]),
         new_pages=(),
-        samples=end == known + request.pending,
-        targets=request.targets(start, end) if request.num_told < request.num_targets else (),
+        samples=length == request.extend_len,
+        targets=request.targets(start, end),
     )
     if not request.is_open:
         request.is_open = True
@@ -141,36 +128,36 @@ def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch:
 def plan_part(
     state: SchedulerState, limits: StreamLimits, open_chunk: OpenChunk, batch: BatchBuilder, room: int
 ) -> int:
-    """Plan the next units of a chunk: one at least, unless some are owed, or the last one has to wait for what is in
-    flight. Returns what they cost."""
+    """Plan the next units of a chunk: one at least, unless some are owed. Returns what they cost."""
     request, chunk = open_chunk.request, open_chunk.chunk
     lease = lease_of(request)
     first = open_chunk.planned
-    end = end_of_part(limits, open_chunk)
-    if first == end and not open_chunk.owed:
-        return 0
     unit, cost = first, sum(cost_of(state, limits, open_chunk, each) for each in range(first - open_chunk.owed, first))
-    while unit < end:
+    while unit < end_of_part(limits, open_chunk):
         more = cost_of(state, limits, open_chunk, unit)
         if unit > first and cost + more > room:
             break
         cost += more
         unit += 1
     new_rows = tuple(lease.row[lease.told : open_chunk.base])
-    lease.told = max(lease.told, open_chunk.base)
+    lease.told = open_chunk.base
     size = state.kv.page_size
     part = StreamPart(chunk, new_rows, open_chunk.base * size, open_chunk.places, first, unit, open_chunk.total)
     open_chunk.planned = unit
     lease.bases.append(open_chunk.base)
     request.in_flight += 1
-    request.planned_at = state.step
     batch.add_part(part)
     if part.completes:
         state.open_chunk = None
         request.scheduled = chunk.end
         request.pending += chunk.samples
         state.streaming[request.id] = state.streaming.pop(request.id)  # the others are first now
-    return -int(-cost // 1)
+    return math.ceil(cost)
+
+
+def must_wait(limits: StreamLimits, open_chunk: OpenChunk) -> bool:
+    """Only its last unit is left, and cannot be planned before what is in flight has come back."""
+    return not open_chunk.owed and end_of_part(limits, open_chunk) == open_chunk.planned
 
 
 def end_of_part(limits: StreamLimits, open_chunk: OpenChunk) -> int:
@@ -180,8 +167,8 @@ def end_of_part(limits: StreamLimits, open_chunk: OpenChunk) -> int:
         return open_chunk.planned
     if not (limits.may_be_late and open_chunk.groups):
         return open_chunk.total
-    is_last = open_chunk.planned == open_chunk.total - 1 and not open_chunk.request.in_flight
-    return open_chunk.total if is_last else open_chunk.total - 1
+    last = open_chunk.total - 1
+    return open_chunk.total if open_chunk.planned == last and not open_chunk.request.in_flight else last
 
 
 def cost_of(state: SchedulerState, limits: StreamLimits, open_chunk: OpenChunk, unit: int) -> float:
