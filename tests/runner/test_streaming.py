@@ -22,6 +22,7 @@ from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.kv.ring import DeviceRing
 from sluice.models.loader import load_model
+from sluice.runner.background import Background
 from sluice.runner.device import DeviceShape
 from sluice.runner.fakes import late_streams
 from sluice.runner.streaming.coroutine import Cancelled, Coroutine
@@ -255,12 +256,15 @@ def test_a_call_that_is_cancelled_unwinds() -> None:
         finally:
             seen.append("unwound")
 
-    call = Coroutine(body)
-    call.resume()
-    call.cancel()
-    call.cancel()
-    assert seen == ["began", "unwound"]
-    assert call.is_over
+    thread = Background("test")
+    for _ in range(2):
+        call = Coroutine(body, thread)
+        call.resume()
+        call.cancel()
+        call.cancel()
+        assert call.is_over
+    assert seen == ["began", "unwound"] * 2
+    thread.close(PATIENCE)
 
 
 def test_a_call_that_hangs_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +280,8 @@ def test_a_call_that_hangs_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> 
         finally:
             unwound.set()
 
-    call = Coroutine(body)
+    thread = Background("test")
+    call = Coroutine(body, thread)
 
     def resume() -> None:
         with pytest.raises(Cancelled):
@@ -290,6 +295,7 @@ def test_a_call_that_hangs_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> 
     came_back.set()
     assert unwound.wait(PATIENCE)
     interrupted.join(PATIENCE)
+    thread.close(PATIENCE)
 
 
 class Memory:

@@ -1,15 +1,18 @@
 """A function that can be put down in the middle, wherever it is.
 
 The forward of a streamed chunk may take many steps, and models are plain functions, layer after layer. So it runs in
-a thread of its own, which computes only while somebody resumes it: the two are never at work at the same time, and
-nothing has to be locked.
+another thread, which computes only while somebody resumes it: the two are never at work at the same time, and nothing
+has to be locked. It is one thread for all chunks, as a new one would have to gather threads for its products anew.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from typing import Generic, TypeVar
+
+from sluice.runner.background import Background
 
 T = TypeVar("T")
 UNWINDING = 5.0
@@ -25,13 +28,15 @@ class Coroutine(Generic[T]):
 
     Args:
         body: called with the function that pauses it.
+        thread: runs it, and nothing else until it is over.
     """
 
-    def __init__(self, body: Callable[[Callable[[], None]], T]) -> None:
+    def __init__(self, body: Callable[[Callable[[], None]], T], thread: Background) -> None:
         self._body = body
+        self._thread = thread
+        self._future: Future[None] | None = None
         self._go = threading.Semaphore(0)
         self._back = threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
         self._result: list[T] = []
         self._error: BaseException | None = None
         self._is_cancelled = False
@@ -51,14 +56,11 @@ class Coroutine(Generic[T]):
             self.is_over = True
             self._result.append(self._body(_may_not_pause))
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sluice-streamed-chunk", daemon=True)
-            self._thread.start()
+        if self._future is None:
+            self._future = self._thread.submit(self._run)
         else:
             self._go.release()
         self._back.acquire()
-        if self.is_over:
-            self._thread.join()
         if self._error is not None:
             raise self._error
 
@@ -74,12 +76,12 @@ class Coroutine(Generic[T]):
         A call may be in the middle of something if who resumed it was interrupted: it unwinds where it pauses next.
         What it raises then is nobody's.
         """
-        if self._thread is None or self.is_over:
+        if self._future is None or self.is_over:
             self.is_over = True
             return
         self._is_cancelled = True
         self._go.release()
-        self._thread.join(UNWINDING)
+        wait([self._future], UNWINDING)
 
     def _run(self) -> None:
         try:

@@ -17,10 +17,11 @@ import torch
 from sluice.attention.base import AttentionBackend, PagedKV
 from sluice.kv.ring import DeviceRing
 from sluice.runner.allocated import kv_bytes
+from sluice.runner.background import Background
 from sluice.runner.device import DeviceShape, DeviceState, KVMaker
 from sluice.runner.model import Model
 from sluice.runner.streaming.attention import StreamedAttention, StreamedContext
-from sluice.runner.streaming.coroutine import Coroutine
+from sluice.runner.streaming.coroutine import UNWINDING, Coroutine
 from sluice.runner.streaming.inputs import streamed_batch
 from sluice.runner.streaming.loaders import Loader, LoadTotals
 from sluice.runner.streaming.pace import ALONE_PATIENCE, BYTES_PER_SECOND, PATIENCE, Pace
@@ -115,6 +116,7 @@ class Streamer:
         self._loader = new_loader(self.ring_kv, shape.block_pages)
         self._reader = RingReader(DeviceRing(shape.num_blocks), self._loader)
         self._rows: dict[int, list[int]] = {}
+        self._thread = Background("sluice-streamed-chunk")
         self._half_done: _HalfDone | None = None
         self._failed: set[int] = set()
 
@@ -178,6 +180,7 @@ class Streamer:
         try:
             self._drop()
         finally:
+            self._thread.close(UNWINDING)
             self._loader.close()
 
     def _begin(self, part: StreamPart, stored: tuple[int, ...]) -> None:
@@ -211,7 +214,7 @@ class Streamer:
             with queue:  # which queue a thread's work goes to is the thread's own affair
                 return self._model.forward(batch, self._state.kv, attention)
 
-        self._half_done = _HalfDone(part.chunk, Coroutine(forward), pace)
+        self._half_done = _HalfDone(part.chunk, Coroutine(forward, self._thread), pace)
 
     def _go_on(self, part: StreamPart, alone: bool) -> PartDone:
         half_done = self._half_done
