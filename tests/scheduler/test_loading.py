@@ -277,6 +277,23 @@ def test_a_flush_reaches_every_tier_and_the_index() -> None:
     bench.check()
 
 
+def test_a_flush_whose_step_never_ran_reaches_the_disk_with_the_next() -> None:
+    """A restart would bring back what was to be forgotten, because of a moment without memory."""
+    faultless = TierBench(world_of())
+    evicted(faultless)
+    assert faultless.recording is not None
+    bench = TierBench(world_of(), faults=Faults(launch_raises=frozenset({len(faultless.recording.plans)})))
+    evicted(bench)
+    forgotten = dict(bench.disk.tiers.index)
+    assert len(forgotten) > 6
+    bench.bench.link.put(FlushCache(0))
+    bench.step()
+    assert bench.disk.tiers.index == forgotten
+    bench.step()
+    assert bench.disk.tiers.index == {}
+    bench.check()
+
+
 def test_a_flush_leaves_what_is_being_loaded() -> None:
     bench = restarted(world_of(num_pages=24))
     bench.pace.is_stuck = True

@@ -108,6 +108,10 @@ class LowerTiers(Protocol):
         """What the plan that was just made is to copy, and to forget on the disk, as far as the budgets let it."""
         ...
 
+    def forget_again(self, dropped: Sequence[int]) -> None:
+        """A plan that was to forget these never ran: the next one does."""
+        ...
+
     def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
         """A copy ended. Returns the load that is over with it, if one is, and pages that are free now."""
         ...
@@ -187,6 +191,8 @@ class Tiers:
         """Of the next plan."""
         self._dropped: dict[int, None] = {}
         """Pages of the disk that its index is to forget."""
+        self._owed: Sequence[int] = ()
+        """The same of a plan that never ran. They ask for no plan of their own, which might fail for ever."""
         self._wanted: deque[tuple[Node, int]] = deque()
         """Nodes to be stored while they are on the device, with the place of the tier."""
         self.loads: list[Load] = []
@@ -319,8 +325,13 @@ class Tiers:
         self._begin_stores()
         copies, self._copies = tuple(self._copies), []
         stored = {copy.target_page for copy in copies if copy.target is Tier.DISK}
-        dropped, self._dropped = tuple(page for page in self._dropped if page not in stored), {}
+        dropped = tuple(page for page in dict.fromkeys((*self._owed, *self._dropped)) if page not in stored)
+        self._dropped, self._owed = {}, ()
         return copies, dropped
+
+    def forget_again(self, dropped: Sequence[int]) -> None:
+        """See `LowerTiers.forget_again`."""
+        self._owed = dropped
 
     def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
         """A copy ended. Returns the load that is over with it, if one is, and pages that are free now."""
@@ -864,6 +875,9 @@ class NoTiers:
 
     def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
         return (), ()
+
+    def forget_again(self, dropped: Sequence[int]) -> None:
+        assert not dropped, f"{dropped} lay nowhere"
 
     def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
         raise AssertionError(f"nobody planned {done}")

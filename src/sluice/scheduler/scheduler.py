@@ -237,9 +237,11 @@ class Scheduler:
         """The oldest plan in flight failed as a whole: end its requests; the others go on.
 
         Args:
-            launched: it was begun, so its copies with the disk will end by themselves.
+            launched: it was begun, its copies with the disk will end by themselves, and what it drops is dropped.
         """
         self._let_go(plan)
+        if not launched:
+            self.state.kv.tiers.forget_again(plan.dropped)
         outputs = self.copied(
             [
                 CopyDone(copy.ticket, error=error)
