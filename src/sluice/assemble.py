@@ -6,6 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -57,7 +58,7 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.step_memory import StepTrial, cuda_memory
 from sluice.streaming import Sizes, StreamSetup, costs_of, ring_bytes, stream_limits
-from sluice.tiering import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup
+from sluice.tiering import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup, without_busy_disk
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
 from sluice.types import Tier
@@ -294,6 +295,7 @@ def build_engine(
     progress: bool,
     heartbeat: Heartbeat | None = None,
     faults: Sequence[Fault] = (),
+    follows: bool = False,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and join it with a scheduler.
 
@@ -303,21 +305,32 @@ def build_engine(
         progress: show a progress bar on stderr while weights load.
         heartbeat: where the engine's steps give signs of life.
         faults: that are to go wrong inside the model.
+        follows: another engine, whose requests it takes over: it goes on without a disk tier that is still in use.
 
     Raises:
         ConfigError: an option that cannot be honoured.
         CheckpointError: a model that cannot be found or loaded.
     """
     # First: a path that cannot be written is told before minutes of loading.
-    check_disk(config.cache)
+    if follows:
+        config = without_busy_disk(config)
+    else:
+        check_disk(config.cache)
     path = _new_trace(config.trace)
     loaded = load(config, progress=progress)
     state = loaded.state()
     tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)))
-    runner = loaded.runner(heartbeat, faults, state, tiers)
-    if path is None:
-        return loaded.engine(link, runner, tiers, runner.close), loaded.built(runner)
-    return loaded.traced_engine(link, path, runner, tiers, runner.close), loaded.built(runner)
+    with ExitStack() as undo:
+        undo.callback(tiers.copies.close)
+        runner = loaded.runner(heartbeat, faults, state, tiers)
+        undo.callback(runner.close)
+        info = loaded.built(runner)
+        if path is None:
+            engine = loaded.engine(link, runner, tiers, runner.close)
+        else:
+            engine = loaded.traced_engine(link, path, runner, tiers, runner.close)
+        undo.pop_all()
+    return engine, info
 
 
 def _new_trace(config: TraceConfig) -> Path | None:

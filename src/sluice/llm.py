@@ -13,6 +13,7 @@ from __future__ import annotations
 import operator
 import queue
 import secrets
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -106,8 +107,14 @@ class LLM:
         self._link = _LocalLink()
         engine, self.info = build_engine(config, self._link, progress=progress)
         self._engine: Engine | None = engine
+        # An LLM that nobody closed keeps neither a file in use nor a thread.
+        self._close = weakref.finalize(self, engine.close)
         has_tokenizer = (self.info.folder / "tokenizer.json").is_file()
-        self._tokenizer = Tokenizer.from_folder(self.info.folder) if has_tokenizer else None
+        try:
+            self._tokenizer = Tokenizer.from_folder(self.info.folder) if has_tokenizer else None
+        except BaseException:
+            self.close()
+            raise
         own = self._tokenizer.eos_token_ids if self._tokenizer else frozenset()
         self._eos_ids = self.info.eos_token_ids | own
         self._ids = count()
@@ -196,10 +203,12 @@ class LLM:
         return (self.info.memory if length is None else self.info.predicted_memory(length)).as_dict()
 
     def close(self) -> None:
-        """Free the model and the KV pool, and end the trace. Twice is once."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
+        """Free the model and the KV pool, and end the trace. Twice is once. An LLM that is garbage closes itself.
+
+        Stores on their way to a disk (`kv_disk`) are waited for, for seconds at most; the rest is dropped.
+        """
+        self._engine = None
+        self._close()
 
     def __enter__(self) -> Self:
         return self

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,10 +12,10 @@ import torch
 
 from sluice.attention.base import PagedKV
 from sluice.attention.packed import GROUP, PackedKV
-from sluice.config import CacheConfig, ConfigError, EngineConfig
+from sluice.config import CacheConfig, ConfigError, EngineConfig, StreamConfig
 from sluice.models.fingerprint import fingerprint
 from sluice.models.spec import ModelSpec
-from sluice.pagefile.errors import PageFileError
+from sluice.pagefile.errors import PageFileError, PageFileInUse
 from sluice.pagefile.layout import FileLayout, PageGeometry
 from sluice.pagefile.page_file import PageFile, check_path, open_page_file
 from sluice.runner.copies import Copies, NoTiers, TierCopies
@@ -38,6 +38,8 @@ LOAD_BACK_PAGES = 2
 Measured in `docs/tiers.md`."""
 FLIGHT_BYTES = 256 << 20
 """Most that is on its way to and from a disk: it lies in memory meanwhile."""
+IN_USE_SECONDS = 5.0
+"""How long a file may still be in use: an engine that was closed may be in the middle of a copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,11 @@ class TierSetup:
         is_cuda = device.type == "cuda"
         host_buffer = pinned_host_buffer if is_cuda else plain_host_buffer
         host = HostTier(self.limits.host_pages, pages, host_buffer) if self.limits.host_pages else None
+        loading = CudaStream(torch.cuda.Stream(device)) if is_cuda else None
         stored: tuple[StoredPage, ...] = ()
         disk = None
-        if self.disk is not None:
+        if self.disk is not None:  # last: from here on somebody has to close it
             disk, stored = self._open_disk(self.disk, state, told)
-        loading = CudaStream(torch.cuda.Stream(device)) if is_cuda else None
         file = None if disk is None else disk.file
         return OpenTiers(TierCopies(pages, host, disk, host_buffer, loading), stored, host, file)
 
@@ -78,16 +80,20 @@ class TierSetup:
         self, path: Path, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]
     ) -> tuple[DiskTier, tuple[StoredPage, ...]]:
         assert self.geometry is not None, f"{path} without a geometry"
+        assert self.geometry.layout == layout_name(state.kv[0]), f"pages are {layout_name(state.kv[0])}"
         try:
-            opened = open_page_file(path, self.disk_bytes, self.geometry)
+            opened = open_page_file(path, self.disk_bytes, self.geometry, IN_USE_SECONDS)
         except PageFileError as error:
             raise ConfigError(str(error)) from error
-        assert self.geometry.layout == layout_name(state.kv[0]), f"pages are {layout_name(state.kv[0])}"
         if opened.discarded is not None:
             LOGGER.warning("--kv-disk %s begins empty: it %s", path, opened.discarded)
         if opened.pages:
             LOGGER.info("--kv-disk %s holds %d pages from before", path, len(opened.pages))
-        return DiskTier(opened.file, told), opened.pages
+        try:
+            return DiskTier(opened.file, told), opened.pages
+        except BaseException:
+            opened.file.close()
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +112,47 @@ NO_TIERS = OpenTiers(NoTiers(), ())
 
 
 def check_disk(cache: CacheConfig) -> None:
-    """Find out before minutes of loading whether the disk's file can be used.
+    """Find out before minutes of loading whether the disk's file can be used. Waits for an engine that closes.
 
     Raises:
+        DiskInUse: another engine uses it.
         ConfigError: it cannot.
     """
     if cache.kv_disk is not None:
         try:
-            check_path(Path(cache.kv_disk))
+            check_path(Path(cache.kv_disk), IN_USE_SECONDS)
+        except PageFileInUse as error:
+            raise DiskInUse(str(error)) from error
         except PageFileError as error:
             raise ConfigError(str(error)) from error
+
+
+class DiskInUse(ConfigError):
+    """Another engine has the disk's file."""
+
+
+def without_busy_disk(config: EngineConfig) -> EngineConfig:
+    """What an engine is to do that follows another one: the same, but without a disk tier whose file is in use.
+
+    The one before was killed, but may be in a read or a write that never ends. Its requests must not wait for that.
+
+    Raises:
+        ConfigError: the file cannot be used for another reason.
+    """
+    try:
+        check_disk(config.cache)
+    except DiskInUse as error:
+        LOGGER.warning("%s: this engine serves without it, as the one before may not have ended", error)
+        return _without_disk(config)
+    return config
+
+
+def _without_disk(config: EngineConfig) -> EngineConfig:
+    """Nor with what nothing but a disk is good for."""
+    cache = replace(config.cache, kv_disk=None, kv_disk_bytes=None)
+    if cache.kv_host_bytes is not None:
+        return replace(config, cache=cache)
+    return replace(config, cache=replace(cache, kv_write_policy=None), stream=StreamConfig())
 
 
 def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, packed: bool) -> TierSetup:

@@ -68,3 +68,5 @@ def test_what_is_no_page_file_is_refused_in_one_line(
     assert error.count("\n") == 1
     assert main(["cache", "inspect", str(tmp_path / "missing")]) == 1
     assert "cannot be opened: No such file" in capsys.readouterr().err
+    assert main(["cache", "inspect", str(tmp_path)]) == 1
+    assert "cannot be read: Is a directory" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -324,6 +324,33 @@ def test_a_file_that_is_something_else_is_left_alone(path: Path) -> None:
         server.bind(str(path.parent / "socket"))
         with pytest.raises(PageFileError, match="cannot be opened"):
             opened(path.parent / "socket")
+
+
+def test_a_file_that_cannot_be_read_is_refused_by_name_and_let_go(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number of the system's and a traceback; and a file that is in use, once its disk is mended."""
+
+    def broken(self: FileBlocks, buffers: Sequence[memoryview], offset: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    opened(path).file.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(FileBlocks, "read", broken)
+        with pytest.raises(PageFileError, match=f"--kv-disk {path} cannot be used: Input/output error"):
+            opened(path)
+    opened(path).file.close()
+
+
+def test_a_closed_file_reaches_no_other(path: Path) -> None:
+    """A read that hung while its engine was closed goes on in whatever file has its number by then."""
+    blocks = FileBlocks(os.open(path, os.O_RDWR | os.O_CREAT))
+    blocks.close()
+    other = os.open(path.parent / "other", os.O_RDWR | os.O_CREAT)  # the same number
+    for use in (lambda: blocks.write([b"x"], 0), lambda: blocks.read(blank(), 0)):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            use()
+    blocks.close()
+    assert os.fstat(other).st_size == 0
+    os.close(other)
 
 
 def test_an_interrupted_beginning_is_begun_again(path: Path) -> None:

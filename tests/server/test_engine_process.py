@@ -17,9 +17,12 @@ import zmq
 import processes
 from serving import expected_text, run
 from sluice.config import EngineConfig
+from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Abort, Shutdown, Submit
+from sluice.server import launch
 from sluice.server.client import EngineClient, EngineGone, NewRequest
-from sluice.server.launch import EngineProcess, EngineStartError
+from sluice.server.heartbeat import SharedHeartbeat
+from sluice.server.launch import EngineProcess, EngineStartError, Patience
 from sluice.server.zmq_link import SocketFolder, ZmqChannel, ZmqLink
 from sluice.testing import resolved
 from sluice.types import FinishReason, Output
@@ -104,6 +107,48 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
         await engine.close()
 
     run(test)
+
+
+class Undead:
+    """A process that a signal does not end, as one that waits for a disk that hangs."""
+
+    pid, returncode, stdin = 12345, None, None
+    kills = 0
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def test_a_killed_process_that_does_not_end_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every stream would wait for it, and so would the end of the server."""
+    monkeypatch.setattr(launch, "KILL_SECONDS", 0.05)
+
+    async def test() -> None:
+        folder, process = SocketFolder.fresh(), Undead()
+        heartbeat = SharedHeartbeat.open(folder.heartbeat)
+        heartbeat.tick(Phase.BUSY)  # it was at work
+        heartbeat.close()
+        engine = EngineProcess(
+            process,  # type: ignore[arg-type]
+            folder,
+            ZmqChannel(folder),
+            0,
+            Patience(start=30.0, heartbeat=0.1, step=0.1),
+        )
+        how = await engine.run(lambda frame, epoch: None)
+        assert "no sign of life" in how
+        await engine.close()
+        assert process.kills == 1
+        assert not folder.path.exists()
+
+    run(test)
+    assert caplog.text.count("process 12345 was killed and has not ended after 0.05 s") == 1
 
 
 ORPHAN = """

@@ -7,5 +7,9 @@ class PageFileError(ValueError):
     """A path that cannot hold pages; the message is one line for the user."""
 
 
+class PageFileInUse(PageFileError):
+    """Another engine has it."""
+
+
 class PageLost(Exception):
     """A stored page that cannot be had back: cut off, or not what was stored. Whoever needs it computes it again."""

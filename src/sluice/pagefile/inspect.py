@@ -82,6 +82,8 @@ def inspect(path: Path, *, verify: bool) -> Inspection:
         return Inspection(str(path), layout, len(index), _namespaces(restored(index), layout), damaged)
     except (ValueError, PageLost) as error:
         raise PageFileError(f"{path} {error}") from error
+    except OSError as error:
+        raise PageFileError(f"{path} cannot be read: {error.strerror}") from error
     finally:
         blocks.close()
 

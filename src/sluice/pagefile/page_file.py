@@ -11,7 +11,9 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from sluice.pagefile import header
 from sluice.pagefile.blocks import Blocks, FileBlocks
 from sluice.pagefile.checksums import Checksums, layer_checksum
 from sluice.pagefile.entry import Entry
-from sluice.pagefile.errors import PageFileError, PageLost
+from sluice.pagefile.errors import PageFileError, PageFileInUse, PageLost
 from sluice.pagefile.layout import BLOCK, ENTRY_HEAD_BYTES, FileLayout, PageGeometry
 from sluice.pagefile.restore import restored
 from sluice.types import PageKey, StoredPage
@@ -28,6 +30,8 @@ from sluice.types import PageKey, StoredPage
 MODE = 0o600
 INDEX_PIECE = 4096
 """Entries read at once."""
+LOOK_SECONDS = 0.02
+"""Between two looks whether a file is still in use."""
 
 
 class PageFile:
@@ -130,35 +134,42 @@ class Opened:
     """Why what the file held before is not used, in words that follow "it"; None if all of it is, or it is new."""
 
 
-def check_path(path: Path) -> None:
+def check_path(path: Path, patience: float = 0.0) -> None:
     """Find out whether a page file can be opened or made here, and leave it as it is, or empty.
 
+    Args:
+        patience: seconds to wait for an engine that uses the file: it may be closing.
+
     Raises:
-        PageFileError: it cannot.
+        PageFileInUse: it uses it still.
+        PageFileError: there can be no such file at this path.
     """
-    os.close(_locked(path, os.O_RDWR | os.O_CREAT))
+    os.close(_locked(path, os.O_RDWR | os.O_CREAT, patience))
 
 
-def open_page_file(path: Path, size: int, geometry: PageGeometry) -> Opened:
-    """Open a page file for this process alone, or make one.
+def open_page_file(path: Path, size: int, geometry: PageGeometry, patience: float = 0.0) -> Opened:
+    """Open a page file for this engine alone, or make one.
 
     Args:
         size: most bytes the file may take.
+        patience: as for `check_path`.
 
     Raises:
-        PageFileError: there can be no such file at this path, or another process uses it.
+        PageFileInUse: another engine uses it.
+        PageFileError: there can be no such file at this path.
     """
     layout = FileLayout.within(geometry, size)
-    descriptor = _locked(path, os.O_RDWR | os.O_CREAT)
+    descriptor = _locked(path, os.O_RDWR | os.O_CREAT, patience)
     try:
-        blocks = FileBlocks(descriptor)
-        discarded = _why_not(descriptor, path, layout)
-        if discarded is None:
-            index = dict(read_index(blocks, layout))
-            return Opened(PageFile(blocks, layout, index), tuple(restored(index)), None)
-        is_new = os.fstat(descriptor).st_size == 0
-        _make(descriptor, path, layout)
-        return Opened(PageFile(blocks, layout, {}), (), None if is_new else discarded)
+        with _refusing(path):
+            blocks = FileBlocks(descriptor)
+            discarded = _why_not(descriptor, path, layout)
+            if discarded is None:
+                index = dict(read_index(blocks, layout))
+                return Opened(PageFile(blocks, layout, index), tuple(restored(index)), None)
+            is_new = os.fstat(descriptor).st_size == 0
+            _make(descriptor, path, layout)
+            return Opened(PageFile(blocks, layout, {}), (), None if is_new else discarded)
     except BaseException:
         os.close(descriptor)
         raise
@@ -194,28 +205,42 @@ def open_to_look(path: Path) -> int:
         raise PageFileError(f"{path} cannot be opened: {error.strerror}") from error
 
 
-def _locked(path: Path, flags: int) -> int:
+def _locked(path: Path, flags: int, patience: float) -> int:
     """
     Raises:
-        PageFileError: it cannot be opened, is no file of ours, or another process holds it.
+        PageFileInUse: another engine holds it.
+        PageFileError: it cannot be opened, or is no file of ours.
     """
     try:
         descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, MODE)
     except OSError as error:
         raise PageFileError(f"--kv-disk {path} cannot be opened: {error.strerror}") from error
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise PageFileError(f"--kv-disk {path} must be a file, it is something else")
-        if status.st_uid != os.geteuid():
-            raise PageFileError(f"--kv-disk {path} belongs to another user (uid {status.st_uid}), who could read it")
-        _check_ours(descriptor, path, status.st_size)
-        _take(descriptor, path)
-        os.fchmod(descriptor, MODE)
+        with _refusing(path):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise PageFileError(f"--kv-disk {path} must be a file, it is something else")
+            if status.st_uid != os.geteuid():
+                raise PageFileError(
+                    f"--kv-disk {path} belongs to another user (uid {status.st_uid}), who could read it"
+                )
+            _check_ours(descriptor, path, status.st_size)
+            _take(descriptor, path, patience)
+            os.fchmod(descriptor, MODE)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    """What a disk says when a file is opened is said with the file's name."""
+    try:
+        yield
+    except (OSError, PageLost) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise PageFileError(f"--kv-disk {path} cannot be used: {reason}") from error
 
 
 def _check_ours(descriptor: int, path: Path, size: int) -> None:
@@ -225,13 +250,24 @@ def _check_ours(descriptor: int, path: Path, size: int) -> None:
         )
 
 
-def _take(descriptor: int, path: Path) -> None:
+def _take(descriptor: int, path: Path, patience: float) -> None:
+    gives_up = time.monotonic() + patience
+    while not _lock(descriptor, path):
+        if time.monotonic() >= gives_up:
+            waited = f", and was so for {patience:g} s" if patience else ""
+            raise PageFileInUse(f"--kv-disk {path} is in use by another engine{waited}")
+        time.sleep(LOOK_SECONDS)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Whether it is ours now."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
             raise PageFileError(f"--kv-disk {path} cannot be locked: {error.strerror}") from error
-        raise PageFileError(f"--kv-disk {path} is in use by another engine") from error
+        return False
+    return True
 
 
 def _why_not(descriptor: int, path: Path, layout: FileLayout) -> str | None:
@@ -262,7 +298,8 @@ def _make(descriptor: int, path: Path, layout: FileLayout) -> None:
         os.posix_fallocate(descriptor, 0, layout.file_bytes)
         os.pwrite(descriptor, header.encode(layout), 0)
     except OSError as error:
-        os.ftruncate(descriptor, 0)
+        with suppress(OSError):
+            os.ftruncate(descriptor, 0)
         raise PageFileError(
             f"--kv-disk {path} cannot be made {layout.file_bytes} bytes large (--kv-disk-bytes): {error.strerror}"
         ) from error

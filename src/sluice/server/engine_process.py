@@ -95,7 +95,12 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     faults = of_engine(parse_faults(start.faults), start.epoch)
     # A bar is for people who watch, not for a file of log lines.
     engine, info = build_engine(
-        start.config, link, progress=sys.stderr.isatty(), heartbeat=link.heartbeat, faults=faults
+        start.config,
+        link,
+        progress=sys.stderr.isatty(),
+        heartbeat=link.heartbeat,
+        faults=faults,
+        follows=start.epoch > 0,
     )
     return engine, Ready(
         model=info.model,

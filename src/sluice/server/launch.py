@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import Callable
@@ -17,9 +18,13 @@ from sluice.server.stuck import StuckWatch
 from sluice.server.zmq_link import SocketFolder, ZmqChannel
 from sluice.wire import Failed, Outputs, Ready, Start, WireError
 
+LOGGER = logging.getLogger("sluice.server")
 FACTORY = "sluice.server.engine_process:build"
 SHUTDOWN_SECONDS = 3.0
 """How long an engine that was told to end may take before it is killed."""
+KILL_SECONDS = 10.0
+"""How long a killed process is waited for. Freeing much memory takes seconds; one that waits for a disk that hangs ends
+when the disk comes back, if it ever does."""
 LOOK_SECONDS = 0.2
 """Between two looks at the heartbeat."""
 LAST_WORDS_SECONDS = 0.02
@@ -69,6 +74,8 @@ class EngineProcess:
         self._watch = StuckWatch(patience.heartbeat, patience.step, time.monotonic())
         self._failure: str | None = None
         self._listens = False
+        self._is_left = False
+        """It was killed, has not ended, and is waited for no longer."""
 
     @classmethod
     async def spawn(
@@ -97,10 +104,12 @@ class EngineProcess:
                 stdout=sys.stderr.fileno(),
                 start_new_session=True,  # Ctrl-C in a terminal reaches the server alone
             )
-        except OSError as error:
+        except BaseException as error:
             channel.close()
             folder.remove()
-            raise EngineStartError(f"the engine's process cannot be started: {error}") from error
+            if isinstance(error, OSError):
+                raise EngineStartError(f"the engine's process cannot be started: {error}") from error
+            raise
         channel.send(Start(factory, config, log_level, log_format, epoch, faults))
         return cls(process, folder, channel, epoch, patience or Patience())
 
@@ -198,14 +207,24 @@ class EngineProcess:
                 return verdict
 
     async def _kill(self, why: str) -> str:
-        if not self._ended.done():
-            self._end()
-            await self._ended
+        await self._end()
         return why
 
-    def _end(self) -> None:
+    async def _end(self) -> None:
+        """End the process by force, and wait until it is gone, for `KILL_SECONDS` at most. Twice is once."""
+        if self._ended.done() or self._is_left:
+            return
         with suppress(ProcessLookupError):  # it may have ended just now
             self._process.kill()
+        await asyncio.wait({self._ended}, timeout=KILL_SECONDS)
+        if not self._ended.done():
+            self._is_left = True
+            LOGGER.warning(
+                "the engine's process %d was killed and has not ended after %g s, as one that waits for a disk that"
+                " hangs; it is left alone, with its memory and its files",
+                self.pid,
+                KILL_SECONDS,
+            )
 
     def _how_it_ended(self) -> str:
         status = self._process.returncode
@@ -217,15 +236,15 @@ class EngineProcess:
     async def close(self, *, at_once: bool = False) -> None:
         """End the process, by force if it is loading or takes longer than `SHUTDOWN_SECONDS`; remove the sockets.
 
+        Returns in bounded time, whatever the process does.
+
         Args:
             at_once: by force in any case.
         """
         if self._listens and not at_once and not self._ended.done():
             self.send(Shutdown())
             await asyncio.wait({self._ended}, timeout=SHUTDOWN_SECONDS)
-        if not self._ended.done():
-            self._end()
-        await self._ended
+        await self._end()
         if self._process.stdin is not None:
             self._process.stdin.close()
         self._channel.close()
