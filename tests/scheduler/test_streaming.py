@@ -46,18 +46,19 @@ def served(world: World, *submits: Submit) -> tuple[Bench, list[BatchPlan]]:
     return bench, runner.plans
 
 
-def test_a_step_takes_what_its_budget_pays_for() -> None:
+@pytest.mark.parametrize("group", [32, 28])
+def test_a_step_takes_what_its_budget_pays_for(group: int) -> None:
     """A chunk behind a long context is more work than a step may take: done at once, its neighbours would stand still;
-    done in smaller parts than need be, it would take longer. Each of its groups costs 32 tokens here, the rest of a
-    layer four; alone it may cost eight times a step of eight tokens."""
-    world = replace(WORLD, streams=replace(STREAMS, load_cost=8.0))
+    done in smaller parts than need be, it would take longer. The rest of a layer costs four tokens here; alone it may
+    cost eight times a step of eight tokens."""
+    world = replace(WORLD, streams=replace(STREAMS, load_cost=group / 4))
     _, plans = served(world, Submit(0, prompt(60), resolved(3)))
     parts = [part for plan in plans for part in plan.parts]
     last = [part for part in parts if part.chunk.start == 56]
     assert [part.base for part in last] == [last[0].base] * len(last)
     groups = last[0].base // 4
     assert last[0].total == 2 * (groups + 1)
-    costs, steps = [*[32] * groups, 4] * 2, [0]
+    costs, steps = [*[group] * groups, 4] * 2, [0]
     for cost in costs:
         if steps[-1] + cost > 64:
             steps.append(0)
@@ -298,3 +299,31 @@ def test_who_fits_beside_them_is_not_streamed(pages: int, parts: bool) -> None:
     world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=80), streams=replace(STREAMS, above=64))
     _, plans = served(world, Submit(0, prompt(90), resolved(20)), Submit(1, prompt(pages * 4 - 2, 1), resolved(2)))
     assert any(part.chunk.request_id == 1 for plan in plans for part in plan.parts) == parts
+
+
+def test_their_prompts_go_before_their_decodes_where_prompts_do() -> None:
+    """With prefill-first a context that is read through for one token would hold up another's prompt."""
+    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=80), limits=limits_of(schedule="prefill-first"))
+    _, plans = served(world, Submit(0, prompt(40), resolved(6)), Submit(1, prompt(100, 1), resolved(6)))
+    parts = [part.chunk for plan in plans for part in plan.parts]
+    kinds = [chunk.start >= (40, 100)[chunk.request_id] for chunk in parts]
+    assert {chunk.request_id for chunk in parts[:10]} == {0, 1}
+    assert kinds == sorted(kinds)
+
+
+def test_what_is_owed_is_paid_for_again() -> None:
+    """A prompt would get all of a step in which the disk has work of the last one to do, and who decodes would wait for
+    both."""
+    world = replace(WORLD, num_pages=32, streams=replace(STREAMS, above=90, may_be_late=True))
+    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), leaves=lambda _: 1)
+    runner = RecordingRunner(shadow)
+    bench = Bench.of(world, runner)
+    bench.link.put(Submit(0, prompt(100), resolved(8)), Submit(1, prompt(80, 1), resolved(2)))
+    for _ in range(40):
+        bench.step()
+    first = next(part for plan in runner.plans for part in plan.parts)
+    assert first.completes, "it reads nothing, so that nothing of it can be late"
+    late = [plan for plan in runner.plans if any(part.first == part.stop for part in plan.parts)]
+    beside = [chunk.length for plan in late for chunk in plan.chunks if chunk.start < 76]
+    assert len(beside) > 3
+    assert set(beside) == {4}, "a group costs four tokens of eight"

@@ -96,10 +96,9 @@ def next_request(state: SchedulerState, limits: StreamLimits, lookahead: int, ki
 
 def length_of(state: SchedulerState, limits: StreamLimits, request: Request) -> int:
     """Tokens of its next chunk: as many as the window has places for, cut on a page boundary or not at all. Places and
-    chunks are whole pages."""
-    lease, size = lease_of(request), state.kv.page_size
-    room = lease.end_of_window * size - request.scheduled
-    return min(request.extend_len, limits.chunk_tokens - request.scheduled % size, room)
+    chunks are whole pages, and so is what was found of its prompt."""
+    room = lease_of(request).end_of_window * state.kv.page_size - request.scheduled
+    return min(request.extend_len, limits.chunk_tokens, room)
 
 
 def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch: BatchBuilder) -> OpenChunk:
