@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import shutil
 import subprocess
 import sys
@@ -170,23 +169,45 @@ def test_a_forgotten_llm_keeps_no_file(folder: Path, path: Path) -> None:
         assert again.generate([PROMPT], GREEDY)[0].num_cached_tokens == 32
 
 
+def config_of(folder: Path, path: Path) -> EngineConfig:
+    """With every option that nothing but a disk is good for."""
+    options = {"model": str(folder), "kv_disk": str(path), "kv_disk_bytes": 1_000_000, "kv_write_policy": "selective"}
+    return EngineConfig.from_options(options | LEAST_PAGES | {"stream_above": 48, "ring_blocks": 3})
+
+
+def follower(config: EngineConfig) -> str | None:
+    """The disk tier of an engine that follows another one."""
+    engine, info = build_engine(config, BlockingLink(), progress=False, follows=True)
+    engine.close()
+    return info.config.cache.kv_disk
+
+
 @pytest.mark.usefixtures("_hasty")
 def test_an_engine_that_follows_another_serves_without_a_file_in_use(
     folder: Path, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The one before was killed in a read that never ends, and holds the file: every next engine would fail to start,
     until the server gives up."""
-    options = {"model": str(folder), "kv_disk": str(path), "kv_disk_bytes": 1_000_000, "kv_write_policy": "selective"}
-    config = EngineConfig.from_options(options | LEAST_PAGES | {"stream_above": 48, "ring_blocks": 3})
+    config = config_of(folder, path)
     before, _ = build_engine(config, BlockingLink(), progress=False)
     with closing(before):
         with pytest.raises(ConfigError, match="in use by another engine"):
             build_engine(config, BlockingLink(), progress=False)
-        with caplog.at_level(logging.WARNING, "sluice.disk"):
-            after, info = build_engine(config, BlockingLink(), progress=False, follows=True)
-        after.close()
-    assert info.config.cache.kv_disk is None
-    assert "this engine serves without it" in caplog.text
-    again, info = build_engine(config, BlockingLink(), progress=False, follows=True)
-    again.close()
-    assert info.config.cache.kv_disk == str(path)
+        assert follower(config) is None
+    assert "in use by another engine, and was so for 0.1 s: this engine serves without it" in caplog.text
+    assert follower(config) == str(path)
+
+
+def test_a_disk_that_does_not_even_show_a_header(
+    folder: Path, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that loads until its start takes too long, again and again."""
+    came_back = threading.Event()
+    monkeypatch.setattr(tiering, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(tiering, "check_path", lambda path, patience: came_back.wait(PATIENCE))
+    config = config_of(folder, path)
+    with pytest.raises(ConfigError, match="its disk gave no answer for"):
+        build_engine(config, BlockingLink(), progress=False)
+    assert follower(config) is None
+    assert "gave no answer for 0.1 s: this engine serves without it" in caplog.text
+    came_back.set()

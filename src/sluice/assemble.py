@@ -58,7 +58,7 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.step_memory import StepTrial, cuda_memory
 from sluice.streaming import Sizes, StreamSetup, costs_of, ring_bytes, stream_limits
-from sluice.tiering import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup, without_busy_disk
+from sluice.tiering import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup, without_disk_away
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
 from sluice.types import Tier
@@ -305,7 +305,7 @@ def build_engine(
         progress: show a progress bar on stderr while weights load.
         heartbeat: where the engine's steps give signs of life.
         faults: that are to go wrong inside the model.
-        follows: another engine, whose requests it takes over: it goes on without a disk tier that is still in use.
+        follows: another engine, whose requests it takes over: it goes on without a disk tier that cannot be had now.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -313,7 +313,7 @@ def build_engine(
     """
     # First: a path that cannot be written is told before minutes of loading.
     if follows:
-        config = without_busy_disk(config)
+        config = without_disk_away(config)
     else:
         check_disk(config.cache)
     path = _new_trace(config.trace)

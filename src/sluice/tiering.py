@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sluice.models.spec import ModelSpec
 from sluice.pagefile.errors import PageFileError, PageFileInUse
 from sluice.pagefile.layout import FileLayout, PageGeometry
 from sluice.pagefile.page_file import PageFile, check_path, open_page_file
+from sluice.runner.background import Background
 from sluice.runner.copies import Copies, NoTiers, TierCopies
 from sluice.runner.device import DeviceShape, DeviceState
 from sluice.runner.device_pages import DevicePages
@@ -40,6 +42,8 @@ FLIGHT_BYTES = 256 << 20
 """Most that is on its way to and from a disk: it lies in memory meanwhile."""
 IN_USE_SECONDS = 5.0
 """How long a file may still be in use: an engine that was closed may be in the middle of a copy."""
+ANSWER_SECONDS = 30.0
+"""How long a disk may take to show a file's header. One that takes longer hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,28 +115,34 @@ class OpenTiers:
 NO_TIERS = OpenTiers(NoTiers(), ())
 
 
+class DiskAway(ConfigError):
+    """The disk's file may be usable, but not now."""
+
+
 def check_disk(cache: CacheConfig) -> None:
     """Find out before minutes of loading whether the disk's file can be used. Waits for an engine that closes.
 
     Raises:
-        DiskInUse: another engine uses it.
+        DiskAway: another engine uses it, or its disk hangs.
         ConfigError: it cannot.
     """
-    if cache.kv_disk is not None:
-        try:
-            check_path(Path(cache.kv_disk), IN_USE_SECONDS)
-        except PageFileInUse as error:
-            raise DiskInUse(str(error)) from error
-        except PageFileError as error:
-            raise ConfigError(str(error)) from error
+    if cache.kv_disk is None:
+        return
+    path, looking = Path(cache.kv_disk), Background("kv-disk-check")
+    try:
+        looking.submit(partial(check_path, path, IN_USE_SECONDS)).result(ANSWER_SECONDS)
+    except PageFileInUse as error:
+        raise DiskAway(str(error)) from error
+    except PageFileError as error:
+        raise ConfigError(str(error)) from error
+    except TimeoutError as error:
+        raise DiskAway(f"--kv-disk {path} cannot be used: its disk gave no answer for {ANSWER_SECONDS:g} s") from error
+    finally:
+        looking.close(0.0)
 
 
-class DiskInUse(ConfigError):
-    """Another engine has the disk's file."""
-
-
-def without_busy_disk(config: EngineConfig) -> EngineConfig:
-    """What an engine is to do that follows another one: the same, but without a disk tier whose file is in use.
+def without_disk_away(config: EngineConfig) -> EngineConfig:
+    """What an engine is to do that follows another one: the same, but without a disk tier that cannot be had now.
 
     The one before was killed, but may be in a read or a write that never ends. Its requests must not wait for that.
 
@@ -141,7 +151,7 @@ def without_busy_disk(config: EngineConfig) -> EngineConfig:
     """
     try:
         check_disk(config.cache)
-    except DiskInUse as error:
+    except DiskAway as error:
         LOGGER.warning("%s: this engine serves without it, as the one before may not have ended", error)
         return _without_disk(config)
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
 import os
 import selectors
@@ -421,7 +422,8 @@ def completion(url: str, prompt: list[int]) -> dict[str, Any]:
 
 
 def test_an_engine_that_is_killed_leaves_its_prefixes_to_the_next_one(tmp_path: Path) -> None:
-    """A file that stays locked by a dead engine, or that the next engine begins anew; other answers than before."""
+    """A file that stays locked by a dead engine, or that the next engine begins anew; other answers than before. And a
+    file that is in use after all, as by an engine that a hung disk keeps from dying: no engine would start any more."""
     asked, *others = ([5 + first + number * 7 % 400 for number in range(130)] for first in range(4))
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -440,6 +442,16 @@ def test_an_engine_that_is_killed_leaves_its_prefixes_to_the_next_one(tmp_path: 
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 128
         page = httpx.get(f"{url}/metrics").text
         assert any("sluice:cached_tokens_total" in line and 'tier="disk"' in line for line in page.splitlines())
+        (engine,) = processes.children(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        assert processes.ends(engine, 30)
+        with (tmp_path / "pages").open("rb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before the next engine gets so far
+            without = completion(url, asked)
+        assert without["choices"][0]["text"] == first["choices"][0]["text"]
+        assert without["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert stops(process) == 0
         assert process.stderr is not None
-        assert "Traceback" not in process.stderr.read()
+        said = process.stderr.read()
+        assert "is in use by another engine, and was so for 5 s: this engine serves without it" in said
+        assert "Traceback" not in said
