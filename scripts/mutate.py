@@ -45,18 +45,8 @@ EXPLAINED = ROOT / "tests" / "mutation_survivors.toml"
 RESULTS = ROOT / "build" / "mutation"
 PRELOADED = ("hypothesis.stateful", "hypothesis.strategies")
 PYTEST_ARGS = (
-    *(
-        "-x",
-        "-q",
-        "-o",
-        "addopts=",
-        "--import-mode=importlib",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--hypothesis-profile=ci",
-    ),
+    *("-x", "-q", "-o", "addopts=", "--import-mode=importlib", "--hypothesis-profile=ci"),
+    *("-p", "no:cacheprovider", "-p", "no:xdist"),
     "-Wignore::pytest.PytestAssertRewriteWarning",  # of the modules loaded before the fork
 )
 MEMORY_LIMIT = 4 << 30
