@@ -43,6 +43,7 @@ from sluice.engine.messages import Abort, Submit
 from sluice.exact_recall import SHAPES, needle_prompt, write_recall_checkpoint
 from sluice.runner.runner import TorchRunner
 from sluice.runner.streaming.loaders import LoadTotals
+from sluice.server.settled import settle
 from sluice.types import SamplingParams
 
 STREAM_TOKENS = 1000
@@ -213,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = EngineConfig.from_options({"model": folder, "dtype": args.dtype, **options})
             engine, info = build_engine(config, link, progress=False)
             with slow_disk(args.disk_mb_per_second and args.disk_mb_per_second * 1e6), closing(engine):
+                settle()  # as a server's engine does
                 run = Run(engine, link, args.streams, shape.vocab_size, args.ordinary)
                 run.alone(args.seconds)
                 run.ordinary(args.seconds)

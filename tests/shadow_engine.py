@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from dataclasses import replace
@@ -11,7 +12,7 @@ from recording import RecordingRunner
 from sluice.config import EngineConfig
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.engine import Engine
-from sluice.engine.protocols import Link
+from sluice.engine.protocols import Link, Pending
 from sluice.engine.trace import RecentSteps
 from sluice.kv.manager import KVManager
 from sluice.limits import Limits
@@ -19,6 +20,7 @@ from sluice.resolve import Resolution, resolve
 from sluice.scheduler.laws import Lawful
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import Faults, FaultyRunner, ShadowRunner
+from sluice.types import BatchPlan
 from sluice.wire import Ready, Start
 
 VOCAB = 127
@@ -66,6 +68,18 @@ def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     chosen = resolution()
     ready = Ready("shadow", start.config.model.model, LIMITS, (), config=chosen.config, reasons=chosen.reasons)
     return shadow_engine(link), ready
+
+
+def counts_its_objects(start: Start, link: Link) -> tuple[Engine, Ready]:
+    """A factory whose engine fails in its first step, saying how many objects its garbage collector leaves alone."""
+    engine, ready = build(start, link)
+    engine.runner = _Counts()
+    return engine, ready
+
+
+class _Counts:
+    def launch(self, plan: BatchPlan) -> Pending:
+        raise RuntimeError(f"{gc.get_freeze_count()} objects are left alone")
 
 
 def refuse(start: Start, link: Link) -> tuple[Engine, Ready]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -149,6 +150,19 @@ def test_a_killed_process_that_does_not_end_is_left_alone(
 
     run(test)
     assert caplog.text.count("process 12345 was killed and has not ended after 0.05 s") == 1
+def test_an_engine_does_not_stand_still_for_its_garbage() -> None:
+    """A full collection looks at all that was imported: a tenth of a second and more in which nobody has a token."""
+
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:counts_its_objects")
+        await engine.ready()
+        engine.send(Submit(0, (1,), resolved(1)))
+        said = re.search("RuntimeError: (\\d+) objects", await engine.run(lambda frame, epoch: None))
+        assert said is not None
+        assert int(said[1]) > 10_000
+        await engine.close()
+
+    run(test)
 
 
 ORPHAN = """

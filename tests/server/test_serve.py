@@ -29,13 +29,16 @@ from tokenizer_makers import byte_tokenizer
 
 TESTS = Path(__file__).parents[1]
 SHADOW = """
+import gc
 import json
 import sys
 from sluice.config import EngineConfig, ServerConfig
 from sluice.server.serve import run
 
 model, factory, options = sys.argv[1:]
-sys.exit(run(ServerConfig(**json.loads(options)), EngineConfig.from_options({"model": model}), factory=factory))
+status = run(ServerConfig(**json.loads(options)), EngineConfig.from_options({"model": model}), factory=factory)
+print(gc.get_freeze_count(), "objects were left alone")
+sys.exit(status)
 """
 
 
@@ -86,6 +89,16 @@ def statuses_until_ready(process: subprocess.Popen[str], url: str) -> list[int]:
 def stops(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> int:
     process.send_signal(number)
     return process.wait(timeout=10)
+
+
+def test_a_server_does_not_stand_still_for_its_garbage(tmp_path: Path) -> None:
+    """A full collection looks at all that was imported: a tenth of a second and more without a token."""
+    with server(*shadow(free_port(), tmp_path)) as process:
+        announced(process)
+        assert stops(process) == 0
+        assert process.stdout is not None
+        count, *_ = process.stdout.read().splitlines()[-1].split()
+        assert int(count) > 10_000
 
 
 def test_serve_the_bundled_model() -> None:

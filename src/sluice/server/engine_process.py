@@ -25,6 +25,7 @@ from sluice.faults import Fault, FaultKind, of_engine, parse_faults
 from sluice.server.faulty import FaultyRunner, LossyLink
 from sluice.server.logs import show_log
 from sluice.server.mortal import MortalRunner, StepFailed
+from sluice.server.settled import settle
 from sluice.server.zmq_link import SocketFolder, ZmqLink
 from sluice.wire import Failed, Ready, Start
 
@@ -52,6 +53,7 @@ def main(arguments: list[str]) -> int:
                 traceback.print_exc()  # not the user's doing
             link.send_frame(Failed(describe(error)))
             return EXIT_FAILED
+        settle()
         link.heartbeat.tick(Phase.BUSY)  # from here on it is watched
         link.send_frame(ready)
         _prepare(engine, link, of_engine(parse_faults(start.faults), start.epoch))

@@ -29,6 +29,7 @@ from sluice.server.launch import FACTORY, EngineStartError, Launcher, Patience
 from sluice.server.logs import RequestLog, show_log
 from sluice.server.metrics import Metrics
 from sluice.server.patience import PatientProtocol
+from sluice.server.settled import settle
 from sluice.server.supervisor import Supervisor
 from sluice.server.tokens import Tokenizer, TokenizerError
 from sluice.server.traces import Traces, open_traces
@@ -161,6 +162,7 @@ async def live(
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
     name = metrics.model = server.served_model_name or ready.model
     eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
+    settle()
     settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
     backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings, ready.memory))
     print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
