@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import subprocess
 import sys
@@ -139,6 +140,16 @@ def no_tokenizer(folder: Path, tmp_path: Path) -> Path:
     shutil.copytree(folder, copy)
     (copy / "tokenizer.json").write_text("{")
     return copy
+
+
+def test_closed_llms_leave_neither_descriptors_nor_threads(folder: Path, path: Path) -> None:
+    """A notebook that opens model after model until the system has no descriptor left."""
+    left = []
+    for _ in range(3):
+        with small(folder, path, kv_disk_bytes=4_000_000) as llm:
+            llm.generate([PROMPT, tiny_models.prompt(150, 2)], GREEDY)  # the second is streamed
+        left.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
+    assert left[0] == left[1] == left[2]
 
 
 @pytest.mark.usefixtures("_hasty")

@@ -124,6 +124,12 @@ class Undead:
         raise AssertionError
 
 
+def undead() -> tuple[EngineProcess, Undead, SocketFolder]:
+    folder, process = SocketFolder.fresh(), Undead()
+    patience = Patience(start=30.0, heartbeat=0.1, step=0.1)
+    return EngineProcess(process, folder, ZmqChannel(folder), 0, patience), process, folder  # type: ignore[arg-type]
+
+
 def test_a_killed_process_that_does_not_end_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,17 +137,10 @@ def test_a_killed_process_that_does_not_end_is_left_alone(
     monkeypatch.setattr(launch, "KILL_SECONDS", 0.05)
 
     async def test() -> None:
-        folder, process = SocketFolder.fresh(), Undead()
+        engine, process, folder = undead()
         heartbeat = SharedHeartbeat.open(folder.heartbeat)
         heartbeat.tick(Phase.BUSY)  # it was at work
         heartbeat.close()
-        engine = EngineProcess(
-            process,  # type: ignore[arg-type]
-            folder,
-            ZmqChannel(folder),
-            0,
-            Patience(start=30.0, heartbeat=0.1, step=0.1),
-        )
         how = await engine.run(lambda frame, epoch: None)
         assert "no sign of life" in how
         await engine.close()
@@ -161,6 +160,22 @@ def test_an_engine_does_not_stand_still_for_its_garbage() -> None:
         assert said is not None
         assert int(said[1]) > 10_000
         await engine.close()
+
+    run(test)
+
+
+def test_an_interrupted_close_leaves_no_folder_behind() -> None:
+    """A second signal while the server waits for its engine: sockets in the temporary folder, for ever."""
+
+    async def test() -> None:
+        engine, process, folder = undead()
+        closing = asyncio.create_task(engine.close())
+        while not process.kills:
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert closing.cancelled()
+        assert not folder.path.exists()
 
     run(test)
 

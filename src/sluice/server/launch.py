@@ -241,14 +241,16 @@ class EngineProcess:
         Args:
             at_once: by force in any case.
         """
-        if self._listens and not at_once and not self._ended.done():
-            self.send(Shutdown())
-            await asyncio.wait({self._ended}, timeout=SHUTDOWN_SECONDS)
-        await self._end()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._channel.close()
-        self._folder.remove()
+        try:
+            if self._listens and not at_once and not self._ended.done():
+                self.send(Shutdown())
+                await asyncio.wait({self._ended}, timeout=SHUTDOWN_SECONDS)
+            await self._end()
+        finally:
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            self._channel.close()
+            self._folder.remove()
 
 
 @dataclass(frozen=True, slots=True)
