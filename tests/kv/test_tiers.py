@@ -8,6 +8,7 @@ import pytest
 
 from sluice.kv.manager import KVManager
 from sluice.kv.prefix import Node
+from sluice.kv.slots import STALE
 from sluice.types import CopyDone, PageCopy, Tier, TierLimits
 
 A, B, C = ([first, *[0] * 3] for first in (1, 2, 3))
@@ -149,7 +150,7 @@ def test_the_queue_of_who_may_go_does_not_grow_with_use() -> None:
     for _ in range(100):
         for node in leaves:
             disk.offer(node)
-            assert len(disk._leaves) <= 2 * 4 + 64
+            assert len(disk._leaves) <= STALE * 4
     compute(kv, A)
     compute(kv, C)
     end_copies(kv)
@@ -162,4 +163,4 @@ def test_what_waits_to_be_stored_is_bounded_by_what_is_on_the_device() -> None:
     for first in range(200):
         compute(kv, [first, 0, 0, 0])
         kv.tiers.take_copies()
-        assert len(kv.tiers._wanted) <= 2 * 4 + 64 + 1
+        assert len(kv.tiers._wanted) <= STALE * 4 + 1

@@ -9,6 +9,10 @@ from sluice.kv.pages import PagePool
 from sluice.kv.prefix import Node
 from sluice.types import Tier, TierUse
 
+STALE = 4
+"""A queue of nodes may have so many entries for each page, most of which nobody waits for any more; then it is cleared.
+"""
+
 
 class Slots:
     """Who has a page, and who gives one up: whoever was used least recently, a node after its children."""
@@ -29,7 +33,7 @@ class Slots:
             return
         self._offers += 1
         heapq.heappush(self._leaves, (node.used, self._offers, node))
-        if len(self._leaves) > 2 * self.pool.num_pages + 64:
+        if len(self._leaves) > STALE * self.pool.num_pages:
             nodes = {id(entry[2]): entry[2] for entry in self._leaves if self._may_go(entry[2])}
             self._leaves = [(entry.used, number, entry) for number, entry in enumerate(nodes.values())]
             heapq.heapify(self._leaves)

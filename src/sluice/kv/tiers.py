@@ -27,7 +27,7 @@ from typing import Protocol
 from sluice.kv.below import NOWHERE, Below
 from sluice.kv.flights import Load, LoadedPage, Store, StreamStore
 from sluice.kv.prefix import Node, PrefixTree
-from sluice.kv.slots import Slots
+from sluice.kv.slots import STALE, Slots
 from sluice.kv.streams import StreamLease
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse
 
@@ -517,7 +517,7 @@ class Tiers:
         """Store it everywhere it is not, when there is room in a plan."""
         below = node.below
         assert below is not None, f"{node} was never published"
-        if len(self._wanted) > 2 * len(self.slots) * self.tree.num_pages + 64:
+        if len(self._wanted) > STALE * len(self.slots) * self.tree.num_pages:
             self._wanted = deque(each for each in self._wanted if self._lacks(*each))
         for place in range(len(self.slots)):
             if self._lacks(node, place):
