@@ -144,12 +144,14 @@ def no_tokenizer(folder: Path, tmp_path: Path) -> Path:
 
 def test_closed_llms_leave_neither_descriptors_nor_threads(folder: Path, path: Path) -> None:
     """A notebook that opens model after model until the system has no descriptor left."""
-    left = []
+    descriptors, threads = [], []
     for _ in range(3):
         with small(folder, path, kv_disk_bytes=4_000_000) as llm:
             llm.generate([PROMPT, tiny_models.prompt(150, 2)], GREEDY)  # the second is streamed
-        left.append((len(os.listdir("/proc/self/fd")), threading.active_count()))
-    assert left[0] == left[1] == left[2]
+        descriptors.append(len(os.listdir("/proc/self/fd")))
+        threads.append(threading.active_count())
+    assert descriptors[-1] <= descriptors[0]
+    assert threads[-1] <= threads[0]
 
 
 @pytest.mark.usefixtures("_hasty")

@@ -149,6 +149,8 @@ def test_a_killed_process_that_does_not_end_is_left_alone(
 
     run(test)
     assert caplog.text.count("process 12345 was killed and has not ended after 0.05 s") == 1
+
+
 def test_an_engine_does_not_stand_still_for_its_garbage() -> None:
     """A full collection looks at all that was imported: a tenth of a second and more in which nobody has a token."""
 
