@@ -89,10 +89,12 @@ def recorded_engine(
     faults: Faults | None = None,
     at_launch: bool = True,
     vocab_size: int = 2,
+    shadow: Runner | None = None,
 ) -> Engine:
     """An engine over the shadow model whose steps take time; its clock begins at 0."""
     clock = VirtualClock()
-    runner = TimedRunner(FaultyRunner(world.shadow(vocab_size), faults or Faults()), clock, at_launch=at_launch)
+    shadow = shadow or world.shadow(vocab_size)
+    runner = TimedRunner(FaultyRunner(shadow, faults or Faults()), clock, at_launch=at_launch)
     recorder = Recorder(world.scheduler(), NullTrace(), journal, clock)
     return Engine(recorder, runner, ManualLink(), depth=world.depth, clock=clock, trace=recorder)
 

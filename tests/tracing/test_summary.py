@@ -14,11 +14,12 @@ from recorded import play, recorded_engine, trace_file
 from scenarios import random_scenario
 from scenarios import run as live
 from sluice.engine.messages import Abort, Submit
-from sluice.testing import Faults, ManualLink, resolved
+from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowTiers, resolved
 from sluice.tracing.reader import TraceReader
 from sluice.tracing.report import report
 from sluice.tracing.run import Prefill, Run, read_run
 from sluice.tracing.summary import SentBack, Spread, Summary, percentile, spread, summarize
+from sluice.types import StreamLimits, Tier, TierLimits
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
@@ -120,6 +121,49 @@ def test_what_comes_from_the_cache_is_counted_once(tmp_path: Path) -> None:
     assert [row.cached_tokens for row in summary.table] == [0, 16]
 
 
+STREAMS = StreamLimits(
+    above=32,
+    tier=Tier.DISK,
+    page_bytes=100,
+    chunk_tokens=8,
+    window_pages=4,
+    num_layers=2,
+    block_pages=1,
+    group_blocks=1,
+    load_cost=8.0,
+)
+STREAMING = World(limits_of(chunk=8), num_pages=16, page_size=4, tiers=TierLimits(disk_pages=40), streams=STREAMS)
+
+
+def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: Path) -> None:
+    """Its work lies in parts of chunks over many steps: they were told as steps of nothing, its cached prompt as
+    computed, its decodes as prefills, and its pages that could not be read not at all."""
+    path, bad = tmp_path / "trace", set[str]()
+    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), read_fails=lambda _: bool(bad))
+    engine = recorded_engine(STREAMING, trace_file(path, STREAMING), shadow=shadow)
+    link, long = engine.link, tuple(position // 3 % 2 for position in range(36))
+    assert isinstance(link, ManualLink)
+    for number, prompt in enumerate((long, long, (1, *long))):
+        bad |= {"pages"} if number == 2 else set()
+        link.put(Submit(number, prompt, resolved(3, seed=number)))
+        engine.step()
+        while not engine.is_idle:
+            engine.step()
+    engine.close()
+    summary = summary_of(path, 0.5)
+    first, second, third = summary.table
+    assert (first.cached_tokens, first.chunks, first.output_tokens) == (0, 5, 3)
+    assert (second.cached_tokens, second.chunks, second.output_tokens) == (32, 1, 3)
+    assert summary.cached_tokens == 32
+    assert summary.prompt_tokens == 36 + 36 + 37
+    assert summary.streamed_steps > 10
+    assert third.error == "a page cannot be read"
+    assert [(failure.request_id, failure.message) for failure in summary.row_failures] == [(2, third.error)]
+    shown = report(summary, table=True)
+    assert f"{summary.streamed_steps} of parts of streamed chunks" in shown
+    assert "request 0 streamed 1 token from 36, units " in shown
+
+
 def test_who_was_sent_back_is_counted(tmp_path: Path) -> None:
     summary = summary_of(record(tmp_path / "trace", *FOR_TWO, world=TIGHT))
     assert summary.sent_back == (SentBack(2, 1),)
@@ -188,8 +232,8 @@ def test_every_trace_can_be_summed_up(folder: Path, seed: int) -> None:
     assert all(request.end is not None for request in run.requests.values())
     assert all(len(r.token_times) == r.end.num_outputs for r in run.requests.values() if r.end is not None)
     assert sum(summary.bound_by.values()) == summary.steps == len(run.steps)
-    kinds = (summary.mixed_steps, summary.decode_steps, summary.prefill_steps, summary.other_steps)
-    assert sum(kinds) == summary.steps
+    kinds = (summary.mixed_steps, summary.decode_steps, summary.prefill_steps)
+    assert sum(kinds) + summary.streamed_steps + summary.other_steps == summary.steps
     chunks = sum(row.chunks for row in summary.table)
     assert chunks == sum(len(step.prefills) for step in run.steps)
     assert summary.output_tokens == sum(row.output_tokens for row in summary.table)

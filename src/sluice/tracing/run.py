@@ -21,6 +21,19 @@ class Prefill:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A part of the work on a chunk of a context longer than the device."""
+
+    request_id: int
+    start: int
+    length: int
+    first: int
+    """Unit of the chunk's work with which it begins; what was owed was done before."""
+    stop: int
+    total: int
+
+
 class StepRun(NamedTuple):
     """A step that ended. Times are seconds since the header's."""
 
@@ -38,6 +51,8 @@ class StepRun(NamedTuple):
     """Pages to be copied down from the device, or from the host to the disk."""
     loads: int
     """Pages to be copied to the device."""
+    streamed: tuple[Streamed, ...]
+    """Where it completes a chunk, this is among the decodes or prefills as well."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -151,6 +166,7 @@ def _add_step(run: Run, record: Step) -> None:
     if record.launched_at is None or record.ended_at is None or record.number is None:
         run.unended += 1
         return
+    prefills = [chunk for chunk in plan.chunks[plan.num_decodes :] if not _is_streamed_decode(run, plan, chunk)]
     run.steps.append(
         StepRun(
             step=plan.step,
@@ -159,19 +175,21 @@ def _add_step(run: Run, record: Step) -> None:
             host_ms=record.host_ms,
             device_ms=record.device_ms,
             wait_ms=record.wait_ms,
-            num_decodes=plan.num_decodes,
-            prefills=tuple(
-                Prefill(chunk.request_id, chunk.start, chunk.length) for chunk in plan.chunks[plan.num_decodes :]
-            ),
+            num_decodes=len(plan.chunks) - len(prefills),
+            prefills=tuple(Prefill(chunk.request_id, chunk.start, chunk.length) for chunk in prefills),
             bound_by=plan.bound_by,
             error=record.error,
             stores=sum(copy.target is not Tier.DEVICE for copy in plan.copies),
             loads=sum(copy.target is Tier.DEVICE for copy in plan.copies),
+            streamed=tuple(
+                Streamed(part.chunk.request_id, part.chunk.start, part.chunk.length, part.first, part.stop, part.total)
+                for part in plan.parts
+            ),
         )
     )
     run.failed_copies += sum(copy.error is not None for copy in record.copies)
     _admit(run, plan, record.launched_at)
-    for chunk in plan.chunks[plan.num_decodes :]:
+    for chunk in prefills:
         if (request := run.requests.get(chunk.request_id)) is not None:
             request.chunks += 1
     for chunk, count in sampled(plan, record):
@@ -181,14 +199,30 @@ def _add_step(run: Run, record: Step) -> None:
     for error in record.row_errors:
         if error.row < len(plan.chunks):
             run.row_failures.append(RowFailure(plan.step, plan.chunks[error.row].request_id, error.message))
+    for error in record.part_errors:
+        if error.row < len(plan.parts):
+            failed = run.requests.get(plan.parts[error.row].chunk.request_id)
+            if failed is not None and failed.end is None:  # parts that were in flight behind it fail by it
+                run.row_failures.append(RowFailure(plan.step, failed.request_id, error.message))
     _end_requests(run, record.ends, record.ended_at)
 
 
+def _is_streamed_decode(run: Run, plan: BatchPlan, chunk: Chunk) -> bool:
+    """A part completes it, and it is one token behind the prompt."""
+    request = run.requests.get(chunk.request_id)
+    return (
+        request is not None
+        and chunk.length == 1
+        and chunk.start >= request.prompt_len
+        and any(part.chunk.request_id == chunk.request_id for part in plan.parts)
+    )
+
+
 def _admit(run: Run, plan: BatchPlan, at: float) -> None:
-    opened = {new.request_id for new in plan.new_slots}
-    for chunk in plan.chunks:
-        request = run.requests.get(chunk.request_id)
-        if request is None or chunk.request_id not in opened:
+    first = {chunk.request_id: chunk for chunk in (*plan.chunks, *(part.chunk for part in plan.parts))}
+    for new in plan.new_slots:
+        request, chunk = run.requests.get(new.request_id), first.get(new.request_id)
+        if request is None or chunk is None:
             continue
         if request.admissions == 0:
             request.admitted_at, request.cached = at, chunk.start

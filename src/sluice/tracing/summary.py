@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from sluice.tracing.format import Header
 from sluice.tracing.gaps import Gap, find_gaps
-from sluice.tracing.run import Refusal, RequestRun, RowFailure, Run, outcome
+from sluice.tracing.run import Refusal, RequestRun, RowFailure, Run, StepRun, outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +77,10 @@ class Summary:
     decode_steps: int
     prefill_steps: int
     mixed_steps: int
+    streamed_steps: int
+    """With no chunk that they complete, but a part of one of a context longer than the device."""
     other_steps: int
-    """With no chunk in them: copies between tiers, or parts of contexts longer than the device."""
+    """With neither: copies between tiers."""
     stored_pages: int
     loaded_pages: int
     failed_copies: int
@@ -129,7 +131,8 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         decode_steps=with_decodes - mixed,
         prefill_steps=sum(step.num_decodes == 0 and bool(step.prefills) for step in steps),
         mixed_steps=mixed,
-        other_steps=sum(step.num_decodes == 0 and not step.prefills for step in steps),
+        streamed_steps=sum(_has_no_chunk(step) and bool(step.streamed) for step in steps),
+        other_steps=sum(_has_no_chunk(step) and not step.streamed for step in steps),
         stored_pages=sum(step.stores for step in steps),
         loaded_pages=sum(step.loads for step in steps),
         failed_copies=run.failed_copies,
@@ -164,6 +167,10 @@ def spread(values: Iterable[float]) -> Spread:
 def percentile(ordered: list[float], share: float) -> float:
     """The smallest value that `share` of the (sorted) values do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
+def _has_no_chunk(step: StepRun) -> bool:
+    return step.num_decodes == 0 and not step.prefills
 
 
 def _row(request: RequestRun) -> RequestRow:
