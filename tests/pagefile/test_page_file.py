@@ -279,6 +279,16 @@ def test_two_engines_do_not_share_a_file(path: Path) -> None:
     opened(path).file.close()
 
 
+def test_the_lock_ends_with_the_engine_whoever_was_forked(path: Path) -> None:
+    """A worker that was forked has all descriptors, and with them the lock: the file would be in use as long as it
+    lives."""
+    first = opened(path)
+    inherited = os.dup(first.file._blocks._descriptor)  # type: ignore[attr-defined]
+    first.file.close()
+    opened(path).file.close()
+    os.close(inherited)
+
+
 def test_the_lock_ends_with_a_killed_process(path: Path) -> None:
     """An engine that is killed would leave a lock that keeps its successor out."""
     code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -78,6 +79,8 @@ class FileBlocks:
         """Twice is once. What comes later fails, and does not reach whatever file has the number then."""
         descriptor, self._descriptor = self._descriptor, CLOSED
         if descriptor != CLOSED:
+            with suppress(OSError):  # or a process that was forked meanwhile would keep the lock
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
 
