@@ -9,7 +9,7 @@ import pytest
 from sluice.config import ConfigError, EngineConfig, StreamConfig
 from sluice.footprint import KVSizes
 from sluice.resolve import resolve
-from sluice.streaming import FREE, Costs, Sizes, ring_bytes, stream_limits
+from sluice.streaming import FREE, Costs, Sizes, check_effect, ring_bytes, room_beside_ring, stream_limits
 from sluice.types import Tier
 
 CONFIG = StreamConfig(ring_blocks=8, ring_block_tokens=1024, sparse_policy="full")
@@ -28,6 +28,29 @@ def test_chunks_fit_what_a_device_was_sized_for() -> None:
     assert small is not None
     assert (small.chunk_tokens, small.window_pages) == (128, 4)
     assert stream_limits(CONFIG, replace(SIZES, num_pages=1), FREE) is None
+
+
+def test_a_ring_that_memory_has_no_room_for_is_refused() -> None:
+    """An allocator's error at the start, or a machine that runs out of memory as the ring fills."""
+    kv = KVSizes(28, 8, 128, 2)
+    assert room_beside_ring(CONFIG, kv, 32 << 21) == 32 << 20
+    told = "--ring-blocks 8 of --ring-block-tokens 1024 take 33554432 bytes, but 33554431 are free; at most 1023 tokens"
+    with pytest.raises(ConfigError, match=told):
+        room_beside_ring(CONFIG, kv, (32 << 20) - 1)
+    assert room_beside_ring(StreamConfig(), kv, 1) == 1
+
+
+@pytest.mark.parametrize("name", ["stream_above", "ring_blocks", "ring_block_tokens"])
+def test_options_that_no_context_can_follow_are_refused(name: str) -> None:
+    """A pool of one page has no window: nothing is streamed, whatever was asked for."""
+    limits = stream_limits(CONFIG, replace(SIZES, num_pages=2), FREE)
+    given = replace(StreamConfig(), **{name: 64})
+    check_effect(given, limits, 64)
+    check_effect(StreamConfig(), None, 64)
+    with pytest.raises(
+        ConfigError, match=r"--[a-z-]+ 64 needs a KV pool of 2 pages or more \(--max-total-tokens 128\)"
+    ):
+        check_effect(given, stream_limits(CONFIG, replace(SIZES, num_pages=1), FREE), 64)
 
 
 def test_a_unit_costs_no_more_than_a_step_may() -> None:

@@ -57,7 +57,15 @@ from sluice.runner.waiting import nobody
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.step_memory import StepTrial, cuda_memory
-from sluice.streaming import Sizes, StreamSetup, costs_of, ring_bytes, stream_limits
+from sluice.streaming import (
+    Sizes,
+    StreamSetup,
+    check_effect,
+    costs_of,
+    ring_bytes,
+    room_beside_ring,
+    stream_limits,
+)
 from sluice.tiering import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup, without_disk_away
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
@@ -347,6 +355,7 @@ def _new_trace(config: TraceConfig) -> Path | None:
 
 def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     """The part of `build_engine` that takes long; several engines may share what it returns."""
+    given = config.stream
     resolution, device = resolve_here(config)
     config, reasons = resolution.config, dict(resolution.reasons)
     is_bundled = not config.model.model
@@ -399,7 +408,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
             ring_bytes(config.stream, kv_sizes),
         )
     else:
-        room = cpu_room(free_memory(device))
+        room = cpu_room(room_beside_ring(config.stream, kv_sizes, free_memory(device)))
     wanted = _pool_request(shape, config, spec, kv_sizes)
     num_pages = pool_pages(wanted, room)
     shape = replace(shape, num_pages=num_pages, row_pages=min(num_pages, shape.row_pages))
@@ -414,6 +423,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     tiers = tier_setup(config, spec, shape, folder, packed=attending is not None)
     weights_bytes = module_bytes(model)
     streams = _streams(config, spec, shape, kv_sizes, weights_bytes)
+    check_effect(given, None if streams is None else streams.limits, shape.page_size)
     if streams is not None and config.stream.stream_above != streams.limits.above:
         reasons["stream_above"] = "what the KV pool holds"
     if asked.model_impl == "auto":

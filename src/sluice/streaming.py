@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -11,7 +11,7 @@ from sluice.attending import Attending, make_attending
 from sluice.attention.base import AttentionBackend, PagedKV
 from sluice.attention.planned import NO_PLANS
 from sluice.attention.ticking import TickingAttention
-from sluice.config import StreamConfig
+from sluice.config import ConfigError, StreamConfig, flag
 from sluice.footprint import KVSizes, StreamSizes
 from sluice.models.spec import ModelSpec
 from sluice.resolve import sparse_window
@@ -32,6 +32,8 @@ steps by what it costs."""
 FLOPS_PER_BYTE = {"cpu": 150.0, "cuda": 8000.0}
 """Of matrix products that a device does while it loads one byte of a stored page: some 300 GFLOP/s beside 2 GB/s that
 one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
+MIN_WINDOW_PAGES = 2
+"""Of a streamed request: a chunk's page, and one on its way to the tier."""
 ATTENTION_COST = {"cpu": 2.0, "cuda": 1.5}
 """What a FLOP of attention takes, in those of matrix products."""
 
@@ -79,7 +81,7 @@ def stream_limits(config: StreamConfig, sizes: Sizes, costs: Costs) -> StreamLim
     if sizes.device_type == "cuda":
         most = min(most, sizes.step_tokens)  # a GPU's pool leaves room for steps of these
     pages = max(1, min(most // sizes.page_size, sizes.num_pages // 4))
-    if sizes.num_pages < 2 * pages:
+    if sizes.num_pages < MIN_WINDOW_PAGES:
         return None
     of_block = pages * sizes.page_size * ring.block_pages * sizes.page_size * costs.pair
     fitting = int(sizes.step_tokens // of_block) if of_block else ring.group_blocks
@@ -106,6 +108,37 @@ def ring_bytes(config: StreamConfig, kv: KVSizes) -> int:
     if config.ring_blocks is None or config.ring_block_tokens is None:
         return 0
     return config.ring_blocks * config.ring_block_tokens * kv.layer_token_bytes
+
+
+def room_beside_ring(config: StreamConfig, kv: KVSizes, free_bytes: int) -> int:
+    """What the ring of a resolved config leaves of so much memory for everything else.
+
+    Raises:
+        ConfigError: nothing.
+    """
+    left = free_bytes - ring_bytes(config, kv)
+    if left <= 0:
+        most = free_bytes // ((config.ring_blocks or 1) * kv.layer_token_bytes)
+        raise ConfigError(
+            f"--ring-blocks {config.ring_blocks} of --ring-block-tokens {config.ring_block_tokens} take"
+            f" {ring_bytes(config, kv)} bytes, but {free_bytes} are free; at most {most} tokens a block fit, and the KV"
+            f" pool needs room beside them"
+        )
+    return left
+
+
+def check_effect(asked: StreamConfig, limits: StreamLimits | None, page_size: int) -> None:
+    """
+    Raises:
+        ConfigError: an option that was asked for and can have no effect, since no context is streamed.
+    """
+    for item in fields(asked):
+        value = getattr(asked, item.name)
+        if limits is None and value is not None:
+            raise ConfigError(
+                f"{flag(item.name)} {value} needs a KV pool of {MIN_WINDOW_PAGES} pages or more"
+                f" (--max-total-tokens {MIN_WINDOW_PAGES * page_size}) for the window of a long context"
+            )
 
 
 def _window(config: StreamConfig, ring: RingShape, page_size: int) -> Window | None:
