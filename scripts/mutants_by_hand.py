@@ -392,8 +392,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/slots.py",
-        "if below is None or below.gone or below.is_read:",
-        "if below is None or below.gone:",
+        "return not below.is_read and below.slots",
+        "return below.slots",
         "a page that is being read is overwritten",
     ),
     (

@@ -49,6 +49,25 @@ def test_nothing_is_read_before_it_has_landed() -> None:
         ring.use(taken.ticket)
 
 
+def test_nothing_is_released_that_nobody_read() -> None:
+    """A slot would be filled again, though whoever has its ticket is still to read it."""
+    ring: DeviceRing[str] = DeviceRing(1)
+    taken = ring.take()
+    assert taken is not None
+    ring.landed(taken.ticket)
+    with pytest.raises(AssertionError, match="is ready"):
+        ring.release(taken.ticket, None)
+
+
+def test_the_check_notices_a_ticket_that_would_be_given_again() -> None:
+    ring: DeviceRing[str] = DeviceRing(2)
+    ring.take()
+    ring.check()
+    ring._next_ticket -= 1
+    with pytest.raises(AssertionError, match="were never given"):
+        ring.check()
+
+
 def test_an_abandoned_load_keeps_its_slot_until_it_lands() -> None:
     """A slot given away while an abandoned load is still writing into it would be overwritten."""
     ring: DeviceRing[str] = DeviceRing(1)

@@ -125,3 +125,16 @@ def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
     assert kv.tiers.uses()[0].used == 7
     kv.close_stream(first, LONG, keep=True)
     assert opened(kv, array("i", [3] * 12)) is not None
+
+
+def test_a_page_counts_when_all_before_it_do() -> None:
+    """Stores end in any order. One that is behind a gap would be read before what is in it is there; and of a context
+    of millions of tokens nothing is to be kept for each page."""
+    stream = StreamLease("", [0, 1, 2], [0], [], sending={0, 1, 2})
+    stream.ended(1, None)
+    assert stream.stored == 0
+    stream.ended(0, None)
+    assert (stream.stored, stream.done) == (2, set())
+    stream.ended(2, "no space left on device")
+    assert stream.stored == 2
+    assert stream.error == "page 2 of the context could not be stored: no space left on device"

@@ -54,9 +54,8 @@ class Slots:
 
     def _may_go(self, node: Node) -> bool:
         below = node.below
-        if below is None or below.gone or below.is_read:
-            return False
-        return below.slots[self.place] != NOWHERE and below.children[self.place] == 0
+        assert below is not None, f"{node} was never published"
+        return not below.is_read and below.slots[self.place] != NOWHERE and below.children[self.place] == 0
 
     def use(self) -> TierUse:
         return TierUse(
