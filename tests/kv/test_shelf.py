@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from sluice.kv.manager import KVManager
-from sluice.kv.shelf import ASK_AGAIN
+from sluice.kv.manager import KVManager, Lease
+from sluice.kv.shelf import PUT_OFF
 from sluice.kv.streams import StreamLease
 from sluice.types import CopyDone, PageCopy, StreamLimits, Tier, TierLimits
 
@@ -94,22 +94,42 @@ def test_a_page_that_two_computed_is_kept_once() -> None:
     assert other.row == one.row
 
 
+def begin_to_load(kv: KVManager, tokens: array[int]) -> Lease:
+    """A page that lies on the tier alone is on its way to the device."""
+    compute_resident(kv, tokens)
+    end_copies(kv)
+    kv.pool.give(kv.tree.evict(1))
+    lease = kv.acquire([], "")
+    kv.load(lease, kv.loadable(tokens, [], SIZE, ""))
+    return lease
+
+
+def end_load(kv: KVManager, lease: Lease) -> None:
+    end_copies(kv)
+    kv.loaded(lease)
+
+
 def test_room_that_comes_without_anybody_leaving_is_found() -> None:
     """A page that was being read when a long context asked for it would keep it waiting until another one, of an hour,
     has ended."""
     kv = manager()
-    compute_resident(kv, [2, 2])
-    end_copies(kv)
-    kv.pool.give(kv.tree.evict(1))
-    nodes = kv.loadable(array("i", [2, 2, 2]), [], 2, "")
-    lease = kv.acquire([], "")
-    kv.load(lease, nodes)
+    lease = begin_to_load(kv, array("i", [2, 2]))
     assert opened(kv, LONG) is not None
     other = array("i", [3, *[0] * 9])
     assert opened(kv, other) is None, "one page is being read"
-    end_copies(kv)
-    kv.loaded(lease)
-    assert any(opened(kv, other) is not None for _ in range(ASK_AGAIN))
+    end_load(kv, lease)
+    assert [opened(kv, other) for _ in range(PUT_OFF)] == [None] * PUT_OFF
+    assert opened(kv, other) is not None
+
+
+def test_whoever_is_alone_asks_each_time() -> None:
+    """Nothing runs that would make another step, and another, until it is looked up again."""
+    kv = manager()
+    lease = begin_to_load(kv, array("i", [2, 2]))
+    other = array("i", [3] * 20)
+    assert opened(kv, other) is None
+    end_load(kv, lease)
+    assert opened(kv, other) is not None
 
 
 def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
@@ -120,7 +140,7 @@ def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
     first = opened(kv, LONG)
     assert first is not None
     compute(kv, first, LONG)
-    for _ in range(2 * ASK_AGAIN):
+    for _ in range(2 * PUT_OFF):
         assert opened(kv, array("i", [3] * 12)) is None
     assert kv.tiers.uses()[0].used == 7
     kv.close_stream(first, LONG, keep=True)
@@ -138,3 +158,12 @@ def test_a_page_counts_when_all_before_it_do() -> None:
     stream.ended(2, "no space left on device")
     assert stream.stored == 2
     assert stream.error == "page 2 of the context could not be stored: no space left on device"
+
+
+def test_a_place_is_in_use_while_a_step_in_flight_looks_at_it() -> None:
+    """The oldest step in flight would see the keys of another part of the context."""
+    stream = StreamLease("", [0] * 9, [7, 8, 9], [], stored=4)
+    assert (stream.first_held, stream.end_of_window) == (4, 7)
+    stream.bases.extend((2, 3))
+    assert (stream.first_held, stream.end_of_window) == (2, 5)
+    assert stream.places(2, 5) == (9, 7, 8)

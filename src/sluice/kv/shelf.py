@@ -15,8 +15,8 @@ from sluice.kv.streams import StreamLease
 from sluice.kv.tiers import LowerTiers
 from sluice.types import StreamLimits
 
-ASK_AGAIN = 16
-"""One who found no room asks the tier again every so many steps: looking up a long prompt takes its time."""
+PUT_OFF = 16
+"""Times that whoever asks is told so unseen, after one found no room: looking up a long prompt takes its time."""
 
 
 class Shelf:
@@ -42,10 +42,8 @@ class Shelf:
         self._page_size = page_size
         self._take = take
         self._most_places = max(limits.window_pages, device_pages // 2)
-        self._refused: int | None = None
-        """Pages of a stream for which the tier had no room, since when none has closed."""
         self._put_off = 0
-        """Times that others like it were told so without asking the tier."""
+        """Times that nobody is to be looked up, unless a stream closes."""
         self.num_places = 0
         """Pages of the device that streams hold."""
 
@@ -65,29 +63,22 @@ class Shelf:
 
     def open(self, tokens: array[int], cacheable: int, num_pages: int, extra_key: str) -> StreamLease | None:
         """All that a streamed request of so many pages will ever hold; None if the tier has no room for it now."""
-        if self._is_hopeless(num_pages):
+        if self._put_off and self.num_places:
+            self._put_off -= 1
             return None
         path = self.found(tokens, cacheable, extra_key)
         shared = self._tiers.read(path, self.limits.tier)  # first: making room must not take these
         own = self._tiers.take(self.limits.tier, num_pages - len(path))
         if own is None:
             self._tiers.unread(path)
-            self._refused = num_pages
+            self._put_off = PUT_OFF
             return None
-        self._refused = None
         self.num_places += self.limits.window_pages
         window = self._take(self.limits.window_pages)
-        digest = path[-1].below.digest if path and path[-1].below else b""
+        last = path[-1].below if path else None
+        digest = last.digest if last else b""
         count = len(path)
         return StreamLease(extra_key, [*shared, *own], window, path, digest, stored=count, sent=count)
-
-    def _is_hopeless(self, num_pages: int) -> bool:
-        """There was no room for less, and no stream has closed since. Copies that end, and what streams come to share,
-        make room too, though seldom enough."""
-        if self._refused is None or not self.num_places or num_pages < self._refused:
-            return False
-        self._put_off += 1
-        return self._put_off % ASK_AGAIN > 0
 
     def send(self, stream: StreamLease, tokens: array[int], computed: int) -> None:
         """Bring the full pages among the first `computed` tokens to the tier."""
@@ -129,7 +120,7 @@ class Shelf:
         self._tiers.give(self.limits.tier, [stream.row[index] for index in own if index not in stream.sending])
         places = stream.window
         self.num_places -= len(places)
-        self._refused = None
+        self._put_off = 0
         stream.row, stream.window, stream.path, stream.is_closed = [], [], [], True
         return places
 
