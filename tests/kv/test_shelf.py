@@ -167,3 +167,26 @@ def test_a_place_is_in_use_while_a_step_in_flight_looks_at_it() -> None:
     stream.bases.extend((2, 3))
     assert (stream.first_held, stream.end_of_window) == (2, 5)
     assert stream.places(2, 5) == (9, 7, 8)
+
+
+def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
+    """The runner would go on with a page that is somebody else's by then."""
+    kv = manager()
+    compute_resident(kv, LONG[:2])
+    (of_twin,), _ = kv.tiers.take_copies()
+    stream = opened(kv, LONG)
+    assert stream is not None
+    kv.streams.send(stream, LONG, 2)
+    (own,), _ = kv.tiers.take_copies()
+    kv.copied(CopyDone(own.ticket))
+    kv.streams.publish(stream, LONG)
+    stream.told = 1  # its next chunk attends to it
+    kv.copied(CopyDone(of_twin.ticket))
+    compute(kv, stream, LONG)
+    assert stream.row[0] == own.target_page
+    kv.close_stream(stream, LONG, keep=True)
+    assert kv.tiers.uses()[0].used == 5, "what follows it is cached behind the twin"
+    again = opened(kv, LONG)
+    assert again is not None
+    assert again.row[0] == of_twin.target_page
+    assert again.stored == 4
