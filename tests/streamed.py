@@ -95,7 +95,9 @@ class Driver:
             kv.v.fill_(torch.nan)
         return cls(streamer, state, stored, ring, split)
 
-    def chunk(self, tokens: Sequence[int], start: int, *, samples: bool = True) -> torch.Tensor:
+    def chunk(
+        self, tokens: Sequence[int], start: int, *, samples: bool = True, is_decode: bool = False
+    ) -> torch.Tensor:
         """Run a chunk, in as many parts as `split` says, and store the pages that it fills. The hidden states."""
         size, end = self.state.shape.page_size, start + len(tokens)
         while len(self.window) * size < end - self.base:
@@ -108,7 +110,7 @@ class Driver:
         new_rows = tuple(range(self.rows, self.base // size))
         while True:
             stop = first if owed else first + self.split(total - first)
-            part = StreamPart(chunk, new_rows, self.base, tuple(self.window), first, stop, total)
+            part = StreamPart(chunk, new_rows, self.base, tuple(self.window), first, stop, total, is_decode)
             hidden, owed = self.streamer.run(part)
             self.rows, new_rows, first = max(self.rows, self.base // size), (), stop
             self.parts += 1

@@ -397,9 +397,9 @@ class StreamLimits:
     group_blocks: int
     """Blocks attended to at once."""
     decode_blocks: int = 0
-    """Most blocks that a chunk of one token attends to; 0: all."""
+    """Most blocks that a decoded token attends to; 0: all."""
     prefill_blocks: int = 0
-    """The same for longer chunks."""
+    """The same for chunks of prompts."""
     pair_cost: float = 0.0
     """Of a query and a key in one layer."""
     load_cost: float = 0.0
@@ -408,10 +408,10 @@ class StreamLimits:
     """Loads may take longer than planned, as a disk's do: then units may be left undone (`BatchResult.owed`). The last
     unit of a chunk, which loads nothing, is planned once all others are done."""
 
-    def groups(self, base_pages: int, length: int) -> int:
-        """Groups of blocks in each layer, for a chunk of `length` tokens behind so many pages on the tier."""
+    def groups(self, base_pages: int, *, is_decode: bool) -> int:
+        """Groups of blocks in each layer, for a chunk behind so many pages on the tier."""
         blocks = -(-base_pages // self.block_pages)
-        most = self.decode_blocks if length == 1 else self.prefill_blocks
+        most = self.decode_blocks if is_decode else self.prefill_blocks
         return -(-(min(blocks, most) if most else blocks) // self.group_blocks)
 
     def cost_of_group(self, length: int, page_size: int) -> float:
@@ -445,6 +445,9 @@ class StreamPart(NamedTuple):
     stop: int
     """The unit behind the last one of this step; `first`, if the step only does what is owed."""
     total: int
+    is_decode: bool = False
+    """The chunk is a token that was generated, and not the last one of a prompt that came alone: what it attends to may
+    be chosen."""
 
     @property
     def completes(self) -> bool:

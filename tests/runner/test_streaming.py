@@ -232,16 +232,18 @@ def two_units_and_no_more() -> Callable[[int], int]:
 
 
 def test_a_window_reads_its_blocks_and_no_others(models: dict[str, Any]) -> None:
-    """Sinks and recent blocks alone are loaded for a decode; a prompt's chunks read everything."""
+    """Sinks and recent blocks alone are loaded for a decode; a prompt's chunks read everything, and so does its last
+    token where it comes alone: it would have found nothing in its own prompt."""
     model, spec = models["llama"]
     policy = Window(sinks=1, recent=2)
     driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1), policy)
     for start in range(0, 32, 8):
         driver.chunk(PROMPT[start : start + 8], start)
     assert {page for page, _ in driver.stored.reads} == set(range(6))
-    driver.stored.reads.clear()
-    driver.chunk(PROMPT[32:33], 32)
-    assert driver.stored.reads == [(page, layer) for layer in range(spec.num_layers) for page in (0, 6, 7)]
+    for token, is_decode, pages in ((32, False, tuple(range(8))), (33, True, (0, 6, 7))):
+        driver.stored.reads.clear()
+        driver.chunk(PROMPT[token : token + 1], token, is_decode=is_decode)
+        assert driver.stored.reads == [(page, layer) for layer in range(spec.num_layers) for page in pages]
 
 
 def test_a_call_that_is_cancelled_unwinds() -> None:

@@ -67,6 +67,18 @@ def test_a_step_takes_what_its_budget_pays_for(group: int) -> None:
     assert [part.first for part in last[1:]] == [part.stop for part in last[:-1]]
 
 
+def test_a_policy_chooses_for_decodes_alone() -> None:
+    """A prompt of some chunks and one token more: its last token alone was taken for a decode, and saw of its own
+    prompt what a sparse policy leaves."""
+    world = replace(WORLD, streams=replace(STREAMS, decode_blocks=1))
+    _, plans = served(world, Submit(0, prompt(57), resolved(3)))
+    parts = [part for plan in plans for part in plan.parts if part.chunk.length == 1]
+    found = {part.chunk.start: (part.is_decode, part.total) for part in parts}
+    base = next(part.base for part in parts if part.chunk.start == 56) // 4
+    assert base >= 12
+    assert found == {56: (False, 2 * (base + 1)), 57: (True, 2 * 2), 58: (True, 2 * 2)}
+
+
 def test_decodes_beside_it_run_in_every_step() -> None:
     """A stream that waits for another's context to pass by."""
     bench, plans = served(WORLD, Submit(0, prompt(5, 1), resolved(11)), Submit(1, prompt(60), resolved(3)))

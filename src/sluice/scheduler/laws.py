@@ -463,7 +463,8 @@ def streamed_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, pl
         streams = state.kv.streams.limits
         length, per_layer = part.chunk.length, part.total // streams.num_layers
         require(
-            per_layer - 1 == streams.groups(part.base // size, length) and per_layer * streams.num_layers == part.total,
+            per_layer - 1 == streams.groups(part.base // size, is_decode=part.is_decode)
+            and per_layer * streams.num_layers == part.total,
             f"law 8: {part} has another number of units than its context",
         )
         rests = sum(unit % per_layer == per_layer - 1 for unit in range(part.first, part.stop))

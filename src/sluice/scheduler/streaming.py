@@ -119,7 +119,7 @@ def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch:
     if not request.is_open:
         request.is_open = True
         batch.open_slot(request)
-    groups = limits.groups(lease.stored, length)
+    groups = limits.groups(lease.stored, is_decode=not is_prefill(request))
     places = lease.places(lease.stored, state.kv.pages_for(end))
     return OpenChunk(request, chunk, lease.stored, places, groups, 0, limits.num_layers * (groups + 1))
 
@@ -141,7 +141,16 @@ def plan_part(
     new_rows = tuple(lease.row[lease.told : open_chunk.base])
     lease.told = open_chunk.base
     size = state.kv.page_size
-    part = StreamPart(chunk, new_rows, open_chunk.base * size, open_chunk.places, first, unit, open_chunk.total)
+    part = StreamPart(
+        chunk,
+        new_rows,
+        open_chunk.base * size,
+        open_chunk.places,
+        first,
+        unit,
+        open_chunk.total,
+        is_decode=not is_prefill(request),
+    )
     open_chunk.planned = unit
     lease.bases.append(open_chunk.base)
     request.in_flight += 1

@@ -166,7 +166,8 @@ def _add_step(run: Run, record: Step) -> None:
     if record.launched_at is None or record.ended_at is None or record.number is None:
         run.unended += 1
         return
-    prefills = [chunk for chunk in plan.chunks[plan.num_decodes :] if not _is_streamed_decode(run, plan, chunk)]
+    decodes = {part.chunk.request_id for part in plan.parts if part.is_decode}
+    prefills = [chunk for chunk in plan.chunks[plan.num_decodes :] if chunk.request_id not in decodes]
     run.steps.append(
         StepRun(
             step=plan.step,
@@ -205,17 +206,6 @@ def _add_step(run: Run, record: Step) -> None:
             if failed is not None and failed.end is None:  # parts that were in flight behind it fail by it
                 run.row_failures.append(RowFailure(plan.step, failed.request_id, error.message))
     _end_requests(run, record.ends, record.ended_at)
-
-
-def _is_streamed_decode(run: Run, plan: BatchPlan, chunk: Chunk) -> bool:
-    """A part completes it, and it is one token behind the prompt."""
-    request = run.requests.get(chunk.request_id)
-    return (
-        request is not None
-        and chunk.length == 1
-        and chunk.start >= request.prompt_len
-        and any(part.chunk.request_id == chunk.request_id for part in plan.parts)
-    )
 
 
 def _admit(run: Run, plan: BatchPlan, at: float) -> None:

@@ -35,8 +35,8 @@ class StreamedContext:
     """Pages of a block, the last one's excepted."""
     first_position: int
     """Of the chunk itself."""
-    num_tokens: int
-    """Of the chunk itself."""
+    is_decode: bool
+    """The chunk is a generated token: the policy chooses what it attends to."""
     groups: int
     """Calls of the backend that are planned for these in each layer."""
 
@@ -170,7 +170,7 @@ class StreamedAttention:
 
     def _selected(self, layer: int, q: torch.Tensor | None) -> Sequence[int]:
         context = self._context
-        if context.num_tokens > 1 and not self._policy.supports_prefill:
+        if not context.is_decode and not self._policy.supports_prefill:
             return range(context.num_blocks)
         return self._policy.select(context.slot, layer, context.num_blocks, q)
 

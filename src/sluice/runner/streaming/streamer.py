@@ -192,7 +192,7 @@ class Streamer:
             pages=stored,
             block_pages=self._shape.block_pages,
             first_position=part.chunk.start,
-            num_tokens=part.chunk.length,
+            is_decode=part.is_decode,
             groups=part.total // len(self._layers) - 1,
         )
 
