@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from sluice.engine.clock import VirtualClock
@@ -10,7 +12,7 @@ from sluice.engine.histogram import Histogram
 from sluice.engine.messages import Abort, QueryStats, Stats, Submit
 from sluice.engine.meter import REQUEST_SECONDS, STEP_SECONDS, STEP_TOKENS, Meter, Totals
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
-from sluice.types import BatchPlan, Bound
+from sluice.types import BatchPlan, Bound, StreamLimits, Tier, TierLimits
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=8, running=2), num_pages=32, page_size=2)
@@ -75,6 +77,31 @@ def test_steps_are_counted_by_what_they_held() -> None:
     assert totals.step_seconds is not None
     assert (totals.tokens.total, sum(totals.tokens.counts), totals.tokens.counts[0]) == (13.0, 3, 1)
     assert totals.step_seconds.total == 3.0
+
+
+def test_a_streamed_token_is_no_prefill() -> None:
+    """Counted as a piece of a prompt, a long answer behind a long context looks like prompts without end, and its
+    half-read prompt like none."""
+    streams = StreamLimits(
+        above=16,
+        tier=Tier.DISK,
+        page_bytes=100,
+        chunk_tokens=8,
+        window_pages=8,
+        num_layers=2,
+        block_pages=1,
+        group_blocks=1,
+    )
+    world = replace(WORLD, tiers=TierLimits(disk_pages=40), streams=streams)
+    engine = engine_of(world)
+    engine.link.put(Submit(0, (0, 1) * 15, resolved(5)))
+    engine.step()
+    engine.link.put(QueryStats(0))
+    engine.step()
+    assert engine.link.stats[-1].occupancy.partial == 1
+    stats = finish(engine)
+    assert stats.occupancy.partial == 0
+    assert (stats.totals.decode_tokens, stats.totals.prefill_tokens, stats.totals.prefill_chunks) == (4, 30, 4)
 
 
 def test_failed_steps_count_as_steps() -> None:

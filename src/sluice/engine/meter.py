@@ -89,7 +89,8 @@ class Meter:
 
     def ended(self, plan: BatchPlan, times: StepTimes, *, failed: bool) -> None:
         """A step is over."""
-        tokens, decodes = plan.num_tokens, plan.num_decodes
+        streamed = sum(part.completes and part.is_decode for part in plan.parts)  # the last of the chunks
+        tokens, decodes = plan.num_tokens, plan.num_decodes + streamed
         self._steps += 1
         self._failed += failed
         self._decodes += decodes

@@ -23,7 +23,7 @@ from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import check_stream, is_streamed, note_owed
+from sluice.scheduler.streaming import check_stream, is_prefill, is_streamed, note_owed
 from sluice.types import (
     BatchPlan,
     BatchResult,
@@ -132,7 +132,7 @@ class Scheduler:
             free_pages=kv.pool.num_free,
             cached_pages=kv.tree.num_evictable,
             total_pages=kv.num_pages,
-            partial=len(state.partial),
+            partial=len(state.partial) + sum(is_prefill(request) for request in state.streaming.values()),
             retractions=state.retractions,
             loading=len(state.loading),
             tiers=kv.tiers.uses(),
