@@ -485,6 +485,49 @@ def test_loads_leave_slots_to_those_who_came_before() -> None:
     bench.check()
 
 
+@pytest.mark.parametrize("in_memory", [0, 3])
+@pytest.mark.parametrize("num_pages", [13, 14])
+def test_loads_leave_memory_to_those_who_came_before(num_pages: int, in_memory: int) -> None:
+    """One whose prefix lies on the disk would pass everybody, and whoever is first wait for the disk. Both need seven
+    pages, of which some may be there."""
+    bench = restarted(world_of(num_pages=num_pages))
+    if in_memory:
+        bench.ask(0, LONG[: 4 * in_memory + 1])
+    before = len(bench.loads())
+    assert before == in_memory
+    bench.pace.is_stuck = True
+    bench.put(1, prompt(2, 25))
+    bench.put(2, LONG)
+    bench.step()
+    assert [chunk.length for chunk in bench.chunks(1)] == [25]
+    assert len(bench.loads()) - before == (6 - in_memory if num_pages == 14 else 0)
+    bench.pace.is_stuck = False
+    bench.bench.drain(500)
+    assert bench.bench.link.end(2).num_disk_tokens == 24 - 4 * in_memory
+    bench.check()
+
+
+@pytest.mark.parametrize("in_memory", [0, 3])
+def test_no_load_passes_one_that_has_no_room_yet(in_memory: int) -> None:
+    """Small ones would keep it waiting for as long as they come."""
+    world = world_of(num_pages=13)
+    before = TierBench(world)
+    before.ask(0, LONG)
+    before.ask(1, prompt(4, 9))
+    bench = TierBench(world, before.disk.tiers.crash())
+    bench.inherit(before)
+    if in_memory:
+        bench.ask(0, LONG[: 4 * in_memory + 1])
+    bench.put(1, prompt(2, 25))
+    bench.put(2, LONG)
+    bench.put(3, prompt(4, 9))
+    bench.step()
+    state = bench.bench.scheduler.state
+    assert [state.requests[i].place for i in (1, 2, 3)] == [Place.DECODING, Place.WAITING, Place.WAITING]
+    bench.bench.drain(500)
+    bench.check()
+
+
 def test_a_page_that_was_spoiled_is_stored_again() -> None:
     """Kept, it would fail every request that comes by."""
     bench = restarted(world_of())
