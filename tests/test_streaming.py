@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from sluice.config import ConfigError, EngineConfig, StreamConfig
-from sluice.footprint import KVSizes
+from sluice.footprint import KVSizes, device_footprint
 from sluice.resolve import resolve
-from sluice.streaming import FREE, Costs, Sizes, check_effect, ring_bytes, room_beside_ring, stream_limits
+from sluice.streaming import FREE, Costs, Sizes, StreamSetup, check_effect, ring_bytes, room_beside_ring, stream_limits
 from sluice.types import Tier
 
 CONFIG = StreamConfig(ring_blocks=8, ring_block_tokens=1024, sparse_policy="full")
@@ -58,6 +58,9 @@ def test_a_unit_costs_no_more_than_a_step_may() -> None:
     limits = stream_limits(CONFIG, SIZES, Costs(pair=0.0005, load=0.0))
     assert limits is not None
     assert limits.group_blocks == 1
+    sizes = StreamSetup.of(CONFIG, limits, 64, 1).sizes(64)
+    report = device_footprint(KVSizes(28, 8, 128, 2), 64000, sizes)
+    assert report.pipeline_buffer_bytes == 7 * report.ring_bytes // 8  # the report says what loads, not half
     assert limits.cost_of_group(limits.chunk_tokens, 64) <= 512
 
 

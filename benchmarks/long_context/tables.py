@@ -13,7 +13,7 @@ LENGTHS = {"128K": 128 * K, "256K": 256 * K, "1M": M, "4M": 4 * M, "8M": 8 * M, 
 MODEL = CostModel(KVSizes(28, 8, 128, 2), num_heads=16, hidden_size=1024, inner_size=3072)
 """28 layers, 8 KV heads of 128, bfloat16: Qwen3-0.6B and 1.7B have these; what is not KV is that of 0.6B."""
 CHUNK = 2048
-STREAM = StreamSizes(ring_blocks=8, block_tokens=1024, window_tokens=2 * CHUNK, page_tokens=64)
+STREAM = StreamSizes(ring_blocks=8, group_blocks=4, block_tokens=1024, window_tokens=2 * CHUNK, page_tokens=64)
 GPU = CostDevice(flops=80e12, copy_bandwidth=25e9, memory_bandwidth=0.9e12)
 """A 24 GB card of 165 TFLOP/s in bfloat16 and 1 TB/s on PCIe 4: about half, four fifths and nine tenths of these."""
 

@@ -428,7 +428,7 @@ class StreamConfig:
         None,
         "blocks of KV that long contexts pass through",
         unset="8",
-        more="Half of them are attended to while the other half loads; a ring of one loads and attends in turn.",
+        more="At most half of them are attended to while the others load; a ring of one loads and attends in turn.",
         positive=True,
     )
     ring_block_tokens: int | None = option(

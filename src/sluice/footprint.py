@@ -35,6 +35,8 @@ class StreamSizes:
     """Of what contexts longer than the device pass through, in tokens."""
 
     ring_blocks: int
+    group_blocks: int
+    """Of these, attended to at once."""
     block_tokens: int
     window_tokens: int
     """Of one such context on the device: its chunk, and what is on its way to the tier beneath."""
@@ -85,7 +87,7 @@ def device_footprint(kv: KVSizes, pool_tokens: int, stream: StreamSizes | None, 
         pool_bytes=pool,
         ring_bytes=ring,
         prefill_buffer_bytes=_pages(stream.window_tokens, stream.page_tokens) * page,
-        pipeline_buffer_bytes=(stream.ring_blocks - max(1, stream.ring_blocks // 2)) * block,
+        pipeline_buffer_bytes=(stream.ring_blocks - stream.group_blocks) * block,
         decode_buffer_bytes=page,
     )
 

@@ -167,7 +167,11 @@ class StreamSetup:
         """Of the memory that they take on the device."""
         limits = self.limits
         return StreamSizes(
-            self.ring.num_blocks, limits.block_pages * page_size, limits.window_pages * page_size, page_size
+            self.ring.num_blocks,
+            self.ring.group_blocks,
+            limits.block_pages * page_size,
+            limits.window_pages * page_size,
+            page_size,
         )
 
     def open(

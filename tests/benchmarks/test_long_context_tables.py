@@ -59,7 +59,7 @@ def test_parts_of_the_device() -> None:
         parts.device_kv_bytes == parts.pool_bytes + parts.ring_bytes == 4096 * MODEL.kv.token_bytes + parts.ring_bytes
     )
     assert parts.pipeline_buffer_bytes == parts.ring_bytes // 2
-    assert device_footprint(MODEL.kv, 4096, replace(STREAM, ring_blocks=1)).pipeline_buffer_bytes == 0
+    assert device_footprint(MODEL.kv, 4096, replace(STREAM, ring_blocks=1, group_blocks=1)).pipeline_buffer_bytes == 0
     assert parts.decode_buffer_bytes < parts.prefill_buffer_bytes <= parts.pool_bytes
     assert (parts.weights_bytes, parts.host_bytes, parts.disk_bytes) == (5, 0, 0)
 
