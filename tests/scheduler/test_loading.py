@@ -528,6 +528,40 @@ def test_no_load_passes_one_that_has_no_room_yet(in_memory: int) -> None:
     bench.check()
 
 
+def test_loads_that_fit_together_begin_together() -> None:
+    """One after the other they would take the disk's time twice."""
+    world = world_of(num_pages=10, running=2)
+    before = TierBench(world)
+    before.ask(0, LONG)
+    before.ask(1, prompt(4, 9))
+    bench = TierBench(world, before.disk.tiers.crash())
+    bench.inherit(before)
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.put(2, prompt(4, 9))
+    bench.step()
+    assert len(bench.loads()) == 6 + 2
+    bench.pace.is_stuck = False
+    bench.bench.drain(500)
+    bench.check()
+
+
+@pytest.mark.parametrize(("num_pages", "place"), [(14, Place.WAITING), (15, Place.DECODING)])
+def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: int, place: Place) -> None:
+    """Six pages come from the disk and the seventh is computed; given to a newcomer in the step that begins the load,
+    it would be missing when the load is over."""
+    bench = restarted(world_of(num_pages=num_pages))
+    bench.pace.is_stuck = True
+    bench.put(1, LONG)
+    bench.put(2, prompt(2, 29))
+    bench.step()
+    state = bench.bench.scheduler.state
+    assert [state.requests[i].place for i in (1, 2)] == [Place.LOADING, place]
+    bench.pace.is_stuck = False
+    bench.bench.drain(500)
+    bench.check()
+
+
 def test_a_page_that_was_spoiled_is_stored_again() -> None:
     """Kept, it would fail every request that comes by."""
     bench = restarted(world_of())
