@@ -489,6 +489,11 @@ class BatchPlan:
     """Work on streamed chunks. Those that it completes are the last of `chunks`, in the same order."""
 
     @property
+    def num_decoded(self) -> int:
+        """Chunks that are decodes, streamed ones included, which are not among the first."""
+        return self.num_decodes + sum(part.completes and part.is_decode for part in self.parts)
+
+    @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
 

@@ -15,6 +15,7 @@ from scenarios import random_scenario
 from scenarios import run as live
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowTiers, resolved
+from sluice.tracing.perfetto import Converter
 from sluice.tracing.reader import TraceReader
 from sluice.tracing.report import report
 from sluice.tracing.run import Prefill, Run, read_run
@@ -162,6 +163,13 @@ def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: 
     shown = report(summary, table=True)
     assert f"{summary.streamed_steps} of parts of streamed chunks" in shown
     assert "request 0 streamed 1 token from 36, units " in shown
+    with TraceReader(path) as trace:
+        events = list(Converter(trace.header).events(trace))
+    drawn = [event["args"] for event in events if event["name"] == "streamed 1"]
+    assert sum(args["sampled"] for args in drawn) == 4
+    assert all(args["to unit"] <= args["of units"] for args in drawn)
+    counted = [event["args"] for event in events if event["name"] == "tokens a step"]
+    assert sum(args["decode"] for args in counted) == 4
 
 
 def test_who_was_sent_back_is_counted(tmp_path: Path) -> None:

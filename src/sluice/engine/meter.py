@@ -89,8 +89,7 @@ class Meter:
 
     def ended(self, plan: BatchPlan, times: StepTimes, *, failed: bool) -> None:
         """A step is over."""
-        streamed = sum(part.completes and part.is_decode for part in plan.parts)  # the last of the chunks
-        tokens, decodes = plan.num_tokens, plan.num_decodes + streamed
+        tokens, decodes = plan.num_tokens, plan.num_decoded
         self._steps += 1
         self._failed += failed
         self._decodes += decodes

@@ -91,7 +91,7 @@ class Converter:
             "pid": PROCESS,
             "name": "tokens a step",
             "ts": _us(start),
-            "args": {"decode": plan.num_decodes, "prefill": plan.num_tokens - plan.num_decodes},
+            "args": {"decode": plan.num_decoded, "prefill": plan.num_tokens - plan.num_decoded},
         }
         yield from self._sent_back(plan)
         counts = {chunk.request_id: count for chunk, count in sampled(plan, record)}
@@ -147,17 +147,17 @@ def step_name(plan: BatchPlan) -> str:
     """What a step held, in a word."""
     if not plan.chunks:
         return "streamed" if plan.parts else "copies"
-    if plan.num_decodes == len(plan.chunks):
+    if plan.num_decoded == len(plan.chunks):
         return "decode"
-    return "mixed" if plan.num_decodes else "prefill"
+    return "mixed" if plan.num_decoded else "prefill"
 
 
 def _step_args(plan: BatchPlan, record: Step) -> Event:
     return {
         "step": plan.step,
         "tokens": plan.num_tokens,
-        "decodes": plan.num_decodes,
-        "prefills": len(plan.chunks) - plan.num_decodes,
+        "decodes": plan.num_decoded,
+        "prefills": len(plan.chunks) - plan.num_decoded,
         "bound by": plan.bound_by.value,
         "host ms": record.host_ms,
         "device ms": record.device_ms,
