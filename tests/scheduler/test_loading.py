@@ -562,6 +562,18 @@ def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: 
     bench.check()
 
 
+def test_where_nothing_is_loaded_nothing_is_left_for_it() -> None:
+    """One that may come to need all of the device keeps nobody waiting, as long as no disk is waited for."""
+    bench = TierBench(world_of(num_pages=8, reserve="ratio"))
+    bench.put(1, prompt(1, 8), 24)
+    bench.step(2)
+    bench.put(2, prompt(2, 8), 2)
+    bench.step()
+    assert bench.chunks(2)
+    bench.bench.drain(500)
+    bench.check()
+
+
 def test_a_page_that_was_spoiled_is_stored_again() -> None:
     """Kept, it would fail every request that comes by."""
     bench = restarted(world_of())

@@ -10,7 +10,7 @@ import pytest
 from recording import RecordingRunner
 from sluice.engine.messages import Submit
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
-from sluice.types import BatchPlan, FinishReason, StreamLimits, Tier, TierLimits
+from sluice.types import BatchPlan, Bound, FinishReason, StreamLimits, Tier, TierLimits
 from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of
 
 STREAMS = StreamLimits(
@@ -341,3 +341,59 @@ def test_what_is_owed_is_paid_for_again() -> None:
     beside = [chunk.length for plan in late for chunk in plan.chunks if chunk.start < 76]
     assert len(beside) > 3
     assert set(beside) == {4}, "a group costs four tokens of eight"
+
+
+@pytest.mark.parametrize(("limits", "most"), [({"batch": 12}, 12), ({"batch": 64, "max_prefill_tokens": 12}, 12 + 4)])
+def test_a_step_with_streamed_work_keeps_every_budget(limits: dict[str, int], most: int) -> None:
+    """Whichever is the tightest: a prompt beside it would have all of a budget that streamed work has spent. With that
+    of prefill, it may have a page however much is spent."""
+    world = replace(WORLD, num_pages=32, limits=limits_of(chunk=32, **limits), streams=replace(STREAMS, above=90))
+    _, plans = served(world, Submit(0, prompt(100), resolved(2)), Submit(1, prompt(80, 1), resolved(2)))
+    both = [
+        chunk.length + 4 * (part.stop - part.first)
+        for plan in plans
+        for part in plan.parts
+        for chunk in plan.chunks
+        if chunk.request_id == 1 and part.chunk.length == 8
+    ]
+    assert max(both) == most
+
+
+@pytest.mark.parametrize(
+    ("num_pages", "lengths", "bound"),
+    [
+        (8, (40, 40), Bound.KV_PAGES),
+        (8, (25, 40), Bound.KV_PAGES),
+        (8, (6, 6, 6, 40), Bound.KV_PAGES),
+        (16, (100, 100), Bound.TIER_PAGES),
+    ],
+    ids=["windows", "what one may need", "what is left", "the tier"],
+)
+def test_what_keeps_a_stream_out_is_told(num_pages: int, lengths: tuple[int, ...], bound: Bound) -> None:
+    """Whoever looks for what to enlarge would enlarge the step."""
+    world = replace(WORLD, num_pages=num_pages, limits=limits_of(chunk=32))
+    submits = [Submit(request_id, prompt(length, request_id), resolved(4)) for request_id, length in enumerate(lengths)]
+    _, plans = served(world, *submits)
+    assert plans[0].bound_by is bound
+
+
+def test_nobody_who_is_streamed_passes_one_who_waits_for_the_tier() -> None:
+    """Smaller ones would keep the longest waiting for as long as they come."""
+    world = replace(WORLD, num_pages=24, tiers=TierLimits(disk_pages=60))
+    submits = [Submit(0, prompt(100), resolved(40)), Submit(1, prompt(100, 1), resolved(40))]
+    _, plans = served(world, *submits, Submit(2, prompt(40, 1), resolved(8)))
+    begun = [part.chunk.request_id for plan in plans for part in plan.parts if not part.first and not part.chunk.start]
+    assert list(dict.fromkeys(begun)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("reserve", ["ratio", "full"])
+@pytest.mark.parametrize(("max_tokens", "waits"), [(8, False), (9, True)])
+def test_a_window_leaves_to_others_all_they_may_need(max_tokens: int, waits: bool, reserve: str) -> None:
+    """Its pages do not come back before a long context has ended: who needs one more could only be thrown out. The
+    first request may come to fill four pages of eight, and the window takes four."""
+    world = replace(WORLD, limits=limits_of(chunk=8, reserve=reserve))
+    bench, plans = served(world, Submit(0, prompt(8), resolved(max_tokens)), Submit(1, prompt(40, 1), resolved(4)))
+    first = next(plan.step for plan in plans if plan.parts)
+    last = max(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 0)
+    assert (first > last) == waits
+    assert len(bench.link.tokens(0)) == max_tokens
