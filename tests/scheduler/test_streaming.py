@@ -397,3 +397,15 @@ def test_a_window_leaves_to_others_all_they_may_need(max_tokens: int, waits: boo
     last = max(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 0)
     assert (first > last) == waits
     assert len(bench.link.tokens(0)) == max_tokens
+
+
+@pytest.mark.parametrize(("max_tokens", "waits"), [(40, False), (41, True)])
+def test_who_may_come_to_need_a_window_waits_for_its_end(max_tokens: int, waits: bool) -> None:
+    """The tier cannot hold it, so that it is not streamed; begun beside a stream that has four of sixteen pages, it
+    would be stuck, and keep its pages from others, once it needs more than twelve."""
+    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=10), limits=limits_of(reserve="ratio"))
+    submits = [Submit(0, prompt(36), resolved(4)), Submit(1, prompt(8, 1), resolved(max_tokens))]
+    _, plans = served(replace(world, streams=replace(STREAMS, above=32)), *submits)
+    last = max(plan.step for plan in plans if plan.parts)
+    first = min(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 1)
+    assert (first > last) == waits
