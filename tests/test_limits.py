@@ -40,6 +40,16 @@ def test_a_small_pool_is_named() -> None:
         Limits(vocab_size=5, max_model_len=20, max_total_tokens=8).check([1] * 8, 1)
 
 
+def test_a_small_tier_is_named_with_the_bytes_it_lacks_and_a_short_model_before_it() -> None:
+    """How large must the file be? And no file is large enough for more positions than the model has."""
+    limits = Limits(vocab_size=9, max_model_len=5000, max_total_tokens=100, max_streamed_tokens=2000, token_bytes=10)
+    assert limits.check([1] * 1990, None) == 10
+    with pytest.raises(LimitError, match="has 20000 bytes for 2000 tokens, and these need 20010 .--kv-disk-bytes"):
+        limits.check([1] * 1990, 11)
+    with pytest.raises(LimitError, match="the model's context is 5000 tokens"):
+        limits.check([1] * 1990, 3011)
+
+
 def test_what_sampling_asks_of_the_model() -> None:
     """A bias or a stop token beyond the vocabulary, which would be an index error in the runner or silently nothing."""
     limits = Limits(vocab_size=5, max_model_len=20, max_total_tokens=30)

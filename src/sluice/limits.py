@@ -65,11 +65,13 @@ class Limits:
         length = len(prompt)
         room = self.max_request_tokens - length
         if room < 1:  # first, as it costs nothing
-            raise self._too_long(f"the prompt has {length} tokens and needs room for at least 1 more", "prompt")
+            what = f"the prompt has {length} tokens and needs room for at least 1 more"
+            raise self._too_long(what, length + 1, "prompt")
         self._check_ids(prompt)
         if max_tokens is not None and max_tokens > room:
             raise self._too_long(
                 f"prompt of {length} tokens + max_tokens {max_tokens} = {length + max_tokens} tokens",
+                length + max_tokens,
                 "max_tokens",
             )
         return room
@@ -85,7 +87,7 @@ class Limits:
                 f"length must be at least 2, a token of prompt and one of output, got {length!r}", param="length"
             )
         if length > self.max_request_tokens:
-            raise self._too_long(f"a request of {length} tokens was asked about", "length")
+            raise self._too_long(f"a request of {length} tokens was asked about", length, "length")
 
     def check_sampling(self, prompt: Sequence[int], sampling: SamplingParams) -> int:
         """`check`, and what sampling asks of the vocabulary and of the room there is.
@@ -95,7 +97,8 @@ class Limits:
         """
         room = self.check(prompt, sampling.max_tokens)
         if sampling.min_tokens > room:
-            raise self._too_long(f"prompt of {len(prompt)} tokens + min_tokens {sampling.min_tokens}", "min_tokens")
+            what = f"prompt of {len(prompt)} tokens + min_tokens {sampling.min_tokens}"
+            raise self._too_long(what, len(prompt) + sampling.min_tokens, "min_tokens")
         biased = [token for token, _ in sampling.logit_bias]
         for param, ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
             if ids and max(ids) >= self.vocab_size:
@@ -130,12 +133,17 @@ class Limits:
                     param="prompt",
                 )
 
-    def _too_long(self, what: str, param: str) -> LimitError:
-        if self.max_model_len <= self.max_request_tokens:
+    def _too_long(self, what: str, length: int, param: str) -> LimitError:
+        """
+        Args:
+            length: tokens, prompt and output together.
+        """
+        if length > self.max_model_len:
             limit = f"the model's context is {self.max_model_len} tokens"
         elif self.max_streamed_tokens > self.max_total_tokens:
             limit = (
-                f"the tier behind the KV pool holds {self.max_streamed_tokens} tokens of {self.token_bytes} bytes each"
+                f"the tier behind the KV pool has {self.max_streamed_tokens * self.token_bytes} bytes for"
+                f" {self.max_streamed_tokens} tokens, and these need {length * self.token_bytes}"
                 " (--kv-disk-bytes, --kv-host-bytes)"
             )
         else:
