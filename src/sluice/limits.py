@@ -66,7 +66,7 @@ class Limits:
         room = self.max_request_tokens - length
         if room < 1:  # first, as it costs nothing
             what = f"the prompt has {length} tokens and needs room for at least 1 more"
-            raise self._too_long(what, length + 1, "prompt")
+            raise self._too_long(what, length + (max_tokens or 1), "prompt")
         self._check_ids(prompt)
         if max_tokens is not None and max_tokens > room:
             raise self._too_long(
