@@ -409,3 +409,16 @@ def test_who_may_come_to_need_a_window_waits_for_its_end(max_tokens: int, waits:
     last = max(plan.step for plan in plans if plan.parts)
     first = min(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 1)
     assert (first > last) == waits
+
+
+@pytest.mark.parametrize(("max_tokens", "waits"), [(24, False), (25, True)])
+def test_windows_together_leave_to_others_all_they_may_need(max_tokens: int, waits: bool) -> None:
+    """The second of two: eight of sixteen pages are left beside both."""
+    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=80), limits=limits_of(reserve="ratio"))
+    streams = [Submit(request_id, prompt(90, 1), resolved(4)) for request_id in (1, 2)]
+    _, plans = served(
+        replace(world, streams=replace(STREAMS, above=40)), Submit(0, prompt(8), resolved(max_tokens)), *streams
+    )
+    first = min(plan.step for plan in plans for part in plan.parts if part.chunk.request_id == 2)
+    last = max(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 0)
+    assert (first > last) == waits
