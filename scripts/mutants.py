@@ -21,6 +21,8 @@ FILES = (
     "kv/prefix.py",
     "kv/below.py",
     "kv/slots.py",
+    "kv/lower_tiers.py",
+    "kv/page_names.py",
     "kv/tiers.py",
     "kv/ring.py",
     "kv/streams.py",

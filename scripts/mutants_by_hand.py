@@ -457,7 +457,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "a single page is loaded, though it is computed faster",
     ),
     (
-        "kv/tiers.py",
+        "kv/page_names.py",
         "        return blake2b(parent + key, digest_size",
         "        return blake2b(key, digest_size",
         "pages of one text behind different beginnings have one name",

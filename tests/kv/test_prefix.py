@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from sluice.kv.lower_tiers import NoTiers
 from sluice.kv.manager import KVManager, Lease
 from sluice.kv.prefix import PrefixTree
-from sluice.kv.tiers import NoTiers
 
 
 def tokens_of(*values: int) -> array:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from sluice.kv.flights import Load
+from sluice.kv.lower_tiers import LowerTiers, NoTiers
 from sluice.kv.pages import PagePool
 from sluice.kv.prefix import Node, NoPrefix, PrefixCache, PrefixTree
 from sluice.kv.shelf import Shelf
 from sluice.kv.streams import StreamLease
-from sluice.kv.tiers import LowerTiers, NoTiers, Tiers
+from sluice.kv.tiers import Tiers
 from sluice.types import CopyDone, StreamLimits, TierLimits
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 
+from sluice.kv.lower_tiers import LowerTiers
+from sluice.kv.page_names import key_behind
 from sluice.kv.prefix import Node, NoPrefix, PrefixCache
 from sluice.kv.streams import StreamLease
-from sluice.kv.tiers import LowerTiers
 from sluice.types import StreamLimits
 
 PUT_OFF = 16
@@ -86,7 +87,7 @@ class Shelf:
         for index, place in zip(range(stream.sent, full), stream.places(stream.sent, full), strict=True):
             key = None
             if not isinstance(self._tree, NoPrefix):
-                key = self._tiers.key_behind(stream.digest, self._key(tokens, index), stream.extra_key)
+                key = key_behind(stream.digest, self._key(tokens, index), stream.extra_key)
                 stream.digest = key.digest
             self._tiers.store_streamed(stream, index, place, self.limits.tier, key)
         stream.sent = full

@@ -8,7 +8,7 @@ those who want the same pages (`twins.is_follower`).
 
 from __future__ import annotations
 
-from sluice.kv.tiers import NoTiers
+from sluice.kv.lower_tiers import NoTiers
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.state import SchedulerState
