@@ -9,7 +9,7 @@ from benchmarks.recovery import Killer, hosting, play, problems_of, requests_of
 STREAMS, TOKENS, KILLS = 16, 72, 2
 EARLY = STREAMS * TOKENS // 4
 """Tokens before which engines are killed: on a busy machine they are far ahead of those who count what has come."""
-OPTIONS = {"model": "", "dtype": "float64", "max_total_tokens": 1 << 13}
+OPTIONS = {"model": "", "dtype": "float64", "max_total_tokens": 1 << 13, "threads": 1}
 
 
 def test_killed_streams_are_those_of_an_undisturbed_run() -> None:
