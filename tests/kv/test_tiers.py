@@ -165,3 +165,12 @@ def test_what_waits_to_be_stored_is_bounded_by_what_is_on_the_device() -> None:
         compute(kv, [first, 0, 0, 0])
         kv.tiers.take_copies()
         assert len(kv.tiers._wanted) <= STALE * 4 + 1
+
+
+def test_what_no_tier_has_counts_as_lost_by_the_first() -> None:
+    """A dashboard that blames the disk for what a full device gave up and nobody wanted stored."""
+    kv = manager(host_pages=2, write_policy="selective")
+    for prompt in (A, B, C):
+        compute(kv, prompt)
+        end_copies(kv)
+    assert [use.lost for use in kv.tiers.uses()] == [2, 0]
