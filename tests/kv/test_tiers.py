@@ -174,3 +174,46 @@ def test_what_no_tier_has_counts_as_lost_by_the_first() -> None:
         compute(kv, prompt)
         end_copies(kv)
     assert [use.lost for use in kv.tiers.uses()] == [2, 0]
+
+
+def test_write_back_stores_nothing_that_has_its_place_on_the_device() -> None:
+    """Every prompt that comes twice would be written, as with `selective`."""
+    kv = manager(write_policy="write-back")
+    for _ in range(3):
+        compute(kv, A)
+        assert not end_copies(kv)
+
+
+def test_nobody_loads_a_copy_that_failed_a_reader() -> None:
+    """It is still read by another, so it cannot be given up yet."""
+    kv = manager()
+    compute(kv, A)
+    end_copies(kv)
+    path = kv.match(array("i", A), 4, "")
+    kv.tiers.read(path, Tier.DISK)
+    kv.tiers.suspected(path[0])
+    for prompt in (B, C):
+        compute(kv, prompt)
+    known = array("i", A)
+    assert kv.match(known, 4, "") == []
+    assert kv.loadable(known, [], 4, "") == []
+    kv.tiers.unread(path)
+    assert not pages_of(A) & on_disk(kv)
+
+
+def test_who_leaves_the_tree_while_it_is_read_leaves_each_tier_once() -> None:
+    """The page before it would count children that it never had, and give up its place too early or never."""
+    kv = manager(host_pages=4)
+    compute(kv, A)
+    copies, _ = kv.tiers.take_copies()
+    for copy in copies:
+        error = "no space left on device" if copy.target is Tier.DISK else None
+        kv.copied(CopyDone(copy.ticket, checksum=7, error=error))
+    first, second = kv.match(array("i", A), 4, "")
+    lease = kv.acquire([first], "")
+    kv.tiers.read([second], Tier.HOST)
+    kv.flush()
+    assert first.below is not None
+    assert first.below.children == [0, 0]
+    kv.tiers.unread([second])
+    kv.release(lease, array("i", A), 2)
