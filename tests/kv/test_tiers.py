@@ -217,3 +217,26 @@ def test_who_leaves_the_tree_while_it_is_read_leaves_each_tier_once() -> None:
     assert first.below.children == [0, 0]
     kv.tiers.unread([second])
     kv.release(lease, array("i", A), 2)
+
+
+def test_a_place_that_is_written_anew_is_not_forgotten() -> None:
+    """The file would erase, in the same step, the entry of the page that has just come there."""
+    kv = manager(disk_pages=2)
+    compute(kv, A)
+    end_copies(kv)
+    compute(kv, B)
+    copies, dropped = kv.tiers.take_copies()
+    assert {copy.target_page for copy in copies} == {0, 1}
+    assert dropped == ()
+
+
+def test_who_comes_back_from_a_runner_that_is_gone_is_not_heard() -> None:
+    """The disk's thread ends copies that the device's loss has ended already."""
+    kv = manager()
+    compute(kv, A)
+    copies, _ = kv.tiers.take_copies()
+    kv.forget_flights()
+    for copy in copies:
+        kv.copied(CopyDone(copy.ticket, checksum=7))
+    assert not on_disk(kv)
+    assert kv.tiers.uses()[0].used == 0
