@@ -240,3 +240,21 @@ def test_who_comes_back_from_a_runner_that_is_gone_is_not_heard() -> None:
         kv.copied(CopyDone(copy.ticket, checksum=7))
     assert not on_disk(kv)
     assert kv.tiers.uses()[0].used == 0
+
+
+def test_what_was_on_its_way_from_a_runner_that_is_gone_has_not_come() -> None:
+    """A page that nobody wrote would be read as the beginning of a prompt."""
+    kv, known = manager(), array("i", B)
+    compute(kv, B)
+    end_copies(kv)
+    for prompt in (A, C):
+        compute(kv, prompt)
+    nodes = kv.loadable(known, [], 4, "")
+    assert len(nodes) == 2
+    lease = kv.acquire([], "")
+    kv.load(lease, nodes)
+    copies, _ = kv.tiers.take_copies()
+    assert any(copy.target is Tier.DEVICE for copy in copies)
+    kv.forget_flights()
+    kv.release(lease, known, 0)
+    assert kv.match(known, 4, "") == []
