@@ -18,6 +18,7 @@ from sluice.resolve import sparse_window
 from sluice.runner.device import DeviceState, plain_kv
 from sluice.runner.model import Model
 from sluice.runner.streaming.loaders import Loader, ThreadLoader
+from sluice.runner.streaming.pace import BYTES_PER_SECOND
 from sluice.runner.streaming.sparse import Full, SparsePolicy, Window
 from sluice.runner.streaming.stream_loader import StreamLoader
 from sluice.runner.streaming.streamer import RingShape, Streamer
@@ -29,7 +30,7 @@ from sluice.types import StreamLimits, Tier
 CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
 """Of a streamed chunk: larger than others', since each brings in all that is before it, and its work is spread over
 steps by what it costs."""
-FLOPS_PER_BYTE = {"cpu": 150.0, "cuda": 8000.0}
+FLOPS_PER_BYTE = {"cpu": 300e9 / BYTES_PER_SECOND, "cuda": 8000.0}
 """Of matrix products that a device does while it loads one byte of a stored page: some 300 GFLOP/s beside 2 GB/s that
 one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
 MIN_WINDOW_PAGES = 2

@@ -329,7 +329,7 @@ class Tiers:
         Returns None if the path has left the tree, or a node of these tokens lies on the tier already.
         """
         place, parent = self._of(tier).place, path[-1] if path else None
-        if parent is not None and (parent.below is None or parent.below.gone):
+        if _has_left(parent):
             return None
         node = self.tree.below(parent, key, extra_key)
         if node.below is None:
@@ -348,9 +348,8 @@ class Tiers:
 
     def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
         """The node of these tokens behind a path that is read, if it lies on the tier."""
-        place = self._of(tier).place
-        parent = path[-1] if path else None
-        if parent is not None and (parent.below is None or parent.below.gone):
+        place, parent = self._of(tier).place, path[-1] if path else None
+        if _has_left(parent):
             return None
         node = self.tree.child(parent, key, extra_key)
         return node if node is not None and _is_readable(node, place) else None
@@ -616,6 +615,11 @@ class Tiers:
 
     def _of(self, tier: Tier) -> Slots:
         return next(slots for slots in self.slots if slots.tier is tier)
+
+
+def _has_left(parent: Node | None) -> bool:
+    """A page was read behind it, and it is in the tree no more; None is the root, which stays."""
+    return parent is not None and (parent.below is None or parent.below.gone)
 
 
 def _is_readable(node: Node, place: int) -> bool:

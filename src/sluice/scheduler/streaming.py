@@ -130,9 +130,9 @@ def plan_part(
     """Plan the next units of a chunk: one at least, unless some are owed. Returns what they cost."""
     request, chunk = open_chunk.request, open_chunk.chunk
     lease = lease_of(request)
-    first = open_chunk.planned
+    first, end = open_chunk.planned, end_of_part(limits, open_chunk)
     unit, cost = first, sum(cost_of(state, limits, open_chunk, each) for each in range(first - open_chunk.owed, first))
-    while unit < end_of_part(limits, open_chunk):
+    while unit < end:
         more = cost_of(state, limits, open_chunk, unit)
         if unit > first and cost + more > room:
             break

@@ -54,7 +54,7 @@ class Coroutine(Generic[T]):
         assert not self.is_over, "a call that is over cannot go on"
         if inline:
             self.is_over = True
-            self._result.append(self._body(_may_not_pause))
+            self._result.append(self._body(may_not_pause))
             return
         if self._future is None:
             self._future = self._thread.submit(self._run)
@@ -99,5 +99,6 @@ class Coroutine(Generic[T]):
             raise Cancelled
 
 
-def _may_not_pause() -> None:
+def may_not_pause() -> None:
+    """In the place of the function that pauses a call, where there is none."""
     raise AssertionError("a call that was to run through pauses")

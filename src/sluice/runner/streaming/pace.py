@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from sluice.runner.streaming.coroutine import may_not_pause
+
 BYTES_PER_SECOND = 2e9
 """That a disk is planned with. A step beside others may wait as long as its loads would take then: so much is paid."""
 PATIENCE, ALONE_PATIENCE = 0.001, 0.1
@@ -21,10 +23,6 @@ class BlockTooLate(Exception):
     """A block did not come."""
 
 
-def _may_not_pause() -> None:
-    raise AssertionError("a chunk pauses that was to run through")
-
-
 class Pace:
     """Of one chunk.
 
@@ -35,25 +33,26 @@ class Pace:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._begun = 0
-        self._granted = 0
+        self.granted = 0
+        """Units, from the chunk's beginning."""
         self._waits_until = 0.0
         self._is_waiting = False
-        self.pause: Callable[[], None] = _may_not_pause
+        self.pause: Callable[[], None] = may_not_pause
         """Puts the chunk down until somebody takes it up again."""
 
     @property
     def owed(self) -> int:
         """Units that were granted and are not done, while the chunk is put down."""
-        return self._granted - self._begun + self._is_waiting
+        return self.granted - self._begun + self._is_waiting
 
     def grant(self, units: int, seconds: float) -> None:
         """It may do so many units more, and wait so long for what they read."""
-        self._granted += units
+        self.granted += units
         self._waits_until = self._clock() + seconds
 
     def begin_unit(self) -> None:
         """One more unit of work; pauses until it may be done."""
-        while self._begun == self._granted:
+        while self._begun == self.granted:
             self.pause()
         self._begun += 1
 

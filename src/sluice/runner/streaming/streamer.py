@@ -62,8 +62,6 @@ class _HalfDone:
     chunk: Chunk
     call: Coroutine[torch.Tensor]
     pace: Pace
-    granted: int = 0
-    """Units."""
 
 
 class PartDone(NamedTuple):
@@ -218,10 +216,9 @@ class Streamer:
 
     def _go_on(self, part: StreamPart, alone: bool) -> PartDone:
         half_done = self._half_done
-        if half_done is None or half_done.chunk != part.chunk or half_done.granted != part.first:
+        if half_done is None or half_done.chunk != part.chunk or half_done.pace.granted != part.first:
             raise ValueError(f"units {part.first} to {part.stop} of {part.chunk} follow on {half_done}")
         call, pace = half_done.call, half_done.pace
-        half_done.granted = part.stop
         pace.grant(part.stop - part.first, self._patience(part, alone))
         call.resume(inline=part.first == 0 and part.completes)
         if not part.completes:
