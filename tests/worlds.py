@@ -287,6 +287,21 @@ def random_tiers(draw: random.Random) -> TierLimits:
     )
 
 
+def streams_of(**changed: Any) -> StreamLimits:
+    """How contexts longer than the device lie on a disk, in units of one page in each of two layers."""
+    plain = StreamLimits(
+        above=32,
+        tier=Tier.DISK,
+        page_bytes=100,
+        chunk_tokens=8,
+        window_pages=4,
+        num_layers=2,
+        block_pages=1,
+        group_blocks=1,
+    )
+    return replace(plain, **changed)
+
+
 def random_streams(draw: random.Random, world: World) -> World:
     """A world in which contexts may be longer than the device, if it has a tier for them."""
     sizes = {Tier.HOST: world.tiers.host_pages, Tier.DISK: world.tiers.disk_pages}

@@ -12,8 +12,8 @@ from sluice.engine.histogram import Histogram
 from sluice.engine.messages import Abort, QueryStats, Stats, Submit
 from sluice.engine.meter import REQUEST_SECONDS, STEP_SECONDS, STEP_TOKENS, Meter, Totals
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
-from sluice.types import BatchPlan, Bound, StreamLimits, Tier, TierLimits
-from worlds import World, limits_of
+from sluice.types import BatchPlan, Bound, TierLimits
+from worlds import World, limits_of, streams_of
 
 WORLD = World(limits_of(chunk=8, running=2), num_pages=32, page_size=2)
 
@@ -82,16 +82,7 @@ def test_steps_are_counted_by_what_they_held() -> None:
 def test_a_streamed_token_is_no_prefill() -> None:
     """Counted as a piece of a prompt, a long answer behind a long context looks like prompts without end, and its
     half-read prompt like none."""
-    streams = StreamLimits(
-        above=16,
-        tier=Tier.DISK,
-        page_bytes=100,
-        chunk_tokens=8,
-        window_pages=8,
-        num_layers=2,
-        block_pages=1,
-        group_blocks=1,
-    )
+    streams = streams_of(above=16, window_pages=8)
     world = replace(WORLD, tiers=TierLimits(disk_pages=40), streams=streams)
     engine = engine_of(world)
     engine.link.put(Submit(0, (0, 1) * 15, resolved(5)))

@@ -8,23 +8,15 @@ from collections.abc import Sequence
 from sluice.kv.manager import KVManager, Lease
 from sluice.kv.shelf import PUT_OFF
 from sluice.kv.streams import StreamLease
-from sluice.types import CopyDone, PageCopy, StreamLimits, Tier, TierLimits
+from sluice.types import CopyDone, PageCopy, TierLimits
+from worlds import streams_of
 
 SIZE = 2
 LONG = array("i", [1, *[0] * 9])
 """A context of five pages."""
 
 
-STREAMS = StreamLimits(
-    above=4,
-    tier=Tier.DISK,
-    page_bytes=1,
-    chunk_tokens=4,
-    window_pages=3,
-    num_layers=1,
-    block_pages=1,
-    group_blocks=1,
-)
+STREAMS = streams_of(above=4, page_bytes=1, chunk_tokens=4, window_pages=3, num_layers=1)
 
 
 def manager() -> KVManager:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,13 +29,14 @@ def evicted(bench: TierBench) -> None:
     bench.ask(1, prompt(2, 29))
 
 
-def restarted(world: World, first: list[int] = LONG, **changes: Any) -> TierBench:
-    """An engine whose disk holds six pages from a life before."""
+def restarted(world: World, first: list[int] = LONG, *, also: Sequence[list[int]] = (), **changes: Any) -> TierBench:
+    """An engine whose disk holds six pages from a life before, and those of other prompts."""
     before = TierBench(world)
-    before.ask(0, first)
+    for number, tokens in enumerate((first, *also)):
+        before.ask(number, tokens)
     bench = TierBench(replace(world, **changes), before.disk.tiers.crash())
     bench.inherit(before)
-    assert bench.taken == 6
+    assert bench.taken == 6 + sum(len(tokens) // world.page_size for tokens in also)
     return bench
 
 
@@ -467,12 +469,7 @@ def test_copies_of_a_failed_step_end_with_it(faults: Faults) -> None:
 
 def test_loads_leave_slots_to_those_who_came_before() -> None:
     """Loading takes nothing of a step, so it could take every slot before anybody is admitted."""
-    world = world_of(num_pages=40, running=2)
-    before = TierBench(world)
-    before.ask(0, LONG)
-    before.ask(1, prompt(2, 25))
-    bench = TierBench(world, before.disk.tiers.crash())
-    bench.inherit(before)
+    bench = restarted(world_of(num_pages=40, running=2), also=[prompt(2, 25)])
     bench.pace.is_stuck = True
     bench.put(1, prompt(4, 9), 8)
     bench.put(2, LONG)
@@ -510,12 +507,7 @@ def test_loads_leave_memory_to_those_who_came_before(num_pages: int, in_memory: 
 @pytest.mark.parametrize("in_memory", [0, 3])
 def test_no_load_passes_one_that_has_no_room_yet(in_memory: int) -> None:
     """Small ones would keep it waiting for as long as they come."""
-    world = world_of(num_pages=13)
-    before = TierBench(world)
-    before.ask(0, LONG)
-    before.ask(1, prompt(4, 9))
-    bench = TierBench(world, before.disk.tiers.crash())
-    bench.inherit(before)
+    bench = restarted(world_of(num_pages=13), also=[prompt(4, 9)])
     if in_memory:
         bench.ask(0, LONG[: 4 * in_memory + 1])
     bench.put(1, prompt(2, 25))
@@ -530,12 +522,7 @@ def test_no_load_passes_one_that_has_no_room_yet(in_memory: int) -> None:
 
 def test_loads_that_fit_together_begin_together() -> None:
     """One after the other they would take the disk's time twice."""
-    world = world_of(num_pages=10, running=2)
-    before = TierBench(world)
-    before.ask(0, LONG)
-    before.ask(1, prompt(4, 9))
-    bench = TierBench(world, before.disk.tiers.crash())
-    bench.inherit(before)
+    bench = restarted(world_of(num_pages=10, running=2), also=[prompt(4, 9)])
     bench.pace.is_stuck = True
     bench.put(1, LONG)
     bench.put(2, prompt(4, 9))

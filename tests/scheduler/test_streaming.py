@@ -10,20 +10,10 @@ import pytest
 from recording import RecordingRunner
 from sluice.engine.messages import Submit
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
-from sluice.types import BatchPlan, Bound, FinishReason, StreamLimits, Tier, TierLimits
-from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of
+from sluice.types import BatchPlan, Bound, FinishReason, Tier, TierLimits
+from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, streams_of
 
-STREAMS = StreamLimits(
-    above=32,
-    tier=Tier.DISK,
-    page_bytes=100,
-    chunk_tokens=8,
-    window_pages=4,
-    num_layers=2,
-    block_pages=1,
-    group_blocks=1,
-    load_cost=1.0,
-)
+STREAMS = streams_of(load_cost=1.0)
 WORLD = World(
     limits_of(chunk=8),
     num_pages=8,

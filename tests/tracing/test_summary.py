@@ -20,8 +20,8 @@ from sluice.tracing.reader import TraceReader
 from sluice.tracing.report import report
 from sluice.tracing.run import Prefill, Run, read_run
 from sluice.tracing.summary import SentBack, Spread, Summary, percentile, spread, summarize
-from sluice.types import StreamLimits, Tier, TierLimits
-from worlds import World, limits_of
+from sluice.types import TierLimits
+from worlds import World, limits_of, streams_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
 STREAM = Arrival(0, Submit(0, (1, 0, 1), resolved(12)))
@@ -122,17 +122,7 @@ def test_what_comes_from_the_cache_is_counted_once(tmp_path: Path) -> None:
     assert [row.cached_tokens for row in summary.table] == [0, 16]
 
 
-STREAMS = StreamLimits(
-    above=32,
-    tier=Tier.DISK,
-    page_bytes=100,
-    chunk_tokens=8,
-    window_pages=4,
-    num_layers=2,
-    block_pages=1,
-    group_blocks=1,
-    load_cost=8.0,
-)
+STREAMS = streams_of(load_cost=8.0)
 STREAMING = World(limits_of(chunk=8), num_pages=16, page_size=4, tiers=TierLimits(disk_pages=40), streams=STREAMS)
 
 
