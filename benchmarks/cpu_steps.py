@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from benchmarks.peers.neighbour import neighbour
-from sluice.assemble import LoadedModel, load
+from sluice.assembly.build import LoadedModel, load
 from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.bench import facts
 from sluice.config import ConfigError, EngineConfig

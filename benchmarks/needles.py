@@ -4,7 +4,7 @@
         --option max_total_tokens=16384 --option chunked_prefill_size=2048 --option page_size=256 \\
         --option ring_blocks=4 --option ring_block_tokens=8192 --option stream_above=8192
 
-For each length, in a process of its own: a checkpoint that recalls exactly (`sluice.exact_recall`), one haystack with
+For each length, in a process of its own: a checkpoint that recalls exactly (`exact_recall`), one haystack with
 needles at 0, 25, 50, 75 and 100% depth, and a question for each. The first question reads the prompt, the others find
 it in the cache. It writes PREFIX.json and PREFIX.html after each length: time, RssAnon of the process, bytes by part.
 A length that would take longer than --seconds, by what the shorter ones took, is left out.
@@ -27,11 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+from benchmarks.exact_recall import SHAPES, RecallShape, needle_prompts, write_recall_checkpoint
+from benchmarks.exact_recall.construction import NUM_LAYERS
 from benchmarks.figures_page import Plot, page
 from benchmarks.long_context.reading import Task
 from sluice.bench import facts
-from sluice.exact_recall import SHAPES, RecallShape, needle_prompts, write_recall_checkpoint
-from sluice.exact_recall.construction import NUM_LAYERS
 from sluice.footprint import KVSizes
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)

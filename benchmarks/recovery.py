@@ -38,11 +38,11 @@ import torch
 
 from sluice import LLM
 from sluice.config import EngineConfig
+from sluice.process.client import EngineClient, NewRequest
+from sluice.process.engine_state import EngineState
+from sluice.process.launch import Launcher, Patience
+from sluice.process.supervisor import Supervisor
 from sluice.runner.noise import gumbel, stream_key
-from sluice.server.client import EngineClient, NewRequest
-from sluice.server.engine_state import EngineState
-from sluice.server.launch import Launcher, Patience
-from sluice.server.supervisor import Supervisor
 from sluice.types import FinishReason, Output, SamplingParams
 
 ALLOWED_OVER_START = 2.0

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sluice.assembly.resolve import resolve
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Pending
@@ -19,13 +20,12 @@ from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.limits import Limits
 from sluice.models.bundled import BUNDLED
-from sluice.resolve import resolve
+from sluice.process.wire import Ready, Start
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ShadowRunner
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.writer import TraceFile, create
 from sluice.types import BatchPlan
-from sluice.wire import Ready, Start
 
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 4096
@@ -35,7 +35,7 @@ STEP_MS = "SHADOW_STEP_MS"
 SERVE = """
 import json, sys
 from sluice.config import EngineConfig, ServerConfig
-from sluice.server.serve import run
+from sluice.http.serve import run
 
 port, options = sys.argv[1:]
 engine = EngineConfig.from_options(json.loads(options))

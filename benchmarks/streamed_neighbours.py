@@ -31,19 +31,19 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 
+from benchmarks.exact_recall import SHAPES, needle_prompt, write_recall_checkpoint
 from benchmarks.long_context.bandwidth import read_bandwidth
 from benchmarks.long_context.link import TimedLink
 from benchmarks.long_context.slow_disk import slow_disk
 from benchmarks.needles import ROOM, disk_options, option_of, tokens_of
-from sluice.assemble import EngineInfo, build_engine
+from sluice.assembly.build import EngineInfo, build_engine
 from sluice.bench import facts
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Submit
-from sluice.exact_recall import SHAPES, needle_prompt, write_recall_checkpoint
+from sluice.process.freeze_gc import settle
+from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.runner import TorchRunner
-from sluice.runner.streaming.loaders import LoadTotals
-from sluice.server.settled import settle
 from sluice.types import SamplingParams
 
 STREAM_TOKENS = 1000

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from api_cases import OPERATIONS, Sent, case_of, complaint
-from sluice.server.openapi import BODIES
+from sluice.http.openapi import BODIES
 
 PATIENCE = 60.0
 """Seconds after which a request hangs."""

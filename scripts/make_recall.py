@@ -2,7 +2,7 @@
 
     python scripts/make_recall.py --out FOLDER [--size small|middle|gqa] [--previous N] [--max-positions N]
 
-It is constructed, not trained (`sluice.exact_recall`): for tests of long contexts whose answers are known.
+It is constructed, not trained (`benchmarks.exact_recall`): for tests of long contexts whose answers are known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sluice.exact_recall import SHAPES, ShapeError, write_recall_checkpoint
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.exact_recall import SHAPES, ShapeError, write_recall_checkpoint
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -172,13 +172,13 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "a prompt is cut inside a page",
     ),
     (
-        "scheduler/retract.py",
+        "scheduler/preempt.py",
         "candidates = [r for r in state.running() if r is not oldest]",
         "candidates = list(state.running())",
         "even the oldest request may be retracted, for ever",
     ),
     (
-        "scheduler/retract.py",
+        "scheduler/preempt.py",
         "needy.discard(victim.id)",
         "pass",
         "the victim's own want is still counted",
@@ -268,19 +268,19 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "nothing is reserved for the output of running requests",
     ),
     (
-        "scheduler/retract.py",
+        "scheduler/preempt.py",
         "        state.reservation.retracted(state.running())\n",
         "        pass\n",
         "the share reserved does not rise after a retraction",
     ),
     (
-        "scheduler/retract.py",
+        "scheduler/preempt.py",
         "if level(r) > level(request)]",
         "if level(r) >= level(request)]",
         "equal priorities preempt each other for ever",
     ),
     (
-        "scheduler/retract.py",
+        "scheduler/preempt.py",
         "if state.draining or not below:",
         "if not below:",
         "one preemption after another for the same want",
@@ -304,7 +304,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "small prompts keep taking the memory a large one waits for",
     ),
     (
-        "scheduler/twins.py",
+        "scheduler/prefix_dedup.py",
         "if end > request.cacheable or",
         "if end > request.cacheable + kv.page_size or",
         "a request is held back for a page it could not use",
@@ -391,7 +391,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "no page is what was stored, so all are computed again",
     ),
     (
-        "kv/slots.py",
+        "kv/tier_pool.py",
         "return not below.is_read and below.slots",
         "return below.slots",
         "a page that is being read is overwritten",
@@ -487,7 +487,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "a page that lies on the disk is read on the device",
     ),
     (
-        "scheduler/twins.py",
+        "scheduler/prefix_dedup.py",
         "    if kv.tiers.num_loading and",
         "    if False and",
         "what one request loads another computes",

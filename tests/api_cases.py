@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
-from sluice.server.openapi import openapi
+from sluice.http.openapi import openapi
 
 SCHEMA = schemathesis.openapi.from_dict(openapi("0"))
 OPERATIONS = [(method.upper(), path) for path, methods in SCHEMA.raw_schema["paths"].items() for method in methods]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.engine.messages import Message, Stats
-from sluice.server.zmq_link import ZmqLink
+from sluice.process.zmq_link import ZmqLink
 from sluice.types import Output
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recording import RecordingRunner
+from sluice.assembly.offloading import Costs, Sizes, stream_limits
+from sluice.assembly.resolve import resolve, stream_tier
 from sluice.config import CacheConfig, EngineConfig
 from sluice.engine.messages import Submit
-from sluice.resolve import resolve, stream_tier
-from sluice.streaming import Costs, Sizes, stream_limits
 from sluice.types import BatchPlan, StreamLimits, TierLimits
 from worlds import Bench, World, check_ends, enough_steps
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from sluice.pagefile.blocks import Blocks
-from sluice.pagefile.layout import FileLayout, PageGeometry
-from sluice.pagefile.page_file import Opened, PageFile, open_page_file
-from sluice.pagefile.split import split
+from sluice.tiers.blocks import Blocks
+from sluice.tiers.layout import FileLayout, PageGeometry
+from sluice.tiers.page_file import Opened, PageFile, open_page_file
+from sluice.tiers.split import split
 from sluice.types import PageKey
 
 GEOMETRY = PageGeometry(

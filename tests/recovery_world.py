@@ -19,13 +19,13 @@ from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Message, Stats
 from sluice.engine.protocols import Pending, Runner
 from sluice.engine.watched import WatchedRunner
+from sluice.process.client import EngineClient, Inbox, OutOfStep
+from sluice.process.heartbeat import SIZE, SharedHeartbeat
+from sluice.process.liveness import Counts, StuckWatch
+from sluice.process.numbering import Incoming, Outgoing
+from sluice.process.wire import Frame, Outputs, WireError, decode, encode
 from sluice.scheduler.laws import Lawful
-from sluice.server.client import EngineClient, Inbox, OutOfStep
-from sluice.server.heartbeat import SIZE, SharedHeartbeat
-from sluice.server.numbering import Incoming, Outgoing
-from sluice.server.stuck import Counts, StuckWatch
 from sluice.types import BatchPlan, BatchResult, Output
-from sluice.wire import Frame, Outputs, WireError, decode, encode
 from worlds import World
 
 HEARTBEAT_TIMEOUT = 5.0

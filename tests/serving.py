@@ -20,24 +20,24 @@ from fastapi import FastAPI
 
 from held_link import HeldLink
 from shadow_engine import OPTIONS, VOCAB, limits_of, resolution, shadow_engine
+from sluice.assembly.explain import explain
 from sluice.config import ServerConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Message, Shutdown, Stats, Submit
-from sluice.explain import explain
 from sluice.footprint import Footprint
-from sluice.server.app import create_app
-from sluice.server.backend import Backend, Service
-from sluice.server.body import BodyLimits
-from sluice.server.calls import Listener
-from sluice.server.chat import ChatTemplate
-from sluice.server.client import EngineClient
-from sluice.server.engine_state import EngineState
-from sluice.server.metrics import Metrics
-from sluice.server.tokens import Tokenizer
-from sluice.server.zmq_link import SocketFolder, ZmqChannel, ZmqLink
+from sluice.http.app import create_app
+from sluice.http.backend import Backend, Service
+from sluice.http.body import BodyLimits
+from sluice.http.calls import Listener
+from sluice.http.metrics import Metrics
+from sluice.process.client import EngineClient
+from sluice.process.engine_state import EngineState
+from sluice.process.wire import Outputs
+from sluice.process.zmq_link import SocketFolder, ZmqChannel, ZmqLink
 from sluice.testing import Faults, oracle
+from sluice.text.chat_template import ChatTemplate
+from sluice.text.tokenizer import Tokenizer
 from sluice.types import SamplingParams
-from sluice.wire import Outputs
 from tokenizer_makers import byte_tokenizer
 
 Event = MutableMapping[str, Any]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from recording import RecordingRunner
+from sluice.assembly.resolve import Resolution, resolve
 from sluice.config import EngineConfig
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.engine import Engine
@@ -16,12 +17,11 @@ from sluice.engine.protocols import Link, Pending
 from sluice.engine.trace import RecentSteps
 from sluice.kv.manager import KVManager
 from sluice.limits import Limits
-from sluice.resolve import Resolution, resolve
+from sluice.process.wire import Ready, Start
 from sluice.scheduler.laws import Lawful
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import Faults, FaultyRunner, ShadowRunner
 from sluice.types import BatchPlan
-from sluice.wire import Ready, Start
 
 VOCAB = 127
 PAGE_SIZE = 4

@@ -13,7 +13,7 @@ import torch
 
 from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
 from sluice.attention.reference import ReferenceAttention
-from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.runner import TorchRunner
 from sluice.testing import digests, shadow_logits
 

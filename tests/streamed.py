@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 import torch
 
 from sluice.attention.base import AttentionBackend, PagedKV
-from sluice.runner.device import DeviceShape, DeviceState, KVMaker
+from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.model import Model
-from sluice.runner.streaming.loaders import ThreadLoader
-from sluice.runner.streaming.sparse import SparsePolicy
-from sluice.runner.streaming.streamer import RingShape, Streamer
+from sluice.runner.offload.loaders import ThreadLoader
+from sluice.runner.offload.offloader import RingShape, Streamer
+from sluice.runner.offload.sparse import SparsePolicy
 from sluice.types import Chunk, StreamPart
 
 Parts = tuple[bytes, bytes]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from shadow_engine import VOCAB
 from sluice.config import EngineConfig
-from sluice.server.client import EngineClient, NewRequest
-from sluice.server.engine_state import EngineState
-from sluice.server.launch import Launcher, Patience
-from sluice.server.supervisor import Supervisor
+from sluice.process.client import EngineClient, NewRequest
+from sluice.process.engine_state import EngineState
+from sluice.process.launch import Launcher, Patience
+from sluice.process.supervisor import Supervisor
 from sluice.testing import oracle, resolved
 from sluice.types import FinishReason, Output
 

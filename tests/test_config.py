@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluice.assembly.resolve import resolve as resolve_config
 from sluice.config import ConfigError, EngineConfig
-from sluice.resolve import resolve as resolve_config
 
 
 def resolve(device_type: str = "cpu", /, **options: Any) -> EngineConfig:

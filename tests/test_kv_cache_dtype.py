@@ -10,10 +10,10 @@ import torch
 
 from paged import Row, forward_batch
 from sluice import LLM, SamplingParams
-from sluice.assemble import LoadedModel, load
-from sluice.attending import KV_DTYPES, make_attending
+from sluice.assembly.build import LoadedModel, load
 from sluice.attention.base import AttentionBackend, LayerKV, PagedKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.select import KV_DTYPES, make_attending
 from sluice.config import ConfigError, EngineConfig
 
 pytest.importorskip("triton")

@@ -23,7 +23,7 @@ from sluice.config import ConfigError
 from sluice.limits import LimitError
 from sluice.llm import GenerationError
 from sluice.models.errors import CheckpointError
-from sluice.server.tokens import Tokenizer
+from sluice.text.tokenizer import Tokenizer
 from sluice.types import FinishReason
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from server.test_serve import announced, server, shadow
 
 import tiny_models
-from server.test_serve import announced, server, shadow
 from serving import run, serving
+from sluice.http.exposure import exposure_warning
 from sluice.models.hub import WANTED
 from sluice.models.loader import load_model
-from sluice.server.exposure import exposure_warning
-from sluice.wire import WireError, decode
+from sluice.process.wire import WireError, decode
 
 ROOT = Path(__file__).parents[1]
 TREES = {file: ast.parse(file.read_text()) for file in sorted((ROOT / "src" / "sluice").rglob("*.py"))}

@@ -14,16 +14,16 @@ import torch
 from page_files import keys
 from sluice.attention.base import LayerKV, PagedKV
 from sluice.attention.packed import PackedKV
+from sluice.device.pages import DevicePages
+from sluice.device.streams import Event, Stream, Streams, inline_streams, plain_host_buffer
+from sluice.device.transport import Transport, cpu_transport, staged_transport
 from sluice.native.library import Kernels
-from sluice.pagefile.blocks import Blocks
-from sluice.pagefile.layout import FileLayout, PageGeometry
-from sluice.pagefile.page_file import Opened, PageFile, open_page_file
-from sluice.runner.copies import TierCopies
-from sluice.runner.device_pages import DevicePages
-from sluice.runner.disk_tier import DiskTier
-from sluice.runner.host_tier import HostTier
-from sluice.runner.streams import Event, Stream, Streams, inline_streams, plain_host_buffer
-from sluice.runner.transport import Transport, cpu_transport, staged_transport
+from sluice.tiers.blocks import Blocks
+from sluice.tiers.copies import TierCopies
+from sluice.tiers.disk_tier import DiskTier
+from sluice.tiers.host_tier import HostTier
+from sluice.tiers.layout import FileLayout, PageGeometry
+from sluice.tiers.page_file import Opened, PageFile, open_page_file
 from sluice.types import BatchPlan, CopyDone, PageCopy, Tier
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE = 3, 2, 16, 16

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 import tiny_models
-from sluice.assemble import build_engine
+from sluice.assembly.build import build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, FlushCache, Message, Stats, Submit
-from sluice.pagefile.inspect import inspect
+from sluice.tiers.inspect import inspect
 from sluice.types import FinishReason, Output, SamplingParams
 
 TIE = 1e-4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from sluice.server.detokenize import byte_alphabet
+from sluice.text.detokenizer import byte_alphabet
 
 EOS = "<|end|>"
 TEXTS = (

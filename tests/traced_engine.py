@@ -12,7 +12,7 @@ from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
-from sluice.wire import Ready, Start
+from sluice.process.wire import Ready, Start
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from sluice.attention.base import LayerKV
-from sluice.pagefile.layout import FileLayout, PageGeometry
-from sluice.pagefile.page_file import open_page_file
-from sluice.runner.copies import TierCopies
-from sluice.runner.device_pages import DevicePages
-from sluice.runner.disk_tier import DiskTier
-from sluice.runner.streams import plain_host_buffer
-from sluice.runner.transport import cpu_transport
+from sluice.device.pages import DevicePages
+from sluice.device.streams import plain_host_buffer
+from sluice.device.transport import cpu_transport
+from sluice.tiers.copies import TierCopies
+from sluice.tiers.disk_tier import DiskTier
+from sluice.tiers.layout import FileLayout, PageGeometry
+from sluice.tiers.page_file import open_page_file
 from sluice.types import BatchPlan, CopyDone, PageCopy, PageKey, Tier
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE = 28, 8, 128, 32

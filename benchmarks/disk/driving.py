@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from sluice.assemble import EngineInfo, build_engine
+from sluice.assembly.build import EngineInfo, build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Message, Stats, Submit

@@ -19,12 +19,12 @@ import numpy.typing as npt
 
 from benchmarks.long_context.link import TimedLink
 from benchmarks.long_context.process import PeakMemory, anonymous_bytes
-from sluice.assemble import build_engine
+from sluice.assembly.build import build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
+from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.runner import TorchRunner
-from sluice.runner.streaming.loaders import LoadTotals
 from sluice.types import SamplingParams
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from sluice.pagefile.blocks import FileBlocks
+from sluice.tiers.blocks import FileBlocks
 
 
 @contextmanager

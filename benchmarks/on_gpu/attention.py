@@ -12,9 +12,9 @@ import torch
 from benchmarks.on_gpu.clocks import seconds_queued
 from benchmarks.on_gpu.engines import REFERENCE, STATIC
 from benchmarks.on_gpu.setting import Setting
-from sluice.attending import Attending, make_attending
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.planned import NO_PLANS
+from sluice.attention.select import Attending, make_attending
 from sluice.attention.static import StaticAttention
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 64

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from sluice.device.streams import Event, Stream
 from sluice.runner.graphs import CudaCapture
-from sluice.runner.streams import Event, Stream
 
 CALLS = 8
 """Of one graph."""

@@ -1,4 +1,4 @@
-"""Engines over random models, put together as `sluice.assemble` does, with marks on what the device computes."""
+"""Engines over random models, put together as `sluice.assembly.build` does, with marks on what the device computes."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 import torch
 
 from benchmarks.on_gpu.clocks import MarkedStream, mark_of
-from sluice.assemble import use_triton
-from sluice.attending import Attending, make_attending
+from sluice.assembly.build import use_triton
+from sluice.assembly.cuda_graphs import captured_graphs, graph_rows
+from sluice.assembly.resolve import resolve
 from sluice.attention.planned import NO_PLANS
+from sluice.attention.select import Attending, make_attending
 from sluice.attention.static import StaticAttention
 from sluice.config import EngineConfig
-from sluice.cuda_graphs import captured_graphs, graph_rows
+from sluice.device.streams import cuda_streams, inline_streams, pinned_host_buffer, plain_host_buffer
+from sluice.device.transport import Transport, staged_transport
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.engine.trace import StepTimes
 from sluice.models.base import CausalLM
 from sluice.models.ops import TorchOps
-from sluice.resolve import resolve
-from sluice.runner.device import DeviceShape, DeviceState
-from sluice.runner.fakes import recorded_steps
+from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.graphs import DecodeGraphs, graph_sizes
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS
 from sluice.runner.runner import TorchRunner
-from sluice.runner.streams import cuda_streams, inline_streams, pinned_host_buffer, plain_host_buffer
-from sluice.runner.transport import Transport, staged_transport
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ManualLink
+from sluice.testing.device import recorded_steps
 from sluice.types import BatchPlan, BatchResult, SamplingParams
 
 STATIC = "static"
@@ -122,7 +122,7 @@ def bench_of(
     """An engine over empty state of its own.
 
     Args:
-        attention: a backend of `sluice.attending`, or `STATIC`.
+        attention: a backend of `sluice.attention.select`, or `STATIC`.
         max_total_tokens: of the KV pool.
         graphs: replay steps that only decode.
         options: further engine options.

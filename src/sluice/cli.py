@@ -28,7 +28,7 @@ from sluice.config import (
     flag,
     options_of,
 )
-from sluice.pagefile.options import add_inspect_arguments
+from sluice.tiers.options import add_inspect_arguments
 from sluice.tracing.options import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
 
@@ -236,15 +236,15 @@ def serve(given: dict[str, Any]) -> int:
         server, engine, names = _configs(given)
     except ConfigError as error:
         return fail("serve", error, EXIT_USAGE)
-    from sluice.server.serve import run
+    from sluice.http.serve import run
 
     return run(server, engine, given=names)
 
 
 def explain(given: dict[str, Any]) -> int:
     """`sluice explain`."""
-    from sluice.devices import resolve_here
-    from sluice.explain import explain, table
+    from sluice.assembly.devices import resolve_here
+    from sluice.assembly.explain import explain, table
 
     as_json = given.pop("as_json", False)
     try:
@@ -263,7 +263,7 @@ def _configs(given: dict[str, Any]) -> tuple[ServerConfig, EngineConfig, frozens
     Raises:
         ConfigError: a value, or a name, that cannot be.
     """
-    from sluice.server.options import check_server
+    from sluice.http.options import check_server
 
     own = {name for name, _ in options_of(ServerConfig)} & given.keys()
     server = ServerConfig(**{name: given[name] for name in own})
@@ -330,7 +330,7 @@ def replay(given: dict[str, Any]) -> int:
 
 def cache_inspect(given: dict[str, Any]) -> int:
     """`sluice cache inspect`."""
-    from sluice.pagefile.command import run_inspect
+    from sluice.tiers.command import run_inspect
 
     return _run("cache inspect", run_inspect, given)
 

@@ -23,14 +23,14 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sluice.assemble import EngineInfo, build_engine
+from sluice.assembly.build import EngineInfo, build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Message, Stats, Submit
 from sluice.limits import LimitError, check_cache_salt
-from sluice.server.detokenize import Detokenizer, Vocabulary, spelling_of
-from sluice.server.text import Piece, TextStream
-from sluice.server.tokens import Tokenizer
+from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
+from sluice.text.text_stream import Piece, TextStream
+from sluice.text.tokenizer import Tokenizer
 from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, TokenLogprobs
 
 Prompt = str | Sequence[int]

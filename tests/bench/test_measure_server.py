@@ -25,7 +25,7 @@ from sluice.bench.records import Result
 from sluice.bench.timing import WallTimer
 from sluice.bench.url import find_server
 from sluice.config import ConfigError
-from sluice.server.serve import HttpServer
+from sluice.http.serve import HttpServer
 from sse_server import MODELS, Call, Handler, scripted, stream_at_once
 
 

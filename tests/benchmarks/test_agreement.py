@@ -20,7 +20,7 @@ from sluice.bench.errors import BenchError
 from sluice.bench.measure import measure_once, server_target, workload_of
 from sluice.bench.options import options_from
 from sluice.bench.timing import WallTimer
-from sluice.server.tokens import Tokenizer
+from sluice.text.tokenizer import Tokenizer
 from sse_server import scripted
 
 OPTIONS = options_from(

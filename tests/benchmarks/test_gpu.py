@@ -17,7 +17,7 @@ from benchmarks.on_gpu.clocks import HostMark, MarkedStream, idle_share
 from benchmarks.on_gpu.models import LARGE, SMALL, config_of, num_parameters, random_model
 from benchmarks.on_gpu.prefill_chunk import flops
 from benchmarks.on_gpu.setting import Setting
-from sluice.runner.streams import InlineStream
+from sluice.device.streams import InlineStream
 
 TRIAL = Setting(torch.device("cpu"), tiny=True)
 

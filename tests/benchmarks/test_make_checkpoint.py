@@ -18,7 +18,7 @@ from paged_model import chunked_logits
 from sluice.models.hf_config import read_config
 from sluice.models.loader import load_model
 from sluice.models.registry import model_class
-from sluice.server.tokens import Tokenizer
+from sluice.text.tokenizer import Tokenizer
 
 PUBLISHED = {"gpt2-124m": 124_439_808, "qwen3-0.6b": 596_049_920, "llama-3.2-1b": 1_235_814_400}
 """Parameters of the published models, a tied head counted once."""

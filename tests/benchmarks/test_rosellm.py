@@ -6,11 +6,11 @@ from pathlib import Path
 
 from benchmarks.peers.peer import Settings
 from benchmarks.rosellm import PAIRS, PRESETS, configurations
+from sluice.assembly.resolve import resolve
 from sluice.bench.options import PRESET_NAMES
 from sluice.bench.presets import resolve_workload
 from sluice.bench.workload import Workload, build_workload
 from sluice.config import EngineConfig
-from sluice.resolve import resolve
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import resolved
 from sluice.types import BatchPlan, BatchResult, SchedulerLimits

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import make_recall
-from sluice.exact_recall import SHAPES, RecallShape, ShapeError
-from sluice.exact_recall.construction import recall_tensors
-from sluice.exact_recall.golay import golay_codes
-from sluice.exact_recall.offsets import gap_of, separate_offsets
+from benchmarks.exact_recall import SHAPES, RecallShape, ShapeError
+from benchmarks.exact_recall.construction import recall_tensors
+from benchmarks.exact_recall.golay import golay_codes
+from benchmarks.exact_recall.offsets import gap_of, separate_offsets
 from sluice.models.layers import Rotary
 from sluice.models.ops import rotate
 from sluice.models.rope import DefaultRope

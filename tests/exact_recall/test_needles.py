@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.exact_recall import EOS, SHAPES, Needle, needle_prompt, needle_prompts, write_recall_checkpoint
 from sluice import LLM, SamplingParams
-from sluice.exact_recall import EOS, SHAPES, Needle, needle_prompt, needle_prompts, write_recall_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0, None)

@@ -8,7 +8,7 @@ import pytest
 
 from sluice.kv.manager import KVManager
 from sluice.kv.prefix import Node
-from sluice.kv.slots import STALE
+from sluice.kv.tier_pool import STALE
 from sluice.types import CopyDone, PageCopy, Tier, TierLimits
 
 A, B, C = ([first, *[0] * 3] for first in (1, 2, 3))

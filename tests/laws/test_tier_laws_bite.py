@@ -9,7 +9,7 @@ import pytest
 
 from sluice.kv.flights import Load
 from sluice.kv.prefix import Node
-from sluice.kv.slots import Slots
+from sluice.kv.tier_pool import Slots
 from sluice.scheduler import laws
 from sluice.scheduler.laws import LawBroken
 from sluice.scheduler.state import SchedulerState

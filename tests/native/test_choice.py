@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import sluice.cpu_kernels
+import sluice.assembly.cpu_kernels
+from sluice.assembly.cpu_kernels import choose_kernels, unsuited
 from sluice.config import ConfigError
-from sluice.cpu_kernels import choose_kernels, unsuited
 from sluice.models.spec import ModelSpec
 from sluice.native.library import KernelsUnavailable, Level, Library
 
@@ -44,7 +44,7 @@ class Machine(Library):
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch):
     def install(*levels: Level) -> None:
-        monkeypatch.setattr(sluice.cpu_kernels, "Library", lambda: Machine(*levels))
+        monkeypatch.setattr(sluice.assembly.cpu_kernels, "Library", lambda: Machine(*levels))
 
     return install
 
@@ -86,7 +86,7 @@ def test_an_installation_without_a_compiler(tmp_path: Path, monkeypatch: pytest.
     def library() -> Library:
         return Library(tmp_path)
 
-    monkeypatch.setattr(sluice.cpu_kernels, "Library", library)
+    monkeypatch.setattr(sluice.assembly.cpu_kernels, "Library", library)
     choice = choose_kernels("auto", "cpu")
     assert choice.name == "torch"
     assert "no C++ compiler" in str(choice.reason)

@@ -12,11 +12,11 @@ import torch
 import tiny_models
 from expectations import MAX_TOKENS, Checkpoints, Expected, Prompt
 from recording import RecordingRunner
-from sluice.assemble import LoadedModel, load
+from sluice.assembly.build import LoadedModel, load
 from sluice.attention.reference import ReferenceAttention
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
-from sluice.runner.device import DeviceState
+from sluice.runner.device_state import DeviceState
 from sluice.runner.runner import TorchRunner
 from sluice.testing import ManualLink
 from sluice.types import SamplingParams

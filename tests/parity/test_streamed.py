@@ -12,12 +12,12 @@ import torch
 
 import tiny_models
 from sluice import LLM, SamplingParams
-from sluice.assemble import load
+from sluice.assembly.build import load
+from sluice.assembly.offloading import Costs, Sizes, StreamSetup, stream_limits
+from sluice.assembly.tiers import TierSetup
 from sluice.config import EngineConfig, StreamConfig
 from sluice.engine.messages import Copied, Submit
 from sluice.llm import Result
-from sluice.streaming import Costs, Sizes, StreamSetup, stream_limits
-from sluice.tiering import TierSetup
 from sluice.types import Tier, TierLimits
 from tier_schedules import BlockingLink, greedy, run_out
 

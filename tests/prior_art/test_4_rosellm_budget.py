@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig
-from sluice.resolve import resolve
 from sluice.types import Bound
 from support import queue, shapes_of, steps_of
 from worlds import Bench, World, limits_of

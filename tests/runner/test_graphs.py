@@ -12,17 +12,17 @@ import torch
 import tiny_models
 from sluice.attention.base import AttentionBackend, ForwardBatch
 from sluice.attention.static import StaticAttention
+from sluice.device.streams import Streams, inline_streams, plain_host_buffer
+from sluice.device.transport import staged_transport, transport_for
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
 from sluice.models.loader import load_model
-from sluice.runner.device import DeviceShape, DeviceState
-from sluice.runner.fakes import late_streams, recorded_steps
+from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.graphs import Captured, CudaCapture, DecodeGraphs, graph_sizes
 from sluice.runner.runner import TorchRunner
-from sluice.runner.streams import Streams, inline_streams, plain_host_buffer
-from sluice.runner.transport import staged_transport, transport_for
 from sluice.testing import ManualLink
+from sluice.testing.device import late_streams, recorded_steps
 from sluice.types import SamplingParams
 from worlds import Bench, World, limits_of
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shadow_model import shadow_shape
-from sluice.runner.device import DeviceState
+from sluice.runner.device_state import DeviceState
 from sluice.runner.inputs import host_batch
 from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import tiny_models
-from sluice.assemble import LoadedModel, load
-from sluice.attending import make_attending
+from sluice.assembly.build import LoadedModel, load
 from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.select import make_attending
 from sluice.config import EngineConfig
 from sluice.engine.heartbeat import NoHeartbeat, Phase
 from sluice.engine.messages import Submit
 from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Norm
 from sluice.native.library import Kernels, KernelsUnavailable, Library
-from sluice.runner.device import DeviceState
+from sluice.runner.device_state import DeviceState
 from sluice.runner.kernel_capture import Arena, CaptureError, KernelCapture
 from sluice.runner.model import Model
 from sluice.runner.runner import TorchRunner

@@ -17,7 +17,7 @@ from sluice.engine.messages import Submit
 from sluice.kv.manager import KVManager
 from sluice.models.base import CausalLM
 from sluice.models.loader import load_model
-from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.logprobs import NOTHING, score_samples
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.scheduler import Scheduler

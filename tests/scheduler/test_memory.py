@@ -10,9 +10,9 @@ from array import array
 from sluice.kv.manager import KVManager
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.passes import decode
+from sluice.scheduler.preempt import make_room
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.request import Place, Request
-from sluice.scheduler.retract import make_room
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
 from worlds import limits_of

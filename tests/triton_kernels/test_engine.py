@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 import tiny_models
-from sluice.assemble import LoadedModel, load, use_triton
+from sluice.assembly.build import LoadedModel, load, use_triton
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM

@@ -12,11 +12,11 @@ import torch
 
 import tiny_models
 from peak_memory import PeakMemory
-from sluice.assemble import LoadedModel, load, use_triton
+from sluice.assembly.build import LoadedModel, load, use_triton
+from sluice.assembly.step_memory import StepTrial, cuda_memory
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
 from sluice.runner.largest_step import StepLimits, largest_plan
-from sluice.step_memory import StepTrial, cuda_memory
 from sluice.testing import ManualLink
 from sluice.types import SamplingParams
 from triton_device import each_device, quiet

@@ -26,7 +26,7 @@ from sluice.bench.server_target import ServerTarget, about_server, served_model
 from sluice.bench.timing import Lag, Timer, WallTimer
 from sluice.bench.url import find_server
 from sluice.bench.workload import Workload, build_workload, warmup_turns
-from sluice.server.settled import settle
+from sluice.process.freeze_gc import settle
 
 REPEAT_SEED = 1_000_003
 """Apart enough that the prompts of no repeat are those of another seed's first."""
@@ -72,7 +72,7 @@ async def describe_server(target: ServerTarget) -> dict[str, Any]:
 
 
 def _counter(folder: Path) -> CountText:
-    from sluice.server.tokens import Tokenizer, TokenizerError
+    from sluice.text.tokenizer import Tokenizer, TokenizerError
 
     try:
         tokenizer = Tokenizer.from_folder(folder)
@@ -92,9 +92,9 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
         CheckpointError, TokenizerError: a model that cannot be loaded.
         BenchError: the engine refuses the workload.
     """
-    from sluice.assemble import build_engine
+    from sluice.assembly.build import build_engine
     from sluice.config import EngineConfig
-    from sluice.server.tokens import Tokenizer
+    from sluice.text.tokenizer import Tokenizer
 
     timer = WallTimer()
     link = ThreadLink(timer)

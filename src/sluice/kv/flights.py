@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sluice.kv.offload_lease import StreamLease
 from sluice.kv.prefix import Node
-from sluice.kv.streams import StreamLease
 from sluice.types import PageKey
 
 

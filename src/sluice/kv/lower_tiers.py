@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from sluice.kv.flights import Load
+from sluice.kv.offload_lease import StreamLease
 from sluice.kv.prefix import Node, PrefixTree
-from sluice.kv.streams import StreamLease
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierUse
 
 

@@ -12,10 +12,10 @@ from itertools import takewhile
 
 from sluice.kv.flights import Load
 from sluice.kv.lower_tiers import LowerTiers, NoTiers
+from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_pool import Shelf
 from sluice.kv.pages import PagePool
 from sluice.kv.prefix import Node, NoPrefix, PrefixCache, PrefixTree
-from sluice.kv.shelf import Shelf
-from sluice.kv.streams import StreamLease
 from sluice.kv.tiers import Tiers
 from sluice.types import CopyDone, StreamLimits, TierLimits
 

@@ -18,7 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from sluice.kv.below import Below
+from sluice.kv.tier_copies import Below
 
 
 class Node:

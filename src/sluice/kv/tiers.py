@@ -22,12 +22,12 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from sluice.kv.below import NOWHERE, Below
 from sluice.kv.flights import Load, LoadedPage, Store, StreamStore
+from sluice.kv.offload_lease import StreamLease
 from sluice.kv.page_names import digest_of, key_of
 from sluice.kv.prefix import Node, PrefixTree
-from sluice.kv.slots import STALE, Slots
-from sluice.kv.streams import StreamLease
+from sluice.kv.tier_copies import NOWHERE, Below
+from sluice.kv.tier_pool import STALE, Slots
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse
 
 SELECTIVE_HITS = 1

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sluice.device.upload import upload
 from sluice.runner.inputs import Ints
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.penalties import Penalties
 from sluice.runner.token_counts import Opening, TokenCounts
-from sluice.runner.upload import upload
 from sluice.types import NewSlot
 
 

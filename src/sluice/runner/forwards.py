@@ -9,9 +9,9 @@ import torch
 
 from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.attention.planned import NO_PLANS, StepPlanner
-from sluice.runner.device import DeviceState
+from sluice.device.staging import Arrived
+from sluice.runner.device_state import DeviceState
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch
-from sluice.runner.staging import Arrived
 
 
 class ForwardModel(Protocol):

@@ -24,11 +24,11 @@ import torch
 
 from sluice.attention.base import AttentionBackend, ForwardBatch
 from sluice.attention.planned import NO_PLANS, StepPlanner
-from sluice.runner.device import DeviceState
+from sluice.device.staging import Arrived, lay_out, views
+from sluice.device.waiting import nobody
+from sluice.runner.device_state import DeviceState
 from sluice.runner.forwards import ForwardModel, Forwards
 from sluice.runner.inputs import NUM_ARRAYS, PER_ROW, HostBatch
-from sluice.runner.staging import Arrived, lay_out, views
-from sluice.runner.waiting import nobody
 
 
 class Captured(NamedTuple):

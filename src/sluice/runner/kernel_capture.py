@@ -20,12 +20,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sluice.attention.base import AttentionBackend
+from sluice.device.waiting import nobody
 from sluice.native.abi import Operation
 from sluice.native.library import Call, CallList, Kernels
-from sluice.runner.device import DeviceState
+from sluice.runner.device_state import DeviceState
 from sluice.runner.forwards import ForwardModel, Forwards
 from sluice.runner.graphs import Captured, DecodeGraphs
-from sluice.runner.waiting import nobody
 
 ALIGNMENT = 64
 """Bytes."""

@@ -9,12 +9,12 @@ from itertools import islice
 
 import torch
 
+from sluice.device.streams import DoneEvent, Event
+from sluice.device.transport import Landing
+from sluice.device.waiting import nobody, wait_until
 from sluice.runner.inputs import HostBatch
 from sluice.runner.last_tokens import STALE
 from sluice.runner.logprobs import NOTHING, Scores, StepWishes
-from sluice.runner.streams import DoneEvent, Event
-from sluice.runner.transport import Landing
-from sluice.runner.waiting import nobody, wait_until
 from sluice.types import BatchResult, RowError, TokenLogprobs
 
 BAD_LOGITS = "the model gave logits that are NaN, infinite or all -inf; the request cannot go on"

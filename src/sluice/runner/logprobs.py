@@ -14,9 +14,9 @@ from typing import Self
 import numpy as np
 import torch
 
+from sluice.device.upload import upload
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
-from sluice.runner.upload import upload
 from sluice.types import NewSlot
 
 SLICE_BYTES = 64 << 20

@@ -30,24 +30,24 @@ from dataclasses import dataclass
 import torch
 
 from sluice.attention.base import AttentionBackend
+from sluice.device.allocated import kv_bytes
+from sluice.device.staging import Arrived
+from sluice.device.transport import Transport, transport_for
+from sluice.device.waiting import nobody
 from sluice.footprint import Footprint
 from sluice.runner.adjust import HostAdjustments
-from sluice.runner.allocated import kv_bytes
-from sluice.runner.copies import Copies, NoTiers
-from sluice.runner.device import DeviceState, PlanError, StateChanges
+from sluice.runner.device_state import DeviceState, PlanError, StateChanges
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
 from sluice.runner.launched import LaunchedStep, Outcome
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.logprobs import SLICE_BYTES, StepWishes, score_samples, score_targets
 from sluice.runner.model import Model
+from sluice.runner.offload.loaders import LoadTotals
+from sluice.runner.offload.rows import NoStreams, StreamedWork, Streams, ordinary, run_parts, with_streamed
 from sluice.runner.sampling_table import HostSampling
-from sluice.runner.staging import Arrived
-from sluice.runner.step_with_copies import CopiesOnly, FailedStep, Launched, WithCopies
-from sluice.runner.streaming.loaders import LoadTotals
-from sluice.runner.streaming.rows import NoStreams, StreamedWork, Streams, ordinary, run_parts, with_streamed
-from sluice.runner.transport import Transport, transport_for
-from sluice.runner.waiting import nobody
+from sluice.tiers.copies import Copies, NoTiers
+from sluice.tiers.step_with_copies import CopiesOnly, FailedStep, Launched, WithCopies
 from sluice.types import BatchPlan
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from sluice.device.upload import upload
 from sluice.runner.inputs import Ints
-from sluice.runner.upload import upload
 
 
 class Opening(NamedTuple):

@@ -14,11 +14,11 @@ first (`laws.steps_to_prefill` has the formula).
 from __future__ import annotations
 
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.offloading import is_streamed
 from sluice.scheduler.prefill import AddResult, PrefillAdder
+from sluice.scheduler.prefix_dedup import are_twins, is_follower
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import is_streamed
-from sluice.scheduler.twins import are_twins, is_follower
 from sluice.types import SchedulerLimits
 
 DUE_AFTER = 4

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 
 from sluice.kv.flights import Store, StreamStore
 from sluice.kv.manager import KVManager
+from sluice.kv.offload_lease import StreamLease
 from sluice.kv.prefix import PrefixTree
-from sluice.kv.streams import StreamLease
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
+from sluice.scheduler.offloading import ALONE
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import ALONE
 from sluice.types import (
     BatchPlan,
     BatchResult,

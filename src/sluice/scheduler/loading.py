@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from sluice.kv.lower_tiers import NoTiers
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.offloading import is_streamed
 from sluice.scheduler.prefill import PrefillAdder
+from sluice.scheduler.prefix_dedup import is_follower
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import is_streamed
-from sluice.scheduler.twins import is_follower
 from sluice.types import SchedulerLimits
 
 

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.fair import fair
 from sluice.scheduler.loading import load_back
+from sluice.scheduler.offloading import ALONE, Kinds, stream
+from sluice.scheduler.preempt import make_room
 from sluice.scheduler.prefill import AddResult, PrefillAdder
+from sluice.scheduler.prefix_dedup import is_follower
 from sluice.scheduler.request import Place
-from sluice.scheduler.retract import make_room
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import ALONE, Kinds, stream
-from sluice.scheduler.twins import is_follower
 from sluice.types import Bound, SchedulerLimits
 
 Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], None]

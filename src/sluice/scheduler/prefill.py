@@ -13,11 +13,11 @@ from sluice.kv.manager import Lease
 from sluice.kv.prefix import Node
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED, budget_for
+from sluice.scheduler.offloading import is_streamed
+from sluice.scheduler.preempt import make_room, preempt_for
 from sluice.scheduler.queue import cached_len
 from sluice.scheduler.request import Request
-from sluice.scheduler.retract import make_room, preempt_for
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import is_streamed
 from sluice.types import Bound, SchedulerLimits
 
 

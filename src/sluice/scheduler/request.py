@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice.kv.manager import Lease
+from sluice.kv.offload_lease import StreamLease
 from sluice.kv.prefix import Node
-from sluice.kv.streams import StreamLease
 from sluice.types import FinishReason, SamplingParams
 
 

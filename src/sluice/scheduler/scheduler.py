@@ -18,12 +18,12 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.offloading import check_stream, is_prefill, is_streamed, note_owed
 from sluice.scheduler.passes import groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
-from sluice.scheduler.streaming import check_stream, is_prefill, is_streamed, note_owed
 from sluice.types import (
     BatchPlan,
     BatchResult,

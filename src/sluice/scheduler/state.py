@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease
-from sluice.kv.streams import StreamLease
+from sluice.kv.offload_lease import StreamLease
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Place, Request
 from sluice.scheduler.reserve import reservation_of

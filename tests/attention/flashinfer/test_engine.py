@@ -12,7 +12,7 @@ from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
 from sluice.models.bundled import BUNDLED
 from sluice.models.loader import load_model
-from sluice.runner.device import DeviceShape, DeviceState
+from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams

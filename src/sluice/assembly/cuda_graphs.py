@@ -1,0 +1,100 @@
+"""Whether steps that only decode are replayed as CUDA graphs, and for which numbers of rows."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from sluice.attention.select import CAPTURABLE, Attending
+from sluice.config import ConfigError, EngineConfig
+from sluice.device.transport import Transport
+from sluice.models.spec import ModelSpec
+from sluice.runner.device_state import DeviceState
+from sluice.runner.forwards import Forwards
+from sluice.runner.graphs import CudaCapture, DecodeGraphs, graph_sizes
+from sluice.runner.model import Model
+
+LOGGER = logging.getLogger("sluice.engine")
+MOST_ROWS = 256
+"""Beyond it a step's kernels take longer than their launches."""
+
+
+def graph_rows(
+    config: EngineConfig, spec: ModelSpec, device: torch.device, attention: str
+) -> tuple[tuple[int, ...], str]:
+    """The numbers of rows to capture graphs for, ascending, and why these; none: no graphs.
+
+    Args:
+        config: resolved.
+        attention: what the backend came to.
+
+    Raises:
+        ConfigError: `cuda_graph_max_bs` was set and there can be no graphs.
+    """
+    most, running = config.model.cuda_graph_max_bs, config.scheduler.max_running_requests
+    assert running is not None, f"not resolved: {config}"
+    problem = _problem(config, spec, device, attention)
+    if problem is not None:
+        if most is not None:
+            raise ConfigError(f"--cuda-graph-max-bs {most} has no effect: {problem}")
+        return (), f"no graphs: {problem}"
+    if most is not None and most > running:
+        raise ConfigError(f"--cuda-graph-max-bs must be at most --max-running-requests {running}, got {most}")
+    sizes = graph_sizes(most or min(running, MOST_ROWS))
+    return sizes, f"graphs of {len(sizes)} sizes, up to {sizes[-1]} rows"
+
+
+def _problem(config: EngineConfig, spec: ModelSpec, device: torch.device, attention: str) -> str | None:
+    """Why there are no graphs."""
+    if device.type != "cuda":
+        return f"they need --device cuda, got {device.type}"
+    if config.model.disable_cuda_graph:
+        return "--disable-cuda-graph"
+    if attention not in CAPTURABLE:
+        return f"the {attention} attention cannot be captured"
+    if spec.implementation != "native":
+        return f"the {spec.implementation} implementation of the model may read values on the host"
+    return None
+
+
+def captured_graphs(
+    eager: Forwards,
+    model: Model,
+    state: DeviceState,
+    attending: Attending,
+    transport: Transport,
+    sizes: Sequence[int],
+    busy: Callable[[], None],
+) -> DecodeGraphs:
+    """Graphs of all sizes over an empty state.
+
+    Raises:
+        ConfigError: there is no memory left for them.
+    """
+    device = state.shape.device
+    began, free = time.monotonic(), torch.cuda.mem_get_info(device)[0]
+    graphs = DecodeGraphs(
+        eager,
+        model,
+        state,
+        attending.backend,
+        CudaCapture(device),
+        sizes,
+        planner=attending.planner,
+        busy=busy,
+    )
+    torch.cuda.synchronize(device)  # what the default stream fills, the compute stream is about to read
+    try:
+        transport.streams.compute.run(graphs.capture_all)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"no memory left on {device} to capture CUDA graphs of up to {sizes[-1]} rows: set a smaller"
+            f" --max-total-tokens or --cuda-graph-max-bs, or --disable-cuda-graph"
+        ) from error
+    torch.cuda.synchronize(device)
+    took = (free - torch.cuda.mem_get_info(device)[0]) / (1 << 20)
+    LOGGER.info("captured %d CUDA graphs in %.1f s, %.0f MiB", len(sizes), time.monotonic() - began, took)
+    return graphs

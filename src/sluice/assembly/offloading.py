@@ -1,0 +1,219 @@
+"""From options to streamed requests: what the scheduler is told of them, and who runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+
+from sluice.assembly.resolve import sparse_window
+from sluice.assembly.tiers import OpenTiers
+from sluice.attention.base import AttentionBackend, PagedKV
+from sluice.attention.planned import NO_PLANS
+from sluice.attention.select import Attending, make_attending
+from sluice.attention.ticking import TickingAttention
+from sluice.config import ConfigError, StreamConfig, flag
+from sluice.device.streams import CudaStream, InlineStream
+from sluice.device.transport import Transport
+from sluice.footprint import KVSizes, StreamSizes
+from sluice.models.spec import ModelSpec
+from sluice.runner.device_state import DeviceState, plain_kv
+from sluice.runner.model import Model
+from sluice.runner.offload.cuda_loader import StreamLoader
+from sluice.runner.offload.loaders import Loader, ThreadLoader
+from sluice.runner.offload.offloader import RingShape, Streamer
+from sluice.runner.offload.pace import BYTES_PER_SECOND
+from sluice.runner.offload.sparse import Full, SparsePolicy, Window
+from sluice.types import StreamLimits, Tier
+
+CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
+"""Of a streamed chunk: larger than others', since each brings in all that is before it, and its work is spread over
+steps by what it costs."""
+FLOPS_PER_BYTE = {"cpu": 300e9 / BYTES_PER_SECOND, "cuda": 8000.0}
+"""Of matrix products that a device does while it loads one byte of a stored page: some 300 GFLOP/s beside 2 GB/s that
+one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
+MIN_WINDOW_PAGES = 2
+"""Of a streamed request: a chunk's page, and one on its way to the tier."""
+ATTENTION_COST = {"cpu": 2.0, "cuda": 1.5}
+"""What a FLOP of attention takes, in those of matrix products."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What streamed work costs, in tokens of a step's budget."""
+
+    pair: float
+    """A query and a key in one layer."""
+    load: float
+    """The KV of one token in one layer."""
+
+
+FREE = Costs(0.0, 0.0)
+
+
+def costs_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str) -> Costs:
+    """Those of a model: a token is a product with every weight."""
+    of_token = 2 * weights_bytes / spec.dtype.itemsize
+    of_pair = 4 * spec.num_heads * spec.head_dim * ATTENTION_COST[device_type]
+    return Costs(of_pair / of_token, kv.layer_token_bytes * FLOPS_PER_BYTE[device_type] / of_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What the limits of streamed requests follow from, besides their options."""
+
+    tier: Tier
+    page_bytes: int
+    page_size: int
+    num_pages: int
+    """Of the device's pool."""
+    num_layers: int
+    step_tokens: int
+    """Budget of a step's prefill."""
+    device_type: str
+
+
+def stream_limits(config: StreamConfig, sizes: Sizes, costs: Costs) -> StreamLimits | None:
+    """What the scheduler is told; None: the pool is too small for a window."""
+    assert config.ring_blocks is not None and config.ring_block_tokens is not None, f"not resolved: {config}"
+    ring = RingShape(config.ring_blocks, config.ring_block_tokens // sizes.page_size)
+    most = CHUNK_TOKENS[sizes.device_type]
+    if sizes.device_type == "cuda":
+        most = min(most, sizes.step_tokens)  # a GPU's pool leaves room for steps of these
+    pages = max(1, min(most // sizes.page_size, sizes.num_pages // 4))
+    if sizes.num_pages < MIN_WINDOW_PAGES:
+        return None
+    of_block = pages * sizes.page_size * ring.block_pages * sizes.page_size * costs.pair
+    fitting = int(sizes.step_tokens // of_block) if of_block else ring.group_blocks
+    window = _window(config, ring, sizes.page_size)
+    pool = sizes.num_pages * sizes.page_size
+    return StreamLimits(
+        above=pool if config.stream_above is None else min(config.stream_above, pool),
+        tier=sizes.tier,
+        page_bytes=sizes.page_bytes,
+        chunk_tokens=pages * sizes.page_size,
+        window_pages=2 * pages,
+        num_layers=sizes.num_layers,
+        block_pages=ring.block_pages,
+        group_blocks=max(1, min(ring.group_blocks, fitting)),
+        decode_blocks=0 if window is None else window.sinks + window.recent,
+        pair_cost=costs.pair,
+        load_cost=costs.load,
+        may_be_late=sizes.tier is Tier.DISK,
+    )
+
+
+def ring_bytes(config: StreamConfig, kv: KVSizes) -> int:
+    """That the ring of a resolved config takes; 0 without one."""
+    if config.ring_blocks is None or config.ring_block_tokens is None:
+        return 0
+    return config.ring_blocks * config.ring_block_tokens * kv.layer_token_bytes
+
+
+def room_beside_ring(config: StreamConfig, kv: KVSizes, free_bytes: int) -> int:
+    """What the ring of a resolved config leaves of so much memory for everything else.
+
+    Raises:
+        ConfigError: nothing.
+    """
+    left = free_bytes - ring_bytes(config, kv)
+    if left <= 0:
+        most = free_bytes // ((config.ring_blocks or 1) * kv.layer_token_bytes)
+        raise ConfigError(
+            f"--ring-blocks {config.ring_blocks} of --ring-block-tokens {config.ring_block_tokens} take"
+            f" {ring_bytes(config, kv)} bytes, but {free_bytes} are free; at most {most} tokens a block fit, and the KV"
+            f" pool needs room beside them"
+        )
+    return left
+
+
+def check_effect(asked: StreamConfig, limits: StreamLimits | None, page_size: int) -> None:
+    """
+    Raises:
+        ConfigError: an option that was asked for and can have no effect, since no context is streamed.
+    """
+    for item in fields(asked):
+        value = getattr(asked, item.name)
+        if limits is None and value is not None:
+            raise ConfigError(
+                f"{flag(item.name)} {value} needs a KV pool of {MIN_WINDOW_PAGES} pages or more"
+                f" (--max-total-tokens {MIN_WINDOW_PAGES * page_size}) for the window of a long context"
+            )
+
+
+def _window(config: StreamConfig, ring: RingShape, page_size: int) -> Window | None:
+    assert config.sparse_policy is not None, f"not resolved: {config}"
+    kept, block = sparse_window(config.sparse_policy), ring.block_pages * page_size
+    return None if kept is None else Window(*(-(-tokens // block) for tokens in kept))
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSetup:
+    """Streamed requests of an engine, before anything is made for them."""
+
+    limits: StreamLimits
+    ring: RingShape
+    policy: SparsePolicy
+    hidden_size: int
+
+    @classmethod
+    def of(cls, config: StreamConfig, limits: StreamLimits, page_size: int, hidden_size: int) -> StreamSetup:
+        """What a resolved config comes to."""
+        assert config.ring_blocks is not None, f"not resolved: {config}"
+        ring = RingShape(config.ring_blocks, limits.block_pages, limits.group_blocks)
+        return cls(limits, ring, _window(config, ring, page_size) or Full(), hidden_size)
+
+    def sizes(self, page_size: int) -> StreamSizes:
+        """Of the memory that they take on the device."""
+        limits = self.limits
+        return StreamSizes(
+            self.ring.num_blocks,
+            self.ring.group_blocks,
+            limits.block_pages * page_size,
+            limits.window_pages * page_size,
+            page_size,
+        )
+
+    def open(
+        self,
+        model: Model,
+        state: DeviceState,
+        attending: Attending,
+        tiers: OpenTiers,
+        transport: Transport,
+        busy: Callable[[], None],
+    ) -> Streamer:
+        """Make the ring, and who fills it.
+
+        Args:
+            attending: what attends to ordinary requests.
+            tiers: with the tier that the limits name.
+            busy: called for every part of the work.
+        """
+
+        def new_loader(ring: PagedKV, block_pages: int) -> Loader[object, object]:
+            if tiers.host is None:
+                assert tiers.file is not None, "no tier holds streamed contexts"
+                return ThreadLoader(tiers.file, ring, block_pages)
+            device = state.shape.device
+            loading = CudaStream(torch.cuda.Stream(device)) if device.type == "cuda" else InlineStream()
+            return StreamLoader(tiers.host, ring, block_pages, loading, transport.streams.compute)
+
+        return Streamer(
+            model,
+            state,
+            _unplanned(attending, state.shape.device, busy),
+            attending.new_kv or plain_kv,
+            new_loader,
+            self.ring,
+            self.hidden_size,
+            self.policy,
+        )
+
+
+def _unplanned(attending: Attending, device: torch.device, busy: Callable[[], None]) -> AttentionBackend:
+    """What attends to a chunk's groups, none of which is known before: a backend that plans no steps."""
+    if attending.planner is NO_PLANS:
+        return attending.backend
+    return TickingAttention(make_attending("triton", device, None, busy).backend, busy)

@@ -1,0 +1,241 @@
+"""From options to the tiers behind the device: how large they are, what lies in them, and who copies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from sluice.attention.base import PagedKV
+from sluice.attention.packed import GROUP, PackedKV
+from sluice.config import CacheConfig, ConfigError, EngineConfig, StreamConfig
+from sluice.device.background import Background
+from sluice.device.memory import free_memory
+from sluice.device.pages import DevicePages
+from sluice.device.streams import CudaStream, pinned_host_buffer, plain_host_buffer
+from sluice.models.fingerprint import fingerprint
+from sluice.models.spec import ModelSpec
+from sluice.runner.device_state import DeviceShape, DeviceState
+from sluice.tiers.copies import Copies, NoTiers, TierCopies
+from sluice.tiers.disk_tier import DiskTier
+from sluice.tiers.errors import PageFileError, PageFileInUse
+from sluice.tiers.host_tier import HostTier
+from sluice.tiers.layout import FileLayout, PageGeometry
+from sluice.tiers.page_file import PageFile, check_path, open_page_file
+from sluice.types import CopyDone, StoredPage, TierLimits
+
+LOGGER = logging.getLogger("sluice.disk")
+
+STEP_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
+"""Most that one step copies: about ten milliseconds of a core that others could use, and of PCIe."""
+STEP_COPIES = 64
+"""And most pages, however small: each costs the host some tens of microseconds."""
+LOAD_BACK_PAGES = 2
+"""Fewer are computed again: a load costs a step of its own, in which as many tokens as these come nearly for nothing.
+Measured in `docs/tiers.md`."""
+FLIGHT_BYTES = 256 << 20
+"""Most that is on its way to and from a disk: it lies in memory meanwhile."""
+IN_USE_SECONDS = 5.0
+"""How long a file may still be in use: an engine that was closed may be in the middle of a copy."""
+ANSWER_SECONDS = 30.0
+"""How long a disk may take to show a file's header. One that takes longer hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSetup:
+    """The tiers of an engine, before they are made."""
+
+    limits: TierLimits
+    geometry: PageGeometry | None = None
+    """Of pages on the disk."""
+    disk: Path | None = None
+    disk_bytes: int = 0
+
+    def open(self, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]) -> OpenTiers:
+        """Make them. Nobody else can open the disk's file until the copies are closed.
+
+        Args:
+            state: of the device.
+            told: called from another thread with copies with the disk that have ended.
+
+        Raises:
+            ConfigError: the file cannot be used.
+        """
+        if not self.limits.host_pages and self.disk is None:
+            return OpenTiers(NoTiers(), ())
+        pages, device = DevicePages(state.kv), state.shape.device
+        is_cuda = device.type == "cuda"
+        host_buffer = pinned_host_buffer if is_cuda else plain_host_buffer
+        host = HostTier(self.limits.host_pages, pages, host_buffer) if self.limits.host_pages else None
+        loading = CudaStream(torch.cuda.Stream(device)) if is_cuda else None
+        stored: tuple[StoredPage, ...] = ()
+        disk = None
+        if self.disk is not None:  # last: from here on somebody has to close it
+            disk, stored = self._open_disk(self.disk, state, told)
+        file = None if disk is None else disk.file
+        return OpenTiers(TierCopies(pages, host, disk, host_buffer, loading), stored, host, file)
+
+    def _open_disk(
+        self, path: Path, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]
+    ) -> tuple[DiskTier, tuple[StoredPage, ...]]:
+        assert self.geometry is not None, f"{path} without a geometry"
+        assert self.geometry.layout == layout_name(state.kv[0]), f"pages are {layout_name(state.kv[0])}"
+        try:
+            opened = open_page_file(path, self.disk_bytes, self.geometry, IN_USE_SECONDS)
+        except PageFileError as error:
+            raise ConfigError(str(error)) from error
+        if opened.discarded is not None:
+            LOGGER.warning("--kv-disk %s begins empty: it %s", path, opened.discarded)
+        if opened.pages:
+            LOGGER.info("--kv-disk %s holds %d pages from before", path, len(opened.pages))
+        try:
+            return DiskTier(opened.file, told), opened.pages
+        except BaseException:
+            opened.file.close()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTiers:
+    """The tiers of a running engine."""
+
+    copies: Copies
+    stored: tuple[StoredPage, ...]
+    """What the disk held when it was opened."""
+    host: HostTier | None = None
+    file: PageFile | None = None
+    """The disk's, for those who read it layer by layer."""
+
+
+NO_TIERS = OpenTiers(NoTiers(), ())
+
+
+class DiskAway(ConfigError):
+    """The disk's file may be usable, but not now."""
+
+
+def check_disk(cache: CacheConfig) -> None:
+    """Find out before minutes of loading whether the disk's file can be used. Waits for an engine that closes.
+
+    Raises:
+        DiskAway: another engine uses it, or its disk hangs.
+        ConfigError: it cannot.
+    """
+    if cache.kv_disk is None:
+        return
+    path, looking = Path(cache.kv_disk), Background("kv-disk-check")
+    try:
+        looking.submit(partial(check_path, path, IN_USE_SECONDS)).result(ANSWER_SECONDS)
+    except PageFileInUse as error:
+        raise DiskAway(str(error)) from error
+    except PageFileError as error:
+        raise ConfigError(str(error)) from error
+    except TimeoutError as error:
+        raise DiskAway(f"--kv-disk {path} cannot be used: its disk gave no answer for {ANSWER_SECONDS:g} s") from error
+    finally:
+        looking.close(0.0)
+
+
+def without_disk_away(config: EngineConfig) -> EngineConfig:
+    """What an engine is to do that follows another one: the same, but without a disk tier that cannot be had now.
+
+    The one before was killed, but may be in a read or a write that never ends. Its requests must not wait for that.
+
+    Raises:
+        ConfigError: the file cannot be used for another reason.
+    """
+    try:
+        check_disk(config.cache)
+    except DiskAway as error:
+        LOGGER.warning("%s: this engine serves without it, as the one before may not have ended", error)
+        return _without_disk(config)
+    return config
+
+
+def _without_disk(config: EngineConfig) -> EngineConfig:
+    """Nor with what nothing but a disk is good for."""
+    cache = replace(config.cache, kv_disk=None, kv_disk_bytes=None)
+    if cache.kv_host_bytes is not None:
+        return replace(config, cache=cache)
+    return replace(config, cache=replace(cache, kv_write_policy=None), stream=StreamConfig())
+
+
+def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, packed: bool) -> TierSetup:
+    """What a resolved config comes to for a loaded model.
+
+    Args:
+        folder: of the checkpoint.
+        packed: the native kernels attend, and lay pages out.
+
+    Raises:
+        ConfigError: a tier that holds not even one page, or does not fit into memory.
+    """
+    cache = config.cache
+    geometry, disk, disk_bytes, disk_pages = None, None, 0, 0
+    page_bytes = page_geometry(spec, shape, "", packed=packed).page_bytes
+    host_pages = _host_pages(cache, page_bytes)
+    if cache.kv_disk is not None:
+        assert cache.kv_disk_bytes is not None, f"not resolved: {cache}"
+        geometry = page_geometry(spec, shape, fingerprint(folder), packed=packed)
+        disk, disk_bytes = Path(cache.kv_disk), cache.kv_disk_bytes
+        try:
+            disk_pages = FileLayout.within(geometry, disk_bytes).num_slots
+        except PageFileError as error:
+            raise ConfigError(str(error)) from error
+    if not host_pages and disk is None:
+        return TierSetup(TierLimits())
+    assert cache.kv_write_policy is not None, f"not resolved: {cache}"
+    # At least what a step computes: stores that fall behind are lost with their pages.
+    computed = -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)
+    per_step = max(1, min(STEP_COPIES, max(computed, STEP_BYTES[shape.device.type] // page_bytes)))
+    limits = TierLimits(
+        host_pages=host_pages,
+        disk_pages=disk_pages,
+        write_policy=cache.kv_write_policy,
+        copies_per_step=per_step,
+        copies_in_flight=max(per_step, min(4 * STEP_COPIES, FLIGHT_BYTES // page_bytes)),
+        load_back_pages=LOAD_BACK_PAGES,
+    )
+    return TierSetup(limits, geometry, disk, disk_bytes)
+
+
+def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, packed: bool) -> PageGeometry:
+    """What a page of this model is made of, here."""
+    return PageGeometry(
+        model=model,
+        code=f"sluice {version('sluice')} {spec.implementation} in {str(spec.dtype).removeprefix('torch.')}",
+        dtype=str(shape.page_dtype).removeprefix("torch."),
+        layout=PACKED if packed else PLAIN,
+        page_size=shape.page_size,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
+        part_bytes=shape.page_size * shape.num_kv_heads * shape.head_dim * shape.page_dtype.itemsize,
+    )
+
+
+PLAIN = "plain"
+PACKED = f"packed in groups of {GROUP}"
+
+
+def layout_name(kv: PagedKV) -> str:
+    """How a layer's pages lie in memory, by name."""
+    return PACKED if isinstance(kv, PackedKV) else PLAIN
+
+
+def _host_pages(cache: CacheConfig, page_bytes: int) -> int:
+    if cache.kv_host_bytes is None:
+        return 0
+    if cache.kv_host_bytes < page_bytes:
+        raise ConfigError(f"--kv-host-bytes must be at least one page, {page_bytes} bytes, got {cache.kv_host_bytes}")
+    free = free_memory(torch.device("cpu"))
+    if cache.kv_host_bytes > free:
+        raise ConfigError(
+            f"--kv-host-bytes must fit into the host's free memory, {free} bytes, got {cache.kv_host_bytes}"
+        )
+    return cache.kv_host_bytes // page_bytes

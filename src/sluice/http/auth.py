@@ -1,0 +1,76 @@
+"""The API key: whoever has none gets no further than the questions whether the server is well."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from sluice.config import ConfigError, ServerConfig
+from sluice.http.errors import ApiError
+
+GOOD_KEY = re.compile(r"[\x21-\x7e]+")
+OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
+"""A load balancer has no key."""
+
+
+def read_keys(server: ServerConfig) -> frozenset[str]:
+    """The keys that the options name; without any, none is needed.
+
+    Raises:
+        ConfigError: a file that cannot be read or holds no key, or a key that no header could carry. No key is shown.
+    """
+    keys = set() if server.api_key is None else {_checked("--api-key", server.api_key)}
+    if server.api_key_file is not None:
+        where = f"--api-key-file {server.api_key_file}"
+        try:
+            lines = Path(server.api_key_file).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where} cannot be read: {error}") from error
+        found = {_checked(where, line.strip()) for line in lines if line.strip()}
+        if not found:
+            raise ConfigError(f"{where} holds no key; write one in it, a line for each")
+        keys |= found
+    return frozenset(keys)
+
+
+def _checked(where: str, key: str) -> str:
+    if GOOD_KEY.fullmatch(key) is None:
+        raise ConfigError(f"{where}: a key must be printable ASCII characters without spaces, at least one")
+    return key
+
+
+class KeyRequired:
+    """Lets requests through that carry one of the keys, as `Authorization: Bearer KEY`.
+
+    Keys are compared by their hashes, in a time that depends on neither the keys nor what was sent.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
+        self._app = app
+        self._hashes = [_hash(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(scope):
+            await self._app(scope, receive, send)
+            return
+        response = ApiError(
+            401, "this server needs an API key, sent as Authorization: Bearer KEY", code="invalid_api_key"
+        ).response()
+        response.headers["WWW-Authenticate"] = "Bearer"
+        await response(scope, receive, send)
+
+    def _knows(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = (given[0] if len(given) == 1 else b"").partition(b" ")
+        sent = _hash(key.strip())
+        known = [hmac.compare_digest(sent, own) for own in self._hashes]
+        return any(known) and scheme.lower() == b"bearer"
+
+
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,115 @@
+"""What the routes serve with: nothing while the model loads, then a `Service`, nothing once the engine is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sluice.assembly.explain import Setting
+from sluice.footprint import Footprint
+from sluice.http.errors import ApiError, unavailable
+from sluice.limits import Limits
+from sluice.process.client import EngineClient
+from sluice.process.engine_state import LOADING, EngineState
+from sluice.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Service:
+    """A loaded model: its name in the API, its tokenizer, its limits, the way to its engine, and how it was set up."""
+
+    model: str
+    tokenizer: Tokenizer
+    limits: Limits
+    eos_token_ids: frozenset[int]
+    client: EngineClient
+    settings: Sequence[Setting]
+    memory: Footprint
+    """What the engine allocated."""
+
+    def check_model(self, asked: str | None) -> None:
+        """
+        Raises:
+            ApiError: 404, a request for another model.
+        """
+        if asked is not None and asked != self.model:
+            raise ApiError(
+                404,
+                f"the model {asked!r} does not exist; this server has {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+
+class Backend:
+    """The service, or why there is none.
+
+    Args:
+        engine: how the engine stands.
+    """
+
+    def __init__(self, engine: EngineState | None = None) -> None:
+        self.engine = EngineState() if engine is None else engine
+        self._service: Service | None = None
+        self._closed: str | None = None
+        self._is_draining = False
+
+    def open(self, service: Service) -> None:
+        """Requests can be served from now on."""
+        self._service = service
+
+    def drain(self) -> None:
+        """What runs goes on, nothing new begins."""
+        self._is_draining = True
+
+    def close(self, reason: str) -> None:
+        """Nothing can be served any more: what runs ends with an error that says why. The first reason stays."""
+        if self._closed is not None:
+            return
+        self._closed = reason
+        if self._service is not None:
+            self._service.client.fail(reason)
+            self._service = None
+
+    @property
+    def is_closed(self) -> bool:
+        """For good."""
+        return self._closed is not None
+
+    @property
+    def has_service(self) -> bool:
+        """A model was loaded, and will be served again if it is not at the moment."""
+        return self._service is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """New requests are taken, and an engine works on them."""
+        return self._service is not None and not self._is_draining and self.engine.is_serving
+
+    @property
+    def status(self) -> str:
+        """In a few words: "ok", or why it is not ready."""
+        if self._closed is not None:
+            return self._closed
+        if self._is_draining:
+            return "the server is shutting down"
+        if self._service is None:
+            return LOADING
+        return "ok" if self.engine.is_serving else self.engine.status
+
+    def check_admits(self) -> None:
+        """
+        Raises:
+            ApiError: 503, nothing new begins any more.
+        """
+        if self._is_draining:
+            raise unavailable(self.status)
+
+    def service(self) -> Service:
+        """
+        Raises:
+            ApiError: 503, there is none.
+        """
+        if self._service is None:
+            raise unavailable(self.status)
+        return self._service

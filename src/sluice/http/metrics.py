@@ -1,0 +1,147 @@
+"""What the server counts: requests, tokens and their times as clients see them.
+
+It watches what the engine's client sends and receives, so every request passes here, whatever route it came by.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sluice.engine.histogram import Histogram
+from sluice.engine.messages import Submit
+from sluice.engine.meter import REQUEST_SECONDS
+from sluice.http.calls import CALL, Call
+from sluice.types import FinishReason, Output, Tier
+
+TO_FIRST_SECONDS: tuple[float, ...] = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+    *(160.0, 640.0, 2560.0),
+)
+BETWEEN_SECONDS: tuple[float, ...] = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+    *(20.0, 40.0, 80.0),
+)
+TOKENS: tuple[float, ...] = tuple(mantissa * 10**power for power in range(7) for mantissa in (1, 2, 5))
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request whose end has not been seen."""
+
+    arrived: float
+    prompt_tokens: int
+    call: Call | None
+    output_tokens: int = 0
+    first: float = 0.0
+    last: float = 0.0
+
+
+class Metrics:
+    """Counts for as long as the server lives, whatever becomes of its engines.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._open: dict[int, _Open] = {}
+        self.model = ""
+        """Its name in the API, once it is known."""
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.cached_by_tier = dict.fromkeys(Tier, 0)
+        """The same, by where they lay."""
+        self.generation_tokens = 0
+        self.cached_requests = 0
+        """That found a beginning of their prompt in the cache."""
+        self.finished: Counter[FinishReason] = Counter()
+        self.http: Counter[tuple[str, str, int]] = Counter()
+        """Calls by handler, method and status; 0 for clients that left before the answer."""
+        self.prompt_lengths = Histogram(TOKENS)
+        self.output_lengths = Histogram(TOKENS)
+        self.limits = Histogram(TOKENS)
+        """`max_tokens` of each request."""
+        self.to_first = Histogram(TO_FIRST_SECONDS)
+        self.between = Histogram(BETWEEN_SECONDS)
+        """Between the tokens of a request; of tokens that came together the later ones count as 0 s."""
+        self.per_token = Histogram(BETWEEN_SECONDS)
+        """Of a request, its mean."""
+        self.to_end = Histogram(REQUEST_SECONDS)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are being timed."""
+        return len(self._open)
+
+    def submitted(self, request: Submit) -> None:
+        """See `watch.Watch`."""
+        call, prompt_tokens = CALL.get(), len(request.prompt)
+        # A call's time begins before its prompt is tokenized.
+        arrived = self._clock() if call is None else call.began
+        self._open[request.request_id] = _Open(arrived, prompt_tokens, call)
+        assert request.sampling.max_tokens is not None, f"not resolved: {request.sampling}"
+        self.limits.add(request.sampling.max_tokens)
+        if call is not None:
+            call.model, call.sampling = self.model, request.sampling
+            call.engine_ids.append(request.request_id)
+            if request.sample_index == 0:
+                call.num_prompts += 1
+                call.prompt_tokens += prompt_tokens
+
+    def received(self, outputs: Sequence[Output]) -> None:
+        """See `watch.Watch`."""
+        now = self._clock()
+        for output in outputs:
+            request = self._open.get(output.request_id)
+            if request is None:
+                continue
+            if output.token_ids:
+                self._tokens(request, output, now)
+            if output.finish_reason is not None:
+                self._end(output.request_id, output.finish_reason, now)
+
+    def ended(self, request_id: int, reason: FinishReason) -> None:
+        """See `watch.Watch`."""
+        if request_id in self._open:
+            self._end(request_id, reason, self._clock())
+
+    def answered(self, call: Call) -> None:
+        """See `calls.Listener`."""
+        self.http[call.handler, call.method, call.status] += 1
+
+    def _tokens(self, request: _Open, output: Output, now: float) -> None:
+        count = len(output.token_ids)
+        if request.output_tokens == 0:
+            request.first = now
+            self.to_first.add(now - request.arrived)
+            self.prompt_tokens += request.prompt_tokens
+            self.cached_tokens += output.num_cached_tokens
+            cached = output.cached
+            for tier, tokens in ((Tier.DEVICE, cached.device), (Tier.HOST, cached.host), (Tier.DISK, cached.disk)):
+                self.cached_by_tier[tier] += tokens
+            self.cached_requests += output.num_cached_tokens > 0
+            if request.call is not None:
+                request.call.cached_tokens += output.num_cached_tokens
+        else:
+            self.between.add(now - request.last)
+        for _ in range(count - 1):
+            self.between.add(0.0)
+        request.last = now
+        request.output_tokens += count
+        self.generation_tokens += count
+
+    def _end(self, request_id: int, reason: FinishReason, now: float) -> None:
+        request = self._open.pop(request_id)
+        self.finished[reason] += 1
+        self.to_end.add(now - request.arrived)
+        self.prompt_lengths.add(request.prompt_tokens)
+        self.output_lengths.add(request.output_tokens)
+        if request.output_tokens > 1:
+            self.per_token.add((request.last - request.first) / (request.output_tokens - 1))
+        if request.call is not None:
+            request.call.output_tokens += request.output_tokens
+            request.call.finish_reasons.append(reason)

@@ -1,0 +1,224 @@
+"""`sluice serve`: HTTP from the first moment, an engine beside it, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import shlex
+import socket
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import uvicorn
+
+from sluice.assembly.explain import explain
+from sluice.config import ConfigError, EngineConfig, ServerConfig
+from sluice.http.app import create_app
+from sluice.http.auth import read_keys
+from sluice.http.backend import Backend, Service
+from sluice.http.body import BodyLimits
+from sluice.http.ending import StopSignals, finish
+from sluice.http.exposure import exposure_warning
+from sluice.http.logs import RequestLog, show_log
+from sluice.http.metrics import Metrics
+from sluice.http.timeouts import PatientProtocol
+from sluice.http.traces import Traces, open_traces
+from sluice.process.client import EngineClient
+from sluice.process.engine_state import EngineState
+from sluice.process.freeze_gc import settle
+from sluice.process.launch import FACTORY, EngineStartError, Launcher, Patience
+from sluice.process.supervisor import Supervisor
+from sluice.process.wire import Ready
+from sluice.text.tokenizer import Tokenizer, TokenizerError
+
+LOGGER = logging.getLogger("sluice.server")
+EXIT_FAILED, EXIT_USAGE = 1, 2
+EXIT_SECONDS = 2
+"""How long open connections may take to end once their streams were ended."""
+
+
+class CannotListen(OSError):
+    """The address cannot be listened on; the message is one line for the user."""
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn, leaving the signals to `serve`."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = (), factory: str = FACTORY) -> int:
+    """Serve until SIGINT or SIGTERM (see `ending`).
+
+    Args:
+        given: names of the options that the user set.
+
+    Returns:
+        The exit status: 1 if the engine did not start, or died too often; 2 for an option that cannot be honoured.
+    """
+    show_log(server.log_level, server.log_format)
+    try:
+        traces = open_traces(server.otlp_traces_endpoint)
+        with contextlib.closing(traces):
+            return asyncio.run(serve(server, engine, traces, given=given, factory=factory))
+    except (CannotListen, ConfigError, EngineStartError, TokenizerError) as error:
+        print(f"sluice: error: {error}", file=sys.stderr)
+        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
+
+
+async def serve(
+    server: ServerConfig, engine: EngineConfig, traces: Traces, *, given: Collection[str], factory: str
+) -> int:
+    """
+    Raises:
+        CannotListen: the port is in use, or the address is not this machine's.
+        ConfigError: the API keys cannot be read.
+        EngineStartError, TokenizerError: the checkpoint cannot be served.
+    """
+    keys = read_keys(server)
+    listener = listen(server.host, server.port)
+    address, port, *_ = listener.getsockname()
+    url = url_of(server.host, port)
+    if (warning := exposure_warning(address, has_key=bool(keys))) is not None:
+        LOGGER.warning("%s", warning)
+    state, metrics = EngineState(), Metrics()
+    backend = Backend(state)
+    client = EngineClient(watch=metrics, recovery=state.stats)
+    supervisor = Supervisor(launcher_of(server, engine, factory), client, state, server.max_engine_restarts)
+    http = HttpServer(
+        uvicorn.Config(
+            create_app(
+                backend,
+                body_limits=BodyLimits(server.max_request_bytes),
+                api_keys=keys,
+                metrics=metrics,
+                listeners=(RequestLog(), traces),
+            ),
+            http=PatientProtocol,
+            lifespan="off",
+            log_config=None,  # what it has to say goes where our own log goes
+            access_log=False,
+            timeout_graceful_shutdown=EXIT_SECONDS,
+        )
+    )
+    serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
+    living = asyncio.create_task(live(backend, supervisor, client, server, url, metrics, given=given), name="engine")
+    signals = StopSignals()
+    stopping = asyncio.create_task(signals.stop.wait(), name="stop-signal")
+    draining = asyncio.create_task(signals.drain.wait(), name="drain-signal")
+    try:
+        ends = {serving, living, stopping}
+        await asyncio.wait({*ends, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if draining.done():
+            backend.drain()
+            await finish(http.server_state.tasks.copy(), ends, server.drain_timeout)
+        if serving.done():
+            serving.result()
+        return 1 if living.done() and living.result() else 0
+    finally:
+        for task in (living, stopping, draining):
+            task.cancel()
+        await asyncio.wait({living, stopping, draining})
+        backend.close("the server is shutting down")
+        await supervisor.close(at_once=signals.hurry.is_set())
+        http.should_exit, http.force_exit = True, signals.hurry.is_set()
+        await asyncio.wait({serving})
+
+
+def launcher_of(server: ServerConfig, engine: EngineConfig, factory: str) -> Launcher:
+    """What starts the engines that the options ask for."""
+    return Launcher(
+        engine,
+        factory,
+        log_level=server.log_level,
+        log_format=server.log_format,
+        patience=Patience.of(server),
+        faults=server.inject_fault or "",
+    )
+
+
+async def live(
+    backend: Backend,
+    supervisor: Supervisor,
+    client: EngineClient,
+    server: ServerConfig,
+    url: str,
+    metrics: Metrics,
+    *,
+    given: Collection[str],
+) -> str:
+    """Start the engine, serve with it and with those that follow it, and say why there is none any more.
+
+    Raises:
+        EngineStartError, TokenizerError: the checkpoint cannot be served.
+    """
+    ready = await supervisor.start()
+    tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
+    name = metrics.model = server.served_model_name or ready.model
+    eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
+    settle()
+    settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
+    backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings, ready.memory))
+    print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
+    how = await supervisor.run()
+    backend.close(how)
+    print(f"sluice: error: {how}", file=sys.stderr)
+    return how
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """
+    Raises:
+        CannotListen: naming the address and what to do.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, OverflowError) as error:
+        raise CannotListen(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise CannotListen(f"cannot listen on {host}:{port}: {error}; choose another with --host or --port") from error
+    return listener
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL by which this machine reaches a server that listens on `host`."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def announcement(url: str, name: str, ready: Ready, *, chat: bool) -> str:
+    """What a person who started the server needs to know."""
+    limits = ready.limits
+    lines = [f"Sluice serves {name} at {url}/v1 (up to {limits.max_request_tokens} tokens a request)."]
+    if ready.is_bundled:
+        lines.append(
+            "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."
+            " Serve a large one with: sluice serve MODEL"
+        )
+    lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
+    return "\n".join(lines)
+
+
+def curl(url: str, name: str, *, chat: bool) -> str:
+    """A command that streams an answer, ready to paste."""
+    asked = "What is a sluice?"
+    body: dict[str, object] = {"model": name}
+    body |= {"messages": [{"role": "user", "content": asked}]} if chat else {"prompt": asked}
+    body |= {"max_tokens": 64, "stream": True}
+    path = "chat/completions" if chat else "completions"
+    data = shlex.quote(json.dumps(body))
+    return f"curl -N {url}/v1/{path} -H 'Content-Type: application/json' -d {data}"

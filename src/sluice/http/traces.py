@@ -1,0 +1,188 @@
+"""A span for every call that generates, sent by OTLP over HTTP, in the words of OpenTelemetry's `gen_ai` conventions.
+
+The span is made when the call is over, with the times that were noted, and hangs below the `traceparent` that the
+client sent (W3C Trace Context). It holds sizes and settings, nothing that was said. The conventions are those of
+semantic-conventions-genai as of version 1.44 of the attributes they build on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from sluice.config import ConfigError
+from sluice.http.calls import Call
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace.export import SpanExporter
+
+INSTALL = "pip install 'sluice[otel]'"
+TRACES_PATH = "/v1/traces"
+OPERATIONS: Mapping[str, str] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "text_completion",
+    "/generate": "text_completion",
+}
+"""Paths that generate, and what the conventions call that."""
+CLIENT_LEFT = 499
+NANOSECONDS = 1_000_000_000
+CLOSE_SECONDS = 2.0
+LOGGER = logging.getLogger("sluice.server")
+
+
+class Traces(Protocol):
+    """Is told of every call once it is over (a `calls.Listener`), and at last to send what it holds."""
+
+    def answered(self, call: Call) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class NoTraces:
+    """Traces that nobody asked for."""
+
+    def answered(self, call: Call) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def open_traces(endpoint: str | None) -> Traces:
+    """Where calls are traced to.
+
+    Args:
+        endpoint: URL of a collector; without a path, OTLP's own is added. None: no traces.
+
+    Raises:
+        ConfigError: it is no URL of HTTP, or OpenTelemetry is not installed.
+    """
+    if endpoint is None:
+        return NoTraces()
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigError(
+            f"--otlp-traces-endpoint must be a URL that begins with http:// or https://, got {endpoint!r}"
+        )
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: F401  (fails here, if it fails)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--otlp-traces-endpoint needs OpenTelemetry, which is not installed: {INSTALL}") from error
+    full = endpoint if url.path not in ("", "/") else endpoint.rstrip("/") + TRACES_PATH
+    return OtlpTraces(OTLPSpanExporter(endpoint=full))
+
+
+class OtlpTraces:
+    """Spans in batches from a thread of its own.
+
+    Args:
+        exporter: sends them.
+        now: seconds of the calls' clock.
+        wall_now: nanoseconds since 1970.
+        patience: seconds that the last spans may take.
+    """
+
+    def __init__(
+        self,
+        exporter: SpanExporter,
+        *,
+        now: Callable[[], float] = time.perf_counter,
+        wall_now: Callable[[], int] = time.time_ns,
+        patience: float = CLOSE_SECONDS,
+    ) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        own = {"service.name": "sluice", "service.version": version("sluice")}
+        self._provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        self._tracer = self._provider.get_tracer("sluice.server", own["service.version"])
+        self._propagator = TraceContextTextMapPropagator()
+        self._now, self._wall_now, self._patience = now, wall_now, patience
+
+    def answered(self, call: Call) -> None:
+        """See `calls.Listener`."""
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        operation = OPERATIONS.get(call.path)
+        if operation is None:
+            return
+        offset = self._wall_now() - int(self._now() * NANOSECONDS)
+        ended = call.began if call.ended is None else call.ended
+        attributes = attributes_of(call, operation)
+        span = self._tracer.start_span(
+            f"{operation} {call.model}".rstrip(),
+            context=self._propagator.extract(call.headers),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=offset + int(call.began * NANOSECONDS),
+        )
+        if "error.type" in attributes and not 400 <= call.status < 500:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(end_time=offset + int(ended * NANOSECONDS))
+
+    def close(self) -> None:
+        """Send what is left. A collector that cannot be reached must not hold up the end of the server: OpenTelemetry
+        itself would try for half a minute."""
+        closing = threading.Thread(target=self._provider.shutdown, name="traces-close", daemon=True)
+        closing.start()
+        closing.join(self._patience)
+        if closing.is_alive():
+            LOGGER.warning("the last traces were not sent: the collector did not take them in %g s", self._patience)
+
+
+def attributes_of(call: Call, operation: str) -> dict[str, Any]:
+    """Of a span. Settings are left out where the conventions say so: what was not asked for, one choice, no seed."""
+    found: dict[str, Any] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "sluice",
+        "http.request.method": call.method,
+        "url.path": call.path,
+        "sluice.request_id": call.request_id,
+    }
+    if call.status:
+        found["http.response.status_code"] = call.status
+    if (error := _error_of(call)) is not None:
+        found["error.type"] = error
+    if call.sampling is None:
+        return found
+    sampling = call.sampling
+    choices = len(call.engine_ids) // max(1, call.num_prompts)
+    found |= {
+        "gen_ai.request.model": call.model,
+        "gen_ai.response.model": call.model,
+        "gen_ai.request.stream": call.streams,
+        "gen_ai.request.max_tokens": sampling.max_tokens,
+        "gen_ai.request.temperature": sampling.temperature,
+        "gen_ai.request.top_p": sampling.top_p,
+        "gen_ai.output.type": "text",
+        "gen_ai.usage.input_tokens": call.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,
+        "gen_ai.usage.output_tokens": call.output_tokens,
+        "gen_ai.response.finish_reasons": [reason.value for reason in call.finish_reasons],
+    }
+    if sampling.top_k > 0:
+        found["gen_ai.request.top_k"] = sampling.top_k
+    if choices > 1:
+        found["gen_ai.request.choice.count"] = choices
+    if call.streams and call.first_chunk is not None:
+        found["gen_ai.response.time_to_first_chunk"] = call.first_chunk - call.began
+    return found
+
+
+def _error_of(call: Call) -> str | None:
+    """The class of error that a call ended with: its status, or how its stream broke off."""
+    if call.status >= 400:
+        return str(call.status)
+    for reason in call.finish_reasons:
+        if reason.is_failure:
+            return reason.value
+    return None if call.status else str(CLIENT_LEFT)

@@ -1,0 +1,246 @@
+"""Text to token ids and back, as the checkpoint's `tokenizer.json` says.
+
+Reads `tokenizer.json` (the `tokenizers` library's format) and, where they exist, `tokenizer_config.json`,
+`special_tokens_map.json`, `generation_config.json` and `chat_template.jinja`. No other code of a checkpoint runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from sluice.text.chat_template import ChatTemplate, ChatTemplateError
+from sluice.text.detokenizer import Detokenizer, Vocabulary, decode, spelling_of
+
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TokenizerError(ValueError):
+    """A checkpoint whose tokenizer cannot be used, or a request that it cannot serve."""
+
+
+class Tokenizer:
+    """Text to ids, ids to text, messages to ids. Holds no state of any request; safe to use from several threads."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        """
+        Raises:
+            TokenizerError: the backend's decoder is not supported.
+        """
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._chat_template = chat_template
+        self._vocabulary = _vocabulary(backend)
+        self._whole_vocabulary = self._vocabulary.with_special_tokens()
+        self.eos_token_ids = frozenset(eos_token_ids)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> Tokenizer:
+        """The tokenizer of a checkpoint.
+
+        Raises:
+            TokenizerError: no `tokenizer.json`, or one of its files cannot be understood; the message names the file.
+        """
+        backend = _read_backend(folder)
+        settings = _read_settings(folder)
+        special = _special_tokens(settings)
+        _add_missing_tokens(backend, settings, special, folder)
+        _apply_bos_eos(backend, settings, special)
+        template = _chat_template_source(folder, settings)
+        try:
+            chat_template = None if template is None else ChatTemplate(template, special)
+        except ChatTemplateError as error:
+            raise TokenizerError(f"{folder}: {error}") from error
+        return cls(backend, eos_token_ids=_eos_ids(folder, backend, special), chat_template=chat_template)
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids known to the tokenizer; a model's vocabulary may be padded beyond it."""
+        return self._backend.get_vocab_size(with_added_tokens=True)
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token as the vocabulary spells it: as many as its text has, or more."""
+        return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text. With `add_special_tokens`, bos and eos as the checkpoint asks for them.
+
+        Raises:
+            TokenizerError: the text holds an unpaired surrogate, which no UTF-8 text can.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(
+                f"the text must be valid Unicode, got the unpaired surrogate {text[error.start]!r} at {error.start}"
+            ) from error
+        # A batch of one, because only the batch call lets other threads run meanwhile.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """The ids of a conversation, up to where the assistant's next message begins.
+
+        Raises:
+            TokenizerError: the checkpoint has no chat template, or its template refuses the messages.
+        """
+        if self._chat_template is None:
+            raise TokenizerError(
+                "the checkpoint has no chat template, so it cannot chat; use /v1/completions with a prompt"
+            )
+        try:
+            text = self._chat_template.render(messages)
+        except ChatTemplateError as error:
+            raise TokenizerError(str(error)) from error
+        return self.encode(text, add_special_tokens=False)
+
+    def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a list of ids; without special tokens it equals what a `detokenizer` gives piece by piece."""
+        return decode(self._vocabulary if skip_special_tokens else self._whole_vocabulary, token_ids)
+
+    def spelled(self, token_id: int) -> bytes | None:
+        """The bytes of one token by itself, special or not; they may be a part of a character. None: an unknown id."""
+        return self._vocabulary.spelled(token_id)
+
+    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+        """A stream of text that continues `prompt` (see `Detokenizer`)."""
+        return Detokenizer(self._vocabulary, prompt)
+
+
+def _vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
+    state = None if backend.decoder is None else json.loads(backend.decoder.__getstate__())
+    special = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+    try:
+        return Vocabulary(spelling_of(state), backend.id_to_token, special)
+    except ValueError as error:
+        raise TokenizerError(str(error)) from error
+
+
+def _read_backend(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(
+            f"{folder} has no tokenizer.json, the only tokenizer format that is accepted; a checkpoint with another one"
+            " gains it by AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
+        )
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise TokenizerError(f"{path} cannot be read: {error}") from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, or an empty one if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise TokenizerError(f"{path} must hold a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`, and the older `special_tokens_map.json` for what it leaves open."""
+    older = _read_json(folder / "special_tokens_map.json")
+    return older | _read_json(folder / "tokenizer_config.json")
+
+
+def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The named special tokens, each spelled as a text or as an object with "content"."""
+    found: dict[str, str] = {}
+    for name in NAMED_TOKENS:
+        value = settings.get(name)
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            found[name] = text
+    return found
+
+
+def _extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
+    """Special tokens without a role: a list, or (transformers 5) by name."""
+    found: list[str] = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        value = settings.get(name) or []
+        for token in value.values() if isinstance(value, dict) else value:
+            found.append(token["content"] if isinstance(token, dict) else token)
+    return found
+
+
+def _add_missing_tokens(
+    backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str], folder: Path
+) -> None:
+    """Tokens that only `tokenizer_config.json` knows, at the ids it gives them; named ones become special."""
+    declared = settings.get("added_tokens_decoder") or {}
+    for token_id, entry in sorted((int(key), value) for key, value in declared.items()):
+        known = backend.get_added_tokens_decoder().get(token_id)
+        token = tokenizers.AddedToken(
+            entry["content"],
+            single_word=entry.get("single_word", False),
+            lstrip=entry.get("lstrip", False),
+            rstrip=entry.get("rstrip", False),
+            normalized=entry.get("normalized", True),
+            special=entry.get("special", False),
+        )
+        if known is None or (token.special and not known.special):
+            (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+        if backend.token_to_id(token.content) != token_id:
+            raise TokenizerError(
+                f"{folder}: tokenizer_config.json gives {token.content!r} the id {token_id}, tokenizer.json gives it"
+                f" {backend.token_to_id(token.content)}"
+            )
+    marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    named = {*special.values(), *_extra_special_tokens(settings)} - marked
+    backend.add_special_tokens(sorted(text for text in named if backend.token_to_id(text) is not None))
+
+
+def _apply_bos_eos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str]) -> None:
+    """`add_bos_token` / `add_eos_token`, where given, decide over the post-processor of `tokenizer.json`."""
+    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+        return
+    bos = special.get("bos_token") if settings.get("add_bos_token") else None
+    eos = special.get("eos_token") if settings.get("add_eos_token") else None
+    present = [(text, backend.token_to_id(text)) for text in (bos, eos) if text is not None]
+    backend.post_processor = TemplateProcessing(
+        single=[*([bos] if bos else []), "$A", *([eos] if eos else [])],
+        special_tokens=[(text, token_id) for text, token_id in present if token_id is not None],
+    )
+
+
+def _chat_template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return path.read_text(encoding="utf-8")
+    value = settings.get("chat_template")
+    if isinstance(value, list):  # several named ones: [{"name": ..., "template": ...}]
+        value = {entry["name"]: entry["template"] for entry in value}.get("default")
+    return value if isinstance(value, str) else None
+
+
+def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
+    """The tokenizer's own end of sequence and those of `generation_config.json`."""
+    declared = _read_json(folder / "generation_config.json").get("eos_token_id")
+    ids = set(declared if isinstance(declared, list) else [] if declared is None else [declared])
+    own = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
+    if own is not None:
+        ids.add(own)
+    return frozenset(ids)

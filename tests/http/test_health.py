@@ -1,0 +1,81 @@
+"""/live, /ready and /health: what each says in every state."""
+
+from __future__ import annotations
+
+import httpx
+
+from serving import run, serving
+from sluice.engine.heartbeat import Phase
+from sluice.http.app import create_app
+from sluice.http.backend import Backend
+from sluice.process.heartbeat import Reading
+
+PATHS = ("/live", "/ready", "/health")
+
+
+async def codes(http: httpx.AsyncClient) -> tuple[list[int], str]:
+    answers = [await http.get(path) for path in PATHS]
+    for answer in answers:
+        assert (answer.status_code == 503) == ("retry-after" in answer.headers) or answer.url.path == "/live"
+    return [answer.status_code for answer in answers], answers[-1].json()["status"]
+
+
+def test_while_the_model_loads() -> None:
+    """Alive, or an orchestrator kills it before it has loaded; not ready."""
+
+    async def test() -> None:
+        transport = httpx.ASGITransport(create_app(Backend()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            assert await codes(http) == ([200, 503, 503], "the model is loading")
+
+    run(test)
+
+
+def test_from_serving_to_the_end() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            engine = server.backend.engine
+            assert await codes(server.http) == ([200, 200, 200], "ok")
+            engine.away("the engine was killed by signal 9; another one is started")
+            assert await codes(server.http) == ([200, 503, 503], engine.status)
+            engine.serving(77)
+            assert await codes(server.http) == ([200, 200, 200], "ok")
+            server.backend.drain()
+            assert await codes(server.http) == ([200, 503, 503], "the server is shutting down")
+            server.backend.close("the engine was killed by signal 9")
+            assert await codes(server.http) == ([503, 503, 503], "the engine was killed by signal 9")
+
+    run(test)
+
+
+def test_health_tells_what_the_engine_is_at() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            engine = server.backend.engine
+            engine.reading, engine.silent_seconds = Reading(5, Phase.DEVICE, 8, 7, 900, 1, 1), 1.23
+            engine.stats.restarts = 2
+            assert (await server.http.get("/health")).json()["engine"] == {
+                "pid": engine.pid,
+                "restarts": 2,
+                "silent_seconds": 1.2,
+                "phase": "device",
+                "step": 8,
+                "steps_done": 7,
+                "tokens": 900,
+            }
+
+    run(test)
+
+
+def test_a_server_that_shuts_down_takes_no_new_work_and_still_answers_questions() -> None:
+    async def test() -> None:
+        async with serving() as server:
+            server.backend.drain()
+            for stream in (False, True):
+                refused = await server.post("/v1/completions", prompt="a", stream=stream)
+                assert refused.status_code == 503
+                assert "shutting down" in refused.json()["error"]["message"]
+            assert (await server.http.get("/v1/models")).status_code == 200
+            assert (await server.http.get("/server_info")).status_code == 200
+
+    run(test)

@@ -1,0 +1,185 @@
+"""Where streamed contexts lie: what begins, what is shared, and what it is called, without a scheduler."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from sluice.kv.manager import KVManager, Lease
+from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_pool import PUT_OFF
+from sluice.types import CopyDone, PageCopy, TierLimits
+from worlds import streams_of
+
+SIZE = 2
+LONG = array("i", [1, *[0] * 9])
+"""A context of five pages."""
+
+
+STREAMS = streams_of(above=4, page_bytes=1, chunk_tokens=4, window_pages=3, num_layers=1)
+
+
+def manager() -> KVManager:
+    tiers = TierLimits(disk_pages=10, write_policy="write-through")
+    return KVManager(num_pages=12, page_size=SIZE, tiers=tiers, streams=STREAMS)
+
+
+def opened(kv: KVManager, tokens: array[int], num_pages: int | None = None) -> StreamLease | None:
+    num_tokens = len(tokens) if num_pages is None else num_pages * SIZE
+    return kv.open_stream(tokens, len(tokens) - 1, num_tokens, "")
+
+
+def end_copies(kv: KVManager) -> list[PageCopy]:
+    copies = []
+    while kv.tiers.has_work:
+        planned, _ = kv.tiers.take_copies()
+        for copy in planned:
+            kv.copied(CopyDone(copy.ticket))
+        copies += planned
+    return copies
+
+
+def compute(kv: KVManager, stream: StreamLease, tokens: array[int]) -> list[PageCopy]:
+    """Page by page, each stored and published before the next. Returns the stores."""
+    copies = []
+    for end in range(stream.sent + 1, len(tokens) // SIZE + 1):
+        kv.streams.send(stream, tokens, end * SIZE)
+        copies += end_copies(kv)
+        kv.streams.publish(stream, tokens)
+    return copies
+
+
+def compute_resident(kv: KVManager, tokens: Sequence[int]) -> None:
+    """An ordinary request that computes these tokens and leaves."""
+    known = array("i", tokens)
+    lease = kv.acquire([], "")
+    kv.extend(lease, len(tokens))
+    kv.release(lease, known, len(tokens))
+
+
+def test_pages_have_the_names_that_the_tree_gives_them() -> None:
+    """A page stored under another name would not be found again after a restart, or, worse, be found by others."""
+    kv = manager()
+    first = opened(kv, LONG[:6])
+    assert first is not None
+    copies = compute(kv, first, LONG[:6])
+    second = opened(kv, LONG)
+    assert second is not None
+    assert second.stored == 3
+    copies += compute(kv, second, LONG)
+    names = {node.below.slots[0]: node.below.digest for node in kv.tree.nodes() if node.below is not None}
+    stored = {copy.target_page: copy.key.digest for copy in copies if copy.key is not None}
+    assert len(names) == 5
+    assert {page: stored[page] for page in names} == names
+
+
+def test_a_page_that_two_computed_is_kept_once() -> None:
+    """Two long prompts that begin alike, sent together, would take the tier twice."""
+    kv = manager()
+    one, other = opened(kv, LONG), opened(kv, LONG)
+    assert one is not None
+    assert other is not None
+    compute(kv, one, LONG)
+    assert kv.tiers.uses()[0].used == 10
+    compute(kv, other, LONG)
+    assert kv.tiers.uses()[0].used == 5
+    assert other.row == one.row
+
+
+def begin_to_load(kv: KVManager, tokens: array[int]) -> Lease:
+    """A page that lies on the tier alone is on its way to the device."""
+    compute_resident(kv, tokens)
+    end_copies(kv)
+    kv.pool.give(kv.tree.evict(1))
+    lease = kv.acquire([], "")
+    kv.load(lease, kv.loadable(tokens, [], SIZE, ""))
+    return lease
+
+
+def end_load(kv: KVManager, lease: Lease) -> None:
+    end_copies(kv)
+    kv.loaded(lease)
+
+
+def test_room_that_comes_without_anybody_leaving_is_found() -> None:
+    """A page that was being read when a long context asked for it would keep it waiting until another one, of an hour,
+    has ended."""
+    kv = manager()
+    lease = begin_to_load(kv, array("i", [2, 2]))
+    assert opened(kv, LONG) is not None
+    other = array("i", [3, *[0] * 9])
+    assert opened(kv, other) is None, "one page is being read"
+    end_load(kv, lease)
+    assert [opened(kv, other) for _ in range(PUT_OFF)] == [None] * PUT_OFF
+    assert opened(kv, other) is not None
+
+
+def test_whoever_is_alone_asks_each_time() -> None:
+    """Nothing runs that would make another step, and another, until it is looked up again."""
+    kv = manager()
+    lease = begin_to_load(kv, array("i", [2, 2]))
+    other = array("i", [3] * 20)
+    assert opened(kv, other) is None
+    end_load(kv, lease)
+    assert opened(kv, other) is not None
+
+
+def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
+    """Whoever waits for an hour would ask again and again, and empty the cache of all others."""
+    kv = manager()
+    compute_resident(kv, [2, 2, 2, 2])
+    end_copies(kv)
+    first = opened(kv, LONG)
+    assert first is not None
+    compute(kv, first, LONG)
+    assert opened(kv, array("i", [4] * 6)) is not None
+    for _ in range(2 * PUT_OFF):
+        assert opened(kv, array("i", [3] * 12)) is None
+    assert kv.tiers.uses()[0].used == 10
+    kv.close_stream(first, LONG, keep=True)
+    assert opened(kv, array("i", [3] * 12)) is not None
+
+
+def test_a_page_counts_when_all_before_it_do() -> None:
+    """Stores end in any order. One that is behind a gap would be read before what is in it is there; and of a context
+    of millions of tokens nothing is to be kept for each page."""
+    stream = StreamLease("", [0, 1, 2], [0], [], sending={0, 1, 2})
+    stream.ended(1, None)
+    assert stream.stored == 0
+    stream.ended(0, None)
+    assert (stream.stored, stream.done) == (2, set())
+    stream.ended(2, "no space left on device")
+    assert stream.stored == 2
+    assert stream.error == "page 2 of the context could not be stored: no space left on device"
+
+
+def test_a_place_is_in_use_while_a_step_in_flight_looks_at_it() -> None:
+    """The oldest step in flight would see the keys of another part of the context."""
+    stream = StreamLease("", [0] * 9, [7, 8, 9], [], stored=4)
+    assert (stream.first_held, stream.end_of_window) == (4, 7)
+    stream.bases.extend((2, 3))
+    assert (stream.first_held, stream.end_of_window) == (2, 5)
+    assert stream.places(2, 5) == (9, 7, 8)
+
+
+def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
+    """The runner would go on with a page that is somebody else's by then."""
+    kv = manager()
+    compute_resident(kv, LONG[:2])
+    (of_twin,), _ = kv.tiers.take_copies()
+    stream = opened(kv, LONG)
+    assert stream is not None
+    kv.streams.send(stream, LONG, 2)
+    (own,), _ = kv.tiers.take_copies()
+    kv.copied(CopyDone(own.ticket))
+    kv.streams.publish(stream, LONG)
+    stream.told = 1  # its next chunk attends to it
+    kv.copied(CopyDone(of_twin.ticket))
+    compute(kv, stream, LONG)
+    assert stream.row[0] == own.target_page
+    kv.close_stream(stream, LONG, keep=True)
+    assert kv.tiers.uses()[0].used == 5, "what follows it is cached behind the twin"
+    again = opened(kv, LONG)
+    assert again is not None
+    assert again.row[0] == of_twin.target_page
+    assert again.stored == 4

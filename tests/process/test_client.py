@@ -1,0 +1,146 @@
+"""The client between two engines: what it keeps, sends again and drops."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from recovery_world import arrived, in_a_loop
+from serving import run
+from sluice.engine.clock import VirtualClock
+from sluice.engine.messages import Abort, Message, Submit
+from sluice.process.client import EngineClient, EngineGone, NewRequest, OutOfStep
+from sluice.process.wire import Outputs
+from sluice.testing import resolved
+from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
+
+ASKED = NewRequest((1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, begin_by=4.0, end_by=5.0)
+TOLD = TokenLogprobs(2, -1.0, ())
+
+
+def test_a_request_is_sent_again_with_all_that_was_delivered() -> None:
+    def test() -> None:
+        sent: list[Message] = []
+        client = EngineClient(sent.append)
+        client.submit([ASKED])
+        client.deliver(Outputs((Output(1, 0, (), 9, prompt_logprobs=(TOLD, TOLD)), Output(1, 0, (7, 8), 9))))
+        client.detach("was killed", ())
+        client.attach(sent.append, 1)
+        first, again = sent
+        assert isinstance(first, Submit)
+        assert again == replace(first, output_ids=(7, 8), num_told=2, is_known=True)
+        assert (first.begin_by, first.end_by, first.is_known) == (4.0, 5.0, False)
+
+    in_a_loop(test)
+
+
+def test_cached_tokens_stay_what_they_were() -> None:
+    """Another engine has another cache; `usage` must not change in the middle of a stream."""
+
+    def test() -> None:
+        client = EngineClient(lambda message: None)
+        inbox = client.submit([ASKED])
+        client.dispatch([Output(1, 0, (7,), 9, num_host_tokens=4, num_disk_tokens=3)])
+        client.detach("was killed", ())
+        client.attach(lambda message: None, 1)
+        client.dispatch([Output(1, 1, (8,), 0)])
+        assert [output.cached for output in arrived(inbox)] == [CachedTokens(9, 4, 3)] * 2
+
+    in_a_loop(test)
+
+
+def test_what_a_dead_engine_said_comes_too_late() -> None:
+    """Its token would be there twice: the next engine makes it again."""
+
+    def test() -> None:
+        client = EngineClient()
+        client.attach(lambda message: None, 1)
+        inbox = client.submit([ASKED])
+        client.deliver(Outputs((Output(1, 0, (7,), 0),)), 1)
+        client.detach("hung", ())
+        client.deliver(Outputs((Output(1, 1, (8,), 0),)), 1)
+        client.attach(lambda message: None, 2)
+        client.deliver(Outputs((Output(1, 1, (8,), 0),)), 1)
+        client.deliver(Outputs((Output(1, 1, (8,), 0),)), 2)
+        assert [token for output in arrived(inbox) for token in output.token_ids] == [7, 8]
+
+    in_a_loop(test)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_gap_and_a_repetition_are_noticed(start: int) -> None:
+    client = EngineClient(lambda message: None)
+    client.submit([ASKED])
+    client.dispatch([Output(1, 0, (7,), 0)])
+    with pytest.raises(OutOfStep, match=f"tokens from {start} on, after 1 of them"):
+        client.dispatch([Output(1, start, (8,), 0)])
+
+
+def test_between_two_engines_requests_wait_and_may_leave() -> None:
+    def test() -> None:
+        sent: list[Message] = []
+        client = EngineClient(sent.append)
+        first = client.submit([ASKED])
+        client.detach("was killed", ())
+        client.submit([ASKED, ASKED])
+        first.close()
+        client.attach(sent.append, 1)
+        assert [message.request_id for message in sent if isinstance(message, Submit)] == [1, 2, 3]
+        assert [message.is_known for message in sent if isinstance(message, Submit)] == [False] * 3
+        assert not any(isinstance(message, Abort) for message in sent)
+
+    in_a_loop(test)
+
+
+def test_questions_do_not_wait_for_the_next_engine() -> None:
+    async def test() -> None:
+        client = EngineClient(lambda message: None)
+        asked = asyncio.create_task(client.stats())
+        await asyncio.sleep(0)
+        client.detach("was killed", ())
+        for question in (asked, client.stats(), client.flush_cache()):
+            with pytest.raises(EngineGone, match="another one is started"):
+                await question
+
+    run(test)
+
+
+def test_a_guilty_request_ends_with_what_it_did() -> None:
+    def test() -> None:
+        client = EngineClient(lambda message: None)
+        inbox = client.submit([ASKED])
+        for epoch in (1, 2, 3):
+            client.detach("was killed by signal 9", {1})
+            client.attach(lambda message: None, epoch)
+        (end,) = arrived(inbox)
+        assert end.finish_reason is FinishReason.ERROR
+        assert end.error == "the engine died while it worked on this request alone: it was killed by signal 9"
+        assert (client.num_open, client.recovery.ended_requests) == (0, 1)
+
+    in_a_loop(test)
+
+
+def test_the_time_to_resume_is_that_of_the_first_stream_that_goes_on() -> None:
+    """A new request that is served at once says nothing about those that waited."""
+
+    def test() -> None:
+        clock = VirtualClock()
+        client = EngineClient(lambda message: None, clock=clock.now)
+        client.submit([ASKED])
+        client.dispatch([Output(1, 0, (7, 7), 0)])
+        client.detach("was killed", ())
+        clock.advance(3)
+        client.submit([ASKED])
+        client.attach(lambda message: None, 1)
+        client.dispatch([Output(2, 0, (7,), 0)])
+        clock.advance(1)
+        client.dispatch([Output(1, 2, (7,), 0)])
+        clock.advance(1)
+        client.dispatch([Output(1, 3, (7,), 0)])
+        recovery = client.recovery
+        assert (recovery.to_resume.tally().total, recovery.last_resume_seconds) == (4.0, 4.0)
+        assert (recovery.replayed_requests, recovery.replayed_tokens) == (1, 2)
+
+    in_a_loop(test)

@@ -1,0 +1,292 @@
+"""The engine's process and the line to it: start, work, death on either side."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import zmq
+
+import processes
+from serving import expected_text, run
+from sluice.config import EngineConfig
+from sluice.engine.heartbeat import Phase
+from sluice.engine.messages import Abort, Shutdown, Submit
+from sluice.process import launch
+from sluice.process.client import EngineClient, EngineGone, NewRequest
+from sluice.process.heartbeat import SharedHeartbeat
+from sluice.process.launch import EngineProcess, EngineStartError, Patience
+from sluice.process.wire import Outputs, Ready, Start, WireError
+from sluice.process.zmq_link import SocketFolder, ZmqChannel, ZmqLink
+from sluice.testing import resolved
+from sluice.types import FinishReason, Output
+
+TESTS = Path(__file__).parents[1]
+CONFIG = EngineConfig.from_options({"model": "a folder"})
+
+
+@pytest.fixture(autouse=True)
+def _factories(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child finds the factories of `shadow_engine`."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def test_an_engine_works_and_ends() -> None:
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        ready = await engine.ready()
+        assert (ready.model, ready.folder) == ("shadow", "a folder")
+        client = EngineClient(engine.send)
+        running = asyncio.create_task(engine.run(client.deliver))
+        inbox = client.submit([NewRequest(tuple(b"ab"), resolved(9))])
+        tokens: list[int] = []
+        while client.num_open:
+            tokens += [token for output in await inbox.get() for token in output.token_ids]
+        assert bytes(tokens).decode() == expected_text("ab", 9)
+        await engine.close()
+        assert await running == "ended with status 0"
+        assert processes.ends(engine.pid, 0)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("shadow_engine:refuse", "^the checkpoint a folder is bad$"),
+        ("shadow_engine:crash", "^the engine ended with status 7 before it was ready$"),
+        ("shadow_engine:missing", "AttributeError"),
+    ],
+)
+def test_an_engine_that_does_not_start_says_why(factory: str, said: str) -> None:
+    """Otherwise a server waits for ever for a model that will never load."""
+
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory=factory)
+        try:
+            with pytest.raises(EngineStartError, match=said):
+                await engine.ready()
+        finally:
+            await engine.close()
+
+    run(test)
+
+
+def test_an_engine_that_still_loads_is_ended_at_once() -> None:
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        await engine.close()
+        assert processes.ends(engine.pid, 0)
+
+    run(test)
+
+
+def test_the_death_of_the_engine_ends_every_open_request() -> None:
+    """A stream that waits for ever for a process that was killed."""
+
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        await engine.ready()
+        client = EngineClient(engine.send)
+        inbox = client.submit([NewRequest(tuple(b"ab"), resolved(200))])
+        os.kill(engine.pid, signal.SIGKILL)
+        how = await engine.run(lambda frame, epoch: None)
+        assert how == "was killed by signal 9"
+        client.fail(how)
+        with pytest.raises(EngineGone, match="signal 9"):
+            await inbox.get()
+        with pytest.raises(EngineGone, match="signal 9"):
+            client.submit([NewRequest(tuple(b"ab"), resolved(1))])
+        await engine.close()
+
+    run(test)
+
+
+class Undead:
+    """A process that a signal does not end, as one that waits for a disk that hangs."""
+
+    pid, returncode, stdin = 12345, None, None
+    kills = 0
+
+    def kill(self) -> None:
+        self.kills += 1
+
+    async def wait(self) -> int:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+def undead() -> tuple[EngineProcess, Undead, SocketFolder]:
+    folder, process = SocketFolder.fresh(), Undead()
+    patience = Patience(start=30.0, heartbeat=0.1, step=0.1)
+    return EngineProcess(process, folder, ZmqChannel(folder), 0, patience), process, folder  # type: ignore[arg-type]
+
+
+def test_a_killed_process_that_does_not_end_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every stream would wait for it, and so would the end of the server."""
+    monkeypatch.setattr(launch, "KILL_SECONDS", 0.05)
+
+    async def test() -> None:
+        engine, process, folder = undead()
+        heartbeat = SharedHeartbeat.open(folder.heartbeat)
+        heartbeat.tick(Phase.BUSY)  # it was at work
+        heartbeat.close()
+        how = await engine.run(lambda frame, epoch: None)
+        assert "no sign of life" in how
+        await engine.close()
+        assert process.kills == 1
+        assert not folder.path.exists()
+
+    run(test)
+    assert caplog.text.count("process 12345 was killed and has not ended after 0.05 s") == 1
+
+
+def test_an_engine_does_not_stand_still_for_its_garbage() -> None:
+    """A full collection looks at all that was imported: a tenth of a second and more in which nobody has a token."""
+
+    async def test() -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:counts_its_objects")
+        await engine.ready()
+        engine.send(Submit(0, (1,), resolved(1)))
+        said = re.search("RuntimeError: (\\d+) objects", await engine.run(lambda frame, epoch: None))
+        assert said is not None
+        assert int(said[1]) > 10_000
+        await engine.close()
+
+    run(test)
+
+
+def test_an_interrupted_close_leaves_no_folder_behind() -> None:
+    """A second signal while the server waits for its engine: sockets in the temporary folder, for ever."""
+
+    async def test() -> None:
+        engine, process, folder = undead()
+        closing = asyncio.create_task(engine.close())
+        while not process.kills:
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait({closing})
+        assert closing.cancelled()
+        assert not folder.path.exists()
+
+    run(test)
+
+
+ORPHAN = """
+import asyncio
+from sluice.config import EngineConfig
+from sluice.process.launch import EngineProcess
+
+async def main():
+    engine = await EngineProcess.spawn(EngineConfig(), factory="shadow_engine:build")
+    await engine.ready()
+    print(engine.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def test_an_engine_never_outlives_its_server() -> None:
+    """A server that is killed must not leave a process that holds the GPU."""
+    with (
+        tempfile.TemporaryDirectory() as folder,  # a killed server cannot remove its sockets
+        subprocess.Popen(
+            [sys.executable, "-c", ORPHAN],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": folder},
+        ) as server,
+    ):
+        assert server.stdout is not None
+        pid = int(server.stdout.readline())
+        server.kill()
+        assert processes.ends(pid, 10)
+
+
+def test_messages_arrive_in_order_and_outputs_come_back() -> None:
+    async def test() -> None:
+        folder = SocketFolder.fresh()
+        assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+        channel = ZmqChannel(folder)
+        sent = [Start("a:b", CONFIG), *(Submit(i, (i,), resolved()) for i in range(3000)), Abort(7), Shutdown()]
+        for frame in sent:  # before there is anyone to hear it
+            channel.send(frame)
+        link = ZmqLink(folder)
+        got: list[object] = [await asyncio.to_thread(link.receive_start)]
+        while len(got) < len(sent):
+            got += await asyncio.to_thread(link.receive, block=True)
+        assert got == sent
+        assert link.receive(block=False) == []
+        output = Output(1, 0, (5,), 0, FinishReason.LENGTH)
+        link.send_frame(Ready("m", "f", limits=None, eos_token_ids=()))  # type: ignore[arg-type]
+        link.send([output])
+        with pytest.raises(WireError, match="bad 'ready' message"):
+            await channel.receive()
+        assert await channel.receive() == Outputs((output,))
+        link.close()
+        channel.close()
+        folder.remove()
+        assert not folder.path.exists()
+
+    run(test)
+
+
+def test_what_no_server_sends_is_refused() -> None:
+    folder = SocketFolder.fresh()
+    link = ZmqLink(folder)
+    with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
+        socket.connect(folder.requests)
+        socket.send(b"hello")
+        with pytest.raises(WireError, match="not a stamp and a frame"):
+            link.receive(block=True)
+    link.close()
+    folder.remove()
+
+
+def test_a_long_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path of a Unix socket has at most 107 bytes; TMPDIR on a cluster is often longer."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = SocketFolder.fresh()
+    assert len(folder.requests.removeprefix("ipc://")) <= 107
+    assert list(long.iterdir()) == []
+    ZmqLink(folder).close()
+    folder.remove()
+
+
+def test_the_log_level_reaches_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
+    """A long prompt can be watched: a line for each of its chunks, with its id, number, extend_len and cached prefix.
+    At the default level nothing is said."""
+
+    async def read(log_level: str) -> None:
+        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build", log_level=log_level)
+        await engine.ready()
+        client = EngineClient(engine.send)
+        running = asyncio.create_task(engine.run(client.deliver))
+        inbox = client.submit([NewRequest(tuple(range(70)), resolved(1))])
+        while client.num_open:
+            await inbox.get()
+        await engine.close()
+        await running
+
+    run(lambda: read("warning"))
+    assert "chunk" not in capfd.readouterr().err
+    run(lambda: read("info"))
+    told = [line.partition("INFO sluice.engine: ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert [line for line in told if line] == [
+        "request 1: chunk 1 of its prompt in step 0: extend_len 32, from 0, cached prefix 0",
+        "request 1: chunk 2 of its prompt in step 1: extend_len 32, from 32, cached prefix 0",
+        "request 1: chunk 3 of its prompt in step 2: extend_len 6, from 64, cached prefix 0, the last",
+    ]

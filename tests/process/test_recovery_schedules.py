@@ -1,0 +1,204 @@
+"""Random schedules of crashes, hangs, lost messages, aborts and disconnects: no stream can tell that they happened."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from recovery_world import Server, arrived, in_a_loop
+from scenarios import random_scenario, random_submit
+from sluice.engine.messages import Submit
+from sluice.process.client import Inbox, NewRequest
+from sluice.scheduler.laws import quiet_means_empty
+from sluice.types import FinishReason, Output, TokenLogprobs
+from worlds import assert_same_logprobs, end_of, oracle_of
+
+SCHEDULES = 200
+VOCAB = 3
+POISON = 7
+"""Beyond the vocabulary: only a prompt can hold it."""
+TURNS = 250
+MAX_TURNS = 20_000
+
+
+@dataclass
+class Stream:
+    """One request as its reader sees it."""
+
+    submit: Submit
+    inbox: Inbox
+    has_left: bool = False
+    outputs: list[Output] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(token for output in self.outputs for token in output.token_ids)
+
+    @property
+    def ends(self) -> list[Output]:
+        return [output for output in self.outputs if output.finish_reason is not None]
+
+    def logprobs(self) -> tuple[TokenLogprobs, ...]:
+        return tuple(item for output in self.outputs for item in output.logprobs)
+
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        return tuple(item for output in self.outputs for item in output.prompt_logprobs)
+
+
+def poisoned(submit: Submit) -> Submit:
+    sampling = replace(submit.sampling, logprobs=None, prompt_logprobs=None)
+    return replace(submit, prompt=(*submit.prompt[:-1], POISON), sampling=sampling)
+
+
+class Schedule:
+    """A server, what its users do, and what befalls its engines."""
+
+    def __init__(self, seed: int, *, poison: bool = False) -> None:
+        self.draw = random.Random(seed)
+        self.server = Server(random_scenario(seed).world, self.draw, POISON, VOCAB)
+        self.streams: dict[int, Stream] = {}
+        self._left_to_send = self.draw.randint(1, 14)
+        self._poison_at = self.draw.randrange(self._left_to_send) if poison else -1
+        self._misery = self.draw.choice([0.0, 0.01, 0.05]) if poison else self.draw.choice([0.01, 0.05, 0.2])
+
+    def run(self) -> None:
+        for _ in range(TURNS):
+            self._users()
+            if self.draw.random() < self._misery:
+                self.draw.choice(self._miseries())()
+            self.server.turn()
+            self._read()
+        turns = 0
+        while any(not stream.has_left and not stream.ends for stream in self.streams.values()):
+            self.server.turn()
+            self._read()
+            turns += 1
+            assert turns < MAX_TURNS, f"still open: {[i for i, s in self.streams.items() if not s.ends]}"
+        self._come_to_rest()
+
+    def _users(self) -> None:
+        draw = self.draw
+        if self._left_to_send and draw.random() < 0.1:
+            self._submit(draw.randint(1, min(3, self._left_to_send)))
+        alive = [stream for stream in self.streams.values() if not stream.has_left and not stream.ends]
+        if alive and draw.random() < 0.005:
+            stream = draw.choice(alive)
+            stream.inbox.close()
+            for other in self.streams.values():
+                other.has_left |= other.inbox is stream.inbox and not other.ends
+        if alive and draw.random() < 0.005:
+            stream = draw.choice(alive)
+            self.server.client.abort(stream.submit.request_id, FinishReason.STOP)
+            stream.has_left = True
+
+    def _submit(self, count: int) -> None:
+        world, client = self.server.world, self.server.client
+        submits = []
+        for _ in range(count):
+            submit = random_submit(self.draw, world, request_id=0)
+            self._left_to_send -= 1
+            submits.append(poisoned(submit) if self._left_to_send == self._poison_at else submit)
+        inbox = client.submit(
+            [NewRequest(s.prompt, s.sampling, s.sample_index, s.extra_key, s.priority) for s in submits]
+        )
+        for request_id, submit in zip(inbox.request_ids, submits, strict=True):
+            self.streams[request_id] = Stream(replace(submit, request_id=request_id), inbox)
+
+    def _miseries(self) -> list[Callable[[], None]]:
+        process = self.server.process
+
+        def doom() -> None:
+            process.doom.at = self.draw.choice(["launch", "wait", "send"])
+
+        def hang() -> None:
+            process.is_hung = True
+
+        def lose() -> None:
+            line = self.draw.choice([process.to_engine, process.from_engine])
+            if line:
+                del line[self.draw.randrange(len(line))]
+
+        return [self.server.kill, doom, doom, hang, lose]
+
+    def _read(self) -> None:
+        for inbox in {stream.inbox for stream in self.streams.values()}:
+            for output in arrived(inbox):
+                stream = self.streams[output.request_id]
+                if not stream.has_left:
+                    stream.outputs.append(output)
+
+    def _come_to_rest(self) -> None:
+        """What was left behind is aborted at the engine too; nothing is held then."""
+        server, turns = self.server, 0
+        while server.process.loading or not server.process.engine.is_idle or server.process.to_engine:
+            server.turn()
+            turns += 1
+            assert turns < MAX_TURNS, "the engine works on for nobody"
+        quiet_means_empty(server.process.scheduler.state)
+
+    def check(self) -> None:
+        assert self.server.client.num_open == 0
+        for stream in self.streams.values():
+            assert len(stream.ends) == (0 if stream.has_left else 1), f"{stream.submit} ended {stream.ends}"
+            tokens, logprobs, of_prompt = oracle_of(stream.submit, VOCAB)
+            got = stream.tokens
+            if stream.ends and stream.ends[0].finish_reason is FinishReason.OVERLOAD:
+                assert got == (), "one that was taken is never refused"
+            elif stream.has_left or stream.ends[0].finish_reason is FinishReason.ERROR:
+                assert got == tokens[: len(got)]
+                assert_same_logprobs(stream.logprobs(), logprobs[: len(got)])
+                assert_same_logprobs(stream.prompt_logprobs(), of_prompt[: len(stream.prompt_logprobs())])
+            else:
+                assert got == tokens
+                assert_same_logprobs(stream.logprobs(), logprobs)
+                assert_same_logprobs(stream.prompt_logprobs(), of_prompt)
+                assert stream.ends[0].finish_reason is end_of(tokens, stream.submit.sampling)
+            assert len({output.num_cached_tokens for output in stream.outputs}) <= 1, "usage changed on the way"
+
+    def given_up(self) -> list[Stream]:
+        return [s for s in self.streams.values() if s.ends and s.ends[0].finish_reason is FinishReason.ERROR]
+
+
+def was_taken(stream: Stream) -> bool:
+    """It neither left nor was refused."""
+    return not stream.has_left and stream.ends[0].finish_reason is not FinishReason.OVERLOAD
+
+
+def played(seed: int, *, poison: bool = False) -> Schedule:
+    schedule = Schedule(seed, poison=poison)
+    in_a_loop(schedule.run)
+    schedule.check()
+    return schedule
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_every_stream_is_what_it_would_have_been(part: int) -> None:
+    """Lost, repeated or changed tokens and log-probabilities, a second end, a request that waits for ever, one given up
+    though it was not alone, pages left behind."""
+    deaths = resumed = 0
+    for seed in range(part, SCHEDULES, 4):
+        schedule = played(seed)
+        recovery = schedule.server.client.recovery
+        deaths += len(schedule.server.deaths)
+        resumed += recovery.replayed_tokens
+        for stream in schedule.given_up():
+            alone = frozenset({stream.submit.request_id})
+            assert any(death.inside & schedule.streams.keys() >= alone for death in schedule.server.deaths)
+            assert "alone" in (stream.ends[0].error or "")
+        assert recovery.ended_requests == len(schedule.given_up())
+    assert deaths > SCHEDULES / 4, "hardly anything happened"
+    assert resumed > SCHEDULES, "hardly anything was resumed"
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_request_that_kills_engines_is_ended_and_no_other(part: int) -> None:
+    """However many engines it takes; others that happened to be there when it did are not to blame."""
+    for seed in range(part, SCHEDULES // 2, 4):
+        schedule = played(seed, poison=True)
+        if schedule._misery == 0:
+            poisonous = [s for s in schedule.streams.values() if POISON in s.submit.prompt and was_taken(s)]
+            assert schedule.given_up() == poisonous, f"seed {seed}"
+            assert len(schedule.server.deaths) <= 4, f"seed {seed}: it takes too many engines"

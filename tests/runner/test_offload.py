@@ -1,0 +1,332 @@
+"""Streamed chunks against the same tokens with all of their KV on the device."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_models
+from compiled import all_kernels
+from page_files import PATIENCE
+from paged import Row, empty_kv, forward_batch
+from sluice.attention.base import LayerKV
+from sluice.attention.native import NativeAttention
+from sluice.attention.packed import PackedKV
+from sluice.attention.reference import ReferenceAttention
+from sluice.device.background import Background
+from sluice.device.streams import Streams
+from sluice.kv.ring import DeviceRing
+from sluice.models.loader import load_model
+from sluice.runner.device_state import DeviceShape
+from sluice.runner.offload.coroutine import Cancelled, Coroutine
+from sluice.runner.offload.cuda_loader import StreamLoader
+from sluice.runner.offload.loaders import BlockLoad, ThreadLoader
+from sluice.runner.offload.offloader import RingShape, StreamFailed
+from sluice.runner.offload.reader import RingReader
+from sluice.runner.offload.sparse import Window
+from sluice.testing.device import late_streams
+from streamed import DictPages, Driver
+
+LENGTH = 93
+PROMPT = tuple(tiny_models.prompt(LENGTH, 3))
+FAMILIES = ("llama", "qwen3", "gpt2", "mistral", "qwen2_windows")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    loaded = {}
+    for name in FAMILIES:
+        folder = tmp_path_factory.mktemp(name)
+        getattr(tiny_models, name)().save_pretrained(folder)
+        loaded[name] = load_model(folder, dtype="float64", device=torch.device("cpu"), progress=False)
+    return loaded
+
+
+def shape_of(spec: Any, page_size: int, num_pages: int) -> DeviceShape:
+    return DeviceShape.of(
+        spec,
+        torch.device("cpu"),
+        num_slots=1,
+        num_pages=num_pages,
+        page_size=page_size,
+        row_pages=num_pages,
+    )
+
+
+def plain(shape: DeviceShape) -> LayerKV:
+    return empty_kv(shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype)
+
+
+@torch.inference_mode()
+def resident(model: Any, spec: Any, at: tuple[int, ...]) -> torch.Tensor:
+    """Hidden states of the prompt's tokens at these places, computed at once."""
+    kv = [empty_kv(1, LENGTH, spec.num_kv_heads, spec.head_dim, spec.dtype) for _ in range(spec.num_layers)]
+    batch = forward_batch([Row(PROMPT, 0, (0,), logits=at)], LENGTH)
+    return model.forward(batch, kv, ReferenceAttention())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("page_size", "chunk", "ring"),
+    [(4, 8, RingShape(2, 1)), (2, 12, RingShape(3, 3)), (4, 20, RingShape(8, 2)), (1, 5, RingShape(1, 4))],
+)
+def test_streamed_hidden_states_are_those_of_the_resident_run(
+    name: str, page_size: int, chunk: int, ring: RingShape, models: dict[str, Any]
+) -> None:
+    """A group that is skipped, read twice, merged with the wrong weight or seen at the wrong positions changes what
+    the last layer gives; so does a ring slot that is refilled too early. Chunks are cut at random places between units
+    of work, and end in decodes."""
+    model, spec = models[name]
+    draw = random.Random(f"{name} {page_size}")
+    driver = Driver.of(
+        model,
+        shape_of(spec, page_size, -(-chunk // page_size) + 2),
+        ReferenceAttention(),
+        plain,
+        ring,
+        split=lambda left: draw.randint(1, left),
+    )
+    places, found = [], []
+    start, prefill = 0, 80
+    while start < LENGTH:
+        length = min(chunk, prefill - start) if start < prefill else 1
+        found.append(driver.chunk(PROMPT[start : start + length], start))
+        places.append(start + length - 1)
+        start += length
+    driver.streamer.ring.check()
+    assert driver.streamer.ring.num_free == ring.num_blocks
+    assert driver.parts > len(places), "nothing was ever put down"
+    torch.testing.assert_close(torch.cat(found), resident(model, spec, tuple(places)), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_compiled_kernels_read_from_the_ring(dtype: str, tmp_path: Any) -> None:
+    """Blocks are loaded as the kernels lay pages out, and their partial results are merged with their own LSE."""
+    kernels = max(all_kernels(), key=lambda each: each.level)
+    tiny_models.llama(head_dim=16).save_pretrained(tmp_path)
+    model, spec = load_model(tmp_path, dtype=dtype, device=torch.device("cpu"), progress=False)
+
+    def packed(shape: DeviceShape) -> PackedKV:
+        return PackedKV.empty(
+            kernels, shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype
+        )
+
+    driver = Driver.of(model, shape_of(spec, 16, 4), NativeAttention(kernels), packed, RingShape(2, 1))
+    found = [driver.chunk(PROMPT[start : start + 16], start) for start in range(0, 80, 16)]
+    found += [driver.chunk(PROMPT[start : start + 1], start) for start in range(80, LENGTH)]
+    whole = resident(model, spec, (*range(15, 80, 16), *range(80, LENGTH)))
+    torch.testing.assert_close(torch.cat(found), whole, rtol=0, atol=2e-5 if dtype == "float32" else 0.1)
+
+
+def test_a_page_that_cannot_be_read_ends_its_chunk_alone(models: dict[str, Any]) -> None:
+    """A read error in the middle of a chunk says what it was; the ring is whole again, and the next request runs."""
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(3, 1))
+    for start in range(0, 24, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    driver.stored.lost = {3}
+    with pytest.raises(StreamFailed, match="Input/output error"):
+        driver.chunk(PROMPT[24:32], 24)
+    with pytest.raises(StreamFailed, match="failed before"):
+        driver.chunk(PROMPT[24:32], 24)
+    assert driver.streamer.ring.num_free == 3
+    driver.stored.lost, driver.base, driver.rows, driver.window = set(), 0, 0, []
+    driver.streamer.open_slots([0])
+    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 48, 8)])
+    whole = resident(model, spec, tuple(range(7, 48, 8)))
+    torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
+
+
+def test_a_chunk_put_down_is_dropped_by_the_next(models: dict[str, Any]) -> None:
+    """A request that is aborted in the middle of a chunk leaves its thread and its loads; the next one gets the
+    whole ring."""
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1))
+    for start in range(0, 16, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    driver.split = two_units_and_no_more()
+    with pytest.raises(StopHere):
+        driver.chunk(PROMPT[16:24], 16)
+    driver.split, driver.base, driver.rows, driver.window = (lambda left: left), 0, 0, []
+    driver.streamer.open_slots([0])
+    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 32, 8)])
+    torch.testing.assert_close(found, resident(model, spec, tuple(range(7, 32, 8))), rtol=1e-9, atol=1e-9)
+    assert driver.streamer.ring.num_free == 2
+
+
+def test_a_part_does_what_there_is_and_owes_the_rest(models: dict[str, Any]) -> None:
+    """A step that waits for a disk keeps all its neighbours waiting. What was left undone is done by the next parts, in
+    order and once: the result is the resident run's. One that ends without its last reads would be wrong."""
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1))
+    for start in range(0, 24, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    stored, total = driver.stored, spec.num_layers * 7
+    steps = iter([total - 1, 1])
+    driver.split = lambda left: next(steps)
+    driver.owed.clear()
+    stored.opened.clear()
+    driver.after_part = lambda: stored.opened.set() if len(driver.owed) == 3 else None
+    found = driver.chunk(PROMPT[24:32], 24)
+    assert driver.owed[:3] == [total - 1] * 3
+    assert driver.owed[-2:] == [0, 0]
+    torch.testing.assert_close(found, resident(model, spec, (31,)), rtol=1e-9, atol=1e-9)
+
+
+def test_a_chunk_whose_pages_never_come_is_given_up(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs: the request would wait for ever. The ring is whole again, and nothing waits for the read;
+    when the disk comes back, the next chunk reads what is its own."""
+    monkeypatch.setattr("sluice.runner.offload.pace.GIVE_UP", 0.2)
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1))
+    for start in range(0, 24, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    driver.stored.opened.clear()
+    steps = itertools.chain([spec.num_layers * 7 - 1], itertools.repeat(0))
+    driver.split = lambda left: next(steps)
+    with pytest.raises(StreamFailed, match="did not come from the disk in 0 s"):
+        driver.chunk(PROMPT[24:32], 24)
+    assert driver.streamer.ring.num_free == 2
+    driver.split, driver.base, driver.rows, driver.window = (lambda left: left), 0, 0, []
+    driver.streamer.open_slots([0])
+    driver.after_part = driver.stored.opened.set
+    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 32, 8)])
+    torch.testing.assert_close(found, resident(model, spec, tuple(range(7, 32, 8))), rtol=1e-9, atol=1e-9)
+
+
+def test_a_loader_closes_though_a_read_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that cannot stop because of a disk."""
+    monkeypatch.setattr("sluice.runner.offload.loaders.CLOSING", 0.1)
+    stored = DictPages()
+    stored.opened.clear()
+    ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
+    loader: ThreadLoader[None] = ThreadLoader(stored, ring, 1)
+    handles = [loader.start(BlockLoad(0, [page], page), page, None) for page in range(2)]
+    assert stored.waits.wait(PATIENCE)
+    loader.close()
+    assert [loader.has_come(handle, 0.0) for handle in handles] == [False, True]
+    stored.opened.set()
+
+
+class StopHere(Exception):
+    """The driver was to go no further."""
+
+
+def two_units_and_no_more() -> Callable[[int], int]:
+    """A first part, and no second one."""
+    parts = iter([2])
+
+    def split(left: int) -> int:
+        for part in parts:
+            return part
+        raise StopHere
+
+    return split
+
+
+def test_a_window_reads_its_blocks_and_no_others(models: dict[str, Any]) -> None:
+    """Sinks and recent blocks alone are loaded for a decode; a prompt's chunks read everything, and so does its last
+    token where it comes alone: it would have found nothing in its own prompt."""
+    model, spec = models["llama"]
+    policy = Window(sinks=1, recent=2)
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1), policy)
+    for start in range(0, 32, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    assert {page for page, _ in driver.stored.reads} == set(range(6))
+    for token, is_decode, pages in ((32, False, tuple(range(8))), (33, True, (0, 6, 7))):
+        driver.stored.reads.clear()
+        driver.chunk(PROMPT[token : token + 1], token, is_decode=is_decode)
+        assert driver.stored.reads == [(page, layer) for layer in range(spec.num_layers) for page in pages]
+
+
+def test_a_call_that_is_cancelled_unwinds() -> None:
+    """What a chunk holds must be let go of, though it will never be resumed."""
+    seen = []
+
+    def body(pause: Any) -> None:
+        try:
+            seen.append("began")
+            pause()
+            seen.append("went on")
+        finally:
+            seen.append("unwound")
+
+    thread = Background("test")
+    for _ in range(2):
+        call = Coroutine(body, thread)
+        call.resume()
+        call.cancel()
+        call.cancel()
+        assert call.is_over
+    assert seen == ["began", "unwound"] * 2
+    thread.close(PATIENCE)
+
+
+def test_a_call_that_hangs_can_be_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while a chunk waits for its disk, and a program that does not end of it."""
+    monkeypatch.setattr("sluice.runner.offload.coroutine.UNWINDING", 0.05)
+    hangs, came_back, unwound = (threading.Event() for _ in range(3))
+
+    def body(pause: Any) -> None:
+        try:
+            hangs.set()
+            came_back.wait(PATIENCE)
+            pause()
+        finally:
+            unwound.set()
+
+    thread = Background("test")
+    call = Coroutine(body, thread)
+
+    def resume() -> None:
+        with pytest.raises(Cancelled):
+            call.resume()
+
+    interrupted = threading.Thread(target=resume)
+    interrupted.start()
+    assert hangs.wait(PATIENCE)
+    call.cancel()
+    assert not unwound.is_set()
+    came_back.set()
+    assert unwound.wait(PATIENCE)
+    interrupted.join(PATIENCE)
+    thread.close(PATIENCE)
+
+
+class Memory:
+    """`HostPages`: page p of layer l is full of 10 p + l."""
+
+    def layer(self, host_page: int, layer: int) -> torch.Tensor:
+        return torch.full((2, 4), 10 * host_page + layer, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    "eager", [(), *itertools.combinations(Streams._fields, 1), *itertools.combinations(Streams._fields, 2)]
+)
+def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
+    """A read before its load is there, or a load over what is still being read: on a device as late, or as early, as
+    events allow."""
+    streams = late_streams(eager)
+    ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
+    loader = StreamLoader(Memory(), ring, 1, streams.inputs, streams.compute)
+    reader = RingReader(DeviceRing(2), loader)
+    reader.expect(BlockLoad(layer, [page], page) for layer in range(2) for page in range(3))
+    seen: list[int] = []
+
+    def look(slot: int) -> None:
+        seen.extend(ring.k[slot].flatten().tolist() + ring.v[slot].flatten().tolist())
+
+    for _ in range(6):
+        assert reader.has_next(0.0)
+        arrived = reader.next()
+        streams.compute.run(functools.partial(look, arrived.slot))
+        reader.release([arrived])
+    assert streams.compute.record().query()
+    assert seen == [10 * page + layer for layer in range(2) for page in range(3) for _ in range(8)]

@@ -1,0 +1,155 @@
+"""A checkpoint's tokenizer: read as transformers reads it, or refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
+
+from sluice.text.tokenizer import Tokenizer, TokenizerError
+from tokenizer_makers import byte_fallback_bpe, byte_level_bpe, byte_tokenizer
+
+CHATML = (
+    "{% for message in messages %}\n"
+    "    {% if message.role not in ['user', 'assistant', 'system'] %}\n"
+    "        {{ raise_exception('no role ' + message.role) }}\n"
+    "    {% endif %}\n"
+    "    {{ '<' + message.role + '> ' + message.content | trim + eos_token }}\n"
+    "{% endfor %}\n"
+    "{% if add_generation_prompt %}{{ '<assistant>' }}{% endif %}"
+)
+TALK = [{"role": "user", "content": " Is that <b>né</b>? "}, {"role": "assistant", "content": "yes"}]
+
+
+def write(folder: Path, **files: object) -> Path:
+    """A folder with a byte-level tokenizer and the given JSON files (or a text, for `chat_template_jinja`)."""
+    byte_level_bpe().save(str(folder / "tokenizer.json"))
+    for name, content in files.items():
+        if isinstance(content, str):
+            (folder / name.replace("_jinja", ".jinja")).write_text(content, encoding="utf-8")
+        else:
+            (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": True, "add_eos_token": True}])
+@pytest.mark.parametrize("has_processor", [True, False])
+def test_bos_and_eos_are_those_of_transformers(tmp_path: Path, flags: dict[str, bool], has_processor: bool) -> None:
+    """A missing or doubled BOS changes every answer of a model and breaks no test that looks at text alone."""
+    backend = byte_fallback_bpe()
+    if has_processor:
+        backend.post_processor = TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 1)])
+    reference = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", **flags)
+    reference.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text()) | flags
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    for text in ("the water", " two  spaces", "水門", "<s>a</s>"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode(text, add_special_tokens=False) == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("template", [CHATML, "{{ messages | tojson(indent=2) }}{% generation %}x{% endgeneration %}"])
+def test_chats_are_those_of_transformers(tmp_path: Path, template: str) -> None:
+    reference = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|end|>", chat_template=template)
+    reference.save_pretrained(tmp_path)
+    theirs = reference.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False)
+    assert Tokenizer.from_folder(tmp_path).encode_chat(TALK) == theirs
+
+
+def test_the_template_file_goes_before_the_config(tmp_path: Path) -> None:
+    folder = write(tmp_path, chat_template_jinja="from the file", tokenizer_config={"chat_template": "from config"})
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.decode(tokenizer.encode_chat(TALK)) == "from the file"
+
+
+def test_of_several_templates_the_default_is_used(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
+    tokenizer = Tokenizer.from_folder(write(tmp_path, tokenizer_config={"chat_template": named}))
+    assert tokenizer.decode(tokenizer.encode_chat(TALK)) == "plain"
+
+
+def test_messages_that_the_template_refuses(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(
+        write(tmp_path, chat_template_jinja=CHATML, tokenizer_config={"eos_token": "<|end|>"})
+    )
+    with pytest.raises(TokenizerError, match="refuses the messages: no role owl"):
+        tokenizer.encode_chat([{"role": "owl", "content": ""}])
+
+
+@pytest.mark.parametrize("escape", ["messages.__class__.__mro__", "messages.append(1)", "''.join.__globals__"])
+def test_a_template_cannot_leave_its_sandbox(tmp_path: Path, escape: str) -> None:
+    """A template is a program from the internet."""
+    tokenizer = Tokenizer.from_folder(write(tmp_path, chat_template_jinja="{{ " + escape + ".x.y }}"))
+    with pytest.raises(TokenizerError, match="refuses the messages"):
+        tokenizer.encode_chat(TALK)
+
+
+def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(write(tmp_path))
+    assert not tokenizer.has_chat_template
+    with pytest.raises(TokenizerError, match="no chat template"):
+        tokenizer.encode_chat(TALK)
+
+
+@pytest.mark.parametrize(
+    ("declared", "ids"), [({"eos_token_id": 7}, {7, 1}), ({"eos_token_id": [7, 8]}, {7, 8, 1}), ({}, {1})]
+)
+def test_every_declared_end_of_sequence_counts(tmp_path: Path, declared: dict[str, object], ids: set[int]) -> None:
+    """A chat model that runs on because only one of its two end tokens stops it."""
+    folder = write(tmp_path, generation_config=declared, tokenizer_config={"eos_token": {"content": "<|end|>"}})
+    assert Tokenizer.from_folder(folder).eos_token_ids == ids
+
+
+def test_tokens_that_only_the_config_knows(tmp_path: Path) -> None:
+    """Fine-tunes add chat markers in `tokenizer_config.json` alone; read as text they would be several tokens."""
+    first = byte_level_bpe().get_vocab_size()
+    entry = {"content": "<|turn|>", "special": True, "normalized": False}
+    tokenizer = Tokenizer.from_folder(write(tmp_path, tokenizer_config={"added_tokens_decoder": {str(first): entry}}))
+    assert tokenizer.encode("a<|turn|>")[-1] == first
+    assert tokenizer.decode([first]) == ""
+
+
+def test_a_token_with_two_ids_is_refused(tmp_path: Path) -> None:
+    entry = {"content": "<|turn|>", "special": True}
+    with pytest.raises(TokenizerError, match=r"gives '<\|turn\|>' the id 9999"):
+        Tokenizer.from_folder(write(tmp_path, tokenizer_config={"added_tokens_decoder": {"9999": entry}}))
+
+
+def test_a_folder_without_a_tokenizer_says_what_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
+    with pytest.raises(TokenizerError, match=r"no tokenizer\.json, the only tokenizer format that is accepted"):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("tokenizer.json", "{}", "cannot be read"),
+        ("tokenizer_config.json", "{", "is not JSON"),
+        ("generation_config.json", "[]", "must hold a JSON object, got list"),
+        ("chat_template.jinja", "{% if %}", "chat template cannot be read"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (write(tmp_path) / name).write_text(content)
+    with pytest.raises(TokenizerError, match=said):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_text_must_be_unicode() -> None:
+    """JSON may spell half of a surrogate pair, which has no UTF-8 form."""
+    with pytest.raises(TokenizerError, match="surrogate"):
+        Tokenizer(byte_tokenizer()).encode("a\ud83d")
+
+
+def test_truncation_in_the_file_is_ignored() -> None:
+    """Files saved after training may ask for truncation; prompts must never be cut silently."""
+    backend = byte_tokenizer()
+    backend.enable_truncation(4)
+    backend.enable_padding(length=10)
+    assert Tokenizer(backend).encode("abcdef") == list(b"abcdef")
