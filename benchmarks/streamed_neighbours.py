@@ -41,7 +41,7 @@ from sluice.bench import facts
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Submit
-from sluice.process.freeze_gc import settle
+from sluice.process.freeze_gc import freeze_gc
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams
@@ -214,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config = EngineConfig.from_options({"model": folder, "dtype": args.dtype, **options})
             engine, info = build_engine(config, link, progress=False)
             with slow_disk(args.disk_mb_per_second and args.disk_mb_per_second * 1e6), closing(engine):
-                settle()  # as a server's engine does
+                freeze_gc()  # as a server's engine does
                 run = Run(engine, link, args.streams, shape.vocab_size, args.ordinary)
                 run.alone(args.seconds)
                 run.ordinary(args.seconds)

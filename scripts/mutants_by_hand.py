@@ -15,8 +15,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/state.py",
-        "if request.place is Place.DRAINING and request.in_flight == 0:",
-        "if request.place is Place.DRAINING:",
+        "if request.status is Status.DRAINING and request.in_flight == 0:",
+        "if request.status is Status.DRAINING:",
         "pages of an aborted request go back while another of its steps is still on the device",
     ),
     (
@@ -251,13 +251,13 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/reserve.py",
-        "return request.retractions >= PROTECT_AFTER",
+        "return request.preemptions >= PROTECT_AFTER",
         "return False",
         "a request may be retracted without end",
     ),
     (
         "scheduler/reserve.py",
-        "        if request.place in (Place.PARTIAL, Place.LOADING):\n            return known\n",
+        "        if request.status in (Status.PARTIAL, Status.LOADING):\n            return known\n",
         "",
         "a half-computed prompt reserves output it does not make yet",
     ),
@@ -344,13 +344,13 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/request.py",
-        "return len(self.tokens) - 1 if self.num_told == self.num_targets else self.num_told",
+        "return len(self.tokens) - 1 if self.prompt_logprobs_sent == self.num_targets else self.prompt_logprobs_sent",
         "return len(self.tokens) - 1",
         "prompt logprobs of tokens that come from the cache are never told",
     ),
     (
         "scheduler/scheduler.py",
-        "of_targets = of_targets[request.num_told - chunk.start :]",
+        "of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]",
         "of_targets = of_targets[:]",
         "after a retraction prompt logprobs are told a second time",
     ),
@@ -362,7 +362,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/request.py",
-        "if self.num_told < last else ()",
+        "if self.prompt_logprobs_sent < last else ()",
         "",
         "prompt tokens whose logprobs were told are scored again",
     ),

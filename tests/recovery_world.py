@@ -21,7 +21,7 @@ from sluice.engine.protocols import Pending, Runner
 from sluice.engine.watched import WatchedRunner
 from sluice.process.client import EngineClient, Inbox, OutOfStep
 from sluice.process.heartbeat import SIZE, SharedHeartbeat
-from sluice.process.liveness import Counts, StuckWatch
+from sluice.process.liveness import Counts, LivenessWatch
 from sluice.process.numbering import Incoming, Outgoing
 from sluice.process.wire import Frame, Outputs, WireError, decode, encode
 from sluice.scheduler.laws import Lawful
@@ -87,7 +87,7 @@ class Process:
         self.is_hung = False
         self.doom = Doom()
         self.scheduler: Lawful = world.scheduler()
-        self.watch = StuckWatch(HEARTBEAT_TIMEOUT, STEP_TIMEOUT, now)
+        self.watch = LivenessWatch(HEARTBEAT_TIMEOUT, STEP_TIMEOUT, now)
         self.to_engine: deque[Letter] = deque()
         self.from_engine: deque[Letter] = deque()
         self._sent, self._received = Outgoing(epoch), Incoming(epoch)

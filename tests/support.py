@@ -49,7 +49,7 @@ def until_retraction(bench: Bench, max_steps: int = 100) -> list[int]:
     """Step until somebody is retracted; who."""
     for _ in range(max_steps):
         bench.engine.step()
-        victims = [request.id for request in bench.scheduler.state.requests.values() if request.retractions]
+        victims = [request.id for request in bench.scheduler.state.requests.values() if request.preemptions]
         if victims:
             return victims
     raise AssertionError(f"nobody was retracted in {max_steps} steps")

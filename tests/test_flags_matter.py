@@ -87,33 +87,33 @@ ELSEWHERE = {
     "model": "test_llm.py::test_a_missing_model_is_refused",
     "dtype": "test_llm.py::test_options_have_their_effect",
     "device": "test_llm.py::test_options_that_cannot_be_honoured_are_refused",
-    "mem_fraction_static": "runner/test_memory.py::test_a_fraction_counts_what_is_there_already",
+    "mem_fraction_static": "device/test_memory.py::test_a_fraction_counts_what_is_there_already",
     "threads": "test_llm.py::test_threads_compute",
     "cpu_kernels": "native/test_choice.py::test_a_level_is_the_one_asked_for",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",
-    "attention_backend": "test_attending.py::test_it_is_what_attends",
+    "attention_backend": "assembly/test_select_attention.py::test_it_is_what_attends",
     "kv_cache_dtype": "test_kv_cache_dtype.py::test_only_what_is_kept_is_rounded",
-    "disable_cuda_graph": "test_attending.py::test_graphs_of_a_gpu",
-    "cuda_graph_max_bs": "test_attending.py::test_graphs_of_a_gpu",
-    "poison_unread": "test_attending.py::test_poison_is_noticed",
+    "disable_cuda_graph": "assembly/test_select_attention.py::test_graphs_of_a_gpu",
+    "cuda_graph_max_bs": "assembly/test_select_attention.py::test_graphs_of_a_gpu",
+    "debug_uninitialized_reads": "assembly/test_select_attention.py::test_poison_is_noticed",
     "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",
     "host": "cli/test_cli.py::test_an_address_of_another_machine",
     "port": "cli/test_cli.py::test_a_port_in_use",
-    "served_model_name": "server/test_serve.py::test_serve_the_bundled_model",
-    "api_key": "server/test_serve.py::test_keys_and_bounds_of_a_server",
-    "api_key_file": "server/test_serve.py::test_keys_and_bounds_of_a_server",
-    "max_request_bytes": "server/test_serve.py::test_keys_and_bounds_of_a_server",
-    "log_level": "server/test_engine_process.py::test_the_log_level_reaches_the_engine",
-    "log_format": "server/test_serve.py::test_what_is_seen_of_a_call",
-    "otlp_traces_endpoint": "server/test_serve.py::test_what_is_seen_of_a_call",
-    "max_engine_restarts": "server/test_serve.py::test_the_end_of_the_last_engine",
-    "heartbeat_timeout": "server/test_serve.py::test_a_hung_engine_is_replaced_while_its_server_says_so",
-    "step_timeout": "server/test_serve.py::test_a_device_that_hangs",
-    "start_timeout": "server/test_serve.py::test_a_model_that_loads_too_long_ends_the_server",
-    "drain_timeout": "server/test_serve.py::test_a_drain_is_bounded",
-    "enable_fault_injection": "server/test_options.py::test_refused",
-    "inject_fault": "server/test_serve.py::test_a_hung_engine_is_replaced_while_its_server_says_so",
+    "served_model_name": "http/test_serve.py::test_serve_the_bundled_model",
+    "api_key": "http/test_serve.py::test_keys_and_bounds_of_a_server",
+    "api_key_file": "http/test_serve.py::test_keys_and_bounds_of_a_server",
+    "max_request_bytes": "http/test_serve.py::test_keys_and_bounds_of_a_server",
+    "log_level": "process/test_engine_process.py::test_the_log_level_reaches_the_engine",
+    "log_format": "http/test_serve.py::test_what_is_seen_of_a_call",
+    "otlp_traces_endpoint": "http/test_serve.py::test_what_is_seen_of_a_call",
+    "max_engine_restarts": "http/test_serve.py::test_the_end_of_the_last_engine",
+    "heartbeat_timeout": "http/test_serve.py::test_a_hung_engine_is_replaced_while_its_server_says_so",
+    "step_timeout": "http/test_serve.py::test_a_device_that_hangs",
+    "start_timeout": "http/test_serve.py::test_a_model_that_loads_too_long_ends_the_server",
+    "drain_timeout": "http/test_serve.py::test_a_drain_is_bounded",
+    "enable_fault_injection": "http/test_options.py::test_refused",
+    "inject_fault": "http/test_serve.py::test_a_hung_engine_is_replaced_while_its_server_says_so",
 }
 
 
@@ -141,7 +141,12 @@ def test_the_case_elsewhere_exists(place: str) -> None:
 
 
 ALIASES = [(alias, name) for group in GROUPS.values() for name, meta in options_of(group) for alias in meta.aliases]
-EXAMPLES: dict[str, Any] = {"schedule_policy": "lpm", "enable_overlap": True, "disable_cuda_graph": True}
+EXAMPLES: dict[str, Any] = {
+    "schedule_policy": "lpm",
+    "enable_overlap": True,
+    "disable_cuda_graph": True,
+    "debug_uninitialized_reads": True,
+}
 
 
 @pytest.mark.parametrize(("alias", "name"), ALIASES)

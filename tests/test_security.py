@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from server.test_serve import announced, server, shadow
 
 import tiny_models
+from serve_process import announced, server, shadow
 from serving import run, serving
 from sluice.http.exposure import exposure_warning
 from sluice.models.hub import WANTED

@@ -46,10 +46,10 @@ def measure(
         computed, loaded, seeds = [], [], range(10_000 + length * 10, 10_000 + length * 10 + repeats)
         for seed in seeds:
             computed.append(driven.ask(prompt(length + 1, seed)).ttft)
-        driven.settle()
+        driven.freeze_gc()
         for number in range(-(-pool // max(lengths))):  # whatever was cached on the device makes room
             driven.ask(prompt(max(lengths), 99_000 + length * 100 + number))
-        driven.settle()
+        driven.freeze_gc()
         for seed in seeds:
             request = driven.ask(prompt(length + 1, seed))
             assert request.end is not None

@@ -105,7 +105,7 @@ class Driven:
             if not request.tokens:
                 raise RuntimeError(f"a request gave nothing: {request.end}")
 
-    def settle(self) -> None:
+    def freeze_gc(self) -> None:
         """Step until every copy has ended."""
         while not self.engine.is_idle:
             self.engine.step()

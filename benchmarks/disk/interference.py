@@ -51,7 +51,7 @@ def fill_file(checkpoint: Path, tokens: Prompt, **options: Any) -> None:
     engine = loaded.engine(link, runner, tiers, runner.close)
     driven = Driven(engine, loaded.info, link)
     driven.ask(tokens)
-    driven.settle()
+    driven.freeze_gc()
     driven.close()
 
 

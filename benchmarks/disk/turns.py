@@ -69,20 +69,20 @@ def run(
     asked = 0
     for turn in range(work.turns):
         if restart and turn == work.turns - 1:
-            driven.settle()
+            driven.freeze_gc()
             driven.close()
             driven = Driven.start(checkpoint, max_total_tokens=work.pool, **options)
         for number, talk in enumerate(talks):
             tokens = talk + prompt(work.said, 1000 * (turn + 1) + number)
             request = driven.ask(tokens, ANSWER)
             if work.settled:
-                driven.settle()
+                driven.freeze_gc()
             answers.append(request.tokens)
             talks[number] = tokens + tuple(request.tokens)
             if turn:
                 found.append(request)
                 asked += len(tokens)
-    driven.settle()
+    driven.freeze_gc()
     driven.close()
     return _result(found, asked, disk is not None, restart), answers
 

@@ -42,7 +42,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GenerateCall:
     """A question and what became of it, in seconds."""
 
     is_right: bool
@@ -57,7 +57,7 @@ class Asked:
 class Reading:
     """What a task gave."""
 
-    asked: tuple[Asked, ...]
+    asked: tuple[GenerateCall, ...]
     idle_anonymous: int
     """Bytes, when the engine stands and has read nothing."""
     peak_anonymous: int
@@ -77,7 +77,7 @@ class Reader:
         self._link = link
         self._ids = count()
 
-    def ask(self, haystack: npt.NDArray[np.int32], key: tuple[int, ...], answer: tuple[int, ...]) -> Asked:
+    def ask(self, haystack: npt.NDArray[np.int32], key: tuple[int, ...], answer: tuple[int, ...]) -> GenerateCall:
         """The prompt is made here and let go: nobody else holds a list of it.
 
         Raises:
@@ -93,7 +93,7 @@ class Reader:
             raise RuntimeError(error)
         tokens, times, after = tuple(link.tokens[request]), link.times[request], self._runner.loads
         loaded = LoadTotals(after.bytes - before.bytes, after.seconds - before.seconds, after.waited - before.waited)
-        return Asked(tokens == answer, times[0] - start, times[-1] - times[0], loaded)
+        return GenerateCall(tokens == answer, times[0] - start, times[-1] - times[0], loaded)
 
 
 def read(task: Task) -> Reading:

@@ -152,9 +152,10 @@ class ModelConfig:
         vllm="--max-cudagraph-capture-size",
         positive=True,
     )
-    poison_unread: bool = option(
+    debug_uninitialized_reads: bool = option(
         False,
         "debug: notice when a step reads what was not written",
+        aliases=("poison_unread",),
         more="A slot of the device holds poison until its request sampled, and again once that was read; so does what"
         " a step has read of its inputs. A request whose step reads it ends with an error.",
     )

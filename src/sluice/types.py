@@ -526,7 +526,7 @@ class Occupancy(NamedTuple):
     total_pages: int
     partial: int = 0
     """Of those that run, how many have a prompt that is not all planned."""
-    retractions: int = 0
+    preemptions: int = 0
     """How often a running request was sent back to wait, since the scheduler was made."""
     loading: int = 0
     """Requests whose prefix is on its way to the device."""

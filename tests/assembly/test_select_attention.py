@@ -160,14 +160,14 @@ def test_poison_is_noticed() -> None:
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=3)
     plan = BatchPlan(0, (NewSlot(0, 1, params, 0),), (Chunk(1, 0, 0, 2, (5,), (0,), True),))
     assert not loaded().runner().launch(plan).wait().errors
-    (error,) = loaded(poison_unread=True).runner().launch(plan).wait().errors
+    (error,) = loaded(debug_uninitialized_reads=True).runner().launch(plan).wait().errors
     assert "not sampled yet" in error.message
 
 
 def test_poison_harms_nobody() -> None:
     with LLM(**SMALL, enable_overlap=True) as llm:
         expected = [result.token_ids for result in llm.generate([[10, 11, 12]] * 3, GREEDY)]
-    with LLM(**SMALL, enable_overlap=True, poison_unread=True) as llm:
+    with LLM(**SMALL, enable_overlap=True, debug_uninitialized_reads=True) as llm:
         assert [result.token_ids for result in llm.generate([[10, 11, 12]] * 3, GREEDY)] == expected
 
 
@@ -186,7 +186,7 @@ def test_a_gpu_gives_the_tokens_of_the_reference(name: str, graphs: bool, overla
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     with LLM(**options, attention_backend="reference") as llm:
         expected = [result.token_ids for result in llm.generate(prompts, params)]
-    mode = {"enable_overlap": overlap, "disable_cuda_graph": not graphs, "poison_unread": True}
+    mode = {"enable_overlap": overlap, "disable_cuda_graph": not graphs, "debug_uninitialized_reads": True}
     with LLM(**options, **mode, attention_backend=name) as llm:
         found = [result.token_ids for result in llm.generate(prompts, params)]
     same = sum(a == b for a, b in zip(found, expected, strict=True))

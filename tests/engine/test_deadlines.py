@@ -28,9 +28,11 @@ class Bench:
         self.scheduler = world.scheduler()
         self.engine = Engine(self.scheduler, self.runner, self.link, clock=self.clock, trace=RecentSteps())
 
-    def submit(self, request_id: int, *, begin_by: float | None = None, end_by: float | None = None) -> None:
+    def submit(self, request_id: int, *, start_deadline: float | None = None, deadline: float | None = None) -> None:
         sampling = resolved(20)
-        self.link.put(Submit(request_id, (request_id, 2, 3), sampling, begin_by=begin_by, end_by=end_by))
+        self.link.put(
+            Submit(request_id, (request_id, 2, 3), sampling, start_deadline=start_deadline, deadline=deadline)
+        )
 
     def step(self, seconds: float = 1.0) -> None:
         self.engine.step()
@@ -44,8 +46,8 @@ def test_what_waits_too_long_is_never_prefilled() -> None:
     """A request past its time that is computed all the same, and answered with a token and status 200."""
     bench = Bench()
     bench.submit(0)
-    bench.submit(1, begin_by=3.0)
-    bench.submit(2, end_by=3.0)
+    bench.submit(1, start_deadline=3.0)
+    bench.submit(2, deadline=3.0)
     for _ in range(4):
         bench.step()
         bench.engine.step()
@@ -59,8 +61,8 @@ def test_a_deadline_that_is_over_on_arrival() -> None:
     """The engine was in a long step while the request lay in the socket."""
     bench = Bench()
     bench.clock.advance(10)
-    bench.submit(0, begin_by=9.0)
-    bench.submit(1, end_by=10.0)
+    bench.submit(0, start_deadline=9.0)
+    bench.submit(1, deadline=10.0)
     bench.step()
     assert bench.link.end(0).finish_reason is FinishReason.EXPIRED
     assert bench.link.end(1).finish_reason is FinishReason.TIMEOUT
@@ -69,8 +71,8 @@ def test_a_deadline_that_is_over_on_arrival() -> None:
 
 def test_what_has_begun_is_not_late_to_begin_but_may_be_late_to_end() -> None:
     bench = Bench(running=2)
-    bench.submit(0, begin_by=1.0)
-    bench.submit(1, begin_by=1.0, end_by=5.0)
+    bench.submit(0, start_deadline=1.0)
+    bench.submit(1, start_deadline=1.0, deadline=5.0)
     for _ in range(25):
         bench.step()
     assert bench.link.end(0).finish_reason is FinishReason.LENGTH
@@ -82,7 +84,7 @@ def test_what_has_begun_is_not_late_to_begin_but_may_be_late_to_end() -> None:
 
 def test_nothing_is_due_of_what_has_ended() -> None:
     bench = Bench()
-    bench.submit(0, begin_by=50.0, end_by=90.0)
+    bench.submit(0, start_deadline=50.0, deadline=90.0)
     bench.step()
     bench.link.put(Abort(0))
     bench.step(100.0)
@@ -96,7 +98,7 @@ def test_no_deadline_outlives_its_request() -> None:
     world = World(limits_of(), num_pages=8, page_size=4)
     recorder = Recorder(world.scheduler(), NullTrace(), kept, clock)
     engine = Engine(recorder, world.shadow(), link, clock=clock)
-    link.put(Submit(0, (1, 1), resolved(1), end_by=5.0), Submit(1, (1, 0), resolved(1)))
+    link.put(Submit(0, (1, 1), resolved(1), deadline=5.0), Submit(1, (1, 0), resolved(1)))
     engine.step()
     clock.advance(9)
     link.put(Submit(2, (0, 1), resolved(1)))
@@ -113,10 +115,10 @@ def test_deadlines_against_a_slow_twin() -> None:
     now = 0.0
     for request_id in range(3000):
         now += draw.random()
-        begin_by, end_by = (draw.choice([None, now + draw.random() * 40, now + 5000]) for _ in range(2))
-        submits[request_id] = Submit(request_id, (1,), resolved(), begin_by=begin_by, end_by=end_by)
+        start_deadline, deadline = (draw.choice([None, now + draw.random() * 40, now + 5000]) for _ in range(2))
+        submits[request_id] = Submit(request_id, (1,), resolved(), start_deadline=start_deadline, deadline=deadline)
         deadlines.watch(submits[request_id])
-        wanted = [(begin_by, FinishReason.EXPIRED), (end_by, FinishReason.TIMEOUT)]
+        wanted = [(start_deadline, FinishReason.EXPIRED), (deadline, FinishReason.TIMEOUT)]
         open_ones[request_id] = [(at, reason) for at, reason in wanted if at is not None]
         late = sorted((at, i, reason) for i, those in open_ones.items() for at, reason in those if at <= now)
         assert list(deadlines.due(now)) == [(i, reason) for _, i, reason in late]
@@ -127,7 +129,7 @@ def test_deadlines_against_a_slow_twin() -> None:
             del open_ones[ended]
             deadlines.forget([Output(ended, 0, (), 0, FinishReason.ABORT), Output(-1, 0, (5,), 0)])
         assert deadlines or not any(open_ones.values())
-        watched = [i for i, submit in submits.items() if i in open_ones and (submit.begin_by or submit.end_by)]
+        watched = [i for i, submit in submits.items() if i in open_ones and (submit.start_deadline or submit.deadline)]
         assert deadlines.num_kept <= KEPT_STALE + 4 * len(watched)
     deadlines.forget([Output(i, 0, (), 0, FinishReason.STOP) for i in open_ones])
     assert list(deadlines.due(now + 5001)) == []

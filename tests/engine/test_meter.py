@@ -129,7 +129,7 @@ def test_the_time_in_the_queue_is_that_of_the_first_time() -> None:
     engine = engine_of(World(limits_of(chunk=16, running=4), num_pages=12, page_size=2))
     engine.link.put(*(Submit(i, (i % 2, 1, 0)[: 2 + i % 2], resolved(9, seed=i)) for i in range(4)))
     stats = finish(engine)
-    assert stats.occupancy.retractions > 0, "nobody was sent back"
+    assert stats.occupancy.preemptions > 0, "nobody was sent back"
     assert stats.totals.queue_seconds is not None
     assert sum(stats.totals.queue_seconds.counts) == 4
     assert stats.totals.queue_seconds.total < 30.0

@@ -126,9 +126,9 @@ def test_a_deadline_has_a_code_of_its_own(stream: bool) -> None:
             in_time = await server.complete(prompt="ab", seed=0, timeout=1000, max_queue_time=1000)
             assert in_time["choices"][0]["text"] == expected_text("ab", 16)
             submit = [message for message in server.sent if isinstance(message, Submit)][-1]
-            assert submit.begin_by is not None
-            assert submit.begin_by == submit.end_by
-            assert 900 < submit.begin_by - server.client.now() < 1000
+            assert submit.start_deadline is not None
+            assert submit.start_deadline == submit.deadline
+            assert 900 < submit.start_deadline - server.client.now() < 1000
 
     run(test)
 

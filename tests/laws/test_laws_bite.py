@@ -10,7 +10,7 @@ import pytest
 from sluice.engine.messages import Submit
 from sluice.scheduler import laws
 from sluice.scheduler.laws import LawBroken
-from sluice.scheduler.request import Place
+from sluice.scheduler.request import Status
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
 from sluice.types import BatchPlan, FinishReason, Output, TokenLogprobs
@@ -92,12 +92,12 @@ def generate_too_much(state: SchedulerState) -> None:
 
 
 def tell_more_than_was_asked(state: SchedulerState) -> None:
-    state.decoding[0].num_told = 1
+    state.decoding[0].prompt_logprobs_sent = 1
 
 
 def take_what_is_to_be_told_from_the_cache(state: SchedulerState) -> None:
     request = state.partial[2]
-    request.num_targets, request.num_told = 19, request.computed - 1
+    request.num_targets, request.prompt_logprobs_sent = 19, request.computed - 1
 
 
 def leave_a_gap_in_a_decode(state: SchedulerState) -> None:
@@ -131,11 +131,11 @@ def be_in_two_places(state: SchedulerState) -> None:
 
 
 def say_the_wrong_place(state: SchedulerState) -> None:
-    state.decoding[0].place = Place.PARTIAL
+    state.decoding[0].status = Status.PARTIAL
 
 
 def wait_under_a_wrong_name(state: SchedulerState) -> None:
-    next(iter(state.waiting)).place = Place.GONE
+    next(iter(state.waiting)).status = Status.GONE
 
 
 def be_nowhere(state: SchedulerState) -> None:
@@ -148,7 +148,7 @@ def keep_followers_waiting_for_nobody(state: SchedulerState) -> None:
 
 def drain_with_nothing_in_flight(state: SchedulerState) -> None:
     request = state.decoding.pop(0)
-    request.place = Place.DRAINING
+    request.status = Status.DRAINING
     state.draining[0] = request
 
 
@@ -240,7 +240,7 @@ def test_the_wrong_targets_break_law_8() -> None:
     state, limits = bench.scheduler.state, bench.scheduler.scheduler.limits
     with pytest.raises(LawBroken, match="law 8"):
         laws.check_plan(state, limits, with_chunk(plan, 2, targets=(0, 0, 0, 0)))
-    state.partial[2].num_targets, state.partial[2].num_told = 19, plan.chunks[2].start
+    state.partial[2].num_targets, state.partial[2].prompt_logprobs_sent = 19, plan.chunks[2].start
     laws.check_plan(state, limits, with_chunk(plan, 2, targets=(0, 0, 0, 0)))
     for count in (0, 3, 5):
         with pytest.raises(LawBroken, match="law 8"):

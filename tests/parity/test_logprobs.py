@@ -134,7 +134,7 @@ def test_a_retraction_loses_and_repeats_nothing(
     state = engine.scheduler.state
     told, computed = link.prompt_logprobs(0), state.requests[0].computed
     assert len(told) == min(computed, 60)
-    state.send_back(state.requests[0])
+    state.preempt(state.requests[0])
     if forget:
         state.kv.flush()
     recomputed = len(runner.plans)

@@ -12,7 +12,7 @@ from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.engine.trace import RecentSteps
-from sluice.scheduler.request import Place
+from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import CLIPPED_OUTPUT, RatioReservation
 from sluice.testing import ManualLink, resolved
 from sluice.types import Bound, FinishReason
@@ -184,16 +184,16 @@ def test_1_15_waiting_prefilling_decoding_finished_and_back_to_waiting() -> None
     bench = bench_of(chunk=8, running=4)
     queue(bench, 0, 12, max_tokens=2)
     request = bench.scheduler.state.requests[0]
-    places = [request.place]
+    places = [request.status]
     for _ in range(2):
         steps_of(bench)
-        places.append(request.place)
-    bench.scheduler.state.send_back(request)
-    places.append(request.place)
+        places.append(request.status)
+    bench.scheduler.state.preempt(request)
+    places.append(request.status)
     while bench.scheduler.has_work:
         steps_of(bench)
-    places.append(request.place)
-    assert places == [Place.WAITING, Place.PARTIAL, Place.DECODING, Place.WAITING, Place.GONE]
+    places.append(request.status)
+    assert places == [Status.WAITING, Status.PARTIAL, Status.DECODING, Status.WAITING, Status.GONE]
     assert request.finish_reason is FinishReason.LENGTH
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.scheduler.request import Place
+from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import FullReservation
 from sluice.types import BatchResult, Bound
 from support import queue, shapes_of, steps_of
@@ -32,13 +32,13 @@ def test_5_2_arrival_batch_match_resources_forward_then_decode_or_stay_pending()
     queue(bench, 1, 20)
     places = []
     for _ in range(4):
-        places.append([request.place for request in bench.scheduler.state.requests.values()])
+        places.append([request.status for request in bench.scheduler.state.requests.values()])
         steps_of(bench)
     assert places == [
-        [Place.WAITING, Place.WAITING],
-        [Place.DECODING, Place.PARTIAL],
-        [Place.DECODING, Place.PARTIAL],
-        [Place.DECODING, Place.DECODING],
+        [Status.WAITING, Status.WAITING],
+        [Status.DECODING, Status.PARTIAL],
+        [Status.DECODING, Status.PARTIAL],
+        [Status.DECODING, Status.DECODING],
     ]
 
 
@@ -70,7 +70,7 @@ def test_5_4_under_full_reservation_nobody_is_ever_retracted() -> None:
         queue(bench, request_id, 3 + request_id, max_tokens=12)
     while bench.scheduler.has_work:
         assert steps_of(bench)
-        assert not any(request.retractions for request in bench.scheduler.state.requests.values())
+        assert not any(request.preemptions for request in bench.scheduler.state.requests.values())
 
 
 def test_5_5_memory_is_checked_before_and_after_the_prefix_is_locked() -> None:

@@ -16,7 +16,7 @@ from sluice.process.wire import Outputs
 from sluice.testing import resolved
 from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
 
-ASKED = NewRequest((1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, begin_by=4.0, end_by=5.0)
+ASKED = NewRequest((1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, start_deadline=4.0, deadline=5.0)
 TOLD = TokenLogprobs(2, -1.0, ())
 
 
@@ -30,8 +30,8 @@ def test_a_request_is_sent_again_with_all_that_was_delivered() -> None:
         client.attach(sent.append, 1)
         first, again = sent
         assert isinstance(first, Submit)
-        assert again == replace(first, output_ids=(7, 8), num_told=2, is_known=True)
-        assert (first.begin_by, first.end_by, first.is_known) == (4.0, 5.0, False)
+        assert again == replace(first, output_ids=(7, 8), prompt_logprobs_sent=2, is_resumed=True)
+        assert (first.start_deadline, first.deadline, first.is_resumed) == (4.0, 5.0, False)
 
     in_a_loop(test)
 
@@ -88,7 +88,7 @@ def test_between_two_engines_requests_wait_and_may_leave() -> None:
         first.close()
         client.attach(sent.append, 1)
         assert [message.request_id for message in sent if isinstance(message, Submit)] == [1, 2, 3]
-        assert [message.is_known for message in sent if isinstance(message, Submit)] == [False] * 3
+        assert [message.is_resumed for message in sent if isinstance(message, Submit)] == [False] * 3
         assert not any(isinstance(message, Abort) for message in sent)
 
     in_a_loop(test)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sluice.engine.heartbeat import Phase
 from sluice.process.heartbeat import Reading
-from sluice.process.liveness import Counts, StuckWatch
+from sluice.process.liveness import Counts, LivenessWatch
 
 EVEN = Counts(sent=3, received=5)
 LOOK = 0.2
@@ -18,7 +18,7 @@ def reading(ticks: int, phase: Phase = Phase.BUSY, *, landed: int = 0, received:
 
 def judged(readings: Iterable[Reading], *, every: float = LOOK, counts: Counts = EVEN) -> tuple[float, str] | None:
     """When a watch first found something wrong, and what; it looks once for each reading."""
-    watch, now = StuckWatch(5.0, 60.0, 0.0), 0.0
+    watch, now = LivenessWatch(5.0, 60.0, 0.0), 0.0
     for each in readings:
         now += every
         verdict = watch.look(each, counts, now)

@@ -200,7 +200,7 @@ def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() ->
     state.requests[0].planned_at -= DUE_AFTER
     plan = bench.scheduler.scheduler.schedule()
     assert plan is not None
-    assert last.retractions == 1
+    assert last.preemptions == 1
     assert [(chunk.request_id, chunk.length) for chunk in plan.chunks] == [(0, 4), (1, 8), (2, 8)]
 
 

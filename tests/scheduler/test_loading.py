@@ -11,7 +11,7 @@ import pytest
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, FlushCache, Message, Submit
-from sluice.scheduler.request import Place
+from sluice.scheduler.request import Status
 from sluice.testing import Faults, ManualLink, resolved
 from sluice.types import FinishReason, Tier
 from tier_worlds import TierBench, prompt, world_of
@@ -169,7 +169,7 @@ def test_nobody_waits_for_somebody_elses_disk(depth: int, schedule: str) -> None
     bench.pace.is_stuck = True
     bench.put(2, LONG)
     bench.step()
-    assert bench.bench.scheduler.state.requests[2].place is Place.LOADING
+    assert bench.bench.scheduler.state.requests[2].status is Status.LOADING
     bench.put(3, prompt(4, 9), 3)
     bench.step(30)
     assert len(bench.bench.link.tokens(1)) == 20
@@ -185,7 +185,7 @@ def test_who_leaves_while_it_loads_leaves_at_once() -> None:
     bench.pace.is_stuck = True
     bench.put(1, LONG)
     bench.step()
-    assert bench.bench.scheduler.state.requests[1].place is Place.LOADING
+    assert bench.bench.scheduler.state.requests[1].status is Status.LOADING
     bench.bench.link.put(Abort(1))
     bench.put(2, prompt(2, 9))
     bench.step(10)
@@ -240,7 +240,7 @@ def test_what_one_loads_the_others_wait_for() -> None:
     bench.step(5)
     assert len(bench.loads()) == 6
     state = bench.bench.scheduler.state
-    assert [state.requests[i].place for i in (1, 2)] == [Place.LOADING, Place.WAITING]
+    assert [state.requests[i].status for i in (1, 2)] == [Status.LOADING, Status.WAITING]
     bench.pace.is_stuck = False
     bench.bench.drain(50)
     assert len(bench.loads()) == 6
@@ -404,7 +404,7 @@ def test_streams_take_pages_from_each_other_rather_than_from_a_disk() -> None:
     bench.put(3, LONG)
     bench.step(60)
     assert [len(bench.bench.link.tokens(i)) for i in (1, 2, 3)] == [20, 20, 0]
-    assert bench.bench.scheduler.state.retractions > 0
+    assert bench.bench.scheduler.state.preemptions > 0
     bench.pace.is_stuck = False
     bench.bench.drain(50)
     assert bench.bench.link.end(3).num_disk_tokens == 24
@@ -416,7 +416,7 @@ def test_the_loop_sleeps_while_it_can_only_wait_for_a_disk_and_a_deadline_wakes_
     bench, link, clock = restarted(world_of(num_pages=24)), SleepyLink(), VirtualClock()
     engine = Engine(bench.bench.scheduler, bench.bench.engine.runner, link, clock=clock)
     bench.pace.is_stuck = True
-    link.put(Submit(1, tuple(LONG), resolved(2), end_by=7.5))
+    link.put(Submit(1, tuple(LONG), resolved(2), deadline=7.5))
     for _ in range(4):
         engine.step()
     assert link.waits == [(True, None), (False, None), (True, 7.5), (True, 7.5)]
@@ -447,10 +447,10 @@ def test_a_newcomer_is_counted_with_all_it_may_need_beside_what_is_loaded() -> N
     bench.put(3, prompt(4, 9), 2)
     bench.step(2)
     state = bench.bench.scheduler.state
-    assert [state.requests[i].place for i in (1, 2)] == [Place.LOADING, Place.WAITING]
+    assert [state.requests[i].status for i in (1, 2)] == [Status.LOADING, Status.WAITING]
     bench.pace.is_stuck = False
     bench.step(4)
-    assert state.requests[2].place is Place.DECODING
+    assert state.requests[2].status is Status.DECODING
     bench.bench.link.put(Abort(2))
     bench.bench.drain(50)
     bench.check()
@@ -476,7 +476,7 @@ def test_loads_leave_slots_to_those_who_came_before() -> None:
     bench.put(3, prompt(2, 25))
     bench.step()
     state = bench.bench.scheduler.state
-    assert [state.requests[i].place for i in (1, 2, 3)] == [Place.DECODING, Place.LOADING, Place.WAITING]
+    assert [state.requests[i].status for i in (1, 2, 3)] == [Status.DECODING, Status.LOADING, Status.WAITING]
     bench.pace.is_stuck = False
     bench.bench.drain(50)
     bench.check()
@@ -515,7 +515,7 @@ def test_no_load_passes_one_that_has_no_room_yet(in_memory: int) -> None:
     bench.put(3, prompt(4, 9))
     bench.step()
     state = bench.bench.scheduler.state
-    assert [state.requests[i].place for i in (1, 2, 3)] == [Place.DECODING, Place.WAITING, Place.WAITING]
+    assert [state.requests[i].status for i in (1, 2, 3)] == [Status.DECODING, Status.WAITING, Status.WAITING]
     bench.bench.drain(500)
     bench.check()
 
@@ -533,8 +533,8 @@ def test_loads_that_fit_together_begin_together() -> None:
     bench.check()
 
 
-@pytest.mark.parametrize(("num_pages", "place"), [(14, Place.WAITING), (15, Place.DECODING)])
-def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: int, place: Place) -> None:
+@pytest.mark.parametrize(("num_pages", "place"), [(14, Status.WAITING), (15, Status.DECODING)])
+def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: int, place: Status) -> None:
     """Six pages come from the disk and the seventh is computed; given to a newcomer in the step that begins the load,
     it would be missing when the load is over."""
     bench = restarted(world_of(num_pages=num_pages))
@@ -543,7 +543,7 @@ def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: 
     bench.put(2, prompt(2, 29))
     bench.step()
     state = bench.bench.scheduler.state
-    assert [state.requests[i].place for i in (1, 2)] == [Place.LOADING, place]
+    assert [state.requests[i].status for i in (1, 2)] == [Status.LOADING, place]
     bench.pace.is_stuck = False
     bench.bench.drain(500)
     bench.check()
@@ -579,7 +579,7 @@ def test_a_device_that_is_lost_takes_loads_with_it() -> None:
     bench.put(1, LONG)
     bench.step()
     bench.bench.scheduler.forget_device()
-    assert bench.bench.scheduler.state.requests[1].place is Place.WAITING
+    assert bench.bench.scheduler.state.requests[1].status is Status.WAITING
     assert not bench.bench.scheduler.awaits_copies
     bench.pace.is_stuck = False
     bench.disk.replace(bench.bench)

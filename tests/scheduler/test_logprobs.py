@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sluice.engine.messages import Submit
-from sluice.scheduler.request import Place
+from sluice.scheduler.request import Status
 from sluice.testing import resolved
 from sluice.types import BatchResult, TokenLogprobs
 from support import until_retraction
@@ -74,10 +74,10 @@ def test_what_was_told_is_not_computed_again_after_a_retraction() -> None:
     bench.link.put(*submits.values())
     (victim,) = until_retraction(bench)
     assert victim == 1
-    while bench.scheduler.state.requests[1].place is not Place.WAITING:
+    while bench.scheduler.state.requests[1].status is not Status.WAITING:
         bench.engine.step()
     request = bench.scheduler.state.requests[1]
-    assert request.num_told == request.num_targets == len(PROMPT) - 1
+    assert request.prompt_logprobs_sent == request.num_targets == len(PROMPT) - 1
     bench.drain(200)
     check_ends(bench, submits)
 
@@ -89,10 +89,10 @@ def test_a_retraction_in_the_middle_of_a_prompt_resumes_where_the_telling_stoppe
     bench.engine.step()
     state = bench.scheduler.state
     request = state.requests[0]
-    assert (request.num_told, request.computed) == (8, 8)
-    state.send_back(request)
+    assert (request.prompt_logprobs_sent, request.computed) == (8, 8)
+    state.preempt(request)
     bench.engine.step()
-    assert (request.cached, request.num_told) == (8, 16)
+    assert (request.cached, request.prompt_logprobs_sent) == (8, 16)
     bench.drain(100)
     check_ends(bench, {0: asking(0, PROMPT * 3)})
 
@@ -104,11 +104,11 @@ def test_a_chunk_that_begins_in_what_was_told_tells_the_rest() -> None:
     bench.link.put(first, submit)
     bench.engine.step()
     request = bench.scheduler.state.requests[1]
-    assert request.num_told == 8
+    assert request.prompt_logprobs_sent == 8
     bench.scheduler.forget_device()
     bench.engine.runner = bench.world.shadow()
     bench.engine.step()
-    assert (request.computed, request.num_told, len(bench.link.outputs[-1].prompt_logprobs)) == (12, 12, 4)
+    assert (request.computed, request.prompt_logprobs_sent, len(bench.link.outputs[-1].prompt_logprobs)) == (12, 12, 4)
     bench.drain(100)
     check_ends(bench, {0: first, 1: submit})
 

@@ -12,7 +12,7 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.passes import decode
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.prefill import AddResult, PrefillAdder
-from sluice.scheduler.request import Place, Request
+from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
 from worlds import limits_of
@@ -46,7 +46,7 @@ def running(
 
 
 def retracted(*requests: Request) -> list[int]:
-    return [request.id for request in requests if request.retractions]
+    return [request.id for request in requests if request.preemptions]
 
 
 def adder_of(state: SchedulerState, chunk: int = 8) -> PrefillAdder:
@@ -83,8 +83,8 @@ def test_pages_on_their_way_back_count() -> None:
     state = state_of(5)
     everyone = running(state, 0, 1), running(state, 1, 1), running(state, 2, 1)
     leaving = running(state, 3, 2, in_flight=1)
-    state.send_back(leaving)
-    assert leaving.place is Place.DRAINING
+    state.preempt(leaving)
+    assert leaving.status is Status.DRAINING
     make_room(state, everyone[:2])
     assert retracted(*everyone) == []
 
@@ -135,7 +135,7 @@ def test_the_oldest_is_found_among_partial_and_decoding() -> None:
     decoding = running(state, 1, 1)
     assert state.oldest_running() is decoding
     running(state, 4, 1, length=2)
-    state.send_back(decoding)
+    state.preempt(decoding)
     assert state.oldest_running() is partial
 
 
@@ -173,4 +173,4 @@ def test_a_prompt_as_long_as_the_budget_is_not_cut() -> None:
     state = state_of(9, page_size=4)
     request = waiting(state, 0, 5)
     assert adder_of(state, chunk=5).admit(request) is AddResult.CONTINUE
-    assert request.place is Place.DECODING
+    assert request.status is Status.DECODING

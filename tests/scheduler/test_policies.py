@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sluice.scheduler.queue import PROMOTE_AFTER, WINDOW
-from sluice.scheduler.request import Place
+from sluice.scheduler.request import Status
 from sluice.testing import resolved
 from support import queue, shapes_of, steps_of
 from worlds import Bench, World, limits_of
@@ -69,8 +69,8 @@ def test_a_promotion_ends_with_the_wait_it_was_for() -> None:
     state.step += PROMOTE_AFTER
     queue(bench, 1, 9, priority=9)
     assert admitted(bench, 1) == [0]
-    state.requests[0].preemptions += 1
-    state.send_back(state.requests[0])
+    state.requests[0].priority_preemptions += 1
+    state.preempt(state.requests[0])
     assert [waiting.id for waiting in state.waiting] == [1, 0]
 
 
@@ -82,8 +82,8 @@ def test_a_higher_priority_takes_the_slot_of_a_running_lower_one() -> None:
     queue(bench, 2, 4, priority=5)
     steps_of(bench)
     state = bench.scheduler.state
-    assert state.requests[0].place is Place.WAITING
-    assert state.requests[0].preemptions == 1
+    assert state.requests[0].status is Status.WAITING
+    assert state.requests[0].priority_preemptions == 1
     steps_of(bench)
     assert sorted(state.decoding) == [1, 2]
     while bench.scheduler.has_work:
@@ -111,7 +111,7 @@ def test_equal_priorities_do_not_preempt() -> None:
     steps_of(bench)
     queue(bench, 1, 4, priority=3)
     steps_of(bench, 3)
-    assert bench.scheduler.state.requests[0].preemptions == 0
+    assert bench.scheduler.state.requests[0].priority_preemptions == 0
 
 
 def test_preemption_makes_room_in_memory_too() -> None:
@@ -121,8 +121,8 @@ def test_preemption_makes_room_in_memory_too() -> None:
     queue(bench, 1, 20, max_tokens=8, priority=1)
     steps_of(bench, 2)
     state = bench.scheduler.state
-    assert state.requests[1].place is not Place.WAITING
-    assert state.requests[0].place is Place.WAITING
+    assert state.requests[1].status is not Status.WAITING
+    assert state.requests[0].status is Status.WAITING
 
 
 def test_lpm_beyond_its_window_is_fcfs() -> None:
@@ -181,7 +181,7 @@ def test_twins_under_different_keys_are_none() -> None:
     assert shapes_of(bench) == [[(0, 0, 20), (1, 0, 20)]]
 
 
-@pytest.mark.parametrize("cause", ["retractions", "preemptions"])
+@pytest.mark.parametrize("cause", ["preemptions", "priority_preemptions"])
 def test_who_was_sent_back_stands_at_the_head_of_its_class(cause: str) -> None:
     bench = bench_of(running=2, policy="priority")
     queue(bench, 3, 4, priority=1)
@@ -190,7 +190,7 @@ def test_who_was_sent_back_stands_at_the_head_of_its_class(cause: str) -> None:
     queue(bench, 2, 4, priority=2)
     request = bench.scheduler.state.requests[3]
     setattr(request, cause, 1)
-    bench.scheduler.state.send_back(request)
+    bench.scheduler.state.preempt(request)
     assert [waiting.id for waiting in bench.scheduler.state.waiting] == [2, 3, 1]
 
 
@@ -206,7 +206,7 @@ def test_equal_next_pages_behind_different_beginnings_are_no_twins() -> None:
     assert shapes_of(bench) == [[(2, 8, 5), (3, 8, 5)]]
 
 
-@pytest.mark.parametrize("counted", ["retractions", "preemptions"])
+@pytest.mark.parametrize("counted", ["preemptions", "priority_preemptions"])
 def test_one_sent_back_in_the_middle_of_its_prompt_goes_first(counted: str) -> None:
     """It has no output yet that would tell, and has waited for its turn once already."""
     bench = Bench.of(World(limits_of(chunk=8, running=1), num_pages=32, page_size=2))
@@ -215,5 +215,5 @@ def test_one_sent_back_in_the_middle_of_its_prompt_goes_first(counted: str) -> N
     queue(bench, 0, 4)
     request = bench.scheduler.state.requests[1]
     setattr(request, counted, 1)
-    bench.scheduler.state.send_back(request)
+    bench.scheduler.state.preempt(request)
     assert [chunk.request_id for chunk in steps_of(bench)[0].chunks] == [1]

@@ -6,7 +6,7 @@ import pytest
 
 from sluice.engine.messages import Submit
 from sluice.scheduler.preempt import lost_work, make_room
-from sluice.scheduler.request import Place
+from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import (
     CLIPPED_OUTPUT,
     DECAY_STEPS,
@@ -69,8 +69,8 @@ def test_a_victim_in_flight_drains_before_its_pages_are_used() -> None:
     sent = {i: Submit(i, (i % 2, 1, i // 2), resolved(9, seed=i)) for i in range(4)}
     bench.link.put(*sent.values())
     until_retraction(bench)
-    retracted = [r for r in bench.scheduler.state.requests.values() if r.retractions]
-    assert {request.place for request in retracted} == {Place.DRAINING}
+    retracted = [r for r in bench.scheduler.state.requests.values() if r.preemptions]
+    assert {request.status for request in retracted} == {Status.DRAINING}
     bench.drain(enough_steps(sent))
     check_ends(bench, sent)
 
@@ -82,7 +82,7 @@ def test_no_more_are_retracted_than_needed() -> None:
         add(bench, request_id, [request_id % 2, 1, request_id // 2], max_tokens=9)
     until_retraction(bench)
     bench.engine.step()
-    assert sum(request.retractions for request in bench.scheduler.state.requests.values()) == 1
+    assert sum(request.preemptions for request in bench.scheduler.state.requests.values()) == 1
 
 
 def test_the_published_pages_of_a_victim_stay_in_the_cache() -> None:
@@ -114,7 +114,7 @@ def test_who_was_retracted_often_enough_is_counted_with_all_it_may_use() -> None
     assert (rule.tokens(request), rule.tokens_at_admission(request)) == (4, 12)
     request.max_tokens = 5000
     assert rule.tokens_at_admission(request) == 4 + CLIPPED_OUTPUT
-    request.retractions = PROTECT_AFTER
+    request.preemptions = PROTECT_AFTER
     assert (rule.tokens(request), rule.tokens_at_admission(request)) == (5003, 5003)
 
 
@@ -136,19 +136,19 @@ def test_who_was_a_victim_often_enough_keeps_its_pages_unless_the_oldest_stands_
     """Two that take each other's pages in turn would never end; nor would the oldest if the last one kept them."""
     state = full_of_two()
     oldest, last = state.requests[0], state.requests[1]
-    last.retractions = PROTECT_AFTER
+    last.preemptions = PROTECT_AFTER
     make_room(state, [last])
-    assert last.place is Place.DECODING
+    assert last.status is Status.DECODING
     make_room(state, [oldest, last])
-    assert last.place is not Place.DECODING
+    assert last.status is not Status.DECODING
 
 
 def test_the_last_resort_is_not_asked_while_the_oldest_finds_a_page() -> None:
     state = full_of_two(spare=1)
     oldest, last = state.requests[0], state.requests[1]
-    last.retractions = PROTECT_AFTER
+    last.preemptions = PROTECT_AFTER
     make_room(state, [oldest, last])
-    assert last.place is Place.DECODING
+    assert last.status is Status.DECODING
 
 
 def test_a_page_on_its_way_back_is_a_page_the_oldest_finds() -> None:
@@ -161,12 +161,12 @@ def test_a_page_on_its_way_back_is_a_page_the_oldest_finds() -> None:
     state = bench.scheduler.state
     oldest, last, leaving = (state.requests[i] for i in range(3))
     assert leaving.in_flight
-    state.send_back(leaving)
+    state.preempt(leaving)
     assert oldest.lease is not None
     state.kv.extend(oldest.lease, 2 * (len(oldest.lease.pages) + state.kv.available))
-    last.retractions = PROTECT_AFTER
+    last.preemptions = PROTECT_AFTER
     make_room(state, [oldest, last, leaving])
-    assert last.place is not Place.DRAINING
+    assert last.status is not Status.DRAINING
 
 
 def test_want_of_memory_raises_the_share_that_is_reserved() -> None:
@@ -200,7 +200,7 @@ def test_a_step_in_which_a_decode_found_no_page_says_so() -> None:
         add(bench, request_id, [request_id % 2, 1, request_id // 2], max_tokens=9)
     bench.engine.step()
     bounds = []
-    while not any(request.retractions for request in bench.scheduler.state.requests.values()):
+    while not any(request.preemptions for request in bench.scheduler.state.requests.values()):
         (plan,) = steps_of(bench)
         bounds.append(plan.bound_by)
     assert bounds[-1] is Bound.KV_PAGES
@@ -214,12 +214,12 @@ def test_who_needs_no_page_goes_on_while_others_wait_for_one() -> None:
         bench.scheduler.add(request_id, prompt, resolved(4))
     assert bench.scheduler.schedule() is not None
     state = bench.scheduler.state
-    state.send_back(state.requests[2])
+    state.preempt(state.requests[2])
     held = state.kv.pool.take(state.kv.pool.num_free)
     plan = bench.scheduler.scheduler.schedule()
     assert plan is not None
     assert ([chunk.request_id for chunk in plan.chunks], plan.bound_by) == ([1], Bound.KV_PAGES)
-    assert not any(request.retractions for request in state.requests.values())
+    assert not any(request.preemptions for request in state.requests.values())
     state.kv.pool.give(held)
 
 

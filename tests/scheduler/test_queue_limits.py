@@ -129,7 +129,7 @@ def test_what_another_engine_had_begun_is_taken() -> None:
     """After a crash everything that ran comes at once."""
     bench = bench_of(running=1, max_queued_requests=1, max_queued_tokens=4)
     for request_id in range(5):
-        bench.scheduler.add(request_id, (1, 2, 3), resolved(4), output_ids=(0,), is_known=True)
+        bench.scheduler.add(request_id, (1, 2, 3), resolved(4), output_ids=(0,), is_resumed=True)
     assert len(bench.scheduler.state.waiting) == 5
 
 

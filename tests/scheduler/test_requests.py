@@ -91,7 +91,7 @@ def test_a_retracted_request_does_not_count_its_own_pages_as_cached() -> None:
     plan = bench.scheduler.schedule()
     assert plan is not None
     bench.scheduler.commit(plan, bench.engine.runner.launch(plan).wait())
-    bench.scheduler.state.send_back(bench.scheduler.state.requests[0])
+    bench.scheduler.state.preempt(bench.scheduler.state.requests[0])
     assert {output.num_cached_tokens for output in run(bench)} == {0}
     assert bench.scheduler.state.requests == {}
 

@@ -21,8 +21,8 @@ def cut(bench: Bench, submit: Submit) -> Submit:
     return replace(
         submit,
         output_ids=bench.link.tokens(submit.request_id),
-        num_told=len(bench.link.prompt_logprobs(submit.request_id)),
-        is_known=True,
+        prompt_logprobs_sent=len(bench.link.prompt_logprobs(submit.request_id)),
+        is_resumed=True,
     )
 
 
@@ -91,8 +91,10 @@ def test_nothing_left_to_do_is_refused() -> None:
         bench_of().scheduler.scheduler.add(0, [1], resolved(8), output_ids=[1] * 8)
 
 
-@pytest.mark.parametrize("num_told", [-1, 3])
-def test_more_told_than_there_is_to_tell_is_refused(num_told: int) -> None:
+@pytest.mark.parametrize("prompt_logprobs_sent", [-1, 3])
+def test_more_told_than_there_is_to_tell_is_refused(prompt_logprobs_sent: int) -> None:
     """It would skip tokens of the prompt, or take pages whose logits are still wanted."""
-    with pytest.raises(ValueError, match=f"{num_told} log-probabilities of the prompt were told, it has 2"):
-        bench_of().scheduler.scheduler.add(0, [1] * 3, replace(resolved(8), prompt_logprobs=0), num_told=num_told)
+    with pytest.raises(ValueError, match=f"{prompt_logprobs_sent} log-probabilities of the prompt were told, it has 2"):
+        bench_of().scheduler.scheduler.add(
+            0, [1] * 3, replace(resolved(8), prompt_logprobs=0), prompt_logprobs_sent=prompt_logprobs_sent
+        )

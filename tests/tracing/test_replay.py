@@ -144,7 +144,7 @@ def test_other_ends_are_named(tmp_path: Path) -> None:
 def test_a_deadline_and_a_flush_are_inputs(tmp_path: Path) -> None:
     """The scheduler knows no clock: without them in the trace a replay would go on with what was dropped."""
     path = tmp_path / "trace"
-    late = [replace(arrival.submit, begin_by=0.0005, end_by=0.002) for arrival in ARRIVALS]
+    late = [replace(arrival.submit, start_deadline=0.0005, deadline=0.002) for arrival in ARRIVALS]
     engine = recorded_engine(WORLD, trace_file(path, WORLD))
     engine.link.put(*late[:3])
     engine.step()
@@ -250,7 +250,7 @@ def test_a_request_that_another_engine_began_replays(tmp_path: Path) -> None:
     path, told = tmp_path / "trace", SamplingParams(max_tokens=6, seed=0, prompt_logprobs=0)
     resumed = [
         Submit(0, (1, 0, 1), resolved(6), output_ids=(1, 1, 0, 1)),
-        Submit(1, (0,) * 20, told, num_told=8),
+        Submit(1, (0,) * 20, told, prompt_logprobs_sent=8),
     ]
     play(recorded_engine(WORLD, trace_file(path, WORLD)), [Arrival(0, submit) for submit in resumed])
     found = replayed(path)

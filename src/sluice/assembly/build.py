@@ -38,7 +38,7 @@ from sluice.device.allocated import module_bytes
 from sluice.device.heap import keep_freed_memory
 from sluice.device.memory import PoolRequest, Room, cpu_room, cuda_room, free_memory, pool_pages
 from sluice.device.transport import transport_for
-from sluice.device.waiting import nobody
+from sluice.device.waiting import noop
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
@@ -63,7 +63,7 @@ from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.largest_step import StepLimits
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
-from sluice.runner.nan_fault import SpoiledModel
+from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.runner import Model, TorchRunner
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
@@ -143,8 +143,8 @@ class LoadedModel:
 
     def state(self) -> DeviceState:
         """An empty device."""
-        attending = make_attending(self.attention, self.shape.device, self.kernels, nobody)
-        return DeviceState(self.shape, attending.new_kv, watched=self.info.config.model.poison_unread)
+        attending = make_attending(self.attention, self.shape.device, self.kernels, noop)
+        return DeviceState(self.shape, attending.new_kv, watched=self.info.config.model.debug_uninitialized_reads)
 
     def runner(
         self,
@@ -165,8 +165,8 @@ class LoadedModel:
         heartbeat = heartbeat or NoHeartbeat()
         busy, waiting = partial(heartbeat.tick, Phase.BUSY), partial(heartbeat.tick, Phase.DEVICE)
         spoiling = [fault for fault in faults if fault.kind is FaultKind.NAN]
-        model = SpoiledModel(self.model, spoiling) if spoiling else self.model
-        device, poison = self.shape.device, self.info.config.model.poison_unread
+        model = NanFaultModel(self.model, spoiling) if spoiling else self.model
+        device, poison = self.shape.device, self.info.config.model.debug_uninitialized_reads
         made = make_attending(self.attention, device, self.kernels, busy)
         attending = made._replace(backend=TickingAttention(made.backend, busy))
         transport = transport_for(device, self.depth, poison=poison, tick=waiting)
@@ -231,7 +231,7 @@ class LoadedModel:
         link: Link,
         runner: Runner | None = None,
         tiers: OpenTiers = NO_TIERS,
-        at_close: Callable[[], None] = nobody,
+        at_close: Callable[[], None] = noop,
     ) -> Engine:
         """An engine over a new scheduler, which writes no trace.
 
@@ -258,7 +258,7 @@ class LoadedModel:
         path: Path,
         runner: Runner | None = None,
         tiers: OpenTiers = NO_TIERS,
-        at_close: Callable[[], None] = nobody,
+        at_close: Callable[[], None] = noop,
     ) -> Engine:
         """The same, writing a trace.
 

@@ -12,7 +12,7 @@ from sluice.attention.select import make_attending
 from sluice.config import ConfigError
 from sluice.device.memory import CudaMemory
 from sluice.device.transport import transport_for
-from sluice.device.waiting import nobody
+from sluice.device.waiting import noop
 from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards
@@ -40,7 +40,7 @@ class StepTrial:
     ) -> None:
         self._model = model
         self._shape = replace(shape, num_pages=1, scratch_pages=0)
-        self._attending = make_attending(attention, shape.device, kernels, nobody)
+        self._attending = make_attending(attention, shape.device, kernels, noop)
         self._logit_ops = logit_ops
 
     def run(self, limits: StepLimits, sampling: SamplingParams = EVERYTHING) -> None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 
 from sluice.device.streams import DoneEvent, Event, HostBuffers, Streams
-from sluice.device.waiting import nobody, wait_until
+from sluice.device.waiting import noop, wait_until
 
 Array = npt.NDArray[Any]
 ALIGNMENT = 16
@@ -102,7 +102,7 @@ def views(buffer: torch.Tensor, arrays: Sequence[Array], extents: Sequence[Exten
     return tuple(buffer[extent.begin : extent.end].view(dtype) for extent, dtype in zip(extents, dtypes, strict=True))
 
 
-class Place:
+class Status:
     """A pair of buffers and what may still be going on in them."""
 
     def __init__(self, host: torch.Tensor, device: torch.Tensor) -> None:
@@ -117,7 +117,7 @@ class Place:
 class StagedArrays:
     """Arrays on their way in a place."""
 
-    def __init__(self, place: Place, tensors: tuple[torch.Tensor, ...], extents: Sequence[Extent], ring: Ring) -> None:
+    def __init__(self, place: Status, tensors: tuple[torch.Tensor, ...], extents: Sequence[Extent], ring: Ring) -> None:
         self.tensors = tensors
         self._place = place
         self._extents = extents
@@ -153,7 +153,7 @@ class Ring:
         places: int,
         *,
         poison: bool = False,
-        tick: Callable[[], None] = nobody,
+        tick: Callable[[], None] = noop,
     ) -> None:
         self._streams = streams
         self._device = device
@@ -161,7 +161,7 @@ class Ring:
         self._poison = poison
         self._tick = tick
         self._places = [self._new_place(FIRST_BYTES) for _ in range(places)]
-        self._outgrown: list[Place] = []
+        self._outgrown: list[Status] = []
         self._next = 0
 
     def stage(self, arrays: Sequence[Array]) -> StagedArrays:
@@ -179,13 +179,13 @@ class Ring:
         compute.wait(place.copied)
         return StagedArrays(place, views(place.device, arrays, extents), extents, self)
 
-    def done(self, place: Place) -> None:
+    def done(self, place: Status) -> None:
         """See `Arrived.done`."""
         if self._poison:
             self._streams.compute.run(lambda: _fill(place.device))
         place.read = self._streams.compute.record()
 
-    def _take(self, count: int) -> Place:
+    def _take(self, count: int) -> Status:
         """The next place, with room for `count` bytes and its host buffer free to be written."""
         number, self._next = self._next, (self._next + 1) % len(self._places)
         place = self._places[number]
@@ -198,9 +198,9 @@ class Ring:
         return place
 
     @torch.inference_mode(False)
-    def _new_place(self, count: int) -> Place:
+    def _new_place(self, count: int) -> Status:
         device = torch.empty(count, dtype=torch.uint8, device=self._device)
-        return Place(self._host_buffer((count,), torch.uint8), device)
+        return Status(self._host_buffer((count,), torch.uint8), device)
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:

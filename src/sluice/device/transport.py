@@ -9,7 +9,7 @@ import torch
 
 from sluice.device.staging import Ring, SharedStaging, Staging
 from sluice.device.streams import HostBuffers, Streams, cuda_streams, inline_streams, pinned_host_buffer
-from sluice.device.waiting import nobody
+from sluice.device.waiting import noop
 
 Landing = Callable[[torch.Tensor], torch.Tensor]
 """A copy on the host of a tensor on the device, begun by work on the results' stream."""
@@ -36,7 +36,7 @@ def staged_transport(
     places: int,
     *,
     poison: bool = False,
-    tick: Callable[[], None] = nobody,
+    tick: Callable[[], None] = noop,
 ) -> Transport:
     """Everything travels.
 
@@ -55,7 +55,7 @@ def staged_transport(
 
 
 def transport_for(
-    device: torch.device, places: int, *, poison: bool = False, tick: Callable[[], None] = nobody
+    device: torch.device, places: int, *, poison: bool = False, tick: Callable[[], None] = noop
 ) -> Transport:
     """That of a device. On a CUDA device it waits for what the default stream was given."""
     if device.type == "cpu":

@@ -12,7 +12,7 @@ SPIN_SECONDS = 0.05
 NAP_SECONDS = 0.0005
 
 
-def nobody() -> None:
+def noop() -> None:
     """Tells nobody."""
 
 

@@ -35,7 +35,7 @@ class Deadlines:
 
     def watch(self, submit: Submit) -> None:
         """Take over the deadlines of a request, if it has any."""
-        for at, reason in ((submit.begin_by, FinishReason.EXPIRED), (submit.end_by, FinishReason.TIMEOUT)):
+        for at, reason in ((submit.start_deadline, FinishReason.EXPIRED), (submit.deadline, FinishReason.TIMEOUT)):
             if at is not None:
                 heappush(self._heap, (at, submit.request_id, reason))
                 self._open.add(submit.request_id)

@@ -135,8 +135,8 @@ class Engine:
                 extra_key=message.extra_key,
                 priority=message.priority,
                 output_ids=message.output_ids,
-                num_told=message.num_told,
-                is_known=message.is_known,
+                prompt_logprobs_sent=message.prompt_logprobs_sent,
+                is_resumed=message.is_resumed,
             )
         except DuplicateRequest:
             return []  # the stream of this id belongs to the first to use it

@@ -13,9 +13,9 @@ from sluice.types import CopyDone, FinishReason, Occupancy, SamplingParams
 class Submit:
     """A new request. `sampling` is resolved (see `SamplingParams.resolved`); `request_id` is never used twice.
 
-    One that an engine had begun and another goes on with carries what it was given so far: `output_ids`, and of the
-    prompt's log-probabilities how many were told (`num_told`). These stay outputs, as after a retraction. `is_known`:
-    an engine was given it before, begun or not, so that no bound on the queue refuses it now.
+    A request that another engine had begun carries what the client has received so far: `output_ids`, and how many of
+    the prompt's log-probabilities (`prompt_logprobs_sent`). These stay outputs, as after a preemption. `is_resumed`
+    says that an engine had accepted the request before, begun or not, so no queue limit refuses it now.
     """
 
     request_id: int
@@ -25,12 +25,12 @@ class Submit:
     extra_key: str = ""
     priority: int = 0
     output_ids: tuple[int, ...] = ()
-    num_told: int = 0
-    is_known: bool = False
-    begin_by: float | None = None
+    prompt_logprobs_sent: int = 0
+    is_resumed: bool = False
+    start_deadline: float | None = None
     """Drop it if it has not begun by then, in seconds of the engine's clock (`clock.WallClock` is one for all processes
     of a machine)."""
-    end_by: float | None = None
+    deadline: float | None = None
     """End it then."""
 
 

@@ -33,8 +33,8 @@ class Planner(Protocol):
         extra_key: str = "",
         priority: int = 0,
         output_ids: Sequence[int] = (),
-        num_told: int = 0,
-        is_known: bool = False,
+        prompt_logprobs_sent: int = 0,
+        is_resumed: bool = False,
     ) -> None: ...
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]: ...

@@ -172,8 +172,8 @@ class Recorder:
         extra_key: str = "",
         priority: int = 0,
         output_ids: Sequence[int] = (),
-        num_told: int = 0,
-        is_known: bool = False,
+        prompt_logprobs_sent: int = 0,
+        is_resumed: bool = False,
     ) -> None:
         call, refused = self._call(), None
         try:
@@ -185,8 +185,8 @@ class Recorder:
                 extra_key=extra_key,
                 priority=priority,
                 output_ids=output_ids,
-                num_told=num_told,
-                is_known=is_known,
+                prompt_logprobs_sent=prompt_logprobs_sent,
+                is_resumed=is_resumed,
             )
         except ValueError as error:
             refused = str(error)
@@ -200,8 +200,8 @@ class Recorder:
                 extra_key,
                 priority,
                 tuple(output_ids),
-                num_told,
-                is_known,
+                prompt_logprobs_sent,
+                is_resumed,
             )
             self._journal.write(Added(call, submit, refused))
             self._rest()

@@ -20,7 +20,7 @@ from sluice.http.body import BodyLimits, parsed, read_body
 from sluice.http.calls import Calls, Listener
 from sluice.http.errors import ApiError, bad_request
 from sluice.http.failures import Failures
-from sluice.http.generate_call import Asked, CompletionCall
+from sluice.http.generate_call import CompletionCall, GenerateCall
 from sluice.http.generation import Generation, chat_prompt, completion_prompts
 from sluice.http.health import add_health
 from sluice.http.info import flush_cache, model_info, server_info
@@ -171,7 +171,7 @@ def describe_model(service: Service, started: int) -> dict[str, object]:
     }
 
 
-def service_for(backend: Backend, call: Asked) -> Service:
+def service_for(backend: Backend, call: GenerateCall) -> Service:
     """
     Raises:
         ApiError: 503, no model is loaded; 404, it is another one.
@@ -193,7 +193,7 @@ def _echo(service: Service, call: CompletionCall, prompts: Sequence[Sequence[int
     return [text for text in texts for _ in range(call.sampling.n)]
 
 
-async def respond(request: Request, call: Asked, generation: Generation, answer: Answer) -> Response:
+async def respond(request: Request, call: GenerateCall, generation: Generation, answer: Answer) -> Response:
     """Run a call for as long as its client is there."""
     if call.stream:
         return EventStream(events(generation, answer, continuous_usage=call.continuous_usage))

@@ -21,7 +21,7 @@ LONGEST_SECONDS = 1e7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GenerateCall:
     """What all calls that generate have in common."""
 
     names: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -45,7 +45,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionCall(Asked):
+class CompletionCall(GenerateCall):
     """`POST /v1/completions`: each prompt is a text or token ids, and becomes `sampling.n` choices."""
 
     prompts: tuple[str | list[int], ...]
@@ -56,7 +56,7 @@ class CompletionCall(Asked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCall(Asked):
+class ChatCall(GenerateCall):
     """`POST /v1/chat/completions`: messages as chat templates take them."""
 
     names: ClassVar[Mapping[str, str]] = MappingProxyType({"prompt": "messages"})

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from sluice.http.backend import Service
 from sluice.http.errors import ApiError, bad_request, unavailable
-from sluice.http.generate_call import Asked, ChatCall, CompletionCall
+from sluice.http.generate_call import ChatCall, CompletionCall, GenerateCall
 from sluice.limits import LimitError
 from sluice.process.client import EngineGone, Inbox, NewRequest
 from sluice.text.text_stream import Piece, TextStream
@@ -118,7 +118,7 @@ class Generation:
         self,
         service: Service,
         prompts: Sequence[Sequence[int]],
-        call: Asked,
+        call: GenerateCall,
         *,
         came_at: float | None = None,
         is_empty: bool = False,
@@ -250,7 +250,7 @@ class Generation:
         )
 
 
-def _samples(service: Service, prompt: Sequence[int], call: Asked, came_at: float) -> list[NewRequest]:
+def _samples(service: Service, prompt: Sequence[int], call: GenerateCall, came_at: float) -> list[NewRequest]:
     """The requests of one prompt: equal but for the number of the sample, so they share its pages and its seed."""
     tokens = tuple(prompt)
     sampling = _resolved(service, tokens, call)
@@ -268,7 +268,7 @@ def _samples(service: Service, prompt: Sequence[int], call: Asked, came_at: floa
     ]
 
 
-def _resolved(service: Service, prompt: Sequence[int], call: Asked) -> SamplingParams:
+def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall) -> SamplingParams:
     try:
         service.limits.check_priority(call.priority)
         room = service.limits.check_sampling(prompt, call.sampling)

@@ -35,7 +35,9 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
 
 def occupancy_as_json(occupancy: Occupancy) -> dict[str, Any]:
     """How full the pool is, and what lies behind the device, a tier each."""
-    return occupancy._asdict() | {"tiers": [use._asdict() for use in occupancy.tiers]}
+    fields = occupancy._asdict()
+    # SGLang's word for it, which the answer has had from the start.
+    return fields | {"retractions": fields["preemptions"], "tiers": [use._asdict() for use in occupancy.tiers]}
 
 
 async def flush_cache(service: Service) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from sluice.http.timeouts import PatientProtocol
 from sluice.http.traces import Traces, open_traces
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
-from sluice.process.freeze_gc import settle
+from sluice.process.freeze_gc import freeze_gc
 from sluice.process.launch import FACTORY, EngineStartError, Launcher, Patience
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import Ready
@@ -162,7 +162,7 @@ async def live(
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
     name = metrics.model = server.served_model_name or ready.model
     eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
-    settle()
+    freeze_gc()
     settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
     backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings, ready.memory))
     print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)

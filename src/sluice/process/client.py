@@ -46,8 +46,8 @@ class NewRequest(NamedTuple):
     sample_index: int = 0
     extra_key: str = ""
     priority: int = 0
-    begin_by: float | None = None
-    end_by: float | None = None
+    start_deadline: float | None = None
+    deadline: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class _Open:
     """Nothing has come yet."""
     output_ids: array[int] = field(default_factory=lambda: array("i"))
     """Delivered."""
-    num_told: int = 0
+    prompt_logprobs_sent: int = 0
     """Log-probabilities of its prompt that were delivered."""
     cached: CachedTokens | None = None
     """As told first: another engine has another cache, and that is nobody's business."""
@@ -77,10 +77,10 @@ class _Open:
             extra_key=request.extra_key,
             priority=request.priority,
             output_ids=tuple(self.output_ids),
-            num_told=self.num_told,
-            begin_by=request.begin_by,
-            end_by=request.end_by,
-            is_known=self.times_sent > 0,
+            prompt_logprobs_sent=self.prompt_logprobs_sent,
+            start_deadline=request.start_deadline,
+            deadline=request.deadline,
+            is_resumed=self.times_sent > 0,
         )
 
     def take(self, output: Output) -> Output:
@@ -94,7 +94,7 @@ class _Open:
                 f"request {output.request_id}: tokens from {output.start} on, after {len(self.output_ids)} of them"
             )
         self.output_ids.extend(output.token_ids)
-        self.num_told += len(output.prompt_logprobs)
+        self.prompt_logprobs_sent += len(output.prompt_logprobs)
         if self.cached is None:
             self.cached = output.cached
         total, host, disk = self.cached

@@ -23,9 +23,9 @@ from sluice.engine.heartbeat import Phase
 from sluice.engine.watched import WatchedRunner
 from sluice.faults import Fault, FaultKind, of_engine, parse_faults
 from sluice.http.logs import show_log
-from sluice.process.exit_on_error import MortalRunner, StepFailed
+from sluice.process.exit_on_error import ExitOnErrorRunner, StepFailed
 from sluice.process.faulty import FaultyRunner, LossyLink
-from sluice.process.freeze_gc import settle
+from sluice.process.freeze_gc import freeze_gc
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import SocketFolder, ZmqLink
 
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
                 traceback.print_exc()  # not the user's doing
             link.send_frame(Failed(describe(error)))
             return EXIT_FAILED
-        settle()
+        freeze_gc()
         link.heartbeat.tick(Phase.BUSY)  # from here on it is watched
         link.send_frame(ready)
         _prepare(engine, link, of_engine(parse_faults(start.faults), start.epoch))
@@ -69,7 +69,7 @@ def _prepare(engine: Engine, link: ZmqLink, faults: Sequence[Fault]) -> None:
         engine.runner = FaultyRunner(engine.runner, faults, link.heartbeat)
         lost = [fault.number for fault in faults if fault.kind is FaultKind.DROP and fault.number is not None]
         engine.link = LossyLink(link, lost, sent=1)
-    engine.runner = MortalRunner(WatchedRunner(engine.runner, link.heartbeat))
+    engine.runner = ExitOnErrorRunner(WatchedRunner(engine.runner, link.heartbeat))
 
 
 def _run(engine: Engine, link: ZmqLink) -> int:

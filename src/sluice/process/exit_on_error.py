@@ -13,24 +13,24 @@ class StepFailed(BaseException):
     """A step raised. No `Exception`, so that the loop does not make it a failure of the step's requests."""
 
 
-class MortalRunner:
+class ExitOnErrorRunner:
     """A runner in front of another one whose errors it does not survive."""
 
     def __init__(self, inner: Runner) -> None:
         self._inner = inner
 
-    def launch(self, plan: BatchPlan) -> MortalStep:
+    def launch(self, plan: BatchPlan) -> ExitOnErrorStep:
         """
         Raises:
             StepFailed: from whatever the inner one raised.
         """
         try:
-            return MortalStep(self._inner.launch(plan))
+            return ExitOnErrorStep(self._inner.launch(plan))
         except Exception as error:
             raise StepFailed from error
 
 
-class MortalStep:
+class ExitOnErrorStep:
     """A launched step."""
 
     def __init__(self, inner: Pending) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 
-def settle() -> None:
+def freeze_gc() -> None:
     """Call it once everything is loaded, in a process of our own.
 
     A full collection walks over every object there is, torch's modules among them: hundreds of milliseconds without a

@@ -14,7 +14,7 @@ from sluice.config import EngineConfig, ServerConfig
 from sluice.engine.messages import Message, Shutdown, Stats
 from sluice.process.client import OutOfStep
 from sluice.process.heartbeat import Reading
-from sluice.process.liveness import StuckWatch
+from sluice.process.liveness import LivenessWatch
 from sluice.process.wire import Failed, Outputs, Ready, Start, WireError
 from sluice.process.zmq_link import SocketFolder, ZmqChannel
 
@@ -71,7 +71,7 @@ class EngineProcess:
         self._channel = channel
         self._patience = patience
         self._ended = asyncio.create_task(process.wait(), name="engine-exit")
-        self._watch = StuckWatch(patience.heartbeat, patience.step, time.monotonic())
+        self._watch = LivenessWatch(patience.heartbeat, patience.step, time.monotonic())
         self._failure: str | None = None
         self._listens = False
         self._is_left = False

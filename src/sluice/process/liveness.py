@@ -26,7 +26,7 @@ class Counts:
     received: int
 
 
-class StuckWatch:
+class LivenessWatch:
     """Watches one engine.
 
     Args:

@@ -25,7 +25,7 @@ import torch
 from sluice.attention.base import AttentionBackend, ForwardBatch
 from sluice.attention.planned import NO_PLANS, StepPlanner
 from sluice.device.staging import Arrived, lay_out, views
-from sluice.device.waiting import nobody
+from sluice.device.waiting import noop
 from sluice.runner.device_state import DeviceState
 from sluice.runner.forwards import ForwardModel, Forwards
 from sluice.runner.inputs import NUM_ARRAYS, PER_ROW, HostBatch
@@ -109,7 +109,7 @@ class DecodeGraphs:
         sizes: Sequence[int],
         *,
         planner: StepPlanner = NO_PLANS,
-        busy: Callable[[], None] = nobody,
+        busy: Callable[[], None] = noop,
         on_demand: bool = False,
     ) -> None:
         assert state.shape.scratch_pages, f"padded rows need a page to write to: {state.shape}"

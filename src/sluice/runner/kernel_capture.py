@@ -20,7 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sluice.attention.base import AttentionBackend
-from sluice.device.waiting import nobody
+from sluice.device.waiting import noop
 from sluice.native.abi import Operation
 from sluice.native.library import Call, CallList, Kernels
 from sluice.runner.device_state import DeviceState
@@ -90,7 +90,7 @@ class KernelCapture:
         busy: called before every layer of a replay.
     """
 
-    def __init__(self, kernels: Kernels, busy: Callable[[], None] = nobody) -> None:
+    def __init__(self, kernels: Kernels, busy: Callable[[], None] = noop) -> None:
         self._kernels = kernels
         self._busy = busy
         self._arena = Arena()

@@ -11,7 +11,7 @@ import torch
 
 from sluice.device.streams import DoneEvent, Event
 from sluice.device.transport import Landing
-from sluice.device.waiting import nobody, wait_until
+from sluice.device.waiting import noop, wait_until
 from sluice.runner.inputs import HostBatch
 from sluice.runner.last_tokens import STALE
 from sluice.runner.logprobs import NOTHING, Scores, StepWishes
@@ -19,7 +19,8 @@ from sluice.types import BatchResult, RowError, TokenLogprobs
 
 BAD_LOGITS = "the model gave logits that are NaN, infinite or all -inf; the request cannot go on"
 STALE_TOKEN = (
-    "the step read a token of this request that was not sampled yet: a bug of the runner, found by --poison-unread"
+    "the step read a token of this request that was not sampled yet: a bug of the runner, found by"
+    " --debug-uninitialized-reads"
 )
 
 
@@ -58,7 +59,7 @@ class LaunchedStep:
     outcome: Outcome
     landed: Event
     """All of the outcome is on the host."""
-    tick: Callable[[], None] = nobody
+    tick: Callable[[], None] = noop
     """Called every second while it is waited for."""
 
     def wait(self) -> BatchResult:

@@ -11,7 +11,7 @@ from sluice.faults import Fault
 from sluice.runner.model import Model
 
 
-class SpoiledModel:
+class NanFaultModel:
     """A model in front of another one.
 
     Args:

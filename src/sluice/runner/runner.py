@@ -33,7 +33,7 @@ from sluice.attention.base import AttentionBackend
 from sluice.device.allocated import kv_bytes
 from sluice.device.staging import Arrived
 from sluice.device.transport import Transport, transport_for
-from sluice.device.waiting import nobody
+from sluice.device.waiting import noop
 from sluice.footprint import Footprint
 from sluice.runner.adjust import HostAdjustments
 from sluice.runner.device_state import DeviceState, PlanError, StateChanges
@@ -95,7 +95,7 @@ class TorchRunner:
         forwards: Forwards | None = None,
         logit_ops: LogitOps = TORCH_LOGIT_OPS,
         slice_bytes: int = SLICE_BYTES,
-        tick: Callable[[], None] = nobody,
+        tick: Callable[[], None] = noop,
         streams: Streams | None = None,
         copies: Copies | None = None,
     ) -> None:

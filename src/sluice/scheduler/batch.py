@@ -53,7 +53,7 @@ class BatchBuilder:
                 token_ids=tuple(request.tokens[start : min(end, known)]),
                 new_pages=row + new_pages,
                 samples=samples,
-                targets=request.targets(start, end) if request.num_told < request.num_targets else (),
+                targets=request.targets(start, end) if request.prompt_logprobs_sent < request.num_targets else (),
             )
         )
         self.num_tokens += length

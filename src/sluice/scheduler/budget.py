@@ -21,7 +21,7 @@ class ChunkBudget(Protocol):
         """Most tokens that a chunk from position `start` may have."""
         ...
 
-    def worth(self, tokens: int, start: int) -> int:
+    def tokens_at_depth(self, tokens: int, start: int) -> int:
         """As many tokens from position `start` as take as long as `tokens` from the beginning; a page at least."""
         ...
 
@@ -44,7 +44,7 @@ class FixedBudget:
         """See `ChunkBudget.left`."""
         return self._tokens
 
-    def worth(self, tokens: int, start: int) -> int:
+    def tokens_at_depth(self, tokens: int, start: int) -> int:
         """See `ChunkBudget.worth`."""
         return tokens
 
@@ -82,7 +82,7 @@ class EqualTimeBudget:
         """See `ChunkBudget.left`."""
         return min(self._tokens, max(self._floor, self._length(self._cost, start)))
 
-    def worth(self, tokens: int, start: int) -> int:
+    def tokens_at_depth(self, tokens: int, start: int) -> int:
         """See `ChunkBudget.worth`."""
         return max(self._page_size, self._length(self._cost_of(0, tokens), start))
 

@@ -17,7 +17,7 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.offloading import is_streamed
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.prefix_dedup import are_twins, is_follower
-from sluice.scheduler.request import Place, Request
+from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import SchedulerLimits
 
@@ -35,7 +35,7 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
         if is_due(state, request):
             adder.add_partial(request, at_most=state.kv.page_size)
     served = {request.id for request in partial if request.planned_at == state.step}
-    partial = [request for request in partial if request.id not in served and request.place is Place.PARTIAL]
+    partial = [request for request in partial if request.id not in served and request.status is Status.PARTIAL]
     waiting: list[Request] = state.ready()
     streamed: list[Request] = []
     if state.waiting and (limits.dynamic_chunking or not adder.is_full()):
@@ -54,19 +54,19 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
     for request in sorted(rest, key=lambda r: order(state, limits, r)):
         if adder.is_full():
             break
-        if request.place is Place.WAITING and may_admit and not is_follower(state, request):
+        if request.status is Status.WAITING and may_admit and not is_follower(state, request):
             may_admit = adder.admit(request, may_cut=request is head_of(in_turn)) not in NO_ROOM
-        elif request.place is Place.LOADING:
+        elif request.status is Status.LOADING:
             may_cut = request in (head_of(in_turn), head_of(state.ready()))
             may_admit = adder.add_loaded(request, may_cut=may_cut) not in NO_ROOM and may_admit
-        elif request.place is Place.PARTIAL:
+        elif request.status is Status.PARTIAL:
             adder.add_partial(request)
 
 
 def head_of(in_turn: list[Request]) -> Request | None:
     """The first of these that has not begun. Of those whose prefix was loaded the first may be cut though others came
     before it: it holds its pages already, and they may be waiting for them."""
-    return next((request for request in in_turn if request.place in (Place.WAITING, Place.LOADING)), None)
+    return next((request for request in in_turn if request.status in (Status.WAITING, Status.LOADING)), None)
 
 
 def is_due(state: SchedulerState, request: Request) -> bool:
@@ -89,7 +89,7 @@ def guaranteed(state: SchedulerState, adder: PrefillAdder, rest: list[Request]) 
 
 def remaining(state: SchedulerState, request: Request) -> int:
     """Uncached tokens left to plan. A waiting request's path is up to date: twins were just looked for."""
-    if request.place is Place.WAITING:
+    if request.status is Status.WAITING:
         return len(request.tokens) - len(request.path) * state.kv.page_size
     return request.extend_len
 
@@ -103,8 +103,8 @@ def order(state: SchedulerState, limits: SchedulerLimits, request: Request) -> t
 
 def offer(adder: PrefillAdder, request: Request, at_most: int) -> AddResult:
     """Offer a request to the step, wherever it is."""
-    if request.place is Place.PARTIAL:
+    if request.status is Status.PARTIAL:
         return adder.add_partial(request, at_most)
-    if request.place is Place.LOADING:
+    if request.status is Status.LOADING:
         return adder.add_loaded(request, at_most)
     return adder.admit(request, at_most)

@@ -17,7 +17,7 @@ from sluice.kv.prefix import PrefixTree
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.offloading import ALONE
-from sluice.scheduler.request import Place, Request
+from sluice.scheduler.request import Request, Status
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.state import SchedulerState
@@ -220,7 +220,7 @@ def loads_are_apart(state: SchedulerState) -> None:
     require(waited_for.keys() <= {id(load) for load in loads}, "law 6: a request waits for a load that is over")
     require(all(count == 1 for count in waited_for.values()), "law 6: two requests wait for one load")
     require(
-        all(r.lease is None or r.lease.load is None for r in live(state) if r.place is not Place.LOADING),
+        all(r.lease is None or r.lease.load is None for r in live(state) if r.status is not Status.LOADING),
         "law 6: a request that runs waits for a load",
     )
     marked = {id(node) for node in state.kv.tree.nodes() if node.below is not None and node.below.is_loading}
@@ -236,7 +236,7 @@ def loads_are_apart(state: SchedulerState) -> None:
 def counters_are_ordered(request: Request) -> None:
     """4. cached <= computed <= scheduled <= known + pending; a request that waits has promised nothing."""
     known = len(request.tokens) + request.pending
-    if request.place is Place.WAITING:
+    if request.status is Status.WAITING:
         counters = (request.computed, request.scheduled, request.pending, request.in_flight)
         require(counters == (0, 0, 0, 0), f"law 4: request {request.id} waits with counters {counters}")
         require(request.lease is None and request.slot == -1, f"law 4: request {request.id} waits with pages")
@@ -255,11 +255,12 @@ def counters_are_ordered(request: Request) -> None:
         f"law 4: request {request.id}: {request.num_outputs} outputs of at most {request.max_tokens}",
     )
     require(
-        0 <= request.num_told <= request.num_targets and (request.place is Place.WAITING or is_told(request)),
-        f"law 4: request {request.id}: {request.num_told} of {request.num_targets} prompt logprobs told,"
+        0 <= request.prompt_logprobs_sent <= request.num_targets
+        and (request.status is Status.WAITING or is_told(request)),
+        f"law 4: request {request.id}: {request.prompt_logprobs_sent} of {request.num_targets} prompt logprobs told,"
         f" {request.cached} tokens cached and {request.computed} computed",
     )
-    if request.place is Place.DECODING:
+    if request.status is Status.DECODING:
         require(
             known - request.scheduled <= 1,
             f"law 4: request {request.id} decodes with {known - request.scheduled} tokens left to compute",
@@ -268,7 +269,7 @@ def counters_are_ordered(request: Request) -> None:
 
 def is_told(request: Request) -> bool:
     """What was taken from the cache or computed has been told, as far as it is asked for."""
-    return request.num_told >= min(request.computed, request.num_targets)
+    return request.prompt_logprobs_sent >= min(request.computed, request.num_targets)
 
 
 def pages_cover_the_promise(kv: KVManager, request: Request) -> None:
@@ -291,17 +292,17 @@ def everyone_is_in_one_place(state: SchedulerState) -> None:
     """6. A request is waiting, loading, partial, decoding or draining: exactly one, and it says so itself."""
     places = Counter(request.id for request in state.waiting)
     for place, members in (
-        (Place.LOADING, state.loading),
-        (Place.PARTIAL, state.partial),
-        (Place.DECODING, state.decoding),
-        (Place.STREAMING, state.streaming),
-        (Place.DRAINING, state.draining),
+        (Status.LOADING, state.loading),
+        (Status.PARTIAL, state.partial),
+        (Status.DECODING, state.decoding),
+        (Status.STREAMING, state.streaming),
+        (Status.DRAINING, state.draining),
     ):
         places.update(members.keys())
         for request in members.values():
-            require(request.place is place, f"law 6: request {request.id} is {request.place}, stored in {place}")
+            require(request.status is place, f"law 6: request {request.id} is {request.status}, stored in {place}")
     for request in state.waiting:
-        require(request.place is Place.WAITING, f"law 6: request {request.id} waits but is {request.place}")
+        require(request.status is Status.WAITING, f"law 6: request {request.id} waits but is {request.status}")
     require(
         places == Counter(state.requests.keys()),
         f"law 6: places {dict(places)} for requests {sorted(state.requests)}",
@@ -418,7 +419,7 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
             f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {limits.lookahead}",
         )
         end = min(chunk.end, request.num_targets)
-        asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.num_told < end else ()
+        asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.prompt_logprobs_sent < end else ()
         require(chunk.targets == asked, f"law 8: {chunk} should have the targets {asked}")
         require(
             chunk.samples or chunk.end % state.kv.page_size == 0,
@@ -565,8 +566,8 @@ class Lawful:
         extra_key: str = "",
         priority: int = 0,
         output_ids: Sequence[int] = (),
-        num_told: int = 0,
-        is_known: bool = False,
+        prompt_logprobs_sent: int = 0,
+        is_resumed: bool = False,
     ) -> None:
         self.scheduler.add(
             request_id,
@@ -576,10 +577,10 @@ class Lawful:
             extra_key=extra_key,
             priority=priority,
             output_ids=output_ids,
-            num_told=num_told,
-            is_known=is_known,
+            prompt_logprobs_sent=prompt_logprobs_sent,
+            is_resumed=is_resumed,
         )
-        self._num_outputs[request_id], self._num_told[request_id] = len(output_ids), num_told
+        self._num_outputs[request_id], self._num_told[request_id] = len(output_ids), prompt_logprobs_sent
         self._asked[request_id] = (tuple(prompt), sampling)
         check_state(self.state)
 
@@ -681,8 +682,8 @@ class Lawful:
         bound = 0 if limits.reserve == "full" else PROTECT_AFTER + limits.max_running_requests
         for request in self.state.requests.values():
             require(
-                request.retractions <= bound,
-                f"law 12: request {request.id} was retracted {request.retractions} times, {bound} at most",
+                request.preemptions <= bound,
+                f"law 12: request {request.id} was retracted {request.preemptions} times, {bound} at most",
             )
 
     def _decodes_go_first(self, plan: BatchPlan) -> None:
@@ -725,7 +726,7 @@ class Lawful:
             require(chunk.start == expected, f"law 8: {chunk} should start at {expected}")
             self._next_start[chunk.request_id] = chunk.end
             opened.discard(chunk.request_id)
-            if request.place is Place.WAITING:
+            if request.status is Status.WAITING:
                 raise LawBroken(f"law 6: {chunk} of a request that waits")
         require(not opened, f"law 8: slots opened without a chunk: {opened}")
 

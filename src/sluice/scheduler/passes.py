@@ -17,7 +17,7 @@ from sluice.scheduler.offloading import ALONE, Kinds, stream
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.prefix_dedup import is_follower
-from sluice.scheduler.request import Place
+from sluice.scheduler.request import Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import Bound, SchedulerLimits
 
@@ -58,7 +58,7 @@ def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
     for request in (*state.ready(), *waiting):
         if adder.is_full() or (state.partial and not limits.long_prefill_token_threshold):
             break
-        if request.place is Place.LOADING:
+        if request.status is Status.LOADING:
             if adder.add_loaded(request) is not AddResult.CONTINUE:
                 break
             continue

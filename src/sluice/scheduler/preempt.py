@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sluice.scheduler.request import Place, Request
+from sluice.scheduler.request import Request, Status
 from sluice.scheduler.reserve import is_protected
 from sluice.scheduler.state import SchedulerState
 
@@ -27,7 +27,7 @@ def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
     candidates = [r for r in state.running() if r is not oldest]
     candidates += [r for r in state.loading.values() if r is not oldest and r.lease and kv.reclaimable(r.lease)]
     candidates.sort(
-        key=lambda r: (is_protected(r), r.place is not Place.LOADING, lost_work(state, r), -r.id), reverse=True
+        key=lambda r: (is_protected(r), r.status is not Status.LOADING, lost_work(state, r), -r.id), reverse=True
     )
     needy = {request.id for request in wanted}
     retracted = False
@@ -38,8 +38,8 @@ def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
         needy.discard(victim.id)
         assert victim.lease is not None, f"request {victim.id} runs without pages"
         coming += state.kv.reclaimable(victim.lease) if victim.in_flight else 0
-        victim.retractions += 1
-        state.send_back(victim)
+        victim.preemptions += 1
+        state.preempt(victim)
         retracted = True
     if retracted:
         state.reservation.retracted(state.running())
@@ -63,6 +63,6 @@ def preempt_for(state: SchedulerState, request: Request) -> bool:
     if state.draining or not below:
         return False
     victim = max(below, key=lambda r: (level(r), r.id))
-    victim.preemptions += 1
-    state.send_back(victim)
+    victim.priority_preemptions += 1
+    state.preempt(victim)
     return not state.draining

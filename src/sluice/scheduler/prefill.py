@@ -253,7 +253,7 @@ class PrefillAdder:
             return 0, bound
         if left < extend_len and self._is_left_whole(extend_len):
             return 0, Bound.MAX_PREFILL_TOKENS
-        wanted, cut_by = self._chunk.worth(at_most, start), Bound.NOTHING
+        wanted, cut_by = self._chunk.tokens_at_depth(at_most, start), Bound.NOTHING
         if limits.long_prefill_token_threshold and wanted >= limits.long_prefill_token_threshold:
             wanted, cut_by = limits.long_prefill_token_threshold, Bound.LONG_PREFILL_TOKEN_THRESHOLD
         if left <= wanted:

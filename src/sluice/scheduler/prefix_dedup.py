@@ -10,7 +10,7 @@ from __future__ import annotations
 from sluice.kv.manager import KVManager
 from sluice.kv.prefix import NoPrefix
 from sluice.scheduler.queue import cached_len
-from sluice.scheduler.request import Place, Request
+from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 
 
@@ -36,7 +36,7 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
 def are_twins(kv: KVManager, one: Request, other: Request) -> bool:
     """Both wait for the same page: were one of them admitted, the other would be held back. Paths are up to date."""
     return (
-        one.place is other.place is Place.WAITING
+        one.status is other.status is Status.WAITING
         and not isinstance(kv.tree, NoPrefix)
         and (len(one.path) + 1) * kv.page_size <= min(one.cacheable, other.cacheable)
         and kv.next_page(one.tokens, one.path, one.extra_key) == kv.next_page(other.tokens, other.path, other.extra_key)

@@ -12,7 +12,7 @@ from sluice.kv.prefix import Node
 from sluice.types import FinishReason, SamplingParams
 
 
-class Place(Enum):
+class Status(Enum):
     """Where a request is: in exactly one of these at any time."""
 
     WAITING = "waiting"
@@ -45,7 +45,7 @@ class Request:
 
     max_tokens: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
-    place: Place = Place.WAITING
+    status: Status = Status.WAITING
     slot: int = -1
     lease: Lease | None = None
     stream: StreamLease | None = None
@@ -62,7 +62,7 @@ class Request:
     """Tokens known at admission: below it a chunk is prefill (prompt, or recomputed after a retraction)."""
     num_targets: int = field(init=False)
     """Prompt tokens whose log-probability is asked for: none, or all but the first."""
-    num_told: int = 0
+    prompt_logprobs_sent: int = 0
     """Of these, the first that many were told. They stay told when the request is computed again."""
     num_cached_tokens: int = -1
     """Prompt tokens found in the cache at the first admission, -1 before it."""
@@ -70,9 +70,9 @@ class Request:
     """Of these, how many had to be loaded from the host,"""
     num_disk_tokens: int = 0
     """and from the disk."""
-    retractions: int = 0
-    """Times its pages were taken for others' want of memory."""
     preemptions: int = 0
+    """Times its pages were taken for others' want of memory."""
+    priority_preemptions: int = 0
     """Times it made way for a higher priority."""
     waits_since: int = 0
     """Step at which it joined the waiting queue, this time."""
@@ -104,17 +104,17 @@ class Request:
     def cacheable(self) -> int:
         """Most tokens that may come from the cache. At least one is left to compute: a logit is needed; and every one
         is whose successor's log-probability is still to be told."""
-        return len(self.tokens) - 1 if self.num_told == self.num_targets else self.num_told
+        return len(self.tokens) - 1 if self.prompt_logprobs_sent == self.num_targets else self.prompt_logprobs_sent
 
     def targets(self, start: int, end: int) -> tuple[int, ...]:
         """What a chunk from `start` to `end` is to give log-probabilities of: nothing if all of it is told."""
         last = min(end, self.num_targets)
-        return tuple(self.tokens[start + 1 : last + 1]) if self.num_told < last else ()
+        return tuple(self.tokens[start + 1 : last + 1]) if self.prompt_logprobs_sent < last else ()
 
     @property
     def was_running(self) -> bool:
         """It waits because it was sent back, or because the engine that began it is gone."""
-        return self.retractions > 0 or self.preemptions > 0 or self.num_outputs > 0
+        return self.preemptions > 0 or self.priority_preemptions > 0 or self.num_outputs > 0
 
     @property
     def is_prefilling(self) -> bool:

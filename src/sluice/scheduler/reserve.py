@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from sluice.scheduler.request import Place, Request
+from sluice.scheduler.request import Request, Status
 from sluice.types import SchedulerLimits
 
 CLIPPED_OUTPUT = 4096
@@ -78,7 +78,7 @@ class RatioReservation:
         known = len(request.tokens)
         if is_protected(request):
             return request.prompt_len + request.max_tokens
-        if request.place in (Place.PARTIAL, Place.LOADING):
+        if request.status in (Status.PARTIAL, Status.LOADING):
             return known
         share = 1.0 if request.is_prefilling else self.ratio
         return known + int(share * clipped_output(request))
@@ -101,7 +101,7 @@ class RatioReservation:
 
 
 def is_protected(request: Request) -> bool:
-    return request.retractions >= PROTECT_AFTER
+    return request.preemptions >= PROTECT_AFTER
 
 
 def clipped_output(request: Request) -> int:

@@ -74,8 +74,8 @@ class Scheduler:
         extra_key: str = "",
         priority: int = 0,
         output_ids: Sequence[int] = (),
-        num_told: int = 0,
-        is_known: bool = False,
+        prompt_logprobs_sent: int = 0,
+        is_resumed: bool = False,
     ) -> None:
         """Queue a request.
 
@@ -97,13 +97,20 @@ class Scheduler:
         """
         if request_id in self.state.requests:
             raise DuplicateRequest(f"request id {request_id} is in use")
-        if not is_known:
+        if not is_resumed:
             self._queue_limits.check_count()
         tokens = array("i", prompt)
         prompt_len = len(tokens)
         tokens.extend(output_ids)
         request = Request(
-            request_id, prompt_len, tokens, sampling, sample_index, extra_key, priority, num_told=num_told
+            request_id,
+            prompt_len,
+            tokens,
+            sampling,
+            sample_index,
+            extra_key,
+            priority,
+            prompt_logprobs_sent=prompt_logprobs_sent,
         )
         kv = self.state.kv
         if not prompt_len:
@@ -115,11 +122,13 @@ class Scheduler:
                 f"prompt of {prompt_len} tokens + max_tokens {request.max_tokens} exceed the KV pool of"
                 f" {kv.num_pages * kv.page_size} tokens"
             )
-        if not 0 <= num_told <= request.num_targets:
-            raise ValueError(f"{num_told} log-probabilities of the prompt were told, it has {request.num_targets}")
+        if not 0 <= prompt_logprobs_sent <= request.num_targets:
+            raise ValueError(
+                f"{prompt_logprobs_sent} log-probabilities of the prompt were told, it has {request.num_targets}"
+            )
         if request.num_outputs >= request.max_tokens:
             raise ValueError(f"{request.num_outputs} tokens were given already, max_tokens is {request.max_tokens}")
-        if not is_known:
+        if not is_resumed:
             self._queue_limits.check_tokens(request)
         self.state.add(request)
 
@@ -133,7 +142,7 @@ class Scheduler:
             cached_pages=kv.tree.num_evictable,
             total_pages=kv.num_pages,
             partial=len(state.partial) + sum(is_prefill(request) for request in state.streaming.values()),
-            retractions=state.retractions,
+            preemptions=state.preemptions,
             loading=len(state.loading),
             tiers=kv.tiers.uses(),
         )
@@ -194,7 +203,7 @@ class Scheduler:
                     outputs.append(self._end(request, FinishReason.ERROR, errors[row]))
                 else:
                     self._advance(request, chunk, tokens, of_tokens, of_targets, outputs)
-            self.state.landed(request)
+            self.state.row_done(request)
         self._land_parts(plan)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
         return outputs
@@ -219,7 +228,7 @@ class Scheduler:
         """Work on chunks that go on was committed or failed."""
         for part in plan.parts:
             if not part.completes:
-                self.state.landed(self.state.requests[part.chunk.request_id])
+                self.state.row_done(self.state.requests[part.chunk.request_id])
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
         """Copies have ended. Streamed requests whose pages could not be stored end with them."""
@@ -258,7 +267,7 @@ class Scheduler:
             request.pending -= chunk.samples
             if request.finish_reason is None:
                 outputs.append(self._end(request, FinishReason.ERROR, error))
-            self.state.landed(request)
+            self.state.row_done(request)
         self._land_parts(plan)
         return outputs
 
@@ -266,7 +275,7 @@ class Scheduler:
         """The device lost its state, with nothing in flight: nothing is cached any more, and what ran waits again."""
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
         for request in [*self.state.started(), *self.state.streaming.values()]:
-            self.state.send_back(request)
+            self.state.preempt(request)
         self.state.kv.forget_flights()
         self.state.kv.flush()
 
@@ -297,8 +306,10 @@ class Scheduler:
         if end == request.prefill_end:
             self.state.computing.pop(request.id, None)  # one sent back in flight has left it
         if of_targets:
-            of_targets = of_targets[request.num_told - chunk.start :]  # the first ones were told before a retraction
-            request.num_told += len(of_targets)
+            of_targets = of_targets[
+                request.prompt_logprobs_sent - chunk.start :
+            ]  # the first ones were told before a retraction
+            request.prompt_logprobs_sent += len(of_targets)
         start, reason = request.num_outputs, None
         for count, token in enumerate(tokens, start=1):
             request.tokens.append(token)

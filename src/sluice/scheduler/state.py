@@ -21,7 +21,7 @@ from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease
 from sluice.kv.offload_lease import StreamLease
 from sluice.scheduler.queue import WaitingQueue
-from sluice.scheduler.request import Place, Request
+from sluice.scheduler.request import Request, Status
 from sluice.scheduler.reserve import reservation_of
 from sluice.types import Chunk, FinishReason, SchedulerLimits, Tier
 
@@ -53,7 +53,7 @@ class SchedulerState:
         self.reservation = reservation_of(limits)
         self.step = 0
         """Number of the next plan."""
-        self.retractions = 0
+        self.preemptions = 0
         """How often a running request was sent back, for whatever reason."""
         self.num_slots = limits.max_running_requests
         self.free_slots = list(range(self.num_slots - 1, -1, -1))
@@ -103,7 +103,7 @@ class SchedulerState:
     def load(self, request: Request, lease: Lease) -> None:
         """WAITING to LOADING, with a fresh slot, on a cached prefix that is being lengthened."""
         self._seat(request, lease)
-        request.place = Place.LOADING
+        request.status = Status.LOADING
         self.loading[request.id] = request
 
     def loaded(self, load: Load) -> None:
@@ -136,35 +136,35 @@ class SchedulerState:
                 request.num_host_tokens = request.num_cached_tokens
             else:
                 request.num_disk_tokens = request.num_cached_tokens
-        request.place = Place.STREAMING
+        request.status = Status.STREAMING
         self.streaming[request.id] = request
 
     def prefilled(self, request: Request) -> None:
         """PARTIAL to DECODING: everything known is planned."""
         del self.partial[request.id]
-        request.place = Place.DECODING
+        request.status = Status.DECODING
         self.decoding[request.id] = request
 
-    def send_back(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
         """Take pages and slot back; the request will wait again with the tokens it has."""
-        assert request.id in self._members(request), f"request {request.id} is {request.place}"
-        self.retractions += 1
+        assert request.id in self._members(request), f"request {request.id} is {request.status}"
+        self.preemptions += 1
         self._drain(request)
 
     def end(self, request: Request, reason: FinishReason) -> None:
         """Decide the end of a request, wherever it is; it is gone once nothing of it is in flight."""
         assert request.finish_reason is None, f"request {request.id} ended before: {request.finish_reason}"
         request.finish_reason = reason
-        if request.place is Place.WAITING:
+        if request.status is Status.WAITING:
             self.waiting.remove(request)
             self._forget(request)
-        elif request.place is not Place.DRAINING:
+        elif request.status is not Status.DRAINING:
             self._drain(request)
 
-    def landed(self, request: Request) -> None:
+    def row_done(self, request: Request) -> None:
         """A row of the request was committed or failed."""
         request.in_flight -= 1
-        if request.place is Place.DRAINING and request.in_flight == 0:
+        if request.status is Status.DRAINING and request.in_flight == 0:
             self._drained(request)
 
     def _drain(self, request: Request) -> None:
@@ -172,7 +172,7 @@ class SchedulerState:
         self.computing.pop(request.id, None)
         if self.open_chunk is not None and self.open_chunk.request is request:
             self.open_chunk = None
-        request.place = Place.DRAINING
+        request.status = Status.DRAINING
         self.draining[request.id] = request
         if request.in_flight == 0:
             self._drained(request)
@@ -183,7 +183,7 @@ class SchedulerState:
         self.free_slots.append(request.slot)
         request.slot = -1
         if request.finish_reason is None:
-            request.place = Place.WAITING
+            request.status = Status.WAITING
             request.cached = request.computed = request.scheduled = 0
             self.waiting.push(request, self.step)
         else:
@@ -205,11 +205,11 @@ class SchedulerState:
 
     def _members(self, request: Request) -> dict[int, Request]:
         """Where a request is that holds a slot and does not drain."""
-        if request.place is Place.LOADING:
+        if request.status is Status.LOADING:
             return self.loading
-        if request.place is Place.STREAMING:
+        if request.status is Status.STREAMING:
             return self.streaming
-        return self.partial if request.place is Place.PARTIAL else self.decoding
+        return self.partial if request.status is Status.PARTIAL else self.decoding
 
     def _seat(self, request: Request, lease: Lease) -> None:
         """It waits no more: it has a slot and the pages of a cached prefix."""
@@ -236,10 +236,10 @@ class SchedulerState:
         """To PARTIAL, from wherever it is."""
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = min(request.cached, request.prompt_len)  # its own outputs may be cached too
-        request.place = Place.PARTIAL
+        request.status = Status.PARTIAL
         self.partial[request.id] = request
         self.computing[request.id] = request
 
     def _forget(self, request: Request) -> None:
-        request.place = Place.GONE
+        request.status = Status.GONE
         del self.requests[request.id]

@@ -19,7 +19,7 @@ import torch
 from sluice.device.pages import DevicePages
 from sluice.device.streams import DoneEvent, Event, HostBuffers, Stream
 from sluice.device.transport import Transport
-from sluice.device.waiting import nobody, wait_until
+from sluice.device.waiting import noop, wait_until
 from sluice.runner.device_state import PlanError
 from sluice.tiers.disk_ends import InPlace, Staged, Target, ThroughBuffer
 from sluice.tiers.disk_tier import DiskTier, Erase, Load, Store
@@ -99,7 +99,7 @@ class HostCopies:
         if not self.copies:
             return ()
         if not self.arrived.query():
-            wait_until(self.arrived.query, nobody)
+            wait_until(self.arrived.query, noop)
         assert self.landed is not None, f"{self.copies} have not begun"
         return tuple(map(_ended, self.copies, self.landed.tolist()))
 

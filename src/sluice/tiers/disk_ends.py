@@ -10,7 +10,7 @@ import torch
 
 from sluice.device.pages import DevicePages
 from sluice.device.streams import Event, Stream
-from sluice.device.waiting import nobody, wait_until
+from sluice.device.waiting import noop, wait_until
 from sluice.tiers.page_buffers import PageBuffers, views
 
 
@@ -54,7 +54,7 @@ class Staged:
     def parts(self) -> Sequence[memoryview]:
         """See `Source.parts`."""
         if not self.arrived.query():
-            wait_until(self.arrived.query, nobody)
+            wait_until(self.arrived.query, noop)
         return views(self.buffer)
 
     def free(self) -> None:
@@ -105,7 +105,7 @@ class ThroughBuffer:
         self.stream.run(lambda: self.pages.copy_in(self.page, buffer))
         event = self.stream.record()
         if not event.query():
-            wait_until(event.query, nobody)
+            wait_until(event.query, noop)
 
     def free(self) -> None:
         """See `Target.free`."""

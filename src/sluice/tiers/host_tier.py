@@ -7,7 +7,7 @@ import torch
 from sluice.device.allocated import tensor_bytes
 from sluice.device.pages import DevicePages
 from sluice.device.streams import DoneEvent, Event, HostBuffers
-from sluice.device.waiting import nobody, wait_until
+from sluice.device.waiting import noop, wait_until
 
 SLAB_BYTES = 256 << 20
 """Memory is taken in pieces of this size: torch rounds what it locks up to a power of two."""
@@ -70,7 +70,7 @@ class HostTier:
         """Copy a page to `into` [parts, part_bytes] uint8 on the host, now: waits if it is still on its way."""
         event = self._stored.pop(host_page, DoneEvent())
         if not event.query():
-            wait_until(event.query, nobody)
+            wait_until(event.query, noop)
         into.copy_(self.page(host_page))
 
     def layer(self, host_page: int, layer: int) -> torch.Tensor:

@@ -64,9 +64,9 @@ class Add(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fie
     num_outputs: int = 0
     """Tokens that an engine before gave it."""
     output_ids: tuple[int, ...] | None = None
-    num_told: int = 0
+    prompt_logprobs_sent: int = msgspec.field(default=0, name="num_told")
     """Log-probabilities of its prompt that an engine before told."""
-    is_known: bool = False
+    is_resumed: bool = msgspec.field(default=False, name="is_known")
     """An engine before had taken it."""
     refused: str | None = None
 

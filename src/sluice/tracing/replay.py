@@ -199,8 +199,8 @@ class Player:
                 extra_key=add.extra_key,
                 priority=add.priority,
                 output_ids=add.output_ids or (),
-                num_told=add.num_told,
-                is_known=add.is_known,
+                prompt_logprobs_sent=add.prompt_logprobs_sent,
+                is_resumed=add.is_resumed,
             )
         except ValueError as error:
             refused = str(error)

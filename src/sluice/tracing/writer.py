@@ -193,8 +193,8 @@ class LineMaker:
             priority=submit.priority,
             num_outputs=len(submit.output_ids),
             output_ids=submit.output_ids if self._token_ids and submit.output_ids else None,
-            num_told=submit.num_told,
-            is_known=submit.is_known,
+            prompt_logprobs_sent=submit.prompt_logprobs_sent,
+            is_resumed=submit.is_resumed,
             refused=_clean(event.refused),
         )
 
