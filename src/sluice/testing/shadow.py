@@ -1,0 +1,289 @@
+"""A model without a model: a runner whose tokens are hashes of the KV it sees, and the answers it must give.
+
+The next token is a hash of everything that the runner can see in its KV pages, so that a page that is stale, doubly
+owned, wrongly shared or freed too early changes what comes out. `oracle` computes in a few lines what must come out.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from sluice.testing.tiers import Content, ShadowTiers
+from sluice.types import (
+    BatchPlan,
+    BatchResult,
+    Chunk,
+    NewSlot,
+    RowError,
+    SamplingParams,
+    StreamPart,
+    Tier,
+    TokenLogprobs,
+)
+
+
+def shadow_token(tokens: Sequence[int], seed: int, sample_index: int, vocab_size: int) -> int:
+    """The token a shadow model gives after `tokens`."""
+    return zlib.crc32(array("q", tokens).tobytes(), (seed * 31 + sample_index) & 0xFFFFFFFF) % vocab_size
+
+
+def oracle(
+    prompt: Sequence[int], sampling: SamplingParams, *, sample_index: int = 0, vocab_size: int
+) -> tuple[int, ...]:
+    """What a request over the shadow model must give, whatever the schedule. `sampling` is resolved."""
+    assert sampling.max_tokens is not None and sampling.seed is not None, sampling
+    tokens = list(prompt)
+    while len(tokens) < len(prompt) + sampling.max_tokens:
+        tokens.append(shadow_token(tokens, sampling.seed, sample_index, vocab_size))
+        if tokens[-1] in sampling.stop_token_ids:
+            break
+    return tuple(tokens[len(prompt) :])
+
+
+def digests(tokens: Iterable[int]) -> Iterator[int]:
+    """A hash of the tokens up to and including each."""
+    digest = 0
+    for token in tokens:
+        digest = zlib.crc32(token.to_bytes(8, "little"), digest)
+        yield digest
+
+
+def shadow_logits(digest: int, vocab_size: int) -> list[float]:
+    """The logits a shadow model gives after tokens of this digest. The largest is that of the token that
+    `shadow_token` gives for seed 0 and sample 0; up to a vocabulary of 1009 no two are equal."""
+    logits = [(digest + token * 619) % 1009 / 64 for token in range(vocab_size)]
+    logits[digest % vocab_size] += 20
+    return logits
+
+
+def shadow_logprobs(digest: int, token: int, count: int, vocab_size: int) -> TokenLogprobs:
+    """What a shadow model tells of `token` after tokens of this digest, with `count` alternatives."""
+    logits = shadow_logits(digest, vocab_size)
+    total = math.log(sum(map(math.exp, logits)))
+    best = sorted(range(vocab_size), key=lambda token: -logits[token])[:count]
+    return TokenLogprobs(token, logits[token] - total, tuple((other, logits[other] - total) for other in best))
+
+
+def oracle_logprobs(
+    prompt: Sequence[int], outputs: Sequence[int], count: int, *, vocab_size: int
+) -> tuple[tuple[TokenLogprobs, ...], tuple[TokenLogprobs, ...]]:
+    """What must be told of the prompt's tokens but the first, and of the outputs, each with `count` alternatives."""
+    tokens = [*prompt, *outputs]
+    told = tuple(
+        shadow_logprobs(digest, token, count, vocab_size)
+        for digest, token in zip(digests(tokens), tokens[1:], strict=False)
+    )
+    return told[: len(prompt) - 1], told[len(prompt) - 1 :]
+
+
+def resolved(max_tokens: int = 8, *, seed: int = 0, stop_token_ids: Iterable[int] = ()) -> SamplingParams:
+    """Sampling parameters as the engine gets them."""
+    return SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=tuple(stop_token_ids))
+
+
+@dataclass
+class ShadowStep:
+    """A launched step of the shadow runner."""
+
+    runner: ShadowRunner
+    plan: BatchPlan
+    result: BatchResult | None = None
+
+    def wait(self) -> BatchResult:
+        while self.result is None:
+            self.runner.run_next()
+        return self.result
+
+
+class ShadowRunner:
+    """A runner without a model. Page slots hold (position, token) pairs; a sample hashes all it can see.
+
+    Args:
+        page_size: as the scheduler's.
+        vocab_size: tokens are from 0 to vocab_size - 1.
+        late: run each step only when it is waited for (steps still run in launch order), as a slow device would;
+            else at launch.
+        tiers: what lies behind the device.
+        stream_tier: where the contexts lie that are longer than the device.
+        read_fails: of a part of streamed work by its number (from 0), whether a page of it cannot be read.
+        leaves: of a part by its number, how many units it leaves undone, if it reads from the tier.
+    """
+
+    def __init__(
+        self,
+        *,
+        page_size: int,
+        vocab_size: int = 256,
+        late: bool = False,
+        tiers: ShadowTiers | None = None,
+        stream_tier: Tier = Tier.DISK,
+        read_fails: Callable[[int], bool] = lambda number: False,
+        leaves: Callable[[int], int] = lambda number: 0,
+    ) -> None:
+        self._stream_tier = stream_tier
+        self._read_fails = read_fails
+        self._leaves = leaves
+        self._owed = 0
+        """Units of the latest part, and of those before it."""
+        self._num_parts = 0
+        self._stored: dict[int, list[int]] = {}
+        """Slot -> pages behind the device."""
+        self._parts: dict[int, StreamPart] = {}
+        """Slot -> its latest part."""
+        self._lost: set[int] = set()
+        """Slots whose streamed work failed."""
+        self.tiers = ShadowTiers() if tiers is None else tiers
+        self._page_size = page_size
+        self._vocab_size = vocab_size
+        self._late = late
+        self._kv: dict[tuple[int, int], tuple[int, int]] = {}
+        self._rows: dict[int, list[int]] = {}
+        self._slots: dict[int, NewSlot] = {}
+        self._last_token: dict[int, int] = {}
+        self._launched: deque[ShadowStep] = deque()
+
+    def launch(self, plan: BatchPlan) -> ShadowStep:
+        step = ShadowStep(self, plan)
+        self._launched.append(step)
+        if not self._late:
+            step.wait()
+        return step
+
+    def page(self, page: int) -> Content:
+        """What a page holds."""
+        return tuple(self._kv.get((page, offset)) for offset in range(self._page_size))
+
+    def put_page(self, page: int, content: Content) -> None:
+        """Overwrite a page; with less than it holds, the rest is nonsense."""
+        for offset in range(self._page_size):
+            self._kv.pop((page, offset), None)
+        for offset, held in enumerate(content):
+            if held is not None:
+                self._kv[page, offset] = held
+
+    def run_next(self) -> None:
+        """Run the oldest step that has not run."""
+        step = self._launched.popleft()
+        step.result = self._run(step.plan)
+
+    def _run(self, plan: BatchPlan) -> BatchResult:
+        copied = self.tiers.copy(plan, self)
+        for new in plan.new_slots:
+            self._slots[new.slot] = new
+            self._rows[new.slot] = []
+            self._stored[new.slot] = []
+            self._parts.pop(new.slot, None)
+            self._lost.discard(new.slot)
+        part_errors = [
+            RowError(index, error) for index, part in enumerate(plan.parts) if (error := self._work(part)) is not None
+        ]
+        written: set[tuple[int, int]] = set()
+        for chunk in plan.chunks:
+            self._write(chunk, written)
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        sampled = tuple(() if chunk.slot in self._lost else (self._sample(chunk),) for chunk in sampling)
+        told = tuple(() if chunk.slot in self._lost else self._logprobs(chunk) for chunk in sampling)
+        prompt = tuple(
+            () if chunk.slot in self._lost else self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets
+        )
+        return BatchResult(
+            plan.step,
+            sampled,
+            (),
+            told if any(told) else (),
+            prompt,
+            copied,
+            part_errors=tuple(part_errors),
+            owed=self._owed if plan.parts else 0,
+        )
+
+    def _work(self, part: StreamPart) -> str | None:
+        """Look at everything that a part of streamed work may look at. Returns why it failed, if it did."""
+        chunk = part.chunk
+        self._stored[chunk.slot].extend(part.stored_pages)
+        before = self._parts.get(chunk.slot)
+        if part.first:
+            assert before is not None and before.chunk == chunk and before.stop == part.first, f"{part} after {before}"
+        else:
+            self._owed = 0
+        self._parts[chunk.slot] = part
+        if part.completes or not part.base:
+            assert not self._owed, f"{part} waits for {self._owed} units"
+        else:
+            self._owed = min(self._owed + part.stop - part.first, self._leaves(self._num_parts))
+        self._num_parts += 1
+        if chunk.slot in self._lost or self._read_fails(self._num_parts - 1):
+            self._lost.add(chunk.slot)
+            return "a page cannot be read"
+        seen = self._contents(chunk.slot, chunk.start)
+        assert [held and held[0] for held in seen] == list(range(chunk.start)), f"{part} sees {seen}"
+        return None
+
+    def _contents(self, slot: int, end: int) -> list[tuple[int, int] | None]:
+        """What lies at a slot's first `end` positions."""
+        part = self._parts.get(slot)
+        if part is None:
+            return [self._kv.get(self._place(slot, position)) for position in range(end)]
+        pages = self._stored[slot][: part.base // self._page_size]
+        stored = [held for page in pages for held in self.tiers.page(self._stream_tier, page)]
+        return stored[:end] + [self._kv.get(self._place(slot, position)) for position in range(part.base, end)]
+
+    def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
+        if chunk.slot in self._lost:
+            return
+        self._rows[chunk.slot].extend(chunk.new_pages)
+        tokens = chunk.token_ids
+        if len(tokens) < chunk.length:
+            tokens = (*tokens, self._last_token[chunk.slot])
+        assert len(tokens) == chunk.length, f"{chunk} has {len(tokens)} tokens"
+        for position, token in enumerate(tokens, start=chunk.start):
+            place = self._place(chunk.slot, position)
+            assert place not in written, f"two rows of a step write page slot {place}"
+            written.add(place)
+            self._kv[place] = (position, token)
+
+    def _seen(self, chunk: Chunk) -> list[int]:
+        seen = [held for held in self._contents(chunk.slot, chunk.end) if held is not None]
+        assert [position for position, _ in seen] == list(range(chunk.end)), f"{chunk} sees {seen}"
+        return [token for _, token in seen]
+
+    def _sampling(self, chunk: Chunk) -> SamplingParams:
+        new = self._slots[chunk.slot]
+        assert new.request_id == chunk.request_id, f"{chunk} runs in the slot of request {new.request_id}"
+        return new.sampling
+
+    def _sample(self, chunk: Chunk) -> int:
+        seed, sample_index = self._sampling(chunk).seed, self._slots[chunk.slot].sample_index
+        assert seed is not None
+        token = shadow_token(self._seen(chunk), seed, sample_index, self._vocab_size)
+        self._last_token[chunk.slot] = token
+        return token
+
+    def _logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
+        """Of the token just sampled."""
+        count = self._sampling(chunk).logprobs
+        if count is None:
+            return ()
+        *_, digest = digests(self._seen(chunk))
+        return (shadow_logprobs(digest, self._last_token[chunk.slot], count, self._vocab_size),)
+
+    def _prompt_logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
+        count = self._sampling(chunk).prompt_logprobs
+        assert count is not None, f"{chunk} has targets nobody asked for"
+        after = islice(digests(self._seen(chunk)), chunk.start, None)
+        return tuple(
+            shadow_logprobs(digest, target, count, self._vocab_size)
+            for digest, target in zip(after, chunk.targets, strict=False)
+        )
+
+    def _place(self, slot: int, position: int) -> tuple[int, int]:
+        part = self._parts.get(slot)
+        if part is not None:
+            return part.pages[(position - part.base) // self._page_size], position % self._page_size
+        return self._rows[slot][position // self._page_size], position % self._page_size
