@@ -18,7 +18,8 @@ import pytest
 
 import tiny_models
 from page_files import PATIENCE
-from sluice import LLM, SamplingParams, assemble, tiering
+from sluice import LLM, SamplingParams
+from sluice.assembly import build, tiers
 from sluice.assembly.build import build_engine
 from sluice.config import ConfigError, EngineConfig
 from sluice.text.tokenizer import TokenizerError
@@ -49,7 +50,7 @@ def small(folder: Path, path: Path, **options: Any) -> LLM:
 
 @pytest.fixture
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiering, "IN_USE_SECONDS", 0.1)
+    monkeypatch.setattr(tiers, "IN_USE_SECONDS", 0.1)
 
 
 @dataclass
@@ -165,7 +166,7 @@ def test_an_llm_that_cannot_be_made_keeps_no_file(folder: Path, path: Path, monk
     def no_room(*args: object, **options: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(assemble, "TorchRunner", no_room)
+    monkeypatch.setattr(build, "TorchRunner", no_room)
     with pytest.raises(MemoryError):
         small(folder, path)
     monkeypatch.undo()
@@ -216,8 +217,8 @@ def test_a_disk_that_does_not_even_show_a_header(
 ) -> None:
     """A server that loads until its start takes too long, again and again."""
     came_back = threading.Event()
-    monkeypatch.setattr(tiering, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(tiering, "check_path", lambda path, patience: came_back.wait(PATIENCE))
+    monkeypatch.setattr(tiers, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(tiers, "check_path", lambda path, patience: came_back.wait(PATIENCE))
     config = config_of(folder, path)
     with pytest.raises(ConfigError, match="its disk gave no answer for"):
         build_engine(config, BlockingLink(), progress=False)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import tiny_models
-from sluice import LLM, SamplingParams, tiering
+from sluice import LLM, SamplingParams
+from sluice.assembly import tiers
 from sluice.assembly.build import LoadedModel, load
 from sluice.assembly.tiers import TierSetup
 from sluice.config import ConfigError, EngineConfig
@@ -100,7 +101,7 @@ def test_a_closed_llm_gives_its_file_free_and_an_open_one_does_not(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two engines in one file; a notebook that must be restarted to load its model again."""
-    monkeypatch.setattr(tiering, "IN_USE_SECONDS", 0.1)
+    monkeypatch.setattr(tiers, "IN_USE_SECONDS", 0.1)
     with (
         small(folder, tmp_path / "pages"),
         pytest.raises(ConfigError, match="is in use by another engine"),

@@ -306,9 +306,8 @@ class Scheduler:
         if end == request.prefill_end:
             self.state.computing.pop(request.id, None)  # one sent back in flight has left it
         if of_targets:
-            of_targets = of_targets[
-                request.prompt_logprobs_sent - chunk.start :
-            ]  # the first ones were told before a retraction
+            # The first ones were sent before a preemption.
+            of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]
             request.prompt_logprobs_sent += len(of_targets)
         start, reason = request.num_outputs, None
         for count, token in enumerate(tokens, start=1):
