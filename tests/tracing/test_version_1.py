@@ -1,0 +1,78 @@
+"""Traces of version 1, recorded before the file's keys were renamed, are still read, summed up, drawn and replayed.
+
+`resident.jsonl`: two steps in flight, tiers, a restored cache, prefix hits, a preemption, log-probabilities, an abort,
+a flush, a lost device, resumed requests, and steps, rows and copies that fail. `offloaded.jsonl`: a context longer than
+the device whose pages come late and then fail. `no_token_ids.jsonl`: written with --no-trace-token-ids.
+"""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from sluice.tracing.perfetto import write_perfetto
+from sluice.tracing.reader import TraceReader
+from sluice.tracing.replay import Replayed, ReplayError, replay
+from sluice.tracing.report import report
+from sluice.tracing.run import read_run
+from sluice.tracing.summary import Summary, summarize
+
+FOLDER = Path(__file__).parent / "version_1"
+RESIDENT, OFFLOADED, NO_TOKEN_IDS = (FOLDER / f"{name}.jsonl" for name in ("resident", "offloaded", "no_token_ids"))
+
+
+def summary_of(path: Path) -> Summary:
+    with TraceReader(path) as trace:
+        return summarize(trace.header, read_run(trace), gap_ms=5.0)
+
+
+def replayed(path: Path) -> Replayed:
+    with TraceReader(path) as trace:
+        return replay(trace)
+
+
+@pytest.mark.parametrize(("path", "steps", "calls"), [(RESIDENT, 68, 211), (OFFLOADED, 24, 58)])
+def test_every_plan_is_made_again(path: Path, steps: int, calls: int) -> None:
+    found = replayed(path)
+    assert found.divergence is None, str(found.divergence)
+    assert (found.steps, found.calls, found.unended) == (steps, calls, 0)
+
+
+def test_without_token_ids_it_cannot_be_replayed() -> None:
+    with pytest.raises(ReplayError, match="without token ids"):
+        replayed(NO_TOKEN_IDS)
+
+
+def test_the_summary_is_what_it_was() -> None:
+    summary = summary_of(RESIDENT)
+    kinds = (summary.mixed_steps, summary.decode_steps, summary.prefill_steps, summary.other_steps)
+    assert kinds == (3, 40, 9, 16)
+    assert (summary.prefill_tokens, summary.decode_tokens, summary.output_tokens) == (57, 47, 51)
+    assert summary.outcomes == {"length": 5, "error": 3, "abort": 1, "stop": 1}
+    assert (summary.prompt_tokens, summary.cached_tokens) == (66, 16)
+    assert (summary.stored_pages, summary.loaded_pages, summary.failed_copies) == (92, 4, 5)
+    assert [gap.request_ids for gap in summary.gaps] == [(9,)]
+    assert [row.request_id for row in summary.table if row.chunks == 2] == [2, 9, 10]
+    assert "step 20: the step failed: InjectedFault: wait 20" in report(summary, table=True)
+
+
+def test_the_summary_of_an_offloaded_context_is_what_it_was() -> None:
+    summary = summary_of(OFFLOADED)
+    assert summary.bound_by == {"max_running_requests": 21, "nothing": 3}
+    assert [failure.message for failure in summary.row_failures] == ["a page cannot be read"]
+    assert [(row.prompt_tokens, row.chunks, row.outcome) for row in summary.table] == [
+        (48, 5, "error"), (1, 1, "length"), (3, 1, "length"),
+    ]  # fmt: skip
+
+
+def test_the_lengths_of_what_was_left_out_are_read() -> None:
+    rows = summary_of(NO_TOKEN_IDS).table
+    assert [(row.prompt_tokens, row.output_tokens) for row in rows] == [(6, 3), (4, 1)]
+
+
+@pytest.mark.parametrize(("path", "events"), [(RESIDENT, 244), (OFFLOADED, 86), (NO_TOKEN_IDS, 21)])
+def test_a_timeline_is_drawn(path: Path, events: int) -> None:
+    with TraceReader(path) as trace:
+        assert write_perfetto(trace.header, trace, io.StringIO()) == events
