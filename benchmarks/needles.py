@@ -2,7 +2,7 @@
 
     python benchmarks/needles.py --lengths 16K,64K,256K --out build/needles --disk build/pages \\
         --option max_total_tokens=16384 --option chunked_prefill_size=2048 --option page_size=256 \\
-        --option ring_blocks=4 --option ring_block_tokens=8192 --option stream_above=8192
+        --option ring_blocks=4 --option ring_block_tokens=8192 --option offload_above=8192
 
 For each length, in a process of its own: a checkpoint that recalls exactly (`exact_recall`), one haystack with
 needles at 0, 25, 50, 75 and 100% depth, and a question for each. The first question reads the prompt, the others find

@@ -368,8 +368,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/tiers.py",
-        "if node.page >= 0 or node.below.gone or not self.tree.is_on_device(node.parent):",
-        "if node.page >= 0 or node.below.gone:",
+        "if node.page >= 0 or node.copies.gone or not self.tree.is_on_device(node.parent):",
+        "if node.page >= 0 or node.copies.gone:",
         "a page is brought to the device behind one that has left it",
     ),
     (
@@ -386,25 +386,25 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/tiers.py",
-        "checksum = tier.checksums[slot]",
+        "checksum = tier.checksums[page]",
         "checksum = 0",
         "no page is what was stored, so all are computed again",
     ),
     (
         "kv/tier_pool.py",
-        "return not below.is_read and below.slots",
-        "return below.slots",
+        "return not copies.is_read and copies.pages",
+        "return copies.pages",
         "a page that is being read is overwritten",
     ),
     (
         "kv/tiers.py",
-        "if not below.is_kept and self._is_worth_storing(below):",
-        "if not below.is_kept:",
+        "if not copies.is_kept and self._is_worth_storing(copies):",
+        "if not copies.is_kept:",
         "selective stores what nobody asked for twice",
     ),
     (
         "kv/tiers.py",
-        "        if self.slots[place].tier is Tier.DISK:\n            self._dropped[slot] = None\n",
+        "        if self.pools[place].tier is Tier.DISK:\n            self._dropped[page] = None\n",
         "",
         "what left the disk comes back with a restart",
     ),
@@ -428,7 +428,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/tiers.py",
-        "            parent.below.children[place] += 1  # now: its parent may not make room for it\n",
+        "            parent.copies.children[place] += 1  # now: its parent may not make room for it\n",
         "            pass\n",
         "a page's children are not counted, so it leaves before them",
     ),
@@ -440,13 +440,13 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/tiers.py",
-        "        if node.page < 0 and not node.below.is_kept:\n            self.slots[0]",
-        "        if not node.below.is_kept:\n            self.slots[0]",
+        "        if node.page < 0 and not node.copies.is_kept:\n            self.pools[0]",
+        "        if not node.copies.is_kept:\n            self.pools[0]",
         "a page leaves the device because it left the disk",
     ),
     (
         "kv/tiers.py",
-        "            below.is_loading = False\n",
+        "            copies.is_loading = False\n",
         "            pass\n",
         "what was loaded once can never be evicted, or loaded again",
     ),

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from recording import RecordingRunner
-from sluice.assembly.offloading import Costs, Sizes, stream_limits
-from sluice.assembly.resolve import resolve, stream_tier
+from sluice.assembly.offloading import Costs, Sizes, offload_limits
+from sluice.assembly.resolve import offload_tier, resolve
 from sluice.config import CacheConfig, EngineConfig
 from sluice.engine.messages import Submit
-from sluice.types import BatchPlan, StreamLimits, TierLimits
+from sluice.types import BatchPlan, OffloadLimits, TierLimits
 from worlds import Bench, World, check_ends, enough_steps
 
 SMALL: Mapping[str, Any] = {
@@ -59,7 +59,7 @@ def world_of(options: Mapping[str, Any]) -> World:
         depth=depth,
         late=depth > 1,
         tiers=tiers_of(config.cache),
-        streams=streams_of(config, page_size, tokens // page_size, device),
+        offload=offload_of(config, page_size, tokens // page_size, device),
     )
 
 
@@ -76,14 +76,14 @@ def tiers_of(cache: CacheConfig) -> TierLimits:
     )
 
 
-def streams_of(config: EngineConfig, page_size: int, num_pages: int, device: str) -> StreamLimits | None:
+def offload_of(config: EngineConfig, page_size: int, num_pages: int, device: str) -> OffloadLimits | None:
     """As a model of two layers would have them."""
-    tier, scheduler = stream_tier(config.cache, device), config.scheduler.limits()
+    tier, scheduler = offload_tier(config.cache, device), config.scheduler.limits()
     if tier is None:
         return None
     step_tokens = scheduler.chunked_prefill_size or scheduler.max_batch_tokens
     sizes = Sizes(tier, PAGE_BYTES, page_size, num_pages, 2, step_tokens, device)
-    return stream_limits(config.stream, sizes, Costs(pair=0.01, load=0.1))
+    return offload_limits(config.offload, sizes, Costs(pair=0.01, load=0.1))
 
 
 def play(world: World, arrivals: Sequence[Arrival]) -> Seen:

@@ -40,13 +40,13 @@ def random_scenario(seed: int) -> Scenario:
     return Scenario(world, seed, faulty)
 
 
-def random_stream_scenario(seed: int) -> Scenario:
+def random_offload_scenario(seed: int) -> Scenario:
     """One in whose world contexts may be longer than the device."""
     for each in itertools.count():
         scenario = random_scenario(seed * 1000 + each)
         draw = random.Random(seed)
         world = random_streams(draw, scenario.world)
-        if world.streams is not None:
+        if world.offload is not None:
             fails = draw.choice([0.0, 0.0, 0.0, scenario.world.disk_fails])
             return replace(scenario, world=replace(world, disk_fails=fails), faulty=draw.random() < 0.2)
     raise AssertionError("there is always another one")
@@ -76,7 +76,7 @@ def run(scenario: Scenario, journal: Journal | None = None) -> int:
         bench.step()
         steps += 1
         assert steps <= enough_steps(sent), f"law 12: still busy after {steps} steps"
-    unreliable = world.streams is not None and bool(world.disk_fails or world.reads_fail)
+    unreliable = world.offload is not None and bool(world.disk_fails or world.reads_fail)
     check_ends(bench, sent, faults=scenario.faulty or unreliable)
     return steps
 

@@ -41,7 +41,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "enable_overlap": (True,),
     "depth": (2, 3),
     "lookahead": (1,),
-    "stream_above": (20,),
+    "offload_above": (20,),
     "ring_blocks": (1,),
     "ring_block_tokens": (16,),
     "sparse_policy": ("window:8:8",),
@@ -49,9 +49,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
 BASES = [dict(SMALL), {**SMALL, "schedule_policy": "priority"}]
 ON_DISK = {**SMALL, "kv_disk": "pages", "kv_disk_bytes": 12_000}
 """For options of the tiers too."""
-STREAMED = {**ON_DISK, "kv_disk_bytes": 90_000, "stream_above": 15, "ring_block_tokens": 8, "depth": 2}
+OFFLOADED = {**ON_DISK, "kv_disk_bytes": 90_000, "offload_above": 15, "ring_block_tokens": 8, "depth": 2}
 """And for those of contexts longer than the device."""
-STREAMING = tuple(name for name, _ in options_of(GROUPS["stream"]))
+OFFLOAD_OPTIONS = tuple(name for name, _ in options_of(GROUPS["offload"]))
 PAIRS = [
     {one: left, other: right}
     for one, other in combinations(VALUES, 2)
@@ -85,7 +85,7 @@ def arrivals(number: int) -> list[Arrival]:
 
 
 def test_every_option_takes_part() -> None:
-    groups = ("cache", "scheduler", "stream")
+    groups = ("cache", "scheduler", "offload")
     assert list(VALUES) == [name for group in groups for name, _ in options_of(GROUPS[group])]
 
 
@@ -100,8 +100,8 @@ def test_refused_by_name_or_lawful(name: str) -> None:
 
 
 def bases(pair: dict[str, Any]) -> list[dict[str, Any]]:
-    if any(name in STREAMING for name in pair):
-        return [SMALL, STREAMED]
+    if any(name in OFFLOAD_OPTIONS for name in pair):
+        return [SMALL, OFFLOADED]
     return [*BASES, ON_DISK] if any(name.startswith("kv_") for name in pair) else BASES
 
 

@@ -38,7 +38,7 @@ class Case(NamedTuple):
 BY_PRIORITY = {"schedule_policy": "priority", "max_running_requests": 1}
 RANKED = [ask(0, 5), ask(1, 5, first=0, priority=1), ask(2, 6, priority=2)]
 ON_DISK = {"kv_disk": "pages"}
-STREAMED = ON_DISK | {"stream_above": 12, "ring_block_tokens": 4}
+OFFLOADED = ON_DISK | {"offload_above": 12, "ring_block_tokens": 4}
 CASES = {
     "page_size": Case({"page_size": 4}, {"page_size": 8}),
     "max_total_tokens": Case({"max_total_tokens": 40}, {"max_total_tokens": 96}),
@@ -78,10 +78,10 @@ CASES = {
     "enable_overlap": Case({}, {"enable_overlap": True}),
     "depth": Case({"depth": 1}, {"depth": 2}),
     "lookahead": Case({"depth": 2}, {"depth": 2, "lookahead": 1}),
-    "stream_above": Case(ON_DISK, ON_DISK | {"stream_above": 20}),
-    "ring_blocks": Case(STREAMED | {"ring_blocks": 2}, STREAMED | {"ring_blocks": 8}),
-    "ring_block_tokens": Case(STREAMED, STREAMED | {"ring_block_tokens": 8}),
-    "sparse_policy": Case(STREAMED, STREAMED | {"sparse_policy": "window:4:4"}),
+    "offload_above": Case(ON_DISK, ON_DISK | {"offload_above": 20}),
+    "ring_blocks": Case(OFFLOADED | {"ring_blocks": 2}, OFFLOADED | {"ring_blocks": 8}),
+    "ring_block_tokens": Case(OFFLOADED, OFFLOADED | {"ring_block_tokens": 8}),
+    "sparse_policy": Case(OFFLOADED, OFFLOADED | {"sparse_policy": "window:4:4"}),
 }
 ELSEWHERE = {
     "model": "test_llm.py::test_a_missing_model_is_refused",
@@ -129,7 +129,7 @@ def test_it_changes_what_happens(name: str) -> None:
 def test_every_option_has_a_case() -> None:
     """An option that `config` gained and this file did not."""
     of = {group: [name for name, _ in options_of(kind)] for group, kind in GROUPS.items()}
-    assert list(CASES) == [*of["cache"], *of["scheduler"], *of["stream"]]
+    assert list(CASES) == [*of["cache"], *of["scheduler"], *of["offload"]]
     assert list(ELSEWHERE) == [*of["model"], *of["trace"], *of["server"]]
 
 

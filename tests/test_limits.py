@@ -42,7 +42,7 @@ def test_a_small_pool_is_named() -> None:
 
 def test_a_small_tier_is_named_with_the_bytes_it_lacks_and_a_short_model_before_it() -> None:
     """How large must the file be? And no file is large enough for more positions than the model has."""
-    limits = Limits(vocab_size=9, max_model_len=5000, max_total_tokens=100, max_streamed_tokens=2000, token_bytes=10)
+    limits = Limits(vocab_size=9, max_model_len=5000, max_total_tokens=100, max_offloaded_tokens=2000, token_bytes=10)
     assert limits.check([1] * 1990, None) == 10
     with pytest.raises(LimitError, match="has 20000 bytes for 2000 tokens, and these need 20010"):
         limits.check([1] * 1990, 11)

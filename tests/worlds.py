@@ -21,7 +21,7 @@ from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ManualLink, ShadowRunner, ShadowTiers, oracle, oracle_logprobs
-from sluice.types import FinishReason, SamplingParams, SchedulerLimits, StreamLimits, Tier, TierLimits, TokenLogprobs
+from sluice.types import FinishReason, OffloadLimits, SamplingParams, SchedulerLimits, Tier, TierLimits, TokenLogprobs
 
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""
@@ -43,11 +43,11 @@ class World:
     tiers: TierLimits = field(default_factory=TierLimits)
     disk_fails: float = 0.0
     """Share of copies that fail."""
-    streams: StreamLimits | None = None
+    offload: OffloadLimits | None = None
     reads_fail: float = 0.0
-    """Share of parts of streamed work that fail."""
+    """Share of parts of offloaded work that fail."""
     reads_late: float = 0.0
-    """Share of parts of streamed work whose pages do not come in time."""
+    """Share of parts of offloaded work whose pages do not come in time."""
 
     @property
     def pool_tokens(self) -> int:
@@ -55,7 +55,7 @@ class World:
 
     def setup(self) -> SchedulerSetup:
         return SchedulerSetup(
-            self.limits, self.num_pages, self.page_size, self.prefix_caching, self.tiers, self.streams
+            self.limits, self.num_pages, self.page_size, self.prefix_caching, self.tiers, self.offload
         )
 
     def kv(self) -> KVManager:
@@ -64,7 +64,7 @@ class World:
             page_size=self.page_size,
             prefix_caching=self.prefix_caching,
             tiers=self.tiers,
-            streams=self.streams,
+            offload=self.offload,
         )
 
     def scheduler(self) -> Lawful:
@@ -79,7 +79,7 @@ class World:
             vocab_size=vocab_size,
             late=self.late,
             tiers=tiers,
-            stream_tier=Tier.DISK if self.streams is None else self.streams.tier,
+            offload_tier=Tier.DISK if self.offload is None else self.offload.tier,
             read_fails=lambda _: draw is not None and draw.random() < self.reads_fail,
             leaves=lambda _: 0 if draw is None or draw.random() >= self.reads_late else draw.randint(1, 4),
         )
@@ -87,10 +87,10 @@ class World:
     @property
     def longest(self) -> int:
         """Tokens of the longest request that can be served."""
-        if self.streams is None:
+        if self.offload is None:
             return self.pool_tokens
-        pages = self.tiers.host_pages if self.streams.tier is Tier.HOST else self.tiers.disk_pages
-        return max(min(self.pool_tokens, self.streams.above), pages * self.page_size)
+        pages = self.tiers.host_pages if self.offload.tier is Tier.HOST else self.tiers.disk_pages
+        return max(min(self.pool_tokens, self.offload.above), pages * self.page_size)
 
 
 @dataclass(frozen=True)
@@ -287,9 +287,9 @@ def random_tiers(draw: random.Random) -> TierLimits:
     )
 
 
-def streams_of(**changed: Any) -> StreamLimits:
+def offload_of(**changed: Any) -> OffloadLimits:
     """How contexts longer than the device lie on a disk, in units of one page in each of two layers."""
-    plain = StreamLimits(
+    plain = OffloadLimits(
         above=32,
         tier=Tier.DISK,
         page_bytes=100,
@@ -309,7 +309,7 @@ def random_streams(draw: random.Random, world: World) -> World:
     if tier is None or world.num_pages < 3:
         return world
     chunk = draw.randint(1, min(4, world.num_pages - 2))
-    streams = StreamLimits(
+    offload = OffloadLimits(
         above=draw.choice([world.pool_tokens, world.pool_tokens, draw.randint(0, world.pool_tokens)]),
         tier=tier,
         page_bytes=1000,
@@ -324,8 +324,8 @@ def random_streams(draw: random.Random, world: World) -> World:
         load_cost=draw.choice([0.0, 0.01, 1.0, 100.0]),
         may_be_late=tier is Tier.DISK,
     )
-    late = draw.choice([0.0, 0.2, 0.7]) if streams.may_be_late else 0.0
-    return replace(world, streams=streams, reads_fail=draw.choice([0.0, 0.0, 0.0, 0.05]), reads_late=late)
+    late = draw.choice([0.0, 0.2, 0.7]) if offload.may_be_late else 0.0
+    return replace(world, offload=offload, reads_fail=draw.choice([0.0, 0.0, 0.0, 0.05]), reads_late=late)
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from benchmarks.long_context.cost import CostDevice, CostModel, decode_cost, hiding_chunk, prefill_cost
-from sluice.footprint import KVSizes, StreamSizes, device_footprint, stored_bytes
+from sluice.footprint import KVSizes, OffloadSizes, device_footprint, stored_bytes
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 K, M = 1 << 10, 1 << 20
@@ -13,14 +13,14 @@ LENGTHS = {"128K": 128 * K, "256K": 256 * K, "1M": M, "4M": 4 * M, "8M": 8 * M, 
 MODEL = CostModel(KVSizes(28, 8, 128, 2), num_heads=16, hidden_size=1024, inner_size=3072)
 """28 layers, 8 KV heads of 128, bfloat16: Qwen3-0.6B and 1.7B have these; what is not KV is that of 0.6B."""
 CHUNK = 2048
-STREAM = StreamSizes(ring_blocks=8, group_blocks=4, block_tokens=1024, window_tokens=2 * CHUNK, page_tokens=64)
+STREAM = OffloadSizes(ring_blocks=8, group_blocks=4, block_tokens=1024, window_tokens=2 * CHUNK, page_tokens=64)
 GPU = CostDevice(flops=80e12, copy_bandwidth=25e9, memory_bandwidth=0.9e12)
 """A 24 GB card of 165 TFLOP/s in bfloat16 and 1 TB/s on PCIe 4: about half, four fifths and nine tenths of these."""
 
 RECALL = CostModel(KVSizes(2, 1, 64, 2), num_heads=2, hidden_size=128, inner_size=64)
 """The small checkpoint that recalls exactly, in bfloat16."""
 CPU = CostDevice(flops=180e9, copy_bandwidth=2e9, memory_bandwidth=10e9)
-"""One thread of the two-core machine that measured: 3.0 s for 32K tokens of `RECALL`, streamed."""
+"""One thread of the two-core machine that measured: 3.0 s for 32K tokens of `RECALL`, offloaded."""
 CPU_CHUNK = 512
 CPU_LENGTHS = ("256K", "1M", "4M", "8M", "16M")
 

@@ -414,16 +414,17 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True)
-class StreamConfig:
+class OffloadConfig:
     """Contexts longer than the device, which need a tier behind it."""
 
-    stream_above: int | None = option(
+    offload_above: int | None = option(
         None,
         "tokens above which a request's KV stays on the tier",
         unset="what the KV pool holds",
         more="Prompt and output together. Such a request takes little of the device, however long it is, and is served"
         " more slowly; others are served beside it. See [long-contexts.md](long-contexts.md).",
         positive=True,
+        aliases=("stream_above",),
     )
     ring_blocks: int | None = option(
         None,
@@ -575,11 +576,11 @@ GROUPS: Mapping[str, type] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
-    "stream": StreamConfig,
+    "offload": OffloadConfig,
     "trace": TraceConfig,
     "server": ServerConfig,
 }
-ENGINE_GROUPS = ("model", "cache", "scheduler", "stream", "trace")
+ENGINE_GROUPS = ("model", "cache", "scheduler", "offload", "trace")
 
 
 @dataclass(frozen=True)
@@ -589,7 +590,7 @@ class EngineConfig:
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
-    stream: StreamConfig = StreamConfig()
+    offload: OffloadConfig = OffloadConfig()
     trace: TraceConfig = TraceConfig()
 
     @classmethod

@@ -1,8 +1,8 @@
 """What an engine holds in memory, part by part: as arithmetic, to plan with and to compare with what was allocated.
 
 device   weights | pool: pages, all layers of them            | ring: blocks of no layer in particular
-                   ... a streamed chunk's own among them        half computes, half loads
-beneath  host or disk: all pages of a streamed request, but for those of its chunk; the only part that grows
+                   ... a offloaded chunk's own among them        half computes, half loads
+beneath  host or disk: all pages of a offloaded request, but for those of its chunk; the only part that grows
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KVSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSizes:
+class OffloadSizes:
     """Of what contexts longer than the device pass through, in tokens."""
 
     ring_blocks: int
@@ -55,7 +55,7 @@ class Footprint:
     ring_bytes: int = 0
     """Blocks through which long contexts pass."""
     prefill_buffer_bytes: int = 0
-    """Of the pool, the window of one streamed request: its chunk, and what is on its way to the tier beneath."""
+    """Of the pool, the window of one offloaded request: its chunk, and what is on its way to the tier beneath."""
     pipeline_buffer_bytes: int = 0
     """Of the ring, what loads while the rest computes."""
     decode_buffer_bytes: int = 0
@@ -68,7 +68,9 @@ class Footprint:
         return asdict(self)
 
 
-def device_footprint(kv: KVSizes, pool_tokens: int, stream: StreamSizes | None, *, weights_bytes: int = 0) -> Footprint:
+def device_footprint(
+    kv: KVSizes, pool_tokens: int, offload: OffloadSizes | None, *, weights_bytes: int = 0
+) -> Footprint:
     """What is on the device, however long the contexts are.
 
     Args:
@@ -76,24 +78,24 @@ def device_footprint(kv: KVSizes, pool_tokens: int, stream: StreamSizes | None, 
         stream: None: all contexts fit the pool.
     """
     pool = pool_tokens * kv.token_bytes
-    if stream is None:
+    if offload is None:
         return Footprint(weights_bytes=weights_bytes, device_kv_bytes=pool, pool_bytes=pool)
-    block = stream.block_tokens * kv.layer_token_bytes
-    ring = stream.ring_blocks * block
-    page = stream.page_tokens * kv.token_bytes
+    block = offload.block_tokens * kv.layer_token_bytes
+    ring = offload.ring_blocks * block
+    page = offload.page_tokens * kv.token_bytes
     return Footprint(
         weights_bytes=weights_bytes,
         device_kv_bytes=pool + ring,
         pool_bytes=pool,
         ring_bytes=ring,
-        prefill_buffer_bytes=_pages(stream.window_tokens, stream.page_tokens) * page,
-        pipeline_buffer_bytes=(stream.ring_blocks - stream.group_blocks) * block,
+        prefill_buffer_bytes=_pages(offload.window_tokens, offload.page_tokens) * page,
+        pipeline_buffer_bytes=(offload.ring_blocks - offload.group_blocks) * block,
         decode_buffer_bytes=page,
     )
 
 
 def stored_bytes(kv: KVSizes, length: int, page_tokens: int) -> int:
-    """Of a streamed request of so many tokens, beneath the device."""
+    """Of a offloaded request of so many tokens, beneath the device."""
     return _pages(length, page_tokens) * page_tokens * kv.token_bytes
 
 

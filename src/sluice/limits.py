@@ -39,7 +39,7 @@ class Limits:
     max_model_len: int
     max_total_tokens: int
     knows_priority: bool = False
-    max_streamed_tokens: int = 0
+    max_offloaded_tokens: int = 0
     """What the tier holds where contexts longer than the pool lie; 0: there can be none."""
     token_bytes: int = 0
     """Of KV, in all layers."""
@@ -47,7 +47,7 @@ class Limits:
     @property
     def max_request_tokens(self) -> int:
         """Most tokens of one request, prompt and output together."""
-        return min(self.max_model_len, max(self.max_total_tokens, self.max_streamed_tokens))
+        return min(self.max_model_len, max(self.max_total_tokens, self.max_offloaded_tokens))
 
     def check(self, prompt: Sequence[int], max_tokens: int | None) -> int:
         """Refuse what cannot be honoured.
@@ -140,10 +140,10 @@ class Limits:
         """
         if length > self.max_model_len:
             limit = f"the model's context is {self.max_model_len} tokens"
-        elif self.max_streamed_tokens > self.max_total_tokens:
+        elif self.max_offloaded_tokens > self.max_total_tokens:
             limit = (
-                f"the tier behind the KV pool has {self.max_streamed_tokens * self.token_bytes} bytes for"
-                f" {self.max_streamed_tokens} tokens, and these need {length * self.token_bytes}"
+                f"the tier behind the KV pool has {self.max_offloaded_tokens * self.token_bytes} bytes for"
+                f" {self.max_offloaded_tokens} tokens, and these need {length * self.token_bytes}"
                 " (--kv-disk-bytes, --kv-host-bytes)"
             )
         else:

@@ -368,14 +368,14 @@ class CopyDone(NamedTuple):
 class StoredPage(NamedTuple):
     """A page that a disk tier held when it was opened."""
 
-    slot: int
+    page: int
     key: PageKey
     checksum: int
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLimits:
-    """How requests are served whose context is longer than the device: *streamed* requests.
+class OffloadLimits:
+    """How requests are served whose context is longer than the device: *offloaded* requests.
 
     Their KV lies on a lower tier, and a chunk of theirs is work in units: in each layer one for every group of blocks
     of the ring, and one for what is on the device. Costs are in tokens, those of the step's budget: what a unit costs
@@ -383,14 +383,14 @@ class StreamLimits:
     """
 
     above: int
-    """Requests of more tokens than this, prompt and output, are streamed."""
+    """Requests of more tokens than this, prompt and output, are offloaded."""
     tier: Tier
     page_bytes: int
     """Of a page on the tier."""
     chunk_tokens: int
     """Most tokens of a chunk, a multiple of the page size."""
     window_pages: int
-    """Pages on the device that a streamed request holds: more than a chunk fills."""
+    """Pages on the device that a offloaded request holds: more than a chunk fills."""
     num_layers: int
     block_pages: int
     """Pages of a slot of the ring."""
@@ -405,8 +405,8 @@ class StreamLimits:
     load_cost: float = 0.0
     """Of bringing the KV of one token in one layer to the device, beside the computation."""
     may_be_late: bool = False
-    """Loads may take longer than planned, as a disk's do: then units may be left undone (`BatchResult.owed`). The last
-    unit of a chunk, which loads nothing, is planned once all others are done."""
+    """Loads may take longer than planned, as a disk's do: then units may be left undone
+    (`BatchResult.unfinished`). The last unit of a chunk, which loads nothing, is planned once all others are done."""
 
     def groups(self, base_pages: int, *, is_decode: bool) -> int:
         """Groups of blocks in each layer, for a chunk behind so many pages on the tier."""
@@ -424,7 +424,7 @@ class StreamLimits:
         return length / self.num_layers
 
 
-class StreamPart(NamedTuple):
+class ChunkSlice(NamedTuple):
     """Part of the work of one chunk of a request whose context is longer than the device.
 
     The request's first `base` tokens have their KV on a lower tier and are attended to there, through a ring; what
@@ -485,13 +485,13 @@ class BatchPlan:
     """In order, before the chunks. A plan may hold copies alone."""
     dropped: tuple[int, ...] = ()
     """Pages of the disk tier that are to be forgotten, before the copies: no restart may bring them back."""
-    parts: tuple[StreamPart, ...] = ()
-    """Work on streamed chunks. Those that it completes are the last of `chunks`, in the same order."""
+    slices: tuple[ChunkSlice, ...] = ()
+    """Work on offloaded chunks. Those that it completes are the last of `chunks`, in the same order."""
 
     @property
     def num_decoded(self) -> int:
-        """Chunks that are decodes, streamed ones included, which are not among the first."""
-        return self.num_decodes + sum(part.completes and part.is_decode for part in self.parts)
+        """Chunks that are decodes, offloaded ones included, which are not among the first."""
+        return self.num_decodes + sum(part.completes and part.is_decode for part in self.slices)
 
     @property
     def num_tokens(self) -> int:
@@ -572,10 +572,10 @@ class BatchResult:
     copies: tuple[CopyDone, ...] = ()
     """How the plan's copies between device and host ended. Those with the disk end whenever they do, and are told of by
     `engine.messages.Copied`."""
-    part_errors: tuple[RowError, ...] = ()
-    """Streamed work that failed: `row` indexes `plan.parts`."""
-    owed: int = 0
-    """Units of the streamed chunk, planned in this step or before, that are not done: what they read had not come. The
+    slice_errors: tuple[RowError, ...] = ()
+    """Offloaded work that failed: `row` indexes `plan.slices`."""
+    unfinished: int = 0
+    """Units of the offloaded chunk, planned in this step or before, that are not done: what they read had not come. The
     chunk's next part begins with them."""
 
 

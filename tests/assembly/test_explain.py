@@ -65,7 +65,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "model:",
         "cache:",
         "scheduler:",
-        "stream:",
+        "offload:",
         "trace:",
     ]
     assert rows["--model"] == ["some/model", "you set it"]

@@ -9,34 +9,34 @@ import pytest
 from sluice.assembly.offloading import (
     FREE,
     Costs,
+    OffloadSetup,
     Sizes,
-    StreamSetup,
     check_effect,
+    offload_limits,
     ring_bytes,
     room_beside_ring,
-    stream_limits,
 )
 from sluice.assembly.resolve import resolve
-from sluice.config import ConfigError, EngineConfig, StreamConfig
+from sluice.config import ConfigError, EngineConfig, OffloadConfig
 from sluice.footprint import KVSizes, device_footprint
 from sluice.types import Tier
 
-CONFIG = StreamConfig(ring_blocks=8, ring_block_tokens=1024, sparse_policy="full")
+CONFIG = OffloadConfig(ring_blocks=8, ring_block_tokens=1024, sparse_policy="full")
 SIZES = Sizes(Tier.HOST, 1000, 64, 1000, 28, 512, "cuda")
 
 
 def test_chunks_fit_what_a_device_was_sized_for() -> None:
     """A chunk larger than the largest step that was tried on a GPU: its activations have no room there."""
-    limits = stream_limits(CONFIG, SIZES, FREE)
+    limits = offload_limits(CONFIG, SIZES, FREE)
     assert limits is not None
     assert (limits.chunk_tokens, limits.window_pages, limits.group_blocks) == (512, 16, 4)
-    on_cpu = stream_limits(CONFIG, replace(SIZES, device_type="cpu", step_tokens=128), FREE)
+    on_cpu = offload_limits(CONFIG, replace(SIZES, device_type="cpu", step_tokens=128), FREE)
     assert on_cpu is not None
     assert on_cpu.chunk_tokens == 512
-    small = stream_limits(CONFIG, replace(SIZES, num_pages=8), FREE)
+    small = offload_limits(CONFIG, replace(SIZES, num_pages=8), FREE)
     assert small is not None
     assert (small.chunk_tokens, small.window_pages) == (128, 4)
-    assert stream_limits(CONFIG, replace(SIZES, num_pages=1), FREE) is None
+    assert offload_limits(CONFIG, replace(SIZES, num_pages=1), FREE) is None
 
 
 def test_a_ring_that_memory_has_no_room_for_is_refused() -> None:
@@ -46,28 +46,28 @@ def test_a_ring_that_memory_has_no_room_for_is_refused() -> None:
     told = "--ring-blocks 8 of --ring-block-tokens 1024 take 33554432 bytes, but 33554431 are free; at most 1023 tokens"
     with pytest.raises(ConfigError, match=told):
         room_beside_ring(CONFIG, kv, (32 << 20) - 1)
-    assert room_beside_ring(StreamConfig(), kv, 1) == 1
+    assert room_beside_ring(OffloadConfig(), kv, 1) == 1
 
 
-@pytest.mark.parametrize("name", ["stream_above", "ring_blocks", "ring_block_tokens"])
+@pytest.mark.parametrize("name", ["offload_above", "ring_blocks", "ring_block_tokens"])
 def test_options_that_no_context_can_follow_are_refused(name: str) -> None:
-    """A pool of one page has no window: nothing is streamed, whatever was asked for."""
-    limits = stream_limits(CONFIG, replace(SIZES, num_pages=2), FREE)
-    given = replace(StreamConfig(), **{name: 64})
+    """A pool of one page has no window: nothing is offloaded, whatever was asked for."""
+    limits = offload_limits(CONFIG, replace(SIZES, num_pages=2), FREE)
+    given = replace(OffloadConfig(), **{name: 64})
     check_effect(given, limits, 64)
-    check_effect(StreamConfig(), None, 64)
+    check_effect(OffloadConfig(), None, 64)
     with pytest.raises(
         ConfigError, match=r"--[a-z-]+ 64 needs a KV pool of 2 pages or more \(--max-total-tokens 128\)"
     ):
-        check_effect(given, stream_limits(CONFIG, replace(SIZES, num_pages=1), FREE), 64)
+        check_effect(given, offload_limits(CONFIG, replace(SIZES, num_pages=1), FREE), 64)
 
 
 def test_a_unit_costs_no_more_than_a_step_may() -> None:
     """Groups so large that one of them is longer than any step beside it."""
-    limits = stream_limits(CONFIG, SIZES, Costs(pair=0.0005, load=0.0))
+    limits = offload_limits(CONFIG, SIZES, Costs(pair=0.0005, load=0.0))
     assert limits is not None
     assert limits.group_blocks == 1
-    sizes = StreamSetup.of(CONFIG, limits, 64, 1).sizes(64)
+    sizes = OffloadSetup.of(CONFIG, limits, 64, 1).sizes(64)
     report = device_footprint(KVSizes(28, 8, 128, 2), 64000, sizes)
     assert report.pipeline_buffer_bytes == 7 * report.ring_bytes // 8  # the report says what loads, not half
     assert limits.cost_of_group(limits.chunk_tokens, 64) <= 512
@@ -76,7 +76,7 @@ def test_a_unit_costs_no_more_than_a_step_may() -> None:
 def test_the_ring_is_of_one_layer() -> None:
     """Memory of a ring that is counted for every layer."""
     assert ring_bytes(CONFIG, KVSizes(28, 8, 128, 2)) == 8 * 1024 * 4096
-    assert ring_bytes(StreamConfig(), KVSizes(28, 8, 128, 2)) == 0
+    assert ring_bytes(OffloadConfig(), KVSizes(28, 8, 128, 2)) == 0
 
 
 @pytest.mark.parametrize("policy", ["quest", "window", "window:1", "window:a:2", "window:0:0", "window:-1:5"])

@@ -148,7 +148,7 @@ def test_closed_llms_leave_neither_descriptors_nor_threads(folder: Path, path: P
     descriptors, threads = [], []
     for _ in range(3):
         with small(folder, path, kv_disk_bytes=4_000_000) as llm:
-            llm.generate([PROMPT, tiny_models.prompt(150, 2)], GREEDY)  # the second is streamed
+            llm.generate([PROMPT, tiny_models.prompt(150, 2)], GREEDY)  # the second is offloaded
         descriptors.append(len(os.listdir("/proc/self/fd")))
         threads.append(threading.active_count())
     assert descriptors[-1] <= descriptors[0]
@@ -186,7 +186,7 @@ def test_a_forgotten_llm_keeps_no_file(folder: Path, path: Path) -> None:
 def config_of(folder: Path, path: Path) -> EngineConfig:
     """With every option that nothing but a disk is good for."""
     options = {"model": str(folder), "kv_disk": str(path), "kv_disk_bytes": 1_000_000, "kv_write_policy": "selective"}
-    return EngineConfig.from_options(options | LEAST_PAGES | {"stream_above": 48, "ring_blocks": 3})
+    return EngineConfig.from_options(options | LEAST_PAGES | {"offload_above": 48, "ring_blocks": 3})
 
 
 def follower(config: EngineConfig) -> str | None:

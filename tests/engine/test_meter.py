@@ -13,7 +13,7 @@ from sluice.engine.messages import Abort, QueryStats, Stats, Submit
 from sluice.engine.meter import REQUEST_SECONDS, STEP_SECONDS, STEP_TOKENS, Meter, Totals
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
 from sluice.types import BatchPlan, Bound, TierLimits
-from worlds import World, limits_of, streams_of
+from worlds import World, limits_of, offload_of
 
 WORLD = World(limits_of(chunk=8, running=2), num_pages=32, page_size=2)
 
@@ -79,11 +79,11 @@ def test_steps_are_counted_by_what_they_held() -> None:
     assert totals.step_seconds.total == 3.0
 
 
-def test_a_streamed_token_is_no_prefill() -> None:
+def test_an_offloaded_token_is_no_prefill() -> None:
     """Counted as a piece of a prompt, a long answer behind a long context looks like prompts without end, and its
     half-read prompt like none."""
-    streams = streams_of(above=16, window_pages=8)
-    world = replace(WORLD, tiers=TierLimits(disk_pages=40), streams=streams)
+    offload = offload_of(above=16, window_pages=8)
+    world = replace(WORLD, tiers=TierLimits(disk_pages=40), offload=offload)
     engine = engine_of(world)
     engine.link.put(Submit(0, (0, 1) * 15, resolved(5)))
     engine.step()

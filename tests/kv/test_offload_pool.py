@@ -1,4 +1,4 @@
-"""Where streamed contexts lie: what begins, what is shared, and what it is called, without a scheduler."""
+"""Where offloaded contexts lie: what begins, what is shared, and what it is called, without a scheduler."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from array import array
 from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager, Lease
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.offload_pool import PUT_OFF
 from sluice.types import CopyDone, PageCopy, TierLimits
-from worlds import streams_of
+from worlds import offload_of
 
 SIZE = 2
 LONG = array("i", [1, *[0] * 9])
 """A context of five pages."""
 
 
-STREAMS = streams_of(above=4, page_bytes=1, chunk_tokens=4, window_pages=3, num_layers=1)
+OFFLOAD = offload_of(above=4, page_bytes=1, chunk_tokens=4, window_pages=3, num_layers=1)
 
 
 def manager() -> KVManager:
     tiers = TierLimits(disk_pages=10, write_policy="write-through")
-    return KVManager(num_pages=12, page_size=SIZE, tiers=tiers, streams=STREAMS)
+    return KVManager(num_pages=12, page_size=SIZE, tiers=tiers, offload=OFFLOAD)
 
 
-def opened(kv: KVManager, tokens: array[int], num_pages: int | None = None) -> StreamLease | None:
+def opened(kv: KVManager, tokens: array[int], num_pages: int | None = None) -> OffloadLease | None:
     num_tokens = len(tokens) if num_pages is None else num_pages * SIZE
-    return kv.open_stream(tokens, len(tokens) - 1, num_tokens, "")
+    return kv.open_offloaded(tokens, len(tokens) - 1, num_tokens, "")
 
 
 def end_copies(kv: KVManager) -> list[PageCopy]:
@@ -39,13 +39,13 @@ def end_copies(kv: KVManager) -> list[PageCopy]:
     return copies
 
 
-def compute(kv: KVManager, stream: StreamLease, tokens: array[int]) -> list[PageCopy]:
+def compute(kv: KVManager, offload: OffloadLease, tokens: array[int]) -> list[PageCopy]:
     """Page by page, each stored and published before the next. Returns the stores."""
     copies = []
-    for end in range(stream.sent + 1, len(tokens) // SIZE + 1):
-        kv.streams.send(stream, tokens, end * SIZE)
+    for end in range(offload.sent + 1, len(tokens) // SIZE + 1):
+        kv.offload.send(offload, tokens, end * SIZE)
         copies += end_copies(kv)
-        kv.streams.publish(stream, tokens)
+        kv.offload.publish(offload, tokens)
     return copies
 
 
@@ -67,7 +67,7 @@ def test_pages_have_the_names_that_the_tree_gives_them() -> None:
     assert second is not None
     assert second.stored == 3
     copies += compute(kv, second, LONG)
-    names = {node.below.slots[0]: node.below.digest for node in kv.tree.nodes() if node.below is not None}
+    names = {node.copies.pages[0]: node.copies.digest for node in kv.tree.nodes() if node.copies is not None}
     stored = {copy.target_page: copy.key.digest for copy in copies if copy.key is not None}
     assert len(names) == 5
     assert {page: stored[page] for page in names} == names
@@ -136,30 +136,30 @@ def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
     for _ in range(2 * PUT_OFF):
         assert opened(kv, array("i", [3] * 12)) is None
     assert kv.tiers.uses()[0].used == 10
-    kv.close_stream(first, LONG, keep=True)
+    kv.close_offloaded(first, LONG, keep=True)
     assert opened(kv, array("i", [3] * 12)) is not None
 
 
 def test_a_page_counts_when_all_before_it_do() -> None:
     """Stores end in any order. One that is behind a gap would be read before what is in it is there; and of a context
     of millions of tokens nothing is to be kept for each page."""
-    stream = StreamLease("", [0, 1, 2], [0], [], sending={0, 1, 2})
-    stream.ended(1, None)
-    assert stream.stored == 0
-    stream.ended(0, None)
-    assert (stream.stored, stream.done) == (2, set())
-    stream.ended(2, "no space left on device")
-    assert stream.stored == 2
-    assert stream.error == "page 2 of the context could not be stored: no space left on device"
+    offload = OffloadLease("", [0, 1, 2], [0], [], sending={0, 1, 2})
+    offload.ended(1, None)
+    assert offload.stored == 0
+    offload.ended(0, None)
+    assert (offload.stored, offload.done) == (2, set())
+    offload.ended(2, "no space left on device")
+    assert offload.stored == 2
+    assert offload.error == "page 2 of the context could not be stored: no space left on device"
 
 
 def test_a_place_is_in_use_while_a_step_in_flight_looks_at_it() -> None:
     """The oldest step in flight would see the keys of another part of the context."""
-    stream = StreamLease("", [0] * 9, [7, 8, 9], [], stored=4)
-    assert (stream.first_held, stream.end_of_window) == (4, 7)
-    stream.bases.extend((2, 3))
-    assert (stream.first_held, stream.end_of_window) == (2, 5)
-    assert stream.places(2, 5) == (9, 7, 8)
+    offload = OffloadLease("", [0] * 9, [7, 8, 9], [], stored=4)
+    assert (offload.first_held, offload.end_of_window) == (4, 7)
+    offload.bases.extend((2, 3))
+    assert (offload.first_held, offload.end_of_window) == (2, 5)
+    assert offload.places(2, 5) == (9, 7, 8)
 
 
 def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
@@ -167,17 +167,17 @@ def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
     kv = manager()
     compute_resident(kv, LONG[:2])
     (of_twin,), _ = kv.tiers.take_copies()
-    stream = opened(kv, LONG)
-    assert stream is not None
-    kv.streams.send(stream, LONG, 2)
+    offload = opened(kv, LONG)
+    assert offload is not None
+    kv.offload.send(offload, LONG, 2)
     (own,), _ = kv.tiers.take_copies()
     kv.copied(CopyDone(own.ticket))
-    kv.streams.publish(stream, LONG)
-    stream.told = 1  # its next chunk attends to it
+    kv.offload.publish(offload, LONG)
+    offload.told = 1  # its next chunk attends to it
     kv.copied(CopyDone(of_twin.ticket))
-    compute(kv, stream, LONG)
-    assert stream.row[0] == own.target_page
-    kv.close_stream(stream, LONG, keep=True)
+    compute(kv, offload, LONG)
+    assert offload.row[0] == own.target_page
+    kv.close_offloaded(offload, LONG, keep=True)
     assert kv.tiers.uses()[0].used == 5, "what follows it is cached behind the twin"
     again = opened(kv, LONG)
     assert again is not None

@@ -40,7 +40,7 @@ def on_disk(kv: KVManager) -> set[tuple[int, ...]]:
     """The tokens of every page on the disk, from the beginning on."""
     found = set()
     for node in kv.tree.nodes():
-        if node.below is not None and node.below.slots[0] >= 0:
+        if node.copies is not None and node.copies.pages[0] >= 0:
             found.add(tuple(tokens_to(node)))
     return found
 
@@ -112,7 +112,7 @@ def test_names_are_of_all_tokens_and_of_the_namespace() -> None:
         assert [copy.key.token_ids for copy in end if copy.key] == [tuple(tokens[:2]), (5, 5)]
         for copy in end:
             kv.copied(CopyDone(copy.ticket))
-    digests = {node.below.digest for node in kv.tree.nodes() if node.below is not None}
+    digests = {node.copies.digest for node in kv.tree.nodes() if node.copies is not None}
     assert len(digests) == 6
 
 
@@ -145,7 +145,7 @@ def test_the_queue_of_who_may_go_does_not_grow_with_use() -> None:
     for prompt in (A, B):
         compute(kv, prompt)
         end_copies(kv)
-    (disk,) = kv.tiers.slots
+    (disk,) = kv.tiers.pools
     (leaf,) = [node for node in kv.tree.nodes() if tokens_to(node) == B]
     compute(kv, A)
     lengths = [len(disk._leaves)]
@@ -213,8 +213,8 @@ def test_who_leaves_the_tree_while_it_is_read_leaves_each_tier_once() -> None:
     lease = kv.acquire([first], "")
     kv.tiers.read([second], Tier.HOST)
     kv.flush()
-    assert first.below is not None
-    assert first.below.children == [0, 0]
+    assert first.copies is not None
+    assert first.copies.children == [0, 0]
     kv.tiers.unread([second])
     kv.release(lease, array("i", A), 2)
 

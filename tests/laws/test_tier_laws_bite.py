@@ -9,7 +9,7 @@ import pytest
 
 from sluice.kv.flights import Load
 from sluice.kv.prefix import Node
-from sluice.kv.tier_pool import Slots
+from sluice.kv.tier_pool import TierPool
 from sluice.scheduler import laws
 from sluice.scheduler.laws import LawBroken
 from sluice.scheduler.state import SchedulerState
@@ -36,8 +36,8 @@ def midway() -> TierBench:
     return bench
 
 
-def disk_of(state: SchedulerState) -> Slots:
-    return state.kv.tiers.slots[0]
+def disk_of(state: SchedulerState) -> TierPool:
+    return state.kv.tiers.pools[0]
 
 
 def load_of(state: SchedulerState) -> Load:
@@ -48,7 +48,7 @@ def load_of(state: SchedulerState) -> Load:
 def leaf_on_disk(state: SchedulerState) -> Node:
     """The last page of the prompt that nobody asks for."""
     nodes = state.kv.tree.nodes()
-    return next(n for n in nodes if n.page < 0 and not n.children and not n.below.is_loading)
+    return next(n for n in nodes if n.page < 0 and not n.children and not n.copies.is_loading)
 
 
 def free_a_page_that_is_being_loaded(state: SchedulerState) -> None:
@@ -64,24 +64,24 @@ def lose_a_page_of_the_disk(state: SchedulerState) -> None:
 
 
 def free_a_page_of_the_disk_that_is_held(state: SchedulerState) -> None:
-    disk_of(state).pool.give([leaf_on_disk(state).below.slots[0]])
+    disk_of(state).pool.give([leaf_on_disk(state).copies.pages[0]])
 
 
 def lie_twice_on_the_disk(state: SchedulerState) -> None:
     node = leaf_on_disk(state)
-    node.below.slots[0] = node.parent.below.slots[0]
+    node.copies.pages[0] = node.parent.copies.pages[0]
 
 
 def lie_nowhere(state: SchedulerState) -> None:
-    leaf_on_disk(state).below.slots[0] = -1
+    leaf_on_disk(state).copies.pages[0] = -1
 
 
 def leave_the_tree_and_stay(state: SchedulerState) -> None:
-    leaf_on_disk(state).below.gone = True
+    leaf_on_disk(state).copies.gone = True
 
 
 def miscount_children_on_the_disk(state: SchedulerState) -> None:
-    leaf_on_disk(state).parent.below.children[0] += 1
+    leaf_on_disk(state).parent.copies.children[0] += 1
 
 
 def miscount_children_on_the_device(state: SchedulerState) -> None:
@@ -103,11 +103,11 @@ def hold_what_is_not_on_the_device(state: SchedulerState) -> None:
 
 
 def mark_what_nobody_loads(state: SchedulerState) -> None:
-    leaf_on_disk(state).below.is_loading = True
+    leaf_on_disk(state).copies.is_loading = True
 
 
 def forget_to_mark_what_is_loaded(state: SchedulerState) -> None:
-    load_of(state).nodes[0].below.is_loading = False
+    load_of(state).nodes[0].copies.is_loading = False
 
 
 def wait_for_a_load_that_is_over(state: SchedulerState) -> None:

@@ -38,7 +38,7 @@ def live(bench: Bench, draw: random.Random, steps: int) -> None:
     if steps == FOR_EVER:
         bench.drain(enough_steps(sent))
         world = bench.world
-        check_ends(bench, sent, faults=world.streams is not None and bool(world.disk_fails or world.reads_fail))
+        check_ends(bench, sent, faults=world.offload is not None and bool(world.disk_fails or world.reads_fail))
 
 
 FOR_EVER = 60
@@ -75,6 +75,6 @@ def test_the_index_is_what_the_tree_says(seed: int) -> None:
     bench.step()
     tiers = bench.scheduler.state.kv.tiers
     place = tiers.order.index("disk")
-    nodes = [node.below for node in bench.scheduler.state.kv.tree.nodes()]
-    held = {below.slots[place]: below.digest for below in nodes if below is not None and below.slots[place] >= 0}
+    nodes = [node.copies for node in bench.scheduler.state.kv.tree.nodes()]
+    held = {copies.pages[place]: copies.digest for copies in nodes if copies is not None and copies.pages[place] >= 0}
     assert held == {slot: page.key.digest for slot, page in disk.tiers.index.items()}

@@ -1,4 +1,4 @@
-"""Streamed chunks against the same tokens with all of their KV on the device."""
+"""Offloaded chunks against the same tokens with all of their KV on the device."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 import tiny_models
 from compiled import all_kernels
+from offloaded import DictPages, Driver
 from page_files import PATIENCE
 from paged import Row, empty_kv, forward_batch
 from sluice.attention.base import LayerKV
@@ -28,11 +29,10 @@ from sluice.runner.device_state import DeviceShape
 from sluice.runner.offload.coroutine import Cancelled, Coroutine
 from sluice.runner.offload.cuda_loader import StreamLoader
 from sluice.runner.offload.loaders import BlockLoad, ThreadLoader
-from sluice.runner.offload.offloader import RingShape, StreamFailed
+from sluice.runner.offload.offloader import OffloadFailed, RingShape
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Window
 from sluice.testing.device import late_streams
-from streamed import DictPages, Driver
 
 LENGTH = 93
 PROMPT = tuple(tiny_models.prompt(LENGTH, 3))
@@ -77,7 +77,7 @@ def resident(model: Any, spec: Any, at: tuple[int, ...]) -> torch.Tensor:
     ("page_size", "chunk", "ring"),
     [(4, 8, RingShape(2, 1)), (2, 12, RingShape(3, 3)), (4, 20, RingShape(8, 2)), (1, 5, RingShape(1, 4))],
 )
-def test_streamed_hidden_states_are_those_of_the_resident_run(
+def test_offloaded_hidden_states_are_those_of_the_resident_run(
     name: str, page_size: int, chunk: int, ring: RingShape, models: dict[str, Any]
 ) -> None:
     """A group that is skipped, read twice, merged with the wrong weight or seen at the wrong positions changes what
@@ -132,9 +132,9 @@ def test_a_page_that_cannot_be_read_ends_its_chunk_alone(models: dict[str, Any])
     for start in range(0, 24, 8):
         driver.chunk(PROMPT[start : start + 8], start)
     driver.stored.lost = {3}
-    with pytest.raises(StreamFailed, match="Input/output error"):
+    with pytest.raises(OffloadFailed, match="Input/output error"):
         driver.chunk(PROMPT[24:32], 24)
-    with pytest.raises(StreamFailed, match="failed before"):
+    with pytest.raises(OffloadFailed, match="failed before"):
         driver.chunk(PROMPT[24:32], 24)
     assert driver.streamer.ring.num_free == 3
     driver.stored.lost, driver.base, driver.rows, driver.window = set(), 0, 0, []
@@ -171,12 +171,12 @@ def test_a_part_does_what_there_is_and_owes_the_rest(models: dict[str, Any]) -> 
     stored, total = driver.stored, spec.num_layers * 7
     steps = iter([total - 1, 1])
     driver.split = lambda left: next(steps)
-    driver.owed.clear()
+    driver.unfinished.clear()
     stored.opened.clear()
-    driver.after_part = lambda: stored.opened.set() if len(driver.owed) == 3 else None
+    driver.after_part = lambda: stored.opened.set() if len(driver.unfinished) == 3 else None
     found = driver.chunk(PROMPT[24:32], 24)
-    assert driver.owed[:3] == [total - 1] * 3
-    assert driver.owed[-2:] == [0, 0]
+    assert driver.unfinished[:3] == [total - 1] * 3
+    assert driver.unfinished[-2:] == [0, 0]
     torch.testing.assert_close(found, resident(model, spec, (31,)), rtol=1e-9, atol=1e-9)
 
 
@@ -191,7 +191,7 @@ def test_a_chunk_whose_pages_never_come_is_given_up(models: dict[str, Any], monk
     driver.stored.opened.clear()
     steps = itertools.chain([spec.num_layers * 7 - 1], itertools.repeat(0))
     driver.split = lambda left: next(steps)
-    with pytest.raises(StreamFailed, match="did not come from the disk in 0 s"):
+    with pytest.raises(OffloadFailed, match="did not come from the disk in 0 s"):
         driver.chunk(PROMPT[24:32], 24)
     assert driver.streamer.ring.num_free == 2
     driver.split, driver.base, driver.rows, driver.window = (lambda left: left), 0, 0, []
@@ -313,9 +313,9 @@ class Memory:
 def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
     """A read before its load is there, or a load over what is still being read: on a device as late, or as early, as
     events allow."""
-    streams = late_streams(eager)
+    offload = late_streams(eager)
     ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
-    loader = StreamLoader(Memory(), ring, 1, streams.inputs, streams.compute)
+    loader = StreamLoader(Memory(), ring, 1, offload.inputs, offload.compute)
     reader = RingReader(DeviceRing(2), loader)
     reader.expect(BlockLoad(layer, [page], page) for layer in range(2) for page in range(3))
     seen: list[int] = []
@@ -326,7 +326,7 @@ def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
     for _ in range(6):
         assert reader.has_next(0.0)
         arrived = reader.next()
-        streams.compute.run(functools.partial(look, arrived.slot))
+        offload.compute.run(functools.partial(look, arrived.slot))
         reader.release([arrived])
-    assert streams.compute.record().query()
+    assert offload.compute.record().query()
     assert seen == [10 * page + layer for layer in range(2) for page in range(3) for _ in range(8)]

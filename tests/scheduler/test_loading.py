@@ -365,7 +365,7 @@ def test_pages_that_cannot_be_these_are_refused() -> None:
     with pytest.raises(ValueError, match="page 0 with 4 tokens on a disk tier of 64 pages of 2"):
         TierBench(world_of(page_size=2), stored)
     with pytest.raises(ValueError, match="page -1 with 4 tokens on a disk tier of 64 pages of 4"):
-        TierBench(world_of(), [stored[0]._replace(slot=-1)])
+        TierBench(world_of(), [stored[0]._replace(page=-1)])
     assert TierBench(world_of(disk_pages=0)).taken == 0
 
 

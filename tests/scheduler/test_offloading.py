@@ -1,4 +1,4 @@
-"""Streamed requests, one behaviour each, over the shadow runner and under the laws."""
+"""Offloaded requests, one behaviour each, over the shadow runner and under the laws."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from recording import RecordingRunner
 from sluice.engine.messages import Submit
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
 from sluice.types import BatchPlan, Bound, FinishReason, Tier, TierLimits
-from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, streams_of
+from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
 
-STREAMS = streams_of(load_cost=1.0)
+OFFLOAD = offload_of(load_cost=1.0)
 WORLD = World(
     limits_of(chunk=8),
     num_pages=8,
     page_size=4,
     tiers=TierLimits(disk_pages=40),
-    streams=STREAMS,
+    offload=OFFLOAD,
 )
 
 
@@ -41,10 +41,10 @@ def test_a_step_takes_what_its_budget_pays_for(group: int) -> None:
     """A chunk behind a long context is more work than a step may take: done at once, its neighbours would stand still;
     done in smaller parts than need be, it would take longer. The rest of a layer costs four tokens here; alone it may
     cost eight times a step of eight tokens."""
-    world = replace(WORLD, streams=replace(STREAMS, load_cost=group / 4))
+    world = replace(WORLD, offload=replace(OFFLOAD, load_cost=group / 4))
     _, plans = served(world, Submit(0, prompt(60), resolved(3)))
-    parts = [part for plan in plans for part in plan.parts]
-    last = [part for part in parts if part.chunk.start == 56]
+    slices = [part for plan in plans for part in plan.slices]
+    last = [part for part in slices if part.chunk.start == 56]
     assert [part.base for part in last] == [last[0].base] * len(last)
     groups = last[0].base // 4
     assert last[0].total == 2 * (groups + 1)
@@ -60,11 +60,11 @@ def test_a_step_takes_what_its_budget_pays_for(group: int) -> None:
 def test_a_policy_chooses_for_decodes_alone() -> None:
     """A prompt of some chunks and one token more: its last token alone was taken for a decode, and saw of its own
     prompt what a sparse policy leaves."""
-    world = replace(WORLD, streams=replace(STREAMS, decode_blocks=1))
+    world = replace(WORLD, offload=replace(OFFLOAD, decode_blocks=1))
     _, plans = served(world, Submit(0, prompt(57), resolved(3)))
-    parts = [part for plan in plans for part in plan.parts if part.chunk.length == 1]
-    found = {part.chunk.start: (part.is_decode, part.total) for part in parts}
-    base = next(part.base for part in parts if part.chunk.start == 56) // 4
+    slices = [part for plan in plans for part in plan.slices if part.chunk.length == 1]
+    found = {part.chunk.start: (part.is_decode, part.total) for part in slices}
+    base = next(part.base for part in slices if part.chunk.start == 56) // 4
     assert base >= 12
     assert found == {56: (False, 2 * (base + 1)), 57: (True, 2 * 2), 58: (True, 2 * 2)}
 
@@ -74,15 +74,15 @@ def test_decodes_beside_it_run_in_every_step() -> None:
     bench, plans = served(WORLD, Submit(0, prompt(5, 1), resolved(11)), Submit(1, prompt(60), resolved(3)))
     runs = [0 in [chunk.request_id for chunk in plan.chunks] for plan in plans]
     assert runs[:11] == [True] * 11
-    assert sum(bool(plan.parts) for plan in plans[:11]) > 5
+    assert sum(bool(plan.slices) for plan in plans[:11]) > 5
     assert len(bench.link.tokens(0)) == 11
 
 
 def test_two_of_them_take_turns_chunk_by_chunk() -> None:
     """One long prompt that keeps another from beginning."""
-    world = replace(WORLD, num_pages=16, streams=replace(STREAMS, above=32))
+    world = replace(WORLD, num_pages=16, offload=replace(OFFLOAD, above=32))
     _, plans = served(world, Submit(0, prompt(60), resolved(2)), Submit(1, prompt(60, 1), resolved(2)))
-    done = [part.chunk.request_id for plan in plans for part in plan.parts if part.completes]
+    done = [part.chunk.request_id for plan in plans for part in plan.slices if part.completes]
     assert done[:10] == [0, 1] * 5
 
 
@@ -109,11 +109,11 @@ def test_who_waits_for_the_tier_keeps_ordinary_requests_from_nothing(partial: in
 
 
 @pytest.mark.parametrize("partial", [1, 4])
-def test_who_finds_no_room_beside_them_is_streamed_too(partial: int) -> None:
-    """A prompt that fits the device, but not what a streamed one leaves of it, would wait for hours, and keep all who
+def test_who_finds_no_room_beside_them_is_offloaded_too(partial: int) -> None:
+    """A prompt that fits the device, but not what a offloaded one leaves of it, would wait for hours, and keep all who
     come behind it from beginning."""
     world = replace(WORLD, num_pages=16, limits=limits_of(chunk=8, max_partial_prefills=partial))
-    world = replace(world, streams=replace(STREAMS, above=64))
+    world = replace(world, offload=replace(OFFLOAD, above=64))
     submits = [
         Submit(0, prompt(90), resolved(8)),
         Submit(1, prompt(50, 1), resolved(6)),
@@ -122,7 +122,7 @@ def test_who_finds_no_room_beside_them_is_streamed_too(partial: int) -> None:
     bench, plans = served(world, *submits)
     order = [output.request_id for output in bench.link.outputs if output.finish_reason is not None]
     assert order == [2, 1, 0]
-    assert {part.chunk.request_id for plan in plans for part in plan.parts} == {0, 1}
+    assert {part.chunk.request_id for plan in plans for part in plan.slices} == {0, 1}
     check_ends(bench, {submit.request_id: submit for submit in submits})
 
 
@@ -134,7 +134,7 @@ def test_they_leave_half_of_the_device_to_others() -> None:
     order = [output.request_id for output in bench.link.outputs if output.finish_reason is not None]
     assert order == [2, 0, 1]
     begun = [next(plan.step for plan in plans if any(new.request_id == i for new in plan.new_slots)) for i in (0, 1)]
-    ends = next(plan.step for plan in reversed(plans) if any(part.chunk.request_id == 0 for part in plan.parts))
+    ends = next(plan.step for plan in reversed(plans) if any(part.chunk.request_id == 0 for part in plan.slices))
     assert begun[1] > ends
 
 
@@ -144,7 +144,7 @@ def test_nobody_waits_for_what_a_disk_does_not_give(depth: int) -> None:
     last unit, which samples, is planned once nothing is."""
     slow = {"late": True}
     world = replace(WORLD, depth=depth, limits=replace(WORLD.limits, lookahead=depth - 1))
-    world = replace(world, num_pages=16, streams=replace(STREAMS, may_be_late=True))
+    world = replace(world, num_pages=16, offload=replace(OFFLOAD, may_be_late=True))
     shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), leaves=lambda _: 100 if slow["late"] else 0)
     runner = RecordingRunner(shadow)
     bench = Bench.of(world, runner)
@@ -153,7 +153,7 @@ def test_nobody_waits_for_what_a_disk_does_not_give(depth: int) -> None:
         bench.step()
     assert len(bench.link.tokens(1)) == 20
     assert not bench.link.tokens(0)
-    late = [part for plan in runner.plans[-20:] for part in plan.parts]
+    late = [part for plan in runner.plans[-20:] for part in plan.slices]
     assert len(late) >= 10
     assert all(part.first == part.stop < part.total for part in late[2:])
     slow["late"] = False
@@ -222,16 +222,16 @@ def test_nobody_new_reads_a_bad_copy_that_somebody_still_reads() -> None:
             page_size=4,
             vocab_size=2,
             tiers=ShadowTiers(),
-            read_fails=lambda _: any(part.chunk.request_id == 2 for part in runner.plans[-1].parts),
+            read_fails=lambda _: any(part.chunk.request_id == 2 for part in runner.plans[-1].slices),
         )
     )
-    world = replace(WORLD, num_pages=32, tiers=TierLimits(disk_pages=100), streams=replace(STREAMS, above=60))
+    world = replace(WORLD, num_pages=32, tiers=TierLimits(disk_pages=100), offload=replace(OFFLOAD, above=60))
     bench = Bench.of(world, runner)
     bench.link.put(Submit(0, prompt(20), resolved(36, seed=2)))
     for _ in range(8):  # it is stored meanwhile
         bench.step()
     bench.link.put(Submit(1, prompt(100), resolved(8)), Submit(2, prompt(70), resolved(2)))
-    while not runner.plans[-1].parts or runner.plans[-1].parts[0].chunk.request_id != 2:
+    while not runner.plans[-1].slices or runner.plans[-1].slices[0].chunk.request_id != 2:
         bench.step()
     assert bench.link.end(2).error == "a page cannot be read"
     bench.link.put(Submit(3, prompt(70), resolved(2)))
@@ -274,75 +274,75 @@ def test_a_page_that_cannot_be_stored_ends_its_request_alone() -> None:
 @pytest.mark.parametrize("schedule", ["mixed", "prefill-first"])
 def test_a_stream_that_has_nothing_to_do_costs_nothing(schedule: str) -> None:
     """Where its last token has to come back first, a step is others', whole: a token less would be a page less."""
-    world = replace(WORLD, num_pages=32, depth=2, streams=replace(STREAMS, above=90))
+    world = replace(WORLD, num_pages=32, depth=2, offload=replace(OFFLOAD, above=90))
     world = replace(world, limits=limits_of(chunk=8, schedule=schedule))
     _, plans = served(world, Submit(0, prompt(100), resolved(40)), Submit(1, prompt(80, 1), resolved(2)))
-    apart = [chunk.length for plan in plans if not plan.parts for chunk in plan.chunks if chunk.request_id == 1]
+    apart = [chunk.length for plan in plans if not plan.slices for chunk in plan.chunks if chunk.request_id == 1]
     assert apart.count(8) >= 3
     assert set(apart) <= {8, 1}
 
 
 @pytest.mark.parametrize(
-    ("pages", "parts"),
+    ("pages", "slices"),
     [(5, False), (6, True), (10, True), (11, False), (16, False)],
     ids=["as asked", "longer than asked", "all of the tier", "more than the tier", "all of the device"],
 )
-def test_who_is_streamed(pages: int, parts: bool) -> None:
+def test_who_is_offloaded(pages: int, slices: bool) -> None:
     """A request that fits the device, but not the tier, is served like any other, however few were to be."""
-    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=10), streams=replace(STREAMS, above=20))
+    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=10), offload=replace(OFFLOAD, above=20))
     bench, plans = served(world, Submit(0, prompt(pages * 4 - 2), resolved(2)))
     assert len(bench.link.tokens(0)) == 2
-    assert any(plan.parts for plan in plans) == parts
+    assert any(plan.slices for plan in plans) == slices
 
 
-@pytest.mark.parametrize(("pages", "parts"), [(12, False), (13, True)])
-def test_who_fits_beside_them_is_not_streamed(pages: int, parts: bool) -> None:
+@pytest.mark.parametrize(("pages", "slices"), [(12, False), (13, True)])
+def test_who_fits_beside_them_is_not_offloaded(pages: int, slices: bool) -> None:
     """A window of four pages leaves twelve of sixteen to others, and all of these."""
-    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=80), streams=replace(STREAMS, above=64))
+    world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=80), offload=replace(OFFLOAD, above=64))
     _, plans = served(world, Submit(0, prompt(90), resolved(20)), Submit(1, prompt(pages * 4 - 2, 1), resolved(2)))
-    assert any(part.chunk.request_id == 1 for plan in plans for part in plan.parts) == parts
+    assert any(part.chunk.request_id == 1 for plan in plans for part in plan.slices) == slices
 
 
 def test_their_prompts_go_before_their_decodes_where_prompts_do() -> None:
     """With prefill-first a context that is read through for one token would hold up another's prompt."""
     world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=80), limits=limits_of(schedule="prefill-first"))
     _, plans = served(world, Submit(0, prompt(40), resolved(6)), Submit(1, prompt(100, 1), resolved(6)))
-    parts = [part.chunk for plan in plans for part in plan.parts]
-    kinds = [chunk.start >= (40, 100)[chunk.request_id] for chunk in parts]
-    assert {chunk.request_id for chunk in parts[:10]} == {0, 1}
+    slices = [part.chunk for plan in plans for part in plan.slices]
+    kinds = [chunk.start >= (40, 100)[chunk.request_id] for chunk in slices]
+    assert {chunk.request_id for chunk in slices[:10]} == {0, 1}
     assert kinds == sorted(kinds)
 
 
 def test_what_is_owed_is_paid_for_again() -> None:
     """A prompt would get all of a step in which the disk has work of the last one to do, and who decodes would wait for
     both."""
-    world = replace(WORLD, num_pages=32, streams=replace(STREAMS, above=90, may_be_late=True))
+    world = replace(WORLD, num_pages=32, offload=replace(OFFLOAD, above=90, may_be_late=True))
     shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), leaves=lambda _: 1)
     runner = RecordingRunner(shadow)
     bench = Bench.of(world, runner)
     bench.link.put(Submit(0, prompt(100), resolved(8)), Submit(1, prompt(80, 1), resolved(2)))
     for _ in range(40):
         bench.step()
-    parts = [part for plan in runner.plans for part in plan.parts]
-    assert parts[0].completes, "it reads nothing, so that nothing of it can be late"
-    is_late = [part.first == part.stop for part in parts]
+    slices = [part for plan in runner.plans for part in plan.slices]
+    assert slices[0].completes, "it reads nothing, so that nothing of it can be late"
+    is_late = [part.first == part.stop for part in slices]
     assert is_late == sorted(is_late), "steps without a part of it change nothing"
-    late = [plan for plan in runner.plans if any(part.first == part.stop for part in plan.parts)]
+    late = [plan for plan in runner.plans if any(part.first == part.stop for part in plan.slices)]
     beside = [chunk.length for plan in late for chunk in plan.chunks if chunk.start < 76]
     assert len(beside) > 3
     assert set(beside) == {4}, "a group costs four tokens of eight"
 
 
 @pytest.mark.parametrize(("limits", "most"), [({"batch": 12}, 12), ({"batch": 64, "max_prefill_tokens": 12}, 12 + 4)])
-def test_a_step_with_streamed_work_keeps_every_budget(limits: dict[str, int], most: int) -> None:
-    """Whichever is the tightest: a prompt beside it would have all of a budget that streamed work has spent. With that
+def test_a_step_with_offloaded_work_keeps_every_budget(limits: dict[str, int], most: int) -> None:
+    """Whichever is the tightest: a prompt beside it would have all of a budget that offloaded work has spent. With that
     of prefill, it may have a page however much is spent."""
-    world = replace(WORLD, num_pages=32, limits=limits_of(chunk=32, **limits), streams=replace(STREAMS, above=90))
+    world = replace(WORLD, num_pages=32, limits=limits_of(chunk=32, **limits), offload=replace(OFFLOAD, above=90))
     _, plans = served(world, Submit(0, prompt(100), resolved(2)), Submit(1, prompt(80, 1), resolved(2)))
     both = [
         chunk.length + 4 * (part.stop - part.first)
         for plan in plans
-        for part in plan.parts
+        for part in plan.slices
         for chunk in plan.chunks
         if chunk.request_id == 1 and part.chunk.length == 8
     ]
@@ -367,12 +367,12 @@ def test_what_keeps_a_stream_out_is_told(num_pages: int, lengths: tuple[int, ...
     assert plans[0].bound_by is bound
 
 
-def test_nobody_who_is_streamed_passes_one_who_waits_for_the_tier() -> None:
+def test_nobody_who_is_offloaded_passes_one_who_waits_for_the_tier() -> None:
     """Smaller ones would keep the longest waiting for as long as they come."""
     world = replace(WORLD, num_pages=24, tiers=TierLimits(disk_pages=60))
     submits = [Submit(0, prompt(100), resolved(40)), Submit(1, prompt(100, 1), resolved(40))]
     _, plans = served(world, *submits, Submit(2, prompt(40, 1), resolved(8)))
-    begun = [part.chunk.request_id for plan in plans for part in plan.parts if not part.first and not part.chunk.start]
+    begun = [part.chunk.request_id for plan in plans for part in plan.slices if not part.first and not part.chunk.start]
     assert list(dict.fromkeys(begun)) == [0, 1, 2]
 
 
@@ -383,7 +383,7 @@ def test_a_window_leaves_to_others_all_they_may_need(max_tokens: int, waits: boo
     first request may come to fill four pages of eight, and the window takes four."""
     world = replace(WORLD, limits=limits_of(chunk=8, reserve=reserve))
     bench, plans = served(world, Submit(0, prompt(8), resolved(max_tokens)), Submit(1, prompt(40, 1), resolved(4)))
-    first = next(plan.step for plan in plans if plan.parts)
+    first = next(plan.step for plan in plans if plan.slices)
     last = max(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 0)
     assert (first > last) == waits
     assert len(bench.link.tokens(0)) == max_tokens
@@ -391,12 +391,12 @@ def test_a_window_leaves_to_others_all_they_may_need(max_tokens: int, waits: boo
 
 @pytest.mark.parametrize(("max_tokens", "waits"), [(40, False), (41, True)])
 def test_who_may_come_to_need_a_window_waits_for_its_end(max_tokens: int, waits: bool) -> None:
-    """The tier cannot hold it, so that it is not streamed; begun beside a stream that has four of sixteen pages, it
+    """The tier cannot hold it, so that it is not offloaded; begun beside a stream that has four of sixteen pages, it
     would be stuck, and keep its pages from others, once it needs more than twelve."""
     world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=10), limits=limits_of(reserve="ratio"))
     submits = [Submit(0, prompt(36), resolved(4)), Submit(1, prompt(8, 1), resolved(max_tokens))]
-    _, plans = served(replace(world, streams=replace(STREAMS, above=32)), *submits)
-    last = max(plan.step for plan in plans if plan.parts)
+    _, plans = served(replace(world, offload=replace(OFFLOAD, above=32)), *submits)
+    last = max(plan.step for plan in plans if plan.slices)
     first = min(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 1)
     assert (first > last) == waits
 
@@ -405,10 +405,10 @@ def test_who_may_come_to_need_a_window_waits_for_its_end(max_tokens: int, waits:
 def test_windows_together_leave_to_others_all_they_may_need(max_tokens: int, waits: bool) -> None:
     """The second of two: eight of sixteen pages are left beside both."""
     world = replace(WORLD, num_pages=16, tiers=TierLimits(disk_pages=80), limits=limits_of(reserve="ratio"))
-    streams = [Submit(request_id, prompt(90, 1), resolved(4)) for request_id in (1, 2)]
+    offload = [Submit(request_id, prompt(90, 1), resolved(4)) for request_id in (1, 2)]
     _, plans = served(
-        replace(world, streams=replace(STREAMS, above=40)), Submit(0, prompt(8), resolved(max_tokens)), *streams
+        replace(world, offload=replace(OFFLOAD, above=40)), Submit(0, prompt(8), resolved(max_tokens)), *offload
     )
-    first = min(plan.step for plan in plans for part in plan.parts if part.chunk.request_id == 2)
+    first = min(plan.step for plan in plans for part in plan.slices if part.chunk.request_id == 2)
     last = max(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 0)
     assert (first > last) == waits

@@ -123,7 +123,7 @@ def test_what_was_stored_is_there_after_a_restart(tmp_path: Path) -> None:
     again = Rig.of(plain_kv(torch.float32), tmp_path / "pages")
     assert again.opened is not None
     (page,) = again.opened.pages
-    assert (page.slot, page.checksum, page.key.token_ids) == (5, done.checksum, (7,) * tier_rig.PAGE_SIZE)
+    assert (page.page, page.checksum, page.key.token_ids) == (5, done.checksum, (7,) * tier_rig.PAGE_SIZE)
     (loaded,) = again.run(load(0, DISK, 5, 2, page.checksum))
     assert loaded.error is None
     assert torch.equal(content(again.kv, 2), before)

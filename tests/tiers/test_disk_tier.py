@@ -56,7 +56,7 @@ def found(path: Path) -> list[int]:
     """The slots that an engine would find when it opens the file."""
     file = opened(path)
     file.file.close()
-    return sorted(stored.slot for stored in file.pages)
+    return sorted(stored.page for stored in file.pages)
 
 
 @pytest.fixture

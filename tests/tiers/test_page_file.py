@@ -150,9 +150,9 @@ def test_a_process_killed_in_the_middle_of_a_store_leaves_a_file_that_is_consist
                     content
                     for (key, content), slot in truth.items()
                     if key == found.key.extra_key
-                    and slot == found.slot
+                    and slot == found.page
                     and keys([content % 50] * 4, key)[0].token_ids == found.key.token_ids
-                    and b"".join(page(content)) == load(survivor, found.slot)
+                    and b"".join(page(content)) == load(survivor, found.page)
                 ),
                 None,
             )
@@ -185,8 +185,8 @@ def test_a_flipped_bit_of_the_index_costs_that_entry_alone(path: Path) -> None:
     for at in range(LAYOUT.entry_at(1), LAYOUT.entry_at(2), 37):
         flip(path, at, 4)
         again = opened(path)
-        assert sorted(found.slot for found in again.pages) in ([0, 2], [0, 1, 2])
-        assert {found.slot: found.key.token_ids for found in again.pages}.items() <= {
+        assert sorted(found.page for found in again.pages) in ([0, 2], [0, 1, 2])
+        assert {found.page: found.key.token_ids for found in again.pages}.items() <= {
             slot: keys([slot] * 4)[0].token_ids for slot in range(3)
         }.items()
         again.file.close()
@@ -393,8 +393,8 @@ def hung(pages: Iterable[StoredPage]) -> list[tuple[int, int]]:
     """The slot of each page, and that of its parent; -1: it has none."""
     slots = {b"": -1}
     for found in pages:
-        slots[found.key.digest] = found.slot
-    return [(found.slot, slots[found.key.parent]) for found in pages]
+        slots[found.key.digest] = found.page
+    return [(found.page, slots[found.key.parent]) for found in pages]
 
 
 def flip(path: Path, at: int, mask: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
-from scenarios import random_scenario, random_stream_scenario, run
+from scenarios import random_offload_scenario, random_scenario, run
 from sluice.engine.messages import FlushCache, Submit
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import Faults, resolved
@@ -58,8 +58,8 @@ def test_whole_lives_replay(folder: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_lives_of_long_contexts_replay(folder: Path, seed: int) -> None:
-    """Parts of streamed chunks, pages that could not be read or stored, and what ended with copies."""
-    scenario, path = random_stream_scenario(seed), folder / "long.jsonl"
+    """Parts of offloaded chunks, pages that could not be read or stored, and what ended with copies."""
+    scenario, path = random_offload_scenario(seed), folder / "long.jsonl"
     journal = trace_file(path, scenario.world)
     run(scenario, journal)
     journal.close()

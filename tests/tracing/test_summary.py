@@ -21,7 +21,7 @@ from sluice.tracing.report import report
 from sluice.tracing.run import Prefill, Run, read_run
 from sluice.tracing.summary import SentBack, Spread, Summary, percentile, spread, summarize
 from sluice.types import TierLimits
-from worlds import World, limits_of, streams_of
+from worlds import World, limits_of, offload_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
 STREAM = Arrival(0, Submit(0, (1, 0, 1), resolved(12)))
@@ -85,9 +85,9 @@ def test_a_gap_is_blamed_on_the_step_that_made_it(tmp_path: Path, depth: int, at
 
 
 def test_streams_that_wait_for_the_same_are_told_together(tmp_path: Path) -> None:
-    streams = [Arrival(0, Submit(i, (i % 2, 1), resolved(10))) for i in range(3)]
+    offload = [Arrival(0, Submit(i, (i % 2, 1), resolved(10))) for i in range(3)]
     late = Arrival(4, Submit(9, (0,) * 60, resolved(1)))
-    summary = summary_of(record(tmp_path / "trace", *streams, late))
+    summary = summary_of(record(tmp_path / "trace", *offload, late))
     (gap,) = summary.gaps
     assert gap.request_ids == (0, 1, 2)
     assert "3 decodes" in report(summary, table=False)
@@ -122,8 +122,8 @@ def test_what_comes_from_the_cache_is_counted_once(tmp_path: Path) -> None:
     assert [row.cached_tokens for row in summary.table] == [0, 16]
 
 
-STREAMS = streams_of(load_cost=8.0)
-STREAMING = World(limits_of(chunk=8), num_pages=16, page_size=4, tiers=TierLimits(disk_pages=40), streams=STREAMS)
+OFFLOAD = offload_of(load_cost=8.0)
+OFFLOADED = World(limits_of(chunk=8), num_pages=16, page_size=4, tiers=TierLimits(disk_pages=40), offload=OFFLOAD)
 
 
 def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: 
     computed, its decodes as prefills, and its pages that could not be read not at all."""
     path, bad = tmp_path / "trace", set[str]()
     shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), read_fails=lambda _: bool(bad))
-    engine = recorded_engine(STREAMING, trace_file(path, STREAMING), shadow=shadow)
+    engine = recorded_engine(OFFLOADED, trace_file(path, OFFLOADED), shadow=shadow)
     link, long = engine.link, tuple(position // 3 % 2 for position in range(36))
     assert isinstance(link, ManualLink)
     for number, prompt in enumerate((long, long, (1, *long))):
@@ -147,15 +147,15 @@ def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: 
     assert (second.cached_tokens, second.chunks, second.output_tokens) == (32, 1, 3)
     assert summary.cached_tokens == 32
     assert summary.prompt_tokens == 36 + 36 + 37
-    assert summary.streamed_steps > 10
+    assert summary.offloaded_steps > 10
     assert third.error == "a page cannot be read"
     assert [(failure.request_id, failure.message) for failure in summary.row_failures] == [(2, third.error)]
     shown = report(summary, table=True)
-    assert f"{summary.streamed_steps} of parts of streamed chunks" in shown
-    assert "request 0 streamed 1 token from 36, units " in shown
+    assert f"{summary.offloaded_steps} of parts of offloaded chunks" in shown
+    assert "request 0 offloaded 1 token from 36, units " in shown
     with TraceReader(path) as trace:
         events = list(Converter(trace.header).events(trace))
-    drawn = [event["args"] for event in events if event["name"] == "streamed 1"]
+    drawn = [event["args"] for event in events if event["name"] == "offloaded 1"]
     assert sum(args["sampled"] for args in drawn) == 4
     assert all(args["to unit"] <= args["of units"] for args in drawn)
     counted = [event["args"] for event in events if event["name"] == "tokens a step"]
@@ -231,7 +231,7 @@ def test_every_trace_can_be_summed_up(folder: Path, seed: int) -> None:
     assert all(len(r.token_times) == r.end.num_outputs for r in run.requests.values() if r.end is not None)
     assert sum(summary.bound_by.values()) == summary.steps == len(run.steps)
     kinds = (summary.mixed_steps, summary.decode_steps, summary.prefill_steps)
-    assert sum(kinds) + summary.streamed_steps + summary.other_steps == summary.steps
+    assert sum(kinds) + summary.offloaded_steps + summary.other_steps == summary.steps
     chunks = sum(row.chunks for row in summary.table)
     assert chunks == sum(len(step.prefills) for step in run.steps)
     assert summary.output_tokens == sum(row.output_tokens for row in summary.table)

@@ -19,15 +19,15 @@ from sluice.assembly.cuda_graphs import captured_graphs, graph_rows
 from sluice.assembly.cuda_kernels import CudaDevice, why_no_triton
 from sluice.assembly.devices import resolve_here
 from sluice.assembly.offloading import (
+    OffloadSetup,
     Sizes,
-    StreamSetup,
     check_effect,
     costs_of,
+    offload_limits,
     ring_bytes,
     room_beside_ring,
-    stream_limits,
 )
-from sluice.assembly.resolve import stream_tier
+from sluice.assembly.resolve import offload_tier
 from sluice.assembly.step_memory import StepTrial, cuda_memory
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup, without_disk_away
 from sluice.attention.packed import STEPS
@@ -48,7 +48,7 @@ from sluice.engine.protocols import Link, Runner
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.faults import Fault, FaultKind
-from sluice.footprint import Footprint, KVSizes, StreamSizes, device_footprint, stored_bytes
+from sluice.footprint import Footprint, KVSizes, OffloadSizes, device_footprint, stored_bytes
 from sluice.limits import Limits
 from sluice.models.base import CausalLM, PagedLM
 from sluice.models.bundled import BUNDLED
@@ -99,9 +99,9 @@ class EngineInfo:
     """That the pool's pages hold, among them one that belongs to nobody where steps are padded."""
     memory: Footprint
     """What the weights take, and, of a built engine, all the rest that was allocated."""
-    stream_sizes: StreamSizes | None = None
+    offload_sizes: OffloadSizes | None = None
     """What contexts longer than the device pass through."""
-    stream_tier: Tier | None = None
+    offload_tier: Tier | None = None
     """Where they lie."""
 
     def predicted_memory(self, length: int) -> Footprint:
@@ -111,13 +111,13 @@ class EngineInfo:
             LimitError: there can be no such request.
         """
         self.limits.check_length(length)
-        sizes = self.stream_sizes
+        sizes = self.offload_sizes
         predicted = device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes)
-        above = self.config.stream.stream_above
+        above = self.config.offload.offload_above
         if sizes is None or above is None or length <= above:
             return predicted
         stored = stored_bytes(self.kv_sizes, length, sizes.page_tokens)
-        on_host = self.stream_tier is Tier.HOST
+        on_host = self.offload_tier is Tier.HOST
         return replace(predicted, host_bytes=stored * on_host, disk_bytes=stored * (not on_host))
 
 
@@ -137,7 +137,7 @@ class LoadedModel:
     """Numbers of rows of steps that are replayed as CUDA graphs; none: no step is."""
     tiers: TierSetup
     """Behind the device."""
-    streams: StreamSetup | None
+    offload: OffloadSetup | None
     """None: contexts longer than the device are refused."""
     logit_ops: LogitOps = TORCH_LOGIT_OPS
 
@@ -176,9 +176,9 @@ class LoadedModel:
         elif _kernels_compute(self.attention, self.spec) and not spoiling:  # elsewhere Python's share is small
             assert self.kernels is not None, "only the kernels' calls are captured"
             forwards = cpu_graphs(forwards, model, state, attending.backend, self.kernels, busy)
-        streams = None
-        if self.streams is not None and tiers is not NO_TIERS:
-            streams = self.streams.open(model, state, attending, tiers, transport, busy)
+        offload = None
+        if self.offload is not None and tiers is not NO_TIERS:
+            offload = self.offload.open(model, state, attending, tiers, transport, busy)
         return TorchRunner(
             model,
             state,
@@ -188,13 +188,13 @@ class LoadedModel:
             logit_ops=self.logit_ops,
             tick=waiting,
             copies=tiers.copies,
-            streams=streams,
+            offload=offload,
         )
 
     def built(self, runner: TorchRunner) -> EngineInfo:
         """`info`, with what the runner allocated. Buffers are parts of the pool and of the ring."""
         info = self.info
-        planned = device_footprint(info.kv_sizes, info.pool_tokens, info.stream_sizes)
+        planned = device_footprint(info.kv_sizes, info.pool_tokens, info.offload_sizes)
         allocated = replace(
             runner.footprint(),
             weights_bytes=info.memory.weights_bytes,
@@ -216,7 +216,7 @@ class LoadedModel:
             page_size=self.shape.page_size,
             prefix_caching=config.cache.enable_prefix_caching,
             tiers=self.tiers.limits,
-            streams=None if self.streams is None else self.streams.limits,
+            offload=None if self.offload is None else self.offload.limits,
         )
 
     @property
@@ -355,7 +355,7 @@ def _new_trace(config: TraceConfig) -> Path | None:
 
 def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     """The part of `build_engine` that takes long; several engines may share what it returns."""
-    given = config.stream
+    given = config.offload
     resolution, device = resolve_here(config)
     config, reasons = resolution.config, dict(resolution.reasons)
     is_bundled = not config.model.model
@@ -405,10 +405,10 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
             device,
             StepTrial(model, shape, attention, kernels, logit_ops),
             rows,
-            ring_bytes(config.stream, kv_sizes),
+            ring_bytes(config.offload, kv_sizes),
         )
     else:
-        room = cpu_room(room_beside_ring(config.stream, kv_sizes, free_memory(device)))
+        room = cpu_room(room_beside_ring(config.offload, kv_sizes, free_memory(device)))
     wanted = _pool_request(shape, config, spec, kv_sizes)
     num_pages = pool_pages(wanted, room)
     shape = replace(shape, num_pages=num_pages, row_pages=min(num_pages, shape.row_pages))
@@ -422,10 +422,10 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     attending = kernels if attention == "native" else None
     tiers = tier_setup(config, spec, shape, folder, packed=attending is not None)
     weights_bytes = module_bytes(model)
-    streams = _streams(config, spec, shape, kv_sizes, weights_bytes)
-    check_effect(given, None if streams is None else streams.limits, shape.page_size)
-    if streams is not None and config.stream.stream_above != streams.limits.above:
-        reasons["stream_above"] = "what the KV pool holds"
+    offload = _offload(config, spec, shape, kv_sizes, weights_bytes)
+    check_effect(given, None if offload is None else offload.limits, shape.page_size)
+    if offload is not None and config.offload.offload_above != offload.limits.above:
+        reasons["offload_above"] = "what the KV pool holds"
     if asked.model_impl == "auto":
         has = "a" if spec.implementation == "native" else "no"
         reasons["model_impl"] = f"{spec.architecture} has {has} native implementation"
@@ -443,7 +443,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
             spec.max_model_len,
             total,
             config.scheduler.schedule_policy == "priority",
-            0 if streams is None else tiers.limits.pages_on(streams.limits.tier) * shape.page_size,
+            0 if offload is None else tiers.limits.pages_on(offload.limits.tier) * shape.page_size,
             kv_sizes.token_bytes,
         ),
         config=replace(
@@ -457,23 +457,23 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
                 attention_backend=attention,
             ),
             cache=replace(config.cache, max_total_tokens=total),
-            stream=replace(config.stream, stream_above=None if streams is None else streams.limits.above),
+            offload=replace(config.offload, offload_above=None if offload is None else offload.limits.above),
         ),
         reasons=reasons,
         pool_tokens=(shape.num_pages + shape.scratch_pages) * shape.page_size,
         kv_sizes=kv_sizes,
         memory=Footprint(weights_bytes=weights_bytes),
-        stream_sizes=None if streams is None else streams.sizes(shape.page_size),
-        stream_tier=None if streams is None else streams.limits.tier,
+        offload_sizes=None if offload is None else offload.sizes(shape.page_size),
+        offload_tier=None if offload is None else offload.limits.tier,
     )
-    return LoadedModel(model, spec, shape, info, attending, attention, rows, tiers, streams, logit_ops)
+    return LoadedModel(model, spec, shape, info, attending, attention, rows, tiers, offload, logit_ops)
 
 
-def _streams(
+def _offload(
     config: EngineConfig, spec: ModelSpec, shape: DeviceShape, kv_sizes: KVSizes, weights_bytes: int
-) -> StreamSetup | None:
+) -> OffloadSetup | None:
     """How contexts longer than the device are served, if there is a tier for them."""
-    tier = stream_tier(config.cache, shape.device.type)
+    tier = offload_tier(config.cache, shape.device.type)
     if tier is None:
         return None
     scheduler = config.scheduler.limits()
@@ -486,8 +486,8 @@ def _streams(
         step_tokens=scheduler.chunked_prefill_size or scheduler.max_batch_tokens,
         device_type=shape.device.type,
     )
-    limits = stream_limits(config.stream, sizes, costs_of(spec, kv_sizes, weights_bytes, shape.device.type))
-    return None if limits is None else StreamSetup.of(config.stream, limits, shape.page_size, spec.hidden_size)
+    limits = offload_limits(config.offload, sizes, costs_of(spec, kv_sizes, weights_bytes, shape.device.type))
+    return None if limits is None else OffloadSetup.of(config.offload, limits, shape.page_size, spec.hidden_size)
 
 
 def has_triton(device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""From options to streamed requests: what the scheduler is told of them, and who runs them."""
+"""From options to offloaded requests: what the scheduler is told of them, and who runs them."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from sluice.attention.base import AttentionBackend, PagedKV
 from sluice.attention.planned import NO_PLANS
 from sluice.attention.select import Attending, make_attending
 from sluice.attention.ticking import TickingAttention
-from sluice.config import ConfigError, StreamConfig, flag
+from sluice.config import ConfigError, OffloadConfig, flag
 from sluice.device.streams import CudaStream, InlineStream
 from sluice.device.transport import Transport
-from sluice.footprint import KVSizes, StreamSizes
+from sluice.footprint import KVSizes, OffloadSizes
 from sluice.models.spec import ModelSpec
 from sluice.runner.device_state import DeviceState, plain_kv
 from sluice.runner.model import Model
 from sluice.runner.offload.cuda_loader import StreamLoader
 from sluice.runner.offload.loaders import Loader, ThreadLoader
-from sluice.runner.offload.offloader import RingShape, Streamer
+from sluice.runner.offload.offloader import Offloader, RingShape
 from sluice.runner.offload.pace import BYTES_PER_SECOND
 from sluice.runner.offload.sparse import Full, SparsePolicy, Window
-from sluice.types import StreamLimits, Tier
+from sluice.types import OffloadLimits, Tier
 
 CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
-"""Of a streamed chunk: larger than others', since each brings in all that is before it, and its work is spread over
+"""Of a offloaded chunk: larger than others', since each brings in all that is before it, and its work is spread over
 steps by what it costs."""
 FLOPS_PER_BYTE = {"cpu": 300e9 / BYTES_PER_SECOND, "cuda": 8000.0}
 """Of matrix products that a device does while it loads one byte of a stored page: some 300 GFLOP/s beside 2 GB/s that
 one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
 MIN_WINDOW_PAGES = 2
-"""Of a streamed request: a chunk's page, and one on its way to the tier."""
+"""Of a offloaded request: a chunk's page, and one on its way to the tier."""
 ATTENTION_COST = {"cpu": 2.0, "cuda": 1.5}
 """What a FLOP of attention takes, in those of matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What streamed work costs, in tokens of a step's budget."""
+    """What offloaded work costs, in tokens of a step's budget."""
 
     pair: float
     """A query and a key in one layer."""
@@ -61,7 +61,7 @@ def costs_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str)
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the limits of streamed requests follow from, besides their options."""
+    """What the limits of offloaded requests follow from, besides their options."""
 
     tier: Tier
     page_bytes: int
@@ -74,7 +74,7 @@ class Sizes:
     device_type: str
 
 
-def stream_limits(config: StreamConfig, sizes: Sizes, costs: Costs) -> StreamLimits | None:
+def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> OffloadLimits | None:
     """What the scheduler is told; None: the pool is too small for a window."""
     assert config.ring_blocks is not None and config.ring_block_tokens is not None, f"not resolved: {config}"
     ring = RingShape(config.ring_blocks, config.ring_block_tokens // sizes.page_size)
@@ -88,8 +88,8 @@ def stream_limits(config: StreamConfig, sizes: Sizes, costs: Costs) -> StreamLim
     fitting = int(sizes.step_tokens // of_block) if of_block else ring.group_blocks
     window = _window(config, ring, sizes.page_size)
     pool = sizes.num_pages * sizes.page_size
-    return StreamLimits(
-        above=pool if config.stream_above is None else min(config.stream_above, pool),
+    return OffloadLimits(
+        above=pool if config.offload_above is None else min(config.offload_above, pool),
         tier=sizes.tier,
         page_bytes=sizes.page_bytes,
         chunk_tokens=pages * sizes.page_size,
@@ -104,14 +104,14 @@ def stream_limits(config: StreamConfig, sizes: Sizes, costs: Costs) -> StreamLim
     )
 
 
-def ring_bytes(config: StreamConfig, kv: KVSizes) -> int:
+def ring_bytes(config: OffloadConfig, kv: KVSizes) -> int:
     """That the ring of a resolved config takes; 0 without one."""
     if config.ring_blocks is None or config.ring_block_tokens is None:
         return 0
     return config.ring_blocks * config.ring_block_tokens * kv.layer_token_bytes
 
 
-def room_beside_ring(config: StreamConfig, kv: KVSizes, free_bytes: int) -> int:
+def room_beside_ring(config: OffloadConfig, kv: KVSizes, free_bytes: int) -> int:
     """What the ring of a resolved config leaves of so much memory for everything else.
 
     Raises:
@@ -128,10 +128,10 @@ def room_beside_ring(config: StreamConfig, kv: KVSizes, free_bytes: int) -> int:
     return left
 
 
-def check_effect(asked: StreamConfig, limits: StreamLimits | None, page_size: int) -> None:
+def check_effect(asked: OffloadConfig, limits: OffloadLimits | None, page_size: int) -> None:
     """
     Raises:
-        ConfigError: an option that was asked for and can have no effect, since no context is streamed.
+        ConfigError: an option that was asked for and can have no effect, since no context is offloaded.
     """
     for item in fields(asked):
         value = getattr(asked, item.name)
@@ -142,32 +142,32 @@ def check_effect(asked: StreamConfig, limits: StreamLimits | None, page_size: in
             )
 
 
-def _window(config: StreamConfig, ring: RingShape, page_size: int) -> Window | None:
+def _window(config: OffloadConfig, ring: RingShape, page_size: int) -> Window | None:
     assert config.sparse_policy is not None, f"not resolved: {config}"
     kept, block = sparse_window(config.sparse_policy), ring.block_pages * page_size
     return None if kept is None else Window(*(-(-tokens // block) for tokens in kept))
 
 
 @dataclass(frozen=True, slots=True)
-class StreamSetup:
-    """Streamed requests of an engine, before anything is made for them."""
+class OffloadSetup:
+    """Offloaded requests of an engine, before anything is made for them."""
 
-    limits: StreamLimits
+    limits: OffloadLimits
     ring: RingShape
     policy: SparsePolicy
     hidden_size: int
 
     @classmethod
-    def of(cls, config: StreamConfig, limits: StreamLimits, page_size: int, hidden_size: int) -> StreamSetup:
+    def of(cls, config: OffloadConfig, limits: OffloadLimits, page_size: int, hidden_size: int) -> OffloadSetup:
         """What a resolved config comes to."""
         assert config.ring_blocks is not None, f"not resolved: {config}"
         ring = RingShape(config.ring_blocks, limits.block_pages, limits.group_blocks)
         return cls(limits, ring, _window(config, ring, page_size) or Full(), hidden_size)
 
-    def sizes(self, page_size: int) -> StreamSizes:
+    def sizes(self, page_size: int) -> OffloadSizes:
         """Of the memory that they take on the device."""
         limits = self.limits
-        return StreamSizes(
+        return OffloadSizes(
             self.ring.num_blocks,
             self.ring.group_blocks,
             limits.block_pages * page_size,
@@ -183,7 +183,7 @@ class StreamSetup:
         tiers: OpenTiers,
         transport: Transport,
         busy: Callable[[], None],
-    ) -> Streamer:
+    ) -> Offloader:
         """Make the ring, and who fills it.
 
         Args:
@@ -194,13 +194,13 @@ class StreamSetup:
 
         def new_loader(ring: PagedKV, block_pages: int) -> Loader[object, object]:
             if tiers.host is None:
-                assert tiers.file is not None, "no tier holds streamed contexts"
+                assert tiers.file is not None, "no tier holds offloaded contexts"
                 return ThreadLoader(tiers.file, ring, block_pages)
             device = state.shape.device
             loading = CudaStream(torch.cuda.Stream(device)) if device.type == "cuda" else InlineStream()
             return StreamLoader(tiers.host, ring, block_pages, loading, transport.streams.compute)
 
-        return Streamer(
+        return Offloader(
             model,
             state,
             _unplanned(attending, state.shape.device, busy),

@@ -19,8 +19,8 @@ from sluice.config import (
     ConfigError,
     EngineConfig,
     ModelConfig,
+    OffloadConfig,
     SchedulerConfig,
-    StreamConfig,
     check_values,
 )
 from sluice.types import Tier
@@ -87,8 +87,8 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     if scheduler.reserve == "ratio" and scheduler.schedule_conservativeness is None:
         scheduler = replace(scheduler, schedule_conservativeness=1.0)
     cache = replace(config.cache, page_size=page_size, **_tiers(config.cache, device_type, why))
-    stream = replace(config.stream, **_streams(config.stream, cache, device_type, why))
-    return Resolution(replace(config, cache=cache, scheduler=scheduler, stream=stream), why)
+    offload = replace(config.offload, **_offload(config.offload, cache, device_type, why))
+    return Resolution(replace(config, cache=cache, scheduler=scheduler, offload=offload), why)
 
 
 def _refuse_without_effect(config: EngineConfig) -> None:
@@ -176,34 +176,34 @@ def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[st
     return filled
 
 
-def stream_tier(cache: CacheConfig, device_type: str) -> Tier | None:
+def offload_tier(cache: CacheConfig, device_type: str) -> Tier | None:
     """Where contexts longer than the device lie: in memory that its copies reach."""
     if device_type == "cpu":
         return None if cache.kv_disk is None else Tier.DISK
     return None if cache.kv_host_bytes is None else Tier.HOST
 
 
-def _streams(stream: StreamConfig, cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
-    if stream_tier(cache, device_type) is None:
+def _offload(offload: OffloadConfig, cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
+    if offload_tier(cache, device_type) is None:
         needed = "a disk (--kv-disk FILE)" if device_type == "cpu" else "host memory (--kv-host-bytes N)"
-        for item in fields(stream):
-            if (value := getattr(stream, item.name)) is not None:
+        for item in fields(offload):
+            if (value := getattr(offload, item.name)) is not None:
                 raise ConfigError(f"{_flag(item.name)} {value} needs {needed} for contexts longer than the device")
         return {}
     page_size, filled = cache.page_size, {}
     assert page_size is not None
-    if stream.ring_blocks is None:
+    if offload.ring_blocks is None:
         filled["ring_blocks"], why["ring_blocks"] = RING_BLOCKS, "default"
-    if stream.ring_block_tokens is None:
+    if offload.ring_block_tokens is None:
         filled["ring_block_tokens"], why["ring_block_tokens"] = RING_BLOCK_TOKENS, "default"
-    elif stream.ring_block_tokens % page_size:
+    elif offload.ring_block_tokens % page_size:
         raise ConfigError(
-            f"--ring-block-tokens must be a multiple of --page-size {page_size}, got {stream.ring_block_tokens}"
+            f"--ring-block-tokens must be a multiple of --page-size {page_size}, got {offload.ring_block_tokens}"
         )
-    if stream.sparse_policy is None:
+    if offload.sparse_policy is None:
         filled["sparse_policy"], why["sparse_policy"] = FULL, "default"
     else:
-        sparse_window(stream.sparse_policy)
+        sparse_window(offload.sparse_policy)
     return filled
 
 

@@ -13,7 +13,7 @@ import torch
 
 from sluice.attention.base import PagedKV
 from sluice.attention.packed import GROUP, PackedKV
-from sluice.config import CacheConfig, ConfigError, EngineConfig, StreamConfig
+from sluice.config import CacheConfig, ConfigError, EngineConfig, OffloadConfig
 from sluice.device.background import Background
 from sluice.device.memory import free_memory
 from sluice.device.pages import DevicePages
@@ -162,7 +162,7 @@ def _without_disk(config: EngineConfig) -> EngineConfig:
     cache = replace(config.cache, kv_disk=None, kv_disk_bytes=None)
     if cache.kv_host_bytes is not None:
         return replace(config, cache=cache)
-    return replace(config, cache=replace(cache, kv_write_policy=None), stream=StreamConfig())
+    return replace(config, cache=replace(cache, kv_write_policy=None), offload=OffloadConfig())
 
 
 def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, packed: bool) -> TierSetup:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.prefix import Node
 from sluice.types import PageKey
 
@@ -35,21 +35,21 @@ class Store:
 
     node: Node
     tier: int
-    slot: int
+    page: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StreamStore:
-    """A copy of a streamed request's page on its way down."""
+class OffloadStore:
+    """A copy of a offloaded request's page on its way down."""
 
-    stream: StreamLease
+    lease: OffloadLease
     index: int
     """Of the page in its context."""
     source: int
     """On the device."""
     place: int
     """Of the tier."""
-    slot: int
+    page: int
     key: PageKey | None
 
 

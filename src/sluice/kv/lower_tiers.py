@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from sluice.kv.flights import Load
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.prefix import Node, PrefixTree
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierUse
 
@@ -115,8 +115,8 @@ class LowerTiers(Protocol):
         """Give pages of `take` back."""
         ...
 
-    def store_streamed(self, stream: StreamLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
-        """Copy a page of the device to where a streamed request keeps it, as soon as the budgets let it."""
+    def store_offloaded(self, lease: OffloadLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
+        """Copy a page of the device to where a offloaded request keeps it, as soon as the budgets let it."""
         ...
 
     def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
@@ -156,8 +156,8 @@ class NoTiers:
     def give(self, tier: Tier, pages: Iterable[int]) -> None:
         raise AssertionError("nobody took these")
 
-    def store_streamed(self, stream: StreamLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
-        raise AssertionError(f"page {index} of {stream} has nowhere to go")
+    def store_offloaded(self, lease: OffloadLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
+        raise AssertionError(f"page {index} of {lease} has nowhere to go")
 
     def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
         return []

@@ -12,12 +12,12 @@ from itertools import takewhile
 
 from sluice.kv.flights import Load
 from sluice.kv.lower_tiers import LowerTiers, NoTiers
-from sluice.kv.offload_lease import StreamLease
-from sluice.kv.offload_pool import Shelf
+from sluice.kv.offload_lease import OffloadLease
+from sluice.kv.offload_pool import OffloadPool
 from sluice.kv.pages import PagePool
 from sluice.kv.prefix import Node, NoPrefix, PrefixCache, PrefixTree
 from sluice.kv.tiers import Tiers
-from sluice.types import CopyDone, StreamLimits, TierLimits
+from sluice.types import CopyDone, OffloadLimits, TierLimits
 
 
 @dataclass(slots=True, eq=False)
@@ -53,21 +53,21 @@ class KVManager:
         page_size: int,
         prefix_caching: bool = True,
         tiers: TierLimits | None = None,
-        streams: StreamLimits | None = None,
+        offload: OffloadLimits | None = None,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
         self.pool = PagePool(num_pages)
         self.tiers: LowerTiers = NoTiers()
-        if (prefix_caching or streams is not None) and tiers is not None and (tiers.host_pages or tiers.disk_pages):
+        if (prefix_caching or offload is not None) and tiers is not None and (tiers.host_pages or tiers.disk_pages):
             self.tiers = Tiers(tiers, page_size)
         self.tree: PrefixCache = NoPrefix()
         if prefix_caching:
             tree = self.tree = PrefixTree(page_size, self.tiers)
             self.tiers.attach(tree)
-        self._shelf = (
-            None if streams is None else Shelf(streams, self.tiers, self.tree, page_size, self._take, num_pages)
+        self._offload = (
+            None if offload is None else OffloadPool(offload, self.tiers, self.tree, page_size, self._take, num_pages)
         )
 
     @property
@@ -75,20 +75,20 @@ class KVManager:
         return self.pool.num_pages
 
     @property
-    def can_stream(self) -> bool:
+    def can_offload(self) -> bool:
         """Contexts longer than the device are served."""
-        return self._shelf is not None
+        return self._offload is not None
 
     @property
-    def streams(self) -> Shelf:
+    def offload(self) -> OffloadPool:
         """Where they lie."""
-        assert self._shelf is not None, "contexts longer than the device are refused"
-        return self._shelf
+        assert self._offload is not None, "contexts longer than the device are refused"
+        return self._offload
 
     @property
-    def num_places(self) -> int:
-        """Pages of the device that streamed requests hold."""
-        return 0 if self._shelf is None else self._shelf.num_places
+    def num_window_pages(self) -> int:
+        """Pages of the device that offloaded requests hold."""
+        return 0 if self._offload is None else self._offload.num_window_pages
 
     @property
     def available(self) -> int:
@@ -169,16 +169,18 @@ class KVManager:
         self.pool.give(pages)
         return load
 
-    def open_stream(self, tokens: array[int], cacheable: int, num_tokens: int, extra_key: str) -> StreamLease | None:
-        """All that a streamed request of `num_tokens` tokens will ever hold, which begins with `tokens`; None if the
+    def open_offloaded(
+        self, tokens: array[int], cacheable: int, num_tokens: int, extra_key: str
+    ) -> OffloadLease | None:
+        """All that a offloaded request of `num_tokens` tokens will ever hold, which begins with `tokens`; None if the
         tier has no room for it now. As many pages as its window has must be `available`.
 
         Args:
             cacheable: most tokens that may come from the cache.
         """
-        return self.streams.open(tokens, cacheable, self.pages_for(num_tokens), extra_key)
+        return self.offload.open(tokens, cacheable, self.pages_for(num_tokens), extra_key)
 
-    def close_stream(self, stream: StreamLease, tokens: array[int], *, keep: bool) -> None:
+    def close_offloaded(self, lease: OffloadLease, tokens: array[int], *, keep: bool) -> None:
         """Give everything back.
 
         Args:
@@ -186,9 +188,9 @@ class KVManager:
             keep: what it has read and published is sound; else none of it stays cached, as far as nobody else uses it.
         """
         if keep:
-            self.streams.publish(stream, tokens, is_over=True)
-        path = list(stream.path)
-        self.pool.give(self.streams.close(stream))
+            self.offload.publish(lease, tokens, is_over=True)
+        path = list(lease.path)
+        self.pool.give(self.offload.close(lease))
         if not keep:
             self.pool.give(self.tree.forget_below(path))
 

@@ -18,8 +18,8 @@ from sluice.kv.prefix import Node
 
 
 @dataclass(slots=True, eq=False)
-class StreamLease:
-    """The pages of one streamed request."""
+class OffloadLease:
+    """The pages of one offloaded request."""
 
     extra_key: str
     row: list[int]

@@ -1,4 +1,4 @@
-"""Shelf: where the contexts of streamed requests lie, beside cached pages and shared with them.
+"""Shelf: where the contexts of offloaded requests lie, beside cached pages and shared with them.
 
 A stream reads the cached beginning of its prompt where it lies. What it computes goes to private pages of the tier,
 which become nodes of the prefix tree as soon as they are stored, unless a twin is there already: then others find them,
@@ -11,17 +11,17 @@ from array import array
 from collections.abc import Callable
 
 from sluice.kv.lower_tiers import LowerTiers
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.page_names import key_behind
 from sluice.kv.prefix import Node, NoPrefix, PrefixCache
-from sluice.types import StreamLimits
+from sluice.types import OffloadLimits
 
 PUT_OFF = 16
 """Times that whoever asks is told so unseen, after one found no room: looking up a long prompt takes its time."""
 
 
-class Shelf:
-    """Pages of streamed requests.
+class OffloadPool:
+    """Pages of offloaded requests.
 
     Args:
         take: gives pages of the device; as many must be available.
@@ -30,7 +30,7 @@ class Shelf:
 
     def __init__(
         self,
-        limits: StreamLimits,
+        limits: OffloadLimits,
         tiers: LowerTiers,
         tree: PrefixCache,
         page_size: int,
@@ -45,7 +45,7 @@ class Shelf:
         self._most_places = max(limits.window_pages, device_pages // 2)
         self._put_off = 0
         """Times that nobody is to be looked up, unless a stream closes."""
-        self.num_places = 0
+        self.num_window_pages = 0
         """Pages of the device that streams hold."""
 
     @property
@@ -56,15 +56,15 @@ class Shelf:
     @property
     def has_window(self) -> bool:
         """One more stream may begin: together they hold half of the device at most, the rest is others'."""
-        return self.num_places + self.limits.window_pages <= self._most_places
+        return self.num_window_pages + self.limits.window_pages <= self._most_places
 
     def found(self, tokens: array[int], cacheable: int, extra_key: str) -> list[Node]:
         """The beginning of `tokens`, at most `cacheable` of them, that lies on the tier. Holds nothing."""
         return self._tiers.readable(self._tree.match_any(tokens, cacheable, extra_key), self.limits.tier)
 
-    def open(self, tokens: array[int], cacheable: int, num_pages: int, extra_key: str) -> StreamLease | None:
-        """All that a streamed request of so many pages will ever hold; None if the tier has no room for it now."""
-        if self._put_off and self.num_places:
+    def open(self, tokens: array[int], cacheable: int, num_pages: int, extra_key: str) -> OffloadLease | None:
+        """All that a offloaded request of so many pages will ever hold; None if the tier has no room for it now."""
+        if self._put_off and self.num_window_pages:
             self._put_off -= 1
             return None
         path = self.found(tokens, cacheable, extra_key)
@@ -74,55 +74,55 @@ class Shelf:
             self._tiers.unread(path)
             self._put_off = PUT_OFF
             return None
-        self.num_places += self.limits.window_pages
+        self.num_window_pages += self.limits.window_pages
         window = self._take(self.limits.window_pages)
-        last = path[-1].below if path else None
+        last = path[-1].copies if path else None
         digest = last.digest if last else b""
         count = len(path)
-        return StreamLease(extra_key, [*shared, *own], window, path, digest, stored=count, sent=count)
+        return OffloadLease(extra_key, [*shared, *own], window, path, digest, stored=count, sent=count)
 
-    def send(self, stream: StreamLease, tokens: array[int], computed: int) -> None:
+    def send(self, lease: OffloadLease, tokens: array[int], computed: int) -> None:
         """Bring the full pages among the first `computed` tokens to the tier."""
         full = computed // self._page_size
-        for index, place in zip(range(stream.sent, full), stream.places(stream.sent, full), strict=True):
+        for index, place in zip(range(lease.sent, full), lease.places(lease.sent, full), strict=True):
             key = None
             if not isinstance(self._tree, NoPrefix):
-                key = key_behind(stream.digest, self._key(tokens, index), stream.extra_key)
-                stream.digest = key.digest
-            self._tiers.store_streamed(stream, index, place, self.limits.tier, key)
-        stream.sent = full
+                key = key_behind(lease.digest, self._key(tokens, index), lease.extra_key)
+                lease.digest = key.digest
+            self._tiers.store_offloaded(lease, index, place, self.limits.tier, key)
+        lease.sent = full
 
-    def publish(self, stream: StreamLease, tokens: array[int], *, is_over: bool = False) -> None:
+    def publish(self, lease: OffloadLease, tokens: array[int], *, is_over: bool = False) -> None:
         """Let others see what is stored. Where a twin lies on the tier already, the stream reads that one instead, if
         the runner does not know its own page, or the stream is over."""
         if isinstance(self._tree, NoPrefix):
             return
-        for index in range(len(stream.path), stream.stored):
-            key, page = self._key(tokens, index), stream.row[index]
-            node = self._tiers.publish(stream.path, key, stream.extra_key, self.limits.tier, page)
-            if node is None and (is_over or index >= stream.told):
-                node = self._twin(stream, key, index)
+        for index in range(len(lease.path), lease.stored):
+            key, page = self._key(tokens, index), lease.row[index]
+            node = self._tiers.publish(lease.path, key, lease.extra_key, self.limits.tier, page)
+            if node is None and (is_over or index >= lease.told):
+                node = self._twin(lease, key, index)
             if node is None:
                 break
-            stream.path.append(node)
+            lease.path.append(node)
 
-    def _twin(self, stream: StreamLease, key: bytes, index: int) -> Node | None:
+    def _twin(self, lease: OffloadLease, key: bytes, index: int) -> Node | None:
         """Read a twin's page, and give up the stream's own."""
-        node, tier = self._tiers.behind(stream.path, key, stream.extra_key, self.limits.tier), self.limits.tier
+        node, tier = self._tiers.behind(lease.path, key, lease.extra_key, self.limits.tier), self.limits.tier
         if node is not None:
-            self._tiers.give(tier, [stream.row[index]])
-            (stream.row[index],) = self._tiers.read([node], tier)
+            self._tiers.give(tier, [lease.row[index]])
+            (lease.row[index],) = self._tiers.read([node], tier)
         return node
 
-    def close(self, stream: StreamLease) -> list[int]:
+    def close(self, lease: OffloadLease) -> list[int]:
         """Give everything back; what was published stays cached. Returns the pages of the device."""
-        self._tiers.unread(stream.path)
-        own = range(len(stream.path), len(stream.row))
-        self._tiers.give(self.limits.tier, [stream.row[index] for index in own if index not in stream.sending])
-        places = stream.window
-        self.num_places -= len(places)
+        self._tiers.unread(lease.path)
+        own = range(len(lease.path), len(lease.row))
+        self._tiers.give(self.limits.tier, [lease.row[index] for index in own if index not in lease.sending])
+        places = lease.window
+        self.num_window_pages -= len(places)
         self._put_off = 0
-        stream.row, stream.window, stream.path, stream.is_closed = [], [], [], True
+        lease.row, lease.window, lease.path, lease.is_closed = [], [], [], True
         return places
 
     def _key(self, tokens: array[int], index: int) -> bytes:

@@ -15,20 +15,20 @@ def digest_of(node: Node) -> bytes:
     """Of a node whose parents have theirs."""
     parent = node.parent
     assert parent is not None, f"{node} has no parent"
-    if parent.below is not None:
-        return _digest(parent.below.digest, node.key, b"")
+    if parent.copies is not None:
+        return _digest(parent.copies.digest, node.key, b"")
     return _digest(b"", node.key, parent.key)
 
 
 def key_of(node: Node) -> PageKey:
     """The name of a published node."""
     parent, top = node.parent, node.parent
-    assert node.below is not None and parent is not None and top is not None, f"{node} was never published"
+    assert node.copies is not None and parent is not None and top is not None, f"{node} was never published"
     while top.parent is not None:
         top = top.parent
     return PageKey(
-        node.below.digest,
-        b"" if parent.below is None else parent.below.digest,
+        node.copies.digest,
+        b"" if parent.copies is None else parent.copies.digest,
         _tokens(node.key),
         top.key.decode(),
     )

@@ -18,13 +18,13 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from sluice.kv.tier_copies import Below
+from sluice.kv.tier_copies import TierCopies
 
 
 class Node:
     """One published page."""
 
-    __slots__ = ("below", "children", "key", "page", "parent", "refs", "resident", "used")
+    __slots__ = ("children", "copies", "key", "page", "parent", "refs", "resident", "used")
 
     def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
         self.key = key
@@ -34,7 +34,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.resident = 0
         """Children on the device."""
-        self.below: Below | None = None
+        self.copies: TierCopies | None = None
         """Where else it lies; None without tiers."""
         self.refs = 0
         self.used = 0
@@ -257,7 +257,7 @@ class PrefixTree:
 
     def forget_below(self, path: Sequence[Node]) -> list[int]:
         for node in path:
-            if node.below is None or node.below.gone:
+            if node.copies is None or node.copies.gone:
                 break
             if node.refs == 0:
                 return self.drop(node)
@@ -297,7 +297,7 @@ class PrefixTree:
             del self._roots[parent.key.decode()]
         return pages
 
-    def below(self, parent: Node | None, key: bytes, extra_key: str) -> Node:
+    def child_or_new(self, parent: Node | None, key: bytes, extra_key: str) -> Node:
         """The node of these tokens behind `parent`, or the first of its namespace; a new one, without a page, if need
         be."""
         above = self._root(extra_key) if parent is None else parent

@@ -5,13 +5,13 @@ from __future__ import annotations
 NOWHERE = -1
 
 
-class Below:
+class TierCopies:
     """One node's copies on the tiers behind the device, by the tier's place in their order."""
 
-    __slots__ = ("children", "digest", "gone", "hits", "is_loading", "is_suspect", "readers", "slots", "storing")
+    __slots__ = ("children", "digest", "gone", "hits", "is_loading", "is_suspect", "pages", "readers", "storing")
 
     def __init__(self, num_tiers: int, digest: bytes) -> None:
-        self.slots = [NOWHERE] * num_tiers
+        self.pages = [NOWHERE] * num_tiers
         """The page of each tier that holds it."""
         self.storing = [False] * num_tiers
         """A copy to that tier is on its way."""
@@ -20,7 +20,7 @@ class Below:
         self.is_loading = False
         """Its copies are being read, to bring it to the device: they may not be given up."""
         self.readers = 0
-        """Streamed requests that attend to it where it lies: its copies may not be given up."""
+        """Offloaded requests that attend to it where it lies: its copies may not be given up."""
         self.is_suspect = False
         """One who attended to its copies failed: nobody new may, and they are given up when nobody does."""
         self.hits = 0
@@ -38,7 +38,7 @@ class Below:
     @property
     def is_stored(self) -> bool:
         """Some tier holds it."""
-        return any(slot != NOWHERE for slot in self.slots)
+        return any(page != NOWHERE for page in self.pages)
 
     @property
     def is_kept(self) -> bool:

@@ -14,7 +14,7 @@ STALE = 4
 """
 
 
-class Slots:
+class TierPool:
     """Who has a page, and who gives one up: whoever was used least recently, a node after its children."""
 
     def __init__(self, place: int, tier: Tier, num_pages: int) -> None:
@@ -53,9 +53,9 @@ class Slots:
         return any(entry is node for _, _, entry in self._leaves)
 
     def _may_go(self, node: Node) -> bool:
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        return not below.is_read and below.slots[self.place] != NOWHERE and below.children[self.place] == 0
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        return not copies.is_read and copies.pages[self.place] != NOWHERE and copies.children[self.place] == 0
 
     def use(self) -> TierUse:
         return TierUse(

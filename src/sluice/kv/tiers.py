@@ -22,12 +22,12 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from sluice.kv.flights import Load, LoadedPage, Store, StreamStore
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.flights import Load, LoadedPage, OffloadStore, Store
+from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.page_names import digest_of, key_of
 from sluice.kv.prefix import Node, PrefixTree
-from sluice.kv.tier_copies import NOWHERE, Below
-from sluice.kv.tier_pool import STALE, Slots
+from sluice.kv.tier_copies import NOWHERE, TierCopies
+from sluice.kv.tier_pool import STALE, TierPool
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse
 
 SELECTIVE_HITS = 1
@@ -46,29 +46,29 @@ class Tiers:
         self.limits = limits
         self._page_size = page_size
         sizes = ((Tier.HOST, limits.host_pages), (Tier.DISK, limits.disk_pages))
-        self.slots = [Slots(place, *size) for place, size in enumerate(size for size in sizes if size[1])]
+        self.pools = [TierPool(place, *size) for place, size in enumerate(size for size in sizes if size[1])]
         self._tree: PrefixTree | None = None
         self._copies: list[PageCopy] = []
         """Of the next plan."""
         self._dropped: dict[int, None] = {}
         """Pages of the disk that its index is to forget."""
-        self._owed: Sequence[int] = ()
+        self._dropped_again: Sequence[int] = ()
         """The same of a plan that never ran. They ask for no plan of their own, which might fail for ever."""
         self._wanted: deque[tuple[Node, int]] = deque()
         """Nodes to be stored while they are on the device, with the place of the tier."""
         self.loads: list[Load] = []
         """Not over, oldest first."""
-        self.tickets: dict[int, Store | StreamStore | LoadedPage] = {}
+        self.tickets: dict[int, Store | OffloadStore | LoadedPage] = {}
         """Copies that were planned and have not ended."""
         self._next_ticket = 0
         self._forgotten = 0
         """Tickets below this may end although nobody waits for them any more."""
-        self.private: list[set[int]] = [set() for _ in self.slots]
-        """Pages of each tier that belong to no node: those of streamed requests."""
+        self.private: list[set[int]] = [set() for _ in self.pools]
+        """Pages of each tier that belong to no node: those of offloaded requests."""
         self.num_read = 0
-        """Nodes that streamed requests attend to."""
-        self._streamed: deque[StreamStore] = deque()
-        """Stores of streamed requests, in order."""
+        """Nodes that offloaded requests attend to."""
+        self._offloaded: deque[OffloadStore] = deque()
+        """Stores of offloaded requests, in order."""
 
     def attach(self, tree: PrefixTree) -> None:
         """The tree whose nodes lie here; once."""
@@ -76,7 +76,7 @@ class Tiers:
 
     @property
     def order(self) -> tuple[Tier, ...]:
-        return tuple(tier.tier for tier in self.slots)
+        return tuple(tier.tier for tier in self.pools)
 
     @property
     def tree(self) -> PrefixTree:
@@ -90,7 +90,7 @@ class Tiers:
             self._copies
             or self._dropped
             or self._wanted
-            or self._streamed
+            or self._offloaded
             or any(load.begun < len(load.nodes) for load in self.loads)
         )
 
@@ -107,34 +107,34 @@ class Tiers:
     def published(self, node: Node) -> None:
         parent = node.parent
         assert parent is not None, f"{node} has no parent"
-        if node.below is None:
-            node.below = Below(len(self.slots), digest_of(node))
+        if node.copies is None:
+            node.copies = TierCopies(len(self.pools), digest_of(node))
         if self.limits.write_policy == "write-through":
             self._want(node)
 
     def keeps(self, node: Node) -> bool:
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        if not below.is_kept and self._is_worth_storing(below):
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        if not copies.is_kept and self._is_worth_storing(copies):
             self._store(node, 0, Tier.DEVICE, node.page)
-        if not below.is_kept:
-            self.slots[0].num_lost += 1
-        return below.is_kept
+        if not copies.is_kept:
+            self.pools[0].num_lost += 1
+        return copies.is_kept
 
     def removed(self, node: Node) -> None:
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        below.gone = True
-        for place, slot in enumerate(below.slots):
-            if below.storing[place] or (slot != NOWHERE and below.is_read):
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        copies.gone = True
+        for place, page in enumerate(copies.pages):
+            if copies.storing[place] or (page != NOWHERE and copies.is_read):
                 self._child_left(node, place)  # the page itself is given up when it has been written, or read
-            elif slot != NOWHERE:
+            elif page != NOWHERE:
                 self._give_up(node, place)
 
     def suspected(self, node: Node) -> None:
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        below.is_suspect = True
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        copies.is_suspect = True
         self._unread(node)
 
     # What the manager asks
@@ -143,16 +143,16 @@ class Tiers:
         if self.limits.write_policy != "selective":
             return
         for node in path:
-            assert node.below is not None, f"{node} was never published"
-            node.below.hits += 1
-            if node.below.hits == SELECTIVE_HITS:
+            assert node.copies is not None, f"{node} was never published"
+            node.copies.hits += 1
+            if node.copies.hits == SELECTIVE_HITS:
                 self._want(node)
 
     def loadable(self, nodes: Iterator[Node]) -> list[Node]:
         """As many of these nodes, from the first one on, as can be loaded."""
         found: list[Node] = []
         for node in nodes:
-            if node.below is None or node.below.is_suspect or not node.below.is_stored:
+            if node.copies is None or node.copies.is_suspect or not node.copies.is_stored:
                 break
             found.append(node)
         return found if len(found) >= self.limits.load_back_pages else []
@@ -160,13 +160,13 @@ class Tiers:
     def is_loading(self, nodes: Iterator[Node]) -> bool:
         """The first of these nodes is on its way to the device."""
         node = next(nodes, None)
-        return node is not None and node.below is not None and node.below.is_loading
+        return node is not None and node.copies is not None and node.copies.is_loading
 
     def hold(self, nodes: Sequence[Node]) -> None:
         """Nodes that are about to be loaded: nobody may give them up."""
         for node in nodes:
-            assert node.below is not None and not node.below.is_loading, f"{node} is loaded twice"
-            node.below.is_loading = True
+            assert node.copies is not None and not node.copies.is_loading, f"{node} is loaded twice"
+            node.copies.is_loading = True
 
     def load(self, nodes: list[Node], pages: list[int]) -> Load:
         """Bring held nodes to pages that nobody else has."""
@@ -182,17 +182,17 @@ class Tiers:
     def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
         """What the plan that was just made is to copy, and to forget on the disk, as far as the budgets let it."""
         self._begin_loads()
-        self._begin_streamed()
+        self._begin_offloaded()
         self._begin_stores()
         copies, self._copies = tuple(self._copies), []
         stored = {copy.target_page for copy in copies if copy.target is Tier.DISK}
-        dropped = tuple(page for page in dict.fromkeys((*self._owed, *self._dropped)) if page not in stored)
-        self._dropped, self._owed = {}, ()
+        dropped = tuple(page for page in dict.fromkeys((*self._dropped_again, *self._dropped)) if page not in stored)
+        self._dropped, self._dropped_again = {}, ()
         return copies, dropped
 
     def forget_again(self, dropped: Sequence[int]) -> None:
         """See `LowerTiers.forget_again`."""
-        self._owed = dropped
+        self._dropped_again = dropped
 
     def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
         """A copy ended. Returns the load that is over with it, if one is, and pages that are free now."""
@@ -203,12 +203,12 @@ class Tiers:
         if isinstance(copy, Store):
             self._stored(copy, done)
             return None, []
-        if isinstance(copy, StreamStore):
-            self._stream_stored(copy, done)
+        if isinstance(copy, OffloadStore):
+            self._offload_stored(copy, done)
             return None, []
         load, index = copy.load, copy.index
         load.open -= 1
-        tier = self.slots[load.sources[index][0]]
+        tier = self.pools[load.sources[index][0]]
         if done.error is None:
             tier.num_loaded += 1
             return self._over(load, [])
@@ -225,8 +225,8 @@ class Tiers:
             copy = self.tickets.pop(ticket)
             if isinstance(copy, Store):
                 self._stored(copy, CopyDone(ticket, error="lost"))
-            elif isinstance(copy, StreamStore):
-                self._stream_stored(copy, CopyDone(ticket, error="lost"))
+            elif isinstance(copy, OffloadStore):
+                self._offload_stored(copy, CopyDone(ticket, error="lost"))
             else:
                 copy.load.open -= 1
                 copy.load.begun = min(copy.load.begun, copy.index)
@@ -241,16 +241,16 @@ class Tiers:
         Raises:
             ValueError: there is no disk tier, or a page that it has not, or that holds another number of tokens.
         """
-        disk = self.slots[-1]
+        disk = self.pools[-1]
         if disk.tier is not Tier.DISK:
             raise ValueError(f"{len(pages)} pages of a disk tier, but there is none")
         for page in pages:
-            if not 0 <= page.slot < disk.pool.num_pages or len(page.key.token_ids) != self._page_size:
+            if not 0 <= page.page < disk.pool.num_pages or len(page.key.token_ids) != self._page_size:
                 raise ValueError(
-                    f"page {page.slot} with {len(page.key.token_ids)} tokens on a disk tier of {disk.pool.num_pages}"
+                    f"page {page.page} with {len(page.key.token_ids)} tokens on a disk tier of {disk.pool.num_pages}"
                     f" pages of {self._page_size}"
                 )
-        disk.pool.take_these(page.slot for page in pages)
+        disk.pool.take_these(page.page for page in pages)
         followers: dict[bytes, list[StoredPage]] = {}
         for page in pages:
             followers.setdefault(page.key.parent, []).append(page)
@@ -261,15 +261,15 @@ class Tiers:
             node = self.tree.restored(page.key.extra_key, parent, array("i", page.key.token_ids).tobytes())
             if node is None:
                 continue
-            taken.add(page.slot)
+            taken.add(page.page)
             grown.append(node)
-            node.below = Below(len(self.slots), page.key.digest)
-            self._put(node, disk.place, page.slot, page.checksum)
+            node.copies = TierCopies(len(self.pools), page.key.digest)
+            self._put(node, disk.place, page.page, page.checksum)
             row += ((node, follower) for follower in followers.pop(page.key.digest, ()))
         for page in pages:
-            if page.slot not in taken:
-                disk.pool.give([page.slot])
-                self._dropped[page.slot] = None
+            if page.page not in taken:
+                disk.pool.give([page.page])
+                self._dropped[page.page] = None
         for node in grown:
             disk.offer(node)
         return len(taken)
@@ -282,11 +282,11 @@ class Tiers:
         if count > slots.pool.num_pages - len(self.private[slots.place]) - self.num_read:
             return None
         while len(taken) < count:
-            slot = self._slot(slots.place)
-            if slot is None:
+            page = self._page(slots.place)
+            if page is None:
                 slots.pool.give(taken)
                 return None
-            taken.append(slot)
+            taken.append(page)
         self.private[slots.place].update(taken)
         return taken
 
@@ -310,17 +310,17 @@ class Tiers:
         """Somebody attends to these nodes where they lie, until `unread`. Returns their pages."""
         place, pages = self._of(tier).place, []
         for node in nodes:
-            assert node.below is not None, f"{node} was never published"
-            self._read(node.below)
-            pages.append(node.below.slots[place])
+            assert node.copies is not None, f"{node} was never published"
+            self._read(node.copies)
+            pages.append(node.copies.pages[place])
         return pages
 
     def unread(self, nodes: Sequence[Node]) -> None:
         """One of those who attend to these nodes does so no more."""
         for node in reversed(nodes):
-            assert node.below is not None and node.below.readers > 0, f"nobody reads {node}"
-            node.below.readers -= 1
-            self.num_read -= node.below.readers == 0
+            assert node.copies is not None and node.copies.readers > 0, f"nobody reads {node}"
+            node.copies.readers -= 1
+            self.num_read -= node.copies.readers == 0
             self._unread(node)
 
     def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
@@ -331,20 +331,20 @@ class Tiers:
         place, parent = self._of(tier).place, path[-1] if path else None
         if _has_left(parent):
             return None
-        node = self.tree.below(parent, key, extra_key)
-        if node.below is None:
-            node.below = Below(len(self.slots), digest_of(node))
-        below = node.below
-        if below.slots[place] != NOWHERE or below.storing[place]:
+        node = self.tree.child_or_new(parent, key, extra_key)
+        if node.copies is None:
+            node.copies = TierCopies(len(self.pools), digest_of(node))
+        copies = node.copies
+        if copies.pages[place] != NOWHERE or copies.storing[place]:
             return None
         self.private[place].remove(page)
-        self._put(node, place, page, self.slots[place].checksums[page])
-        self._read(below)
+        self._put(node, place, page, self.pools[place].checksums[page])
+        self._read(copies)
         return node
 
-    def _read(self, below: Below) -> None:
-        self.num_read += below.readers == 0
-        below.readers += 1
+    def _read(self, copies: TierCopies) -> None:
+        self.num_read += copies.readers == 0
+        copies.readers += 1
 
     def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
         """The node of these tokens behind a path that is read, if it lies on the tier."""
@@ -356,35 +356,35 @@ class Tiers:
 
     def pages_of(self, tier: Tier) -> int:
         """How many pages a tier has."""
-        return sum(slots.pool.num_pages for slots in self.slots if slots.tier is tier)
+        return sum(slots.pool.num_pages for slots in self.pools if slots.tier is tier)
 
-    def store_streamed(self, stream: StreamLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
-        """Copy a page of the device to where a streamed request keeps it, as soon as the budgets let it."""
-        self._streamed.append(StreamStore(stream, index, source, self._of(tier).place, stream.row[index], key))
+    def store_offloaded(self, lease: OffloadLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
+        """Copy a page of the device to where a offloaded request keeps it, as soon as the budgets let it."""
+        self._offloaded.append(OffloadStore(lease, index, source, self._of(tier).place, lease.row[index], key))
 
     def uses(self) -> tuple[TierUse, ...]:
-        return tuple(tier.use() for tier in self.slots)
+        return tuple(tier.use() for tier in self.pools)
 
     # Copies down
 
     def _want(self, node: Node) -> None:
         """Store it everywhere it is not, when there is room in a plan."""
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        if len(self._wanted) > STALE * len(self.slots) * self.tree.num_pages:
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        if len(self._wanted) > STALE * len(self.pools) * self.tree.num_pages:
             self._wanted = deque(each for each in self._wanted if self._lacks(*each))
-        for place in range(len(self.slots)):
+        for place in range(len(self.pools)):
             if self._lacks(node, place):
                 self._wanted.append((node, place))
 
     def _lacks(self, node: Node, place: int) -> bool:
         """It is on the device, and neither on that tier nor on the way there."""
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        return node.page >= 0 and below.slots[place] == NOWHERE and not below.storing[place]
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        return node.page >= 0 and copies.pages[place] == NOWHERE and not copies.storing[place]
 
-    def _is_worth_storing(self, below: Below) -> bool:
-        return self.limits.write_policy != "selective" or below.hits >= SELECTIVE_HITS
+    def _is_worth_storing(self, copies: TierCopies) -> bool:
+        return self.limits.write_policy != "selective" or copies.hits >= SELECTIVE_HITS
 
     def _begin_stores(self) -> None:
         while self._wanted and self._has_room():
@@ -392,76 +392,76 @@ class Tiers:
             if self._lacks(node, place):
                 self._store(node, place, Tier.DEVICE, node.page)
 
-    def _begin_streamed(self) -> None:
-        while self._streamed and (self._streamed[0].stream.is_closed or self._has_room()):
-            store = self._streamed.popleft()
-            if store.stream.is_closed:
+    def _begin_offloaded(self) -> None:
+        while self._offloaded and (self._offloaded[0].lease.is_closed or self._has_room()):
+            store = self._offloaded.popleft()
+            if store.lease.is_closed:
                 continue
-            store.stream.sending.add(store.index)
-            tier = self.slots[store.place].tier
+            store.lease.sending.add(store.index)
+            tier = self.pools[store.place].tier
             key = store.key if tier is Tier.DISK else None
-            self._copies.append(PageCopy(self._ticket(store), Tier.DEVICE, store.source, tier, store.slot, 0, key))
+            self._copies.append(PageCopy(self._ticket(store), Tier.DEVICE, store.source, tier, store.page, 0, key))
 
-    def _stream_stored(self, store: StreamStore, done: CopyDone) -> None:
-        slots = self.slots[store.place]
+    def _offload_stored(self, store: OffloadStore, done: CopyDone) -> None:
+        slots = self.pools[store.place]
         if done.error is None:
             slots.num_stored += 1
         else:
             slots.num_failed_stores += 1
-        slots.checksums[store.slot] = done.checksum
-        store.stream.ended(store.index, done.error)
-        if store.stream.is_closed:  # it was kept, since the copy might have overwritten what came there next
-            self.give(slots.tier, [store.slot])
+        slots.checksums[store.page] = done.checksum
+        store.lease.ended(store.index, done.error)
+        if store.lease.is_closed:  # it was kept, since the copy might have overwritten what came there next
+            self.give(slots.tier, [store.page])
 
     def _store(self, node: Node, place: int, source: Tier, source_page: int) -> None:
         """Plan a copy to a tier, if there is room for it in the plan and on the tier."""
-        below, parent = node.below, node.parent
-        assert below is not None and parent is not None, f"{node} was never published"
+        copies, parent = node.copies, node.parent
+        assert copies is not None and parent is not None, f"{node} was never published"
         if not self._has_room():
             return
-        if parent.below is not None:
-            parent.below.children[place] += 1  # now: its parent may not make room for it
-        slot = self._slot(place)
-        if slot is None or below.gone or not self._has_room():  # to make room others may have been moved
-            if slot is not None:
-                self._free(place, slot)
+        if parent.copies is not None:
+            parent.copies.children[place] += 1  # now: its parent may not make room for it
+        page = self._page(place)
+        if page is None or copies.gone or not self._has_room():  # to make room others may have been moved
+            if page is not None:
+                self._free(place, page)
             self._child_left(node, place)
             return
-        below.storing[place] = True
-        target = self.slots[place].tier
+        copies.storing[place] = True
+        target = self.pools[place].tier
         key = key_of(node) if target is Tier.DISK else None
-        copy = PageCopy(self._ticket(Store(node, place, slot)), source, source_page, target, slot, 0, key)
+        copy = PageCopy(self._ticket(Store(node, place, page)), source, source_page, target, page, 0, key)
         self._copies.append(copy)
 
     def _stored(self, store: Store, done: CopyDone) -> None:
-        below, tier = store.node.below, self.slots[store.tier]
-        assert below is not None, f"{store.node} was never published"
-        below.storing[tier.place] = False
+        copies, tier = store.node.copies, self.pools[store.tier]
+        assert copies is not None, f"{store.node} was never published"
+        copies.storing[tier.place] = False
         if done.error is None:
             tier.num_stored += 1
         else:
             tier.num_failed_stores += 1
-        if done.error is None and not below.gone:
+        if done.error is None and not copies.gone:
             self._child_left(store.node, tier.place)  # `_put` counts it again
-            self._put(store.node, tier.place, store.slot, done.checksum)
+            self._put(store.node, tier.place, store.page, done.checksum)
             tier.offer(store.node)
             return
-        self._free(tier.place, store.slot)
-        if not below.gone:
+        self._free(tier.place, store.page)
+        if not copies.gone:
             self._child_left(store.node, tier.place)
             self._drop_if_nowhere(store.node)
 
-    def _put(self, node: Node, place: int, slot: int, checksum: int) -> None:
+    def _put(self, node: Node, place: int, page: int, checksum: int) -> None:
         """A node has a copy."""
-        assert node.below is not None and node.parent is not None, f"{node} was never published"
-        node.below.slots[place] = slot
-        self.slots[place].checksums[slot] = checksum
-        if node.parent.below is not None:
-            node.parent.below.children[place] += 1
+        assert node.copies is not None and node.parent is not None, f"{node} was never published"
+        node.copies.pages[place] = page
+        self.pools[place].checksums[page] = checksum
+        if node.parent.copies is not None:
+            node.parent.copies.children[place] += 1
 
-    def _slot(self, place: int) -> int | None:
+    def _page(self, place: int) -> int | None:
         """A free page of a tier, if need be of whoever was used least recently."""
-        tier = self.slots[place]
+        tier = self.pools[place]
         if not tier.pool.num_free:
             node = tier.least_recent()
             if node is None:
@@ -471,39 +471,39 @@ class Tiers:
 
     def _evict(self, node: Node, place: int) -> None:
         """Give up a copy, moving it to the next tier if it is the only one."""
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        is_last = node.page < 0 and sum(slot != NOWHERE for slot in below.slots) + sum(below.storing) == 1
-        if is_last and place + 1 < len(self.slots):
-            self._store(node, place + 1, self.slots[place].tier, below.slots[place])
-        if not below.gone:
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        is_last = node.page < 0 and sum(page != NOWHERE for page in copies.pages) + sum(copies.storing) == 1
+        if is_last and place + 1 < len(self.pools):
+            self._store(node, place + 1, self.pools[place].tier, copies.pages[place])
+        if not copies.gone:
             self._give_up(node, place)
             self._drop_if_nowhere(node)
 
     def _give_up(self, node: Node, place: int) -> None:
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        slot, below.slots[place] = below.slots[place], NOWHERE
-        self._free(place, slot)
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        page, copies.pages[place] = copies.pages[place], NOWHERE
+        self._free(place, page)
         self._child_left(node, place)
 
-    def _free(self, place: int, slot: int) -> None:
-        self.slots[place].pool.give([slot])
-        if self.slots[place].tier is Tier.DISK:
-            self._dropped[slot] = None
+    def _free(self, place: int, page: int) -> None:
+        self.pools[place].pool.give([page])
+        if self.pools[place].tier is Tier.DISK:
+            self._dropped[page] = None
 
     def _child_left(self, node: Node, place: int) -> None:
         """A node has no copy on a tier any more, nor on the way there."""
         parent = node.parent
         assert parent is not None, f"{node} has no parent"
-        if parent.below is not None:
-            parent.below.children[place] -= 1
-            self.slots[place].offer(parent)
+        if parent.copies is not None:
+            parent.copies.children[place] -= 1
+            self.pools[place].offer(parent)
 
     def _drop_if_nowhere(self, node: Node) -> None:
-        assert node.below is not None, f"{node} was never published"
-        if node.page < 0 and not node.below.is_kept:
-            self.slots[0].num_lost += 1
+        assert node.copies is not None, f"{node} was never published"
+        if node.page < 0 and not node.copies.is_kept:
+            self.pools[0].num_lost += 1
             pages = self.tree.drop(node)
             assert not pages, f"pages {pages} lay behind {node}, which has none"
 
@@ -511,8 +511,8 @@ class Tiers:
 
     def _source(self, node: Node) -> tuple[int, int]:
         """The fastest tier that holds it, and where."""
-        assert node.below is not None, f"{node} was never published"
-        return next((place, slot) for place, slot in enumerate(node.below.slots) if slot != NOWHERE)
+        assert node.copies is not None, f"{node} was never published"
+        return next((place, page) for place, page in enumerate(node.copies.pages) if page != NOWHERE)
 
     def _begin_loads(self) -> None:
         """Loads go before stores that can wait, but leave these a quarter of the plan."""
@@ -520,11 +520,11 @@ class Tiers:
         for load in self.loads:
             while load.begun < len(load.nodes) and self._has_room(kept):
                 index = load.begun
-                place, slot = load.sources[index]
-                tier = self.slots[place]
+                place, page = load.sources[index]
+                tier = self.pools[place]
                 ticket = self._ticket(LoadedPage(load, index))
-                checksum = tier.checksums[slot]
-                self._copies.append(PageCopy(ticket, tier.tier, slot, Tier.DEVICE, load.pages[index], checksum))
+                checksum = tier.checksums[page]
+                self._copies.append(PageCopy(ticket, tier.tier, page, Tier.DEVICE, load.pages[index], checksum))
                 load.begun += 1
                 load.open += 1
 
@@ -538,28 +538,28 @@ class Tiers:
     def _let_go(self, nodes: Sequence[Node]) -> None:
         """Nobody reads these nodes any more."""
         for node in nodes:
-            below = node.below
-            assert below is not None, f"{node} was never published"
-            below.is_loading = False
+            copies = node.copies
+            assert copies is not None, f"{node} was never published"
+            copies.is_loading = False
             self._unread(node)
 
     def _unread(self, node: Node) -> None:
         """One who read it does so no more."""
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        if below.is_read:
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        if copies.is_read:
             return
-        for place, slot in enumerate(below.slots):
-            if below.gone and slot != NOWHERE:
-                below.slots[place] = NOWHERE
-                self._free(place, slot)
-            elif below.is_suspect and slot != NOWHERE:
+        for place, page in enumerate(copies.pages):
+            if copies.gone and page != NOWHERE:
+                copies.pages[place] = NOWHERE
+                self._free(place, page)
+            elif copies.is_suspect and page != NOWHERE:
                 self._give_up(node, place)
-            self.slots[place].offer(node)
-        if below.is_suspect and not below.gone:
-            below.is_suspect = False
+            self.pools[place].offer(node)
+        if copies.is_suspect and not copies.gone:
+            copies.is_suspect = False
             self._drop_if_nowhere(node)
-            if self.limits.write_policy != "write-back" and self._is_worth_storing(below):
+            if self.limits.write_policy != "write-back" and self._is_worth_storing(copies):
                 self._want(node)
 
     def _over(self, load: Load, pages: list[int]) -> tuple[Load | None, list[int]]:
@@ -578,8 +578,8 @@ class Tiers:
         free = load.pages[good:]
         last: Node | None = None
         for node, page in zip(load.nodes[:good], load.pages[:good], strict=True):
-            assert node.below is not None, f"{node} was never published"
-            if node.page >= 0 or node.below.gone or not self.tree.is_on_device(node.parent):
+            assert node.copies is not None, f"{node} was never published"
+            if node.page >= 0 or node.copies.gone or not self.tree.is_on_device(node.parent):
                 free.append(page)  # somebody has computed it meanwhile, or what it follows is gone
             else:
                 last = self.tree.fill(node, page)
@@ -589,14 +589,14 @@ class Tiers:
             self._spoiled(load.nodes[index], *load.sources[index])
         return free
 
-    def _spoiled(self, node: Node, place: int, slot: int) -> None:
+    def _spoiled(self, node: Node, place: int, page: int) -> None:
         """A copy could not be read: it is none."""
-        below = node.below
-        assert below is not None, f"{node} was never published"
-        if below.gone or below.slots[place] != slot:
+        copies = node.copies
+        assert copies is not None, f"{node} was never published"
+        if copies.gone or copies.pages[place] != page:
             return
-        if below.readers:
-            below.is_suspect = True
+        if copies.readers:
+            copies.is_suspect = True
             return
         self._give_up(node, place)
         self._drop_if_nowhere(node)
@@ -607,22 +607,22 @@ class Tiers:
         limits = self.limits
         return len(self._copies) + kept < limits.copies_per_step and len(self.tickets) < limits.copies_in_flight
 
-    def _ticket(self, copy: Store | StreamStore | LoadedPage) -> int:
+    def _ticket(self, copy: Store | OffloadStore | LoadedPage) -> int:
         ticket = self._next_ticket
         self._next_ticket += 1
         self.tickets[ticket] = copy
         return ticket
 
-    def _of(self, tier: Tier) -> Slots:
-        return next(slots for slots in self.slots if slots.tier is tier)
+    def _of(self, tier: Tier) -> TierPool:
+        return next(slots for slots in self.pools if slots.tier is tier)
 
 
 def _has_left(parent: Node | None) -> bool:
     """A page was read behind it, and it is in the tree no more; None is the root, which stays."""
-    return parent is not None and (parent.below is None or parent.below.gone)
+    return parent is not None and (parent.copies is None or parent.copies.gone)
 
 
 def _is_readable(node: Node, place: int) -> bool:
-    """Streamed requests may attend to it on a tier."""
-    below = node.below
-    return below is not None and below.slots[place] != NOWHERE and not below.is_suspect
+    """Offloaded requests may attend to it on a tier."""
+    copies = node.copies
+    return copies is not None and copies.pages[place] != NOWHERE and not copies.is_suspect

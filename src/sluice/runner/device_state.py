@@ -129,7 +129,7 @@ class DeviceState:
         """
         fresh = {new.slot for new in plan.new_slots}
         used = {chunk.slot for chunk in plan.chunks}
-        runs = plan.chunks or plan.copies or plan.parts or plan.dropped
+        runs = plan.chunks or plan.copies or plan.slices or plan.dropped
         _require(bool(runs), plan, "it has neither chunks nor copies")
         _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
         _require(len(used) == len(plan.chunks), plan, "it runs a slot twice")

@@ -34,9 +34,9 @@ class Outcome:
         """Of the samples asked for."""
         self.of_targets: Scores | None = None
         """Of all targets."""
-        self.part_errors: tuple[RowError, ...] = ()
-        """Streamed work that failed."""
-        self.owed = 0
+        self.slice_errors: tuple[RowError, ...] = ()
+        """Offloaded work that failed."""
+        self.unfinished = 0
         """Units of it that are not done."""
         self._on_device: list[object] = []
 
@@ -82,8 +82,8 @@ class LaunchedStep:
             tuple(RowError(row, failed[row]) for row in sorted(failed)),
             () if outcome.of_samples is None else tuple(self._logprobs(outcome.of_samples, sampled, failed)),
             tuple(() if row in failed else told for row, told in zip(rows, prompts, strict=True)),
-            part_errors=outcome.part_errors,
-            owed=outcome.owed,
+            slice_errors=outcome.slice_errors,
+            unfinished=outcome.unfinished,
         )
 
     def _logprobs(

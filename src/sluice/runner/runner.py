@@ -44,7 +44,7 @@ from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.logprobs import SLICE_BYTES, StepWishes, score_samples, score_targets
 from sluice.runner.model import Model
 from sluice.runner.offload.loaders import LoadTotals
-from sluice.runner.offload.rows import NoStreams, StreamedWork, Streams, ordinary, run_parts, with_streamed
+from sluice.runner.offload.rows import NoOffload, OffloadedWork, SliceRunner, ordinary, run_slices, with_offloaded
 from sluice.runner.sampling_table import HostSampling
 from sluice.tiers.copies import Copies, NoTiers
 from sluice.tiers.step_with_copies import CopiesOnly, FailedStep, Launched, WithCopies
@@ -58,10 +58,10 @@ class _Step:
     host: HostBatch
     """Its rows."""
     resident: HostBatch
-    """Those that are computed together: all but the streamed ones."""
+    """Those that are computed together: all but the offloaded ones."""
     laid: HostBatch
     """These with the rows that pad them, if any."""
-    work: StreamedWork
+    work: OffloadedWork
     changes: StateChanges
     sampling: HostSampling
     adjustments: HostAdjustments | None
@@ -81,7 +81,7 @@ class TorchRunner:
         slice_bytes: most memory that the logits of prompt tokens take at once (a row at least), when their
             log-probabilities are asked for.
         tick: called every second while a step is waited for.
-        streams: does the parts of streamed chunks; without it plans must have none.
+        streams: does the parts of offloaded chunks; without it plans must have none.
         copies: makes the copies that plans ask for.
     """
 
@@ -96,7 +96,7 @@ class TorchRunner:
         logit_ops: LogitOps = TORCH_LOGIT_OPS,
         slice_bytes: int = SLICE_BYTES,
         tick: Callable[[], None] = noop,
-        streams: Streams | None = None,
+        offload: SliceRunner | None = None,
         copies: Copies | None = None,
     ) -> None:
         self._model = model
@@ -106,12 +106,12 @@ class TorchRunner:
         self._logit_ops = logit_ops
         self._scoring = (slice_bytes, logit_ops)
         self._tick = tick
-        self._streams = NoStreams() if streams is None else streams
+        self._offload = NoOffload() if offload is None else offload
         self._copies: Copies = NoTiers() if copies is None else copies
 
     def footprint(self) -> Footprint:
         """What is allocated for keys and values, in bytes by part."""
-        pool, ring, copies = kv_bytes(self._state.kv), self._streams.ring_bytes, self._copies
+        pool, ring, copies = kv_bytes(self._state.kv), self._offload.ring_bytes, self._copies
         return Footprint(
             device_kv_bytes=pool + ring,
             pool_bytes=pool,
@@ -123,7 +123,7 @@ class TorchRunner:
     @property
     def loads(self) -> LoadTotals:
         """What passed through the ring so far."""
-        return self._streams.totals
+        return self._offload.totals
 
     @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> Launched:
@@ -132,7 +132,7 @@ class TorchRunner:
         Raises:
             PlanError: the plan does not fit the device's state, which is unchanged.
         """
-        if plan.parts and isinstance(self._streams, NoStreams):
+        if plan.slices and isinstance(self._offload, NoOffload):
             raise PlanError(f"plan of step {plan.step} cannot run: it streams, and there is no ring")
         rest = ordinary(plan)
         self._state.check(rest)
@@ -141,7 +141,7 @@ class TorchRunner:
             return self._run(plan, rest)
         copies = self._copies.begin(plan, self._transport)
         try:
-            step = self._run(plan, rest) if plan.chunks or plan.parts else CopiesOnly(plan.step)
+            step = self._run(plan, rest) if plan.chunks or plan.slices else CopiesOnly(plan.step)
             return WithCopies(step, copies)
         except Exception as error:
             return FailedStep(error)
@@ -149,20 +149,20 @@ class TorchRunner:
     def close(self) -> None:
         """Finish what is on its way to a disk, in seconds at most. No launch may follow; twice is once."""
         try:
-            self._streams.close()
+            self._offload.close()
         finally:
             self._copies.close()
 
     def _run(self, plan: BatchPlan, rest: BatchPlan) -> LaunchedStep:
         """
         Args:
-            rest: the plan without what is streamed.
+            rest: the plan without what is offloaded.
         """
         state, (_, compute, results) = self._state, self._transport.streams
-        work = StreamedWork(tuple(new.slot for new in plan.new_slots), plan.parts)
+        work = OffloadedWork(tuple(new.slot for new in plan.new_slots), plan.slices)
         changes = state.apply(rest)
         resident = host_batch(rest, state.page_table.host, state.shape.page_size)
-        host = with_streamed(resident, work)
+        host = with_offloaded(resident, work)
         step = _Step(
             host,
             resident,
@@ -210,11 +210,11 @@ class TorchRunner:
         """Of what is sampled, then of what is before a target: [S + T or more, hidden_size]; None: of nothing."""
         resident = step.resident
         hidden = self._forwards.run(step.laid, arrived) if len(resident.row_slots) else None
-        self._streams.open_slots(step.work.opened)
-        if not step.work.parts:
+        self._offload.open_slots(step.work.opened)
+        if not step.work.slices:
             return hidden
         if hidden is not None:
             hidden = hidden[: len(resident.logit_rows)]
-        done = run_parts(self._streams, step.work, hidden, len(resident.sample_rows))
-        outcome.part_errors, outcome.owed = done.errors, done.owed
+        done = run_slices(self._offload, step.work, hidden, len(resident.sample_rows))
+        outcome.slice_errors, outcome.unfinished = done.errors, done.unfinished
         return done.hidden

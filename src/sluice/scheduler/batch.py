@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.request import Request
-from sluice.types import BatchPlan, Bound, Chunk, NewSlot, PageCopy, StreamPart
+from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, PageCopy
 
 
 class BatchBuilder:
@@ -14,17 +14,17 @@ class BatchBuilder:
         self._kv = kv
         self._new_slots: list[NewSlot] = []
         self._chunks: list[Chunk] = []
-        self._parts: list[StreamPart] = []
+        self._slices: list[ChunkSlice] = []
         self.num_tokens = 0
         self._num_decodes = 0
 
     def __len__(self) -> int:
-        return len(self._chunks) + len(self._parts)
+        return len(self._chunks) + len(self._slices)
 
     @property
-    def streams(self) -> bool:
-        """It holds work on a streamed chunk."""
-        return bool(self._parts)
+    def has_slices(self) -> bool:
+        """It holds work on a offloaded chunk."""
+        return bool(self._slices)
 
     def open_slot(self, request: Request) -> None:
         """The request's slot is new: say what it needs to know."""
@@ -62,12 +62,12 @@ class BatchBuilder:
         request.pending += samples
         request.in_flight += 1
 
-    def add_part(self, part: StreamPart) -> None:
-        """Plan work on a streamed chunk."""
-        self._parts.append(part)
+    def add_slice(self, part: ChunkSlice) -> None:
+        """Plan work on a offloaded chunk."""
+        self._slices.append(part)
 
     def freeze(self, step: int, bound_by: Bound, copies: tuple[PageCopy, ...], dropped: tuple[int, ...]) -> BatchPlan:
-        done = [part.chunk for part in self._parts if part.completes]
+        done = [part.chunk for part in self._slices if part.completes]
         return BatchPlan(
             step,
             tuple(self._new_slots),
@@ -76,5 +76,5 @@ class BatchBuilder:
             self._num_decodes,
             copies,
             dropped,
-            tuple(self._parts),
+            tuple(self._slices),
         )

@@ -14,9 +14,9 @@ first (`laws.steps_to_prefill` has the formula).
 from __future__ import annotations
 
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.offloading import is_streamed
+from sluice.scheduler.offloading import is_offloaded
 from sluice.scheduler.prefill import AddResult, PrefillAdder
-from sluice.scheduler.prefix_dedup import are_twins, is_follower
+from sluice.scheduler.prefix_dedup import are_duplicates, is_follower
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import SchedulerLimits
@@ -37,17 +37,17 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
     served = {request.id for request in partial if request.planned_at == state.step}
     partial = [request for request in partial if request.id not in served and request.status is Status.PARTIAL]
     waiting: list[Request] = state.ready()
-    streamed: list[Request] = []
+    offloaded: list[Request] = []
     if state.waiting and (limits.dynamic_chunking or not adder.is_full()):
         for request in state.waiting.candidates(state.kv):
             if not is_follower(state, request):
-                (streamed if is_streamed(state.kv, request) else waiting).append(request)
+                (offloaded if is_offloaded(state.kv, request) else waiting).append(request)
     # These take no prefill tokens and are never cut: one that waits for its tier is nobody's first, head or twin.
-    refusals = sum(adder.admit(request) in NO_ROOM for request in streamed)
+    refusals = sum(adder.admit(request) in NO_ROOM for request in offloaded)
     first = first_of(state, limits, partial, waiting)
     if first is None:
         return
-    rest = [r for r in (*partial, *waiting) if r is not first and not are_twins(state.kv, r, first)]
+    rest = [r for r in (*partial, *waiting) if r is not first and not are_duplicates(state.kv, r, first)]
     in_turn = sorted(waiting, key=state.waiting.rank)
     may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM and not refusals
     adder.share()

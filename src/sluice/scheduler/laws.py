@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from sluice.kv.flights import Store, StreamStore
+from sluice.kv.flights import OffloadStore, Store
 from sluice.kv.manager import KVManager
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.prefix import PrefixTree
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
@@ -25,6 +25,7 @@ from sluice.types import (
     BatchPlan,
     BatchResult,
     Chunk,
+    ChunkSlice,
     CopyDone,
     FinishReason,
     Occupancy,
@@ -32,7 +33,6 @@ from sluice.types import (
     SamplingParams,
     SchedulerLimits,
     StoredPage,
-    StreamPart,
 )
 
 
@@ -47,13 +47,13 @@ def require(holds: bool, message: str) -> None:
 
 def live(state: SchedulerState) -> list[Request]:
     """The requests that hold pages."""
-    places = (state.loading, state.partial, state.decoding, state.streaming, state.draining)
+    places = (state.loading, state.partial, state.decoding, state.offloaded, state.draining)
     return [request for place in places for request in place.values()]
 
 
-def streams(state: SchedulerState) -> list[tuple[Request, StreamLease]]:
+def offloaded_leases(state: SchedulerState) -> list[tuple[Request, OffloadLease]]:
     """Of these, the ones whose context is longer than the device."""
-    return [(request, request.stream) for request in live(state) if request.stream is not None]
+    return [(request, request.offload) for request in live(state) if request.offload is not None]
 
 
 def check_state(state: SchedulerState) -> None:
@@ -62,15 +62,15 @@ def check_state(state: SchedulerState) -> None:
     references_are_counted(state)
     tree_is_reachable(state.kv)
     tiers_are_conserved(state)
-    streams_lie_on_their_tier(state)
+    offloaded_pages_are_conserved(state)
     loads_are_apart(state)
     for request in state.requests.values():
         counters_are_ordered(request)
     for request in live(state):
-        if request.stream is None:
+        if request.offload is None:
             pages_cover_the_promise(state.kv, request)
-    for request, stream in streams(state):
-        streams_cover_the_promise(state, request, stream)
+    for request, lease in offloaded_leases(state):
+        offloaded_pages_cover_the_promise(state, request, lease)
     everyone_is_in_one_place(state)
     slots_are_conserved(state)
 
@@ -82,14 +82,14 @@ def pages_are_conserved(state: SchedulerState) -> None:
     if isinstance(state.kv.tiers, Tiers):
         owners.update(page for load in state.kv.tiers.loads for page in load.pages)
     for request in live(state):
-        held = [kind for kind in (request.lease, request.stream) if kind is not None]
+        held = [kind for kind in (request.lease, request.offload) if kind is not None]
         require(len(held) == 1, f"law 1: request {request.id} runs on {held}")
         owners.update(request.lease.private_pages if request.lease is not None else ())
-    windows = [page for _, stream in streams(state) for page in stream.window]
+    windows = [page for _, lease in offloaded_leases(state) for page in lease.window]
     owners.update(windows)
     require(
-        len(windows) == state.kv.num_places,
-        f"law 1: streamed requests hold {len(windows)} pages, {state.kv.num_places} are counted",
+        len(windows) == state.kv.num_window_pages,
+        f"law 1: offloaded requests hold {len(windows)} pages, {state.kv.num_window_pages} are counted",
     )
     wrong = {page: owners[page] for page in range(state.kv.num_pages) if owners[page] != 1}
     require(not wrong and len(owners) == state.kv.num_pages, f"law 1: owners of pages {wrong}, {len(owners)} seen")
@@ -124,7 +124,7 @@ def tree_is_reachable(kv: KVManager) -> None:
         resident = sum(child.page >= 0 for child in node.children.values())
         require(resident == node.resident, f"law 3: {node} counts {node.resident} of {resident} children on the device")
         if node.page < 0:
-            require(node.below is not None and node.below.is_kept, f"law 3: {node} is in the tree and lies nowhere")
+            require(node.copies is not None and node.copies.is_kept, f"law 3: {node} is in the tree and lies nowhere")
             require(resident == 0 and node.refs == 0, f"law 3: {node} is not on the device, but what follows it is")
             continue
         count += 1
@@ -143,72 +143,74 @@ def tiers_are_conserved(state: SchedulerState) -> None:
         return
     nodes = list(kv.tree.nodes())
     read = [node for load in kv.tiers.loads for node in load.nodes]
-    read += [node for _, stream in streams(state) for node in stream.path]
-    gone = {id(node): node for node in read if node.below is not None and node.below.gone}
+    read += [node for _, lease in offloaded_leases(state) for node in lease.path]
+    gone = {id(node): node for node in read if node.copies is not None and node.copies.gone}
     stores = [copy for copy in kv.tiers.tickets.values() if isinstance(copy, Store)]
-    for tier in kv.tiers.slots:
+    for tier in kv.tiers.pools:
         place = tier.place
         owners = Counter(tier.pool.free_pages())
         owners.update(kv.tiers.private[place])
-        owners.update(store.slot for store in stores if store.tier == place)
+        owners.update(store.page for store in stores if store.tier == place)
         for node in (*nodes, *gone.values()):
-            if node.below is not None and node.below.slots[place] >= 0:
-                owners[node.below.slots[place]] += 1
+            if node.copies is not None and node.copies.pages[place] >= 0:
+                owners[node.copies.pages[place]] += 1
         wrong = {page: count for page, count in owners.items() if count != 1}
         require(not wrong and len(owners) == tier.pool.num_pages, f"law 1: owners of {tier.tier} {wrong}")
         for node in nodes:
-            below = node.below
-            require(below is not None and not below.gone, f"law 3: {node} is in the tree and has left it")
-            assert below is not None
-            kept = [child.below for child in node.children.values()]
-            children = sum(each is not None and (each.slots[place] >= 0 or each.storing[place]) for each in kept)
-            require(children == below.children[place], f"law 3: {node} counts {below.children} of {children} children")
+            copies = node.copies
+            require(copies is not None and not copies.gone, f"law 3: {node} is in the tree and has left it")
+            assert copies is not None
+            kept = [child.copies for child in node.children.values()]
+            children = sum(each is not None and (each.pages[place] >= 0 or each.storing[place]) for each in kept)
             require(
-                below.slots[place] < 0 or children > 0 or below.is_read or tier.is_offered(node),
+                children == copies.children[place], f"law 3: {node} counts {copies.children} of {children} children"
+            )
+            require(
+                copies.pages[place] < 0 or children > 0 or copies.is_read or tier.is_offered(node),
                 f"law 3: {node} may leave {tier.tier}, which does not know it",
             )
 
 
-def streams_lie_on_their_tier(state: SchedulerState) -> None:
-    """1, for streamed requests: what is private on a tier is theirs, or on its way to where one was that has left."""
+def offloaded_pages_are_conserved(state: SchedulerState) -> None:
+    """1, for offloaded requests: what is private on a tier is theirs, or on its way to where one was that has left."""
     tiers = state.kv.tiers
-    if not isinstance(tiers, Tiers) or not state.kv.can_stream:
+    if not isinstance(tiers, Tiers) or not state.kv.can_offload:
         return
-    limits = state.kv.streams.limits
-    private = Counter(page for _, stream in streams(state) for page in stream.row[len(stream.path) :])
+    limits = state.kv.offload.limits
+    private = Counter(page for _, lease in offloaded_leases(state) for page in lease.row[len(lease.path) :])
     private.update(
-        copy.slot for copy in tiers.tickets.values() if isinstance(copy, StreamStore) and copy.stream.is_closed
+        copy.page for copy in tiers.tickets.values() if isinstance(copy, OffloadStore) and copy.lease.is_closed
     )
     there = tiers.private[tiers.order.index(limits.tier)]
-    require(private == Counter(there), f"law 1: pages {private} of streamed requests, {there} are private")
+    require(private == Counter(there), f"law 1: pages {private} of offloaded requests, {there} are private")
     place = tiers.order.index(limits.tier)
-    readers = Counter(id(node) for _, stream in streams(state) for node in stream.path)
+    readers = Counter(id(node) for _, lease in offloaded_leases(state) for node in lease.path)
     nodes = {id(node): node for node in state.kv.tree.nodes()}
-    nodes |= {id(node): node for _, stream in streams(state) for node in stream.path}
+    nodes |= {id(node): node for _, lease in offloaded_leases(state) for node in lease.path}
     for key, node in nodes.items():
-        counted = 0 if node.below is None else node.below.readers
+        counted = 0 if node.copies is None else node.copies.readers
         require(counted == readers[key], f"law 2: {node} counts {counted} of {readers[key]} readers")
     require(tiers.num_read == len(readers), f"law 2: {tiers.num_read} nodes are read, {len(readers)} have readers")
-    for request, stream in streams(state):
-        pages = [node.below.slots[place] for node in stream.path if node.below is not None]
+    for request, lease in offloaded_leases(state):
+        pages = [node.copies.pages[place] for node in lease.path if node.copies is not None]
         require(
-            pages == stream.row[: len(stream.path)] and len(stream.path) <= stream.stored,
-            f"law 5: request {request.id} reads {stream.row}, its path lies on {pages}",
+            pages == lease.row[: len(lease.path)] and len(lease.path) <= lease.stored,
+            f"law 5: request {request.id} reads {lease.row}, its path lies on {pages}",
         )
 
 
-def streams_cover_the_promise(state: SchedulerState, request: Request, stream: StreamLease) -> None:
-    """5, for streamed requests: all of the context has its page on the tier, and what is not there yet, or is looked at
-    by a step in flight, its place on the device."""
+def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, lease: OffloadLease) -> None:
+    """5, for offloaded requests: all of the context has its page on the tier, and what is not there yet, or is looked
+    at by a step in flight, its place on the device."""
     kv, chunk = state.kv, state.open_chunk
     needed = kv.pages_for(request.prompt_len + request.max_tokens)
-    require(len(stream.row) == needed, f"law 5: request {request.id} holds {len(stream.row)} of {needed} pages")
+    require(len(lease.row) == needed, f"law 5: request {request.id} holds {len(lease.row)} of {needed} pages")
     promised = request.scheduled if chunk is None or chunk.request is not request else chunk.chunk.end
     require(
-        stream.told <= stream.stored <= stream.sent <= request.computed // kv.page_size
-        and kv.pages_for(promised) <= stream.end_of_window
-        and all(base <= stream.stored for base in stream.bases),
-        f"law 5: request {request.id} with {request.computed} tokens computed and {promised} promised has {stream}",
+        lease.told <= lease.stored <= lease.sent <= request.computed // kv.page_size
+        and kv.pages_for(promised) <= lease.end_of_window
+        and all(base <= lease.stored for base in lease.bases),
+        f"law 5: request {request.id} with {request.computed} tokens computed and {promised} promised has {lease}",
     )
 
 
@@ -223,8 +225,8 @@ def loads_are_apart(state: SchedulerState) -> None:
         all(r.lease is None or r.lease.load is None for r in live(state) if r.status is not Status.LOADING),
         "law 6: a request that runs waits for a load",
     )
-    marked = {id(node) for node in state.kv.tree.nodes() if node.below is not None and node.below.is_loading}
-    loading = {id(node) for load in loads for node in load.nodes if node.below is not None and not node.below.gone}
+    marked = {id(node) for node in state.kv.tree.nodes() if node.copies is not None and node.copies.is_loading}
+    loading = {id(node) for load in loads for node in load.nodes if node.copies is not None and not node.copies.gone}
     require(marked == loading, f"law 6: {len(marked)} nodes are marked as loading, {len(loading)} are")
     for load in loads:
         require(
@@ -295,7 +297,7 @@ def everyone_is_in_one_place(state: SchedulerState) -> None:
         (Status.LOADING, state.loading),
         (Status.PARTIAL, state.partial),
         (Status.DECODING, state.decoding),
-        (Status.STREAMING, state.streaming),
+        (Status.OFFLOADED, state.offloaded),
         (Status.DRAINING, state.draining),
     ):
         places.update(members.keys())
@@ -329,7 +331,7 @@ def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) 
     budgets_hold(state, limits, plan)
     chunks_are_well_formed(state, limits, plan)
     writes_are_private(state, plan)
-    streamed_work_is_paid_for(state, limits, plan)
+    offloaded_work_is_paid_for(state, limits, plan)
 
 
 def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool:
@@ -338,7 +340,7 @@ def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool
 
 def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
     """7. No plan is empty; tokens and prefill tokens are within their budgets; prefill-first mixes nothing."""
-    contents = len(plan.chunks) + len(plan.parts) + len(plan.copies) + len(plan.dropped)
+    contents = len(plan.chunks) + len(plan.slices) + len(plan.copies) + len(plan.dropped)
     require(contents > 0, f"law 7: plan {plan.step} is empty")
     tiers = state.kv.tiers
     if isinstance(tiers, Tiers):
@@ -389,9 +391,9 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
 
 def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
     """8, one plan: a row a request, decodes first, cuts on page boundaries, samples exactly at the end."""
-    ids = [chunk.request_id for chunk in (*resident(plan), *(part.chunk for part in plan.parts))]
+    ids = [chunk.request_id for chunk in (*resident(plan), *(part.chunk for part in plan.slices))]
     require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
-    done = tuple(part.chunk for part in plan.parts if part.completes)
+    done = tuple(part.chunk for part in plan.slices if part.completes)
     require(plan.chunks[len(plan.chunks) - len(done) :] == done, f"law 8: plan {plan.step} ends with other than {done}")
     kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in resident(plan)]
     require(kinds == sorted(kinds), f"law 8: plan {plan.step} has a decode behind a prefill")
@@ -435,7 +437,7 @@ def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
     written: set[tuple[int, int]] = set()
     size = state.kv.page_size
     chunks = {chunk: leases(state, chunk) for chunk in resident(plan)}
-    chunks |= {part.chunk: [0] * (part.base // size) + list(part.pages) for part in plan.parts}
+    chunks |= {part.chunk: [0] * (part.base // size) + list(part.pages) for part in plan.slices}
     for chunk, row in chunks.items():
         targets = {(row[at // size], at % size) for at in range(chunk.start, chunk.end)}
         require(written.isdisjoint(targets), f"law 9: plan {plan.step} writes twice to what {chunk} writes")
@@ -445,8 +447,8 @@ def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
 
 
 def resident(plan: BatchPlan) -> tuple[Chunk, ...]:
-    """The chunks that are computed together: all but the streamed ones."""
-    return plan.chunks[: len(plan.chunks) - sum(part.completes for part in plan.parts)]
+    """The chunks that are computed together: all but the offloaded ones."""
+    return plan.chunks[: len(plan.chunks) - sum(part.completes for part in plan.slices)]
 
 
 def leases(state: SchedulerState, chunk: Chunk) -> list[int]:
@@ -455,31 +457,31 @@ def leases(state: SchedulerState, chunk: Chunk) -> list[int]:
     return lease.pages
 
 
-def streamed_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """7, for streamed work: one part a step; with the prefill beside it, it costs no more than the step may, unless it
+def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """7, for offloaded work: one part a step; with the prefill beside it, it costs no more than the step may, unless it
     is a single unit."""
     size = state.kv.page_size
-    require(len(plan.parts) <= 1, f"law 7: plan {plan.step} works on {len(plan.parts)} streamed chunks")
-    for part in plan.parts:
-        streams = state.kv.streams.limits
-        length, per_layer = part.chunk.length, part.total // streams.num_layers
+    require(len(plan.slices) <= 1, f"law 7: plan {plan.step} works on {len(plan.slices)} offloaded chunks")
+    for part in plan.slices:
+        offload = state.kv.offload.limits
+        length, per_layer = part.chunk.length, part.total // offload.num_layers
         require(
-            per_layer - 1 == streams.groups(part.base // size, is_decode=part.is_decode)
-            and per_layer * streams.num_layers == part.total,
+            per_layer - 1 == offload.groups(part.base // size, is_decode=part.is_decode)
+            and per_layer * offload.num_layers == part.total,
             f"law 8: {part} has another number of units than its context",
         )
         rests = sum(unit % per_layer == per_layer - 1 for unit in range(part.first, part.stop))
         groups = part.stop - part.first - rests
-        cost = rests * streams.cost_of_rest(length) + groups * streams.cost_of_group(length, size)
+        cost = rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(length, size)
         most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
         most *= 1 if resident(plan) else ALONE
-        catches_up = state.open_chunk is not None and state.open_chunk.owed > 0 and part.stop == part.first
+        catches_up = state.open_chunk is not None and state.open_chunk.unfinished > 0 and part.stop == part.first
         require(
             catches_up or part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
             f"law 7: {part} costs {cost} tokens of {most}",
         )
         require(
-            not part.completes or not streams.may_be_late or per_layer == 1 or part.first == part.total - 1,
+            not part.completes or not offload.may_be_late or per_layer == 1 or part.first == part.total - 1,
             f"law 7: the step of {part} may have to wait for what it reads",
         )
         require(
@@ -542,11 +544,11 @@ class Lawful:
         self._next_start: dict[int, int] = {}
         self._rows: dict[int, list[int]] = {}
         self._stored_rows: dict[int, list[int]] = {}
-        self._parts: dict[int, StreamPart] = {}
+        self._slices: dict[int, ChunkSlice] = {}
         """Request -> the latest part of a chunk of its that is not complete."""
         self._num_outputs: dict[int, int] = {}
         self._asked: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
-        self._num_told: dict[int, int] = {}
+        self._num_sent: dict[int, int] = {}
 
     @property
     def has_work(self) -> bool:
@@ -580,7 +582,7 @@ class Lawful:
             prompt_logprobs_sent=prompt_logprobs_sent,
             is_resumed=is_resumed,
         )
-        self._num_outputs[request_id], self._num_told[request_id] = len(output_ids), prompt_logprobs_sent
+        self._num_outputs[request_id], self._num_sent[request_id] = len(output_ids), prompt_logprobs_sent
         self._asked[request_id] = (tuple(prompt), sampling)
         check_state(self.state)
 
@@ -667,8 +669,8 @@ class Lawful:
             told == (() if asked.logprobs is None else output.token_ids),
             f"law 11: {output} has the logprobs of tokens {told}",
         )
-        start = self._num_told[output.request_id]
-        end = self._num_told[output.request_id] = start + len(output.prompt_logprobs)
+        start = self._num_sent[output.request_id]
+        end = self._num_sent[output.request_id] = start + len(output.prompt_logprobs)
         told = tuple(item.token_id for item in output.prompt_logprobs)
         targets = () if asked.prompt_logprobs is None else prompt[1:]
         require(
@@ -706,8 +708,8 @@ class Lawful:
     def _chunks_tile(self, plan: BatchPlan) -> None:
         """8, over a run: a request's chunks follow each other without gap or overlap from its cached prefix on."""
         opened = {new.request_id for new in plan.new_slots}
-        for part in plan.parts:
-            request, before = self.state.requests[part.chunk.request_id], self._parts.pop(part.chunk.request_id, None)
+        for part in plan.slices:
+            request, before = self.state.requests[part.chunk.request_id], self._slices.pop(part.chunk.request_id, None)
             if part.first:
                 goes_on = before is not None and before.chunk == part.chunk and before.stop == part.first
                 require(goes_on, f"law 8: {part} follows {before}")
@@ -719,7 +721,7 @@ class Lawful:
             if part.completes:
                 self._next_start[request.id] = part.chunk.end
             else:
-                self._parts[request.id] = part
+                self._slices[request.id] = part
         for chunk in resident(plan):
             request = self.state.requests[chunk.request_id]
             expected = request.cached if chunk.request_id in opened else self._next_start.get(chunk.request_id)
@@ -736,32 +738,32 @@ class Lawful:
             self._rows[new.slot] = []
             self._stored_rows[new.slot] = []
         rows: dict[int, tuple[int, ...]] = {}
-        for part in plan.parts:
-            stream = self.state.requests[part.chunk.request_id].stream
+        for part in plan.slices:
+            lease = self.state.requests[part.chunk.request_id].offload
             row = self._stored_rows[part.chunk.slot]
             row.extend(part.stored_pages)
             base = part.base // self.state.kv.page_size
             require(
-                stream is not None and row == stream.row[: len(row)] and base <= min(len(row), stream.stored),
-                f"law 5: {part} leaves row {row}, host has {stream}",
+                lease is not None and row == lease.row[: len(row)] and base <= min(len(row), lease.stored),
+                f"law 5: {part} leaves row {row}, host has {lease}",
             )
-            assert stream is not None
+            assert lease is not None
             end = self.state.kv.pages_for(part.chunk.end)
-            require(part.pages == stream.places(base, end), f"law 5: {part} is not where {stream} has it")
+            require(part.pages == lease.places(base, end), f"law 5: {part} is not where {lease} has it")
             rows[part.chunk.request_id] = part.pages
         for chunk in resident(plan):
             row = self._rows[chunk.slot]
             row.extend(chunk.new_pages)
-            lease = self.state.requests[chunk.request_id].lease
-            require(lease is not None and row == lease.pages, f"law 5: {chunk} leaves row {row}, host has {lease}")
+            held = self.state.requests[chunk.request_id].lease
+            require(held is not None and row == held.pages, f"law 5: {chunk} leaves row {row}, host has {held}")
             rows[chunk.request_id] = tuple(row)
         return rows
 
     def _writes_disturb_nobody(self, plan: BatchPlan, rows: dict[int, tuple[int, ...]]) -> None:
         """9 and 10, over plans in flight: no row writes a page that a row of another request may be using."""
         size = self.state.kv.page_size
-        bases = {part.chunk.request_id: part.base // size for part in plan.parts}
-        for chunk in (*resident(plan), *(part.chunk for part in plan.parts)):
+        bases = {part.chunk.request_id: part.base // size for part in plan.slices}
+        for chunk in (*resident(plan), *(part.chunk for part in plan.slices)):
             base = bases.get(chunk.request_id, 0)
             written = set(rows[chunk.request_id][chunk.start // size - base : -(-chunk.end // size) - base])
             for earlier, used in self.in_flight:
@@ -776,7 +778,7 @@ class Lawful:
         free = self.state.kv.pool.free_pages()
         holders = {request.slot: request.id for request in live(self.state)}
         for plan, rows in self.in_flight:
-            for chunk in (*plan.chunks, *(part.chunk for part in plan.parts)):
+            for chunk in (*plan.chunks, *(part.chunk for part in plan.slices)):
                 require(
                     holders.get(chunk.slot) == chunk.request_id,
                     f"law 10: slot {chunk.slot} of plan {plan.step} in flight is held by {holders.get(chunk.slot)}",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sluice.kv.lower_tiers import NoTiers
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.offloading import is_streamed
+from sluice.scheduler.offloading import is_offloaded
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.prefix_dedup import is_follower
 from sluice.scheduler.state import SchedulerState
@@ -28,7 +28,7 @@ def load_back(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilde
         if is_follower(state, request):
             continue
         nodes = []
-        if not is_streamed(kv, request):
+        if not is_offloaded(kv, request):
             nodes = kv.loadable(request.tokens, request.path, request.cacheable, request.extra_key)
         if nodes and len(state.free_slots) > slots and adder.start_load(request, nodes, pages):
             continue

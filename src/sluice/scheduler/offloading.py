@@ -1,4 +1,4 @@
-"""Streamed requests: contexts longer than the device, a part of a chunk at a time.
+"""Offloaded requests: contexts longer than the device, a part of a chunk at a time.
 
 A chunk of theirs is many units of work (`types.StreamLimits`), and a step takes as many as its budget of prefill tokens
 pays for; where others want to prefill too they take turns, and one has what the other leaves. So their neighbours'
@@ -12,15 +12,15 @@ import math
 from typing import NamedTuple
 
 from sluice.kv.manager import KVManager
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_lease import OffloadLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
-from sluice.types import BatchPlan, Chunk, StreamLimits, StreamPart
+from sluice.types import BatchPlan, Chunk, ChunkSlice, OffloadLimits
 
 ALONE = 8
-"""Times a step's budget that streamed work may cost while nobody else is there to wait for it: each step has its price,
-and whoever comes waits for one of them."""
+"""Times a step's budget that offloaded work may cost while no other request waits for it: each step has its price, and
+a newcomer waits for one of them."""
 
 
 class Kinds(NamedTuple):
@@ -34,10 +34,10 @@ class Kinds(NamedTuple):
         return self.prefill if is_prefill(request) else self.decode
 
 
-def stream(
-    state: SchedulerState, limits: StreamLimits, lookahead: int, batch: BatchBuilder, room: int, kinds: Kinds
+def plan_offloaded(
+    state: SchedulerState, limits: OffloadLimits, lookahead: int, batch: BatchBuilder, room: int, kinds: Kinds
 ) -> int:
-    """Plan a part of a streamed chunk, if there is one to work on.
+    """Plan a part of a offloaded chunk, if there is one to work on.
 
     Args:
         room: tokens that it may cost; a unit is planned whatever it costs.
@@ -55,25 +55,26 @@ def stream(
     return plan_part(state, limits, chunk, batch, room)
 
 
-def is_streamed(kv: KVManager, request: Request) -> bool:
-    """Its context, prompt and output, is longer than the device; or, if the tier can hold it, than was asked for, or
-    than what streamed requests leave of the device now: it would wait, and others behind it, until one of them ends."""
-    if not kv.can_stream:
+def is_offloaded(kv: KVManager, request: Request) -> bool:
+    """Return whether a request's context, prompt and output, is longer than the device; or, if the tier can hold it,
+    longer than `offload_above`, or than what offloaded requests leave of the device now: otherwise it would wait, and
+    others behind it, until one of them ends."""
+    if not kv.can_offload:
         return False
     length = request.prompt_len + request.max_tokens
     pages = kv.pages_for(length)
-    if length <= kv.streams.limits.above and pages <= kv.num_pages - kv.num_places:
+    if length <= kv.offload.limits.above and pages <= kv.num_pages - kv.num_window_pages:
         return False
-    return pages > kv.num_pages or pages <= kv.streams.num_pages
+    return pages > kv.num_pages or pages <= kv.offload.num_pages
 
 
-def check_stream(kv: KVManager, request: Request) -> None:
+def check_offload(kv: KVManager, request: Request) -> None:
     """
     Raises:
         ValueError: the tier could never hold the request.
     """
-    limits = kv.streams.limits
-    needed, there = kv.pages_for(request.prompt_len + request.max_tokens), kv.streams.num_pages
+    limits = kv.offload.limits
+    needed, there = kv.pages_for(request.prompt_len + request.max_tokens), kv.offload.num_pages
     if needed > there:
         raise ValueError(
             f"prompt of {request.prompt_len} tokens + max_tokens {request.max_tokens} need"
@@ -86,22 +87,22 @@ def is_prefill(request: Request) -> bool:
     return request.scheduled < request.prefill_end
 
 
-def next_request(state: SchedulerState, limits: StreamLimits, lookahead: int, kinds: Kinds) -> Request | None:
+def next_request(state: SchedulerState, limits: OffloadLimits, lookahead: int, kinds: Kinds) -> Request | None:
     """Whose turn it is: whoever had no chunk for longest, of those that can go on."""
-    for request in state.streaming.values():
+    for request in state.offloaded.values():
         if kinds.have(request) and request.wants_chunk(lookahead) and length_of(state, limits, request) > 0:
             return request
     return None
 
 
-def length_of(state: SchedulerState, limits: StreamLimits, request: Request) -> int:
+def length_of(state: SchedulerState, limits: OffloadLimits, request: Request) -> int:
     """Tokens of its next chunk: as many as the window has places for, cut on a page boundary or not at all. Places and
     chunks are whole pages, and so is what was found of its prompt."""
     room = lease_of(request).end_of_window * state.kv.page_size - request.scheduled
     return min(request.extend_len, limits.chunk_tokens, room)
 
 
-def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch: BatchBuilder) -> OpenChunk:
+def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch: BatchBuilder) -> OpenChunk:
     """Begin a chunk."""
     lease = lease_of(request)
     start, length = request.scheduled, length_of(state, limits, request)
@@ -125,13 +126,16 @@ def opened(state: SchedulerState, limits: StreamLimits, request: Request, batch:
 
 
 def plan_part(
-    state: SchedulerState, limits: StreamLimits, open_chunk: OpenChunk, batch: BatchBuilder, room: int
+    state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk, batch: BatchBuilder, room: int
 ) -> int:
     """Plan the next units of a chunk: one at least, unless some are owed. Returns what they cost."""
     request, chunk = open_chunk.request, open_chunk.chunk
     lease = lease_of(request)
     first, end = open_chunk.planned, end_of_part(limits, open_chunk)
-    unit, cost = first, sum(cost_of(state, limits, open_chunk, each) for each in range(first - open_chunk.owed, first))
+    unit, cost = (
+        first,
+        sum(cost_of(state, limits, open_chunk, each) for each in range(first - open_chunk.unfinished, first)),
+    )
     while unit < end:
         more = cost_of(state, limits, open_chunk, unit)
         if unit > first and cost + more > room:
@@ -141,7 +145,7 @@ def plan_part(
     new_rows = tuple(lease.row[lease.told : open_chunk.base])
     lease.told = open_chunk.base
     size = state.kv.page_size
-    part = StreamPart(
+    part = ChunkSlice(
         chunk,
         new_rows,
         open_chunk.base * size,
@@ -154,24 +158,24 @@ def plan_part(
     open_chunk.planned = unit
     lease.bases.append(open_chunk.base)
     request.in_flight += 1
-    batch.add_part(part)
+    batch.add_slice(part)
     if part.completes:
         state.open_chunk = None
         request.scheduled = chunk.end
         request.pending += chunk.samples
-        state.streaming[request.id] = state.streaming.pop(request.id)  # the others are first now
+        state.offloaded[request.id] = state.offloaded.pop(request.id)  # the others are first now
     return math.ceil(cost)
 
 
-def must_wait(limits: StreamLimits, open_chunk: OpenChunk) -> bool:
+def must_wait(limits: OffloadLimits, open_chunk: OpenChunk) -> bool:
     """Only its last unit is left, and cannot be planned before what is in flight has come back."""
-    return not open_chunk.owed and end_of_part(limits, open_chunk) == open_chunk.planned
+    return not open_chunk.unfinished and end_of_part(limits, open_chunk) == open_chunk.planned
 
 
-def end_of_part(limits: StreamLimits, open_chunk: OpenChunk) -> int:
+def end_of_part(limits: OffloadLimits, open_chunk: OpenChunk) -> int:
     """The unit that the chunk's next part may not go beyond. Where loads may be late, no units are added to those that
     are owed, and the last unit, behind which its request is told of the chunk, waits until all others are done."""
-    if open_chunk.owed:
+    if open_chunk.unfinished:
         return open_chunk.planned
     if not (limits.may_be_late and open_chunk.groups):
         return open_chunk.total
@@ -179,7 +183,7 @@ def end_of_part(limits: StreamLimits, open_chunk: OpenChunk) -> int:
     return open_chunk.total if open_chunk.planned == last and not open_chunk.request.in_flight else last
 
 
-def cost_of(state: SchedulerState, limits: StreamLimits, open_chunk: OpenChunk, unit: int) -> float:
+def cost_of(state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk, unit: int) -> float:
     """Tokens that a unit costs."""
     length = open_chunk.chunk.length
     if unit % (open_chunk.groups + 1) == open_chunk.groups:
@@ -187,13 +191,13 @@ def cost_of(state: SchedulerState, limits: StreamLimits, open_chunk: OpenChunk, 
     return limits.cost_of_group(length, state.kv.page_size)
 
 
-def note_owed(state: SchedulerState, plan: BatchPlan, owed: int) -> None:
+def note_unfinished(state: SchedulerState, plan: BatchPlan, unfinished: int) -> None:
     """A step has come back, and left so many units of its chunk undone."""
     chunk = state.open_chunk
-    if chunk is not None and any(part.chunk is chunk.chunk for part in plan.parts):
-        chunk.owed = owed
+    if chunk is not None and any(part.chunk is chunk.chunk for part in plan.slices):
+        chunk.unfinished = unfinished
 
 
-def lease_of(request: Request) -> StreamLease:
-    assert request.stream is not None, f"request {request.id} is streamed without pages"
-    return request.stream
+def lease_of(request: Request) -> OffloadLease:
+    assert request.offload is not None, f"request {request.id} is offloaded without pages"
+    return request.offload

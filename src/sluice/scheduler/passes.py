@@ -13,7 +13,7 @@ from collections.abc import Callable
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.fair import fair
 from sluice.scheduler.loading import load_back
-from sluice.scheduler.offloading import ALONE, Kinds, stream
+from sluice.scheduler.offloading import ALONE, Kinds, plan_offloaded
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.prefix_dedup import is_follower
@@ -68,27 +68,27 @@ def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
             break
 
 
-def streamed(
+def offloaded(
     state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
 ) -> None:
-    """A part of a streamed chunk, unless this step has one, out of what is left of the step."""
-    if not state.kv.can_stream or batch.streams:
+    """A part of a offloaded chunk, unless this step has one, out of what is left of the step."""
+    if not state.kv.can_offload or batch.has_slices:
         return
     room = adder.room()
     if room <= 0 and len(batch):
         return
     if not (len(batch) or state.decoding or state.partial or state.waiting or state.loading):
         room *= ALONE
-    adder.spend(stream(state, state.kv.streams.limits, limits.lookahead, batch, room, kinds))
+    adder.spend(plan_offloaded(state, state.kv.offload.limits, limits.lookahead, batch, room, kinds))
 
 
-def streamed_first(
+def offloaded_first(
     state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
 ) -> None:
     """The same before other prompts, every other step: half of a step might be less than a page for them, or than a
     unit of work."""
     if state.step % 2 == 0 or not (state.partial or state.waiting or state.loading):
-        streamed(state, limits, batch, adder, kinds)
+        offloaded(state, limits, batch, adder, kinds)
 
 
 def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
@@ -96,12 +96,12 @@ def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
     prefill: tuple[Pass, ...] = (load_back, partial, admit) if limits.max_partial_prefills == 1 else (load_back, fair)
     if limits.schedule == "mixed":
         both = Kinds(prefill=True, decode=True)
-        return ((decode, with_kinds(streamed_first, both), *prefill, with_kinds(streamed, both)),)
+        return ((decode, with_kinds(offloaded_first, both), *prefill, with_kinds(offloaded, both)),)
     of_prompts, of_decodes = Kinds(prefill=True, decode=False), Kinds(prefill=False, decode=True)
-    prefill = (with_kinds(streamed_first, of_prompts), *prefill, with_kinds(streamed, of_prompts))
-    return (prefill, (decode, with_kinds(streamed, of_decodes)))
+    prefill = (with_kinds(offloaded_first, of_prompts), *prefill, with_kinds(offloaded, of_prompts))
+    return (prefill, (decode, with_kinds(offloaded, of_decodes)))
 
 
-def with_kinds(streaming: Callable[..., None], kinds: Kinds) -> Pass:
+def with_kinds(offloaded: Callable[..., None], kinds: Kinds) -> Pass:
     """A pass over these kinds of chunks."""
-    return functools.partial(streaming, kinds=kinds)
+    return functools.partial(offloaded, kinds=kinds)

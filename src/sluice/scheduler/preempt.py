@@ -59,7 +59,7 @@ def preempt_for(state: SchedulerState, request: Request) -> bool:
     may make room enough.
     """
     level = state.waiting.level
-    below = [r for r in (*state.started(), *state.streaming.values()) if level(r) > level(request)]
+    below = [r for r in (*state.started(), *state.offloaded.values()) if level(r) > level(request)]
     if state.draining or not below:
         return False
     victim = max(below, key=lambda r: (level(r), r.id))

@@ -13,7 +13,7 @@ from sluice.kv.manager import Lease
 from sluice.kv.prefix import Node
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED, budget_for
-from sluice.scheduler.offloading import is_streamed
+from sluice.scheduler.offloading import is_offloaded
 from sluice.scheduler.preempt import make_room, preempt_for
 from sluice.scheduler.queue import cached_len
 from sluice.scheduler.request import Request
@@ -43,7 +43,7 @@ class PrefillAdder:
         self._limits = limits
         self._batch = batch
         self._chunk = budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking)
-        self._streamed = 0
+        self._offloaded = 0
         self._tier_is_full = False
         self._num_prompts = 0
         self._reserved: int | None = None
@@ -115,8 +115,8 @@ class PrefillAdder:
     def needs(self, request: Request) -> int:
         """Pages that a waiting request is to have before it starts, beyond those it shares. Its path is up to date."""
         kv = self._state.kv
-        if is_streamed(kv, request):
-            return kv.streams.limits.window_pages
+        if is_offloaded(kv, request):
+            return kv.offload.limits.window_pages
         return kv.pages_for(self._state.reservation.tokens_at_admission(request)) - len(request.path)
 
     def start_load(self, request: Request, nodes: list[Node], ahead: int) -> bool:
@@ -153,8 +153,8 @@ class PrefillAdder:
         if not state.free_slots:
             self.note(Bound.MAX_RUNNING_REQUESTS)
             return AddResult.NO_SLOT
-        if is_streamed(kv, request):
-            return self._add_stream(request)
+        if is_offloaded(kv, request):
+            return self._add_offloaded(request)
         cached = cached_len(kv, request)
         extend_len = len(request.tokens) - cached
         length, cut_by = self._fit(cached, extend_len, at_most)
@@ -181,17 +181,17 @@ class PrefillAdder:
         return AddResult.CONTINUE
 
     def spend(self, tokens: int) -> None:
-        """Streamed work costs the step as much as so many tokens of prefill would."""
+        """Offloaded work costs the step as much as so many tokens of prefill would."""
         if tokens:
             self._chunk.take(0, tokens)
-        self._streamed += tokens
+        self._offloaded += tokens
 
-    def _add_stream(self, request: Request) -> AddResult:
+    def _add_offloaded(self, request: Request) -> AddResult:
         """Admit a request whose context is longer than the device, with all the memory it will ever have. Those that
         wait for others of their kind to end keep nobody else waiting but each other: what they wait for is used by no
         others."""
         state, kv = self._state, self._state.kv
-        if not kv.streams.has_window:
+        if not kv.offload.has_window:
             self.note(Bound.KV_PAGES)
             return AddResult.CONTINUE
         needed = self.needs(request) + self._reserved_pages()
@@ -201,12 +201,12 @@ class PrefillAdder:
         num_tokens = request.prompt_len + request.max_tokens
         lease = None
         if not self._tier_is_full:
-            lease = kv.open_stream(request.tokens, request.cacheable, num_tokens, request.extra_key)
+            lease = kv.open_offloaded(request.tokens, request.cacheable, num_tokens, request.extra_key)
         if lease is None:
             self._tier_is_full = True
             self.note(Bound.TIER_PAGES)
             return AddResult.CONTINUE
-        state.start_stream(request, lease)
+        state.start_offloaded(request, lease)
         return AddResult.CONTINUE
 
     def admit(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
@@ -223,7 +223,7 @@ class PrefillAdder:
 
     def _room(self, start: int = 0) -> tuple[int, Bound]:
         """What the tightest budget leaves for tokens from position `start` on, and which it is."""
-        used = self._batch.num_tokens + self._streamed
+        used = self._batch.num_tokens + self._offloaded
         left, bound = self._chunk.left(start), Bound.CHUNKED_PREFILL_SIZE
         if self._limits.max_prefill_tokens:
             # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
@@ -270,14 +270,14 @@ class PrefillAdder:
 
     def _fits_beside_loads(self, newcomer: Request, to_load: int = 0) -> bool:
         """Everybody who has started, and the newcomer, could have all it may ever need but for the pages that are being
-        loaded for others, and for those that streamed requests keep."""
+        loaded for others, and for those that offloaded requests keep."""
         state, kv = self._state, self._state.kv
-        loading = kv.tiers.num_loading + kv.num_places + to_load
+        loading = kv.tiers.num_loading + kv.num_window_pages + to_load
         if not loading:
             return True
         own = {request.id: len(r.load.pages) for request in state.loading.values() if (r := request.lease) and r.load}
         resident = [*state.started()]
-        if not is_streamed(kv, newcomer):
+        if not is_offloaded(kv, newcomer):
             own[newcomer.id] = to_load
             resident.append(newcomer)
         return all(

@@ -33,7 +33,7 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
     )
 
 
-def are_twins(kv: KVManager, one: Request, other: Request) -> bool:
+def are_duplicates(kv: KVManager, one: Request, other: Request) -> bool:
     """Both wait for the same page: were one of them admitted, the other would be held back. Paths are up to date."""
     return (
         one.status is other.status is Status.WAITING

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice.kv.manager import Lease
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.prefix import Node
 from sluice.types import FinishReason, SamplingParams
 
@@ -19,7 +19,7 @@ class Status(Enum):
     LOADING = "loading"
     PARTIAL = "partial"
     DECODING = "decoding"
-    STREAMING = "streaming"
+    OFFLOADED = "streaming"
     DRAINING = "draining"
     GONE = "gone"
 
@@ -48,10 +48,10 @@ class Request:
     status: Status = Status.WAITING
     slot: int = -1
     lease: Lease | None = None
-    stream: StreamLease | None = None
+    offload: OffloadLease | None = None
     """Instead of a lease, if its context is longer than the device."""
     is_open: bool = False
-    """The runner was told of a streamed request's slot."""
+    """The runner was told of a offloaded request's slot."""
     cached: int = 0
     computed: int = 0
     scheduled: int = 0

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.offloading import check_stream, is_prefill, is_streamed, note_owed
+from sluice.scheduler.offloading import check_offload, is_offloaded, is_prefill, note_unfinished
 from sluice.scheduler.passes import groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
@@ -87,8 +87,8 @@ class Scheduler:
             extra_key: namespace of the prefix cache; equal tokens under different keys share nothing.
             priority: class under the policy `priority`, ignored under the others.
             output_ids: what another engine gave it already: it goes on behind them, as after a retraction.
-            num_told: log-probabilities of its prompt that were told already.
-            is_known: another engine had taken it already: the bounds on the queue do not apply.
+            prompt_logprobs_sent: log-probabilities of its prompt that were told already.
+            is_resumed: another engine had taken it already: the bounds on the queue do not apply.
 
         Raises:
             DuplicateRequest: the id is in use.
@@ -115,8 +115,8 @@ class Scheduler:
         kv = self.state.kv
         if not prompt_len:
             raise ValueError("the prompt is empty; it needs at least one token")
-        if is_streamed(kv, request):
-            check_stream(kv, request)
+        if is_offloaded(kv, request):
+            check_offload(kv, request)
         elif kv.pages_for(prompt_len + request.max_tokens) > kv.num_pages:
             raise ValueError(
                 f"prompt of {prompt_len} tokens + max_tokens {request.max_tokens} exceed the KV pool of"
@@ -136,12 +136,12 @@ class Scheduler:
         """How full it is now."""
         state, kv = self.state, self.state.kv
         return Occupancy(
-            running=len(state.partial) + len(state.decoding) + len(state.streaming),
+            running=len(state.partial) + len(state.decoding) + len(state.offloaded),
             waiting=len(state.waiting),
             free_pages=kv.pool.num_free,
             cached_pages=kv.tree.num_evictable,
             total_pages=kv.num_pages,
-            partial=len(state.partial) + sum(is_prefill(request) for request in state.streaming.values()),
+            partial=len(state.partial) + sum(is_prefill(request) for request in state.offloaded.values()),
             preemptions=state.preemptions,
             loading=len(state.loading),
             tiers=kv.tiers.uses(),
@@ -184,7 +184,7 @@ class Scheduler:
         """Fold the result of the oldest plan in flight into its requests."""
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
         self._let_go(plan)
-        note_owed(self.state, plan, result.owed)
+        note_unfinished(self.state, plan, result.unfinished)
         outputs = self.copied(result.copies)
         outputs += self._end_failed_parts(plan, result)
         errors = {error.row: error.message for error in result.errors}
@@ -209,37 +209,37 @@ class Scheduler:
         return outputs
 
     def _end_failed_parts(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
-        """Streamed work failed: its requests end."""
+        """Offloaded work failed: its requests end."""
         outputs: list[Output] = []
-        for error in result.part_errors:
-            request = self.state.requests[plan.parts[error.row].chunk.request_id]
+        for error in result.slice_errors:
+            request = self.state.requests[plan.slices[error.row].chunk.request_id]
             if request.finish_reason is None:
                 outputs.append(self._end(request, FinishReason.ERROR, error.message))
         return outputs
 
     def _let_go(self, plan: BatchPlan) -> None:
-        """The plan's streamed work looks at nothing on the device any more."""
-        for part in plan.parts:
-            stream = self.state.requests[part.chunk.request_id].stream
-            assert stream is not None, f"{part} has no pages"
-            stream.bases.popleft()
+        """The plan's offloaded work looks at nothing on the device any more."""
+        for part in plan.slices:
+            lease = self.state.requests[part.chunk.request_id].offload
+            assert lease is not None, f"{part} has no pages"
+            lease.bases.popleft()
 
     def _land_parts(self, plan: BatchPlan) -> None:
         """Work on chunks that go on was committed or failed."""
-        for part in plan.parts:
+        for part in plan.slices:
             if not part.completes:
                 self.state.row_done(self.state.requests[part.chunk.request_id])
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
-        """Copies have ended. Streamed requests whose pages could not be stored end with them."""
+        """Copies have ended. Offloaded requests whose pages could not be stored end with them."""
         for each in done:
             load = self.state.kv.copied(each)
             if load is not None:
                 self.state.loaded(load)
-        for request in self.state.streaming.values():
-            assert request.stream is not None, f"request {request.id} is streamed without pages"
-            self.state.kv.streams.publish(request.stream, request.tokens)
-        lost = [(request, request.stream.error) for request in self.state.streaming.values() if request.stream]
+        for request in self.state.offloaded.values():
+            assert request.offload is not None, f"request {request.id} is offloaded without pages"
+            self.state.kv.offload.publish(request.offload, request.tokens)
+        lost = [(request, request.offload.error) for request in self.state.offloaded.values() if request.offload]
         return [self._end(request, FinishReason.ERROR, error) for request, error in lost if error is not None]
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
@@ -258,7 +258,7 @@ class Scheduler:
                 if not launched or Tier.DISK not in (copy.source, copy.target)
             ]
         )
-        for part in plan.parts:
+        for part in plan.slices:
             request = self.state.requests[part.chunk.request_id]
             if request.finish_reason is None:
                 outputs.append(self._end(request, FinishReason.ERROR, error))
@@ -274,7 +274,7 @@ class Scheduler:
     def forget_device(self) -> None:
         """The device lost its state, with nothing in flight: nothing is cached any more, and what ran waits again."""
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
-        for request in [*self.state.started(), *self.state.streaming.values()]:
+        for request in [*self.state.started(), *self.state.offloaded.values()]:
             self.state.preempt(request)
         self.state.kv.forget_flights()
         self.state.kv.flush()
@@ -341,8 +341,8 @@ class Scheduler:
 
     def _keep(self, request: Request, computed: int) -> None:
         """Pages are full among the first `computed` tokens."""
-        if request.stream is not None:
-            self.state.kv.streams.send(request.stream, request.tokens, computed)
+        if request.offload is not None:
+            self.state.kv.offload.send(request.offload, request.tokens, computed)
             return
         assert request.lease is not None, f"request {request.id} was computed without pages"
         self.state.kv.publish(request.lease, request.tokens, computed)

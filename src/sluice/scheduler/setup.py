@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.scheduler import Scheduler
-from sluice.types import SchedulerLimits, StreamLimits, TierLimits
+from sluice.types import OffloadLimits, SchedulerLimits, TierLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +19,8 @@ class SchedulerSetup:
     """Tokens."""
     prefix_caching: bool = True
     tiers: TierLimits = field(default_factory=TierLimits)
-    """Without prefix caching they hold nothing but streamed requests."""
-    streams: StreamLimits | None = None
+    """Without prefix caching they hold nothing but offloaded requests."""
+    offload: OffloadLimits | None = None
     """None: contexts longer than the device are refused."""
 
     def build(self) -> Scheduler:
@@ -34,6 +34,6 @@ class SchedulerSetup:
             page_size=self.page_size,
             prefix_caching=self.prefix_caching,
             tiers=self.tiers,
-            streams=self.streams,
+            offload=self.offload,
         )
         return Scheduler(self.limits, kv)

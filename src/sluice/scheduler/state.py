@@ -3,7 +3,7 @@
     add -> WAITING -> PARTIAL -> DECODING -> DRAINING -> GONE
             ^  |         ^                      |
             |  +-> LOADING                      |
-            |  +-> STREAMING ------->-----------+
+            |  +-> OFFLOADED ------->-----------+
             +------------- sent back -----------+
 
 LOADING has a slot, but nothing of it was told to the device: it is the only place of these that may be left without
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease
-from sluice.kv.offload_lease import StreamLease
+from sluice.kv.offload_lease import OffloadLease
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.reserve import reservation_of
@@ -28,7 +28,7 @@ from sluice.types import Chunk, FinishReason, SchedulerLimits, Tier
 
 @dataclass(slots=True, eq=False)
 class OpenChunk:
-    """A chunk of a streamed request of which some units of work are planned and some are not."""
+    """A chunk of a offloaded request of which some units of work are planned and some are not."""
 
     request: Request
     chunk: Chunk
@@ -41,7 +41,7 @@ class OpenChunk:
     planned: int
     """Units."""
     total: int
-    owed: int = 0
+    unfinished: int = 0
     """Units that were planned and are not done, as far as is known."""
 
 
@@ -64,7 +64,7 @@ class SchedulerState:
         self.loading: dict[int, Request] = {}
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
-        self.streaming: dict[int, Request] = {}
+        self.offloaded: dict[int, Request] = {}
         """Those whose context is longer than the device, in the order of their turns."""
         self.open_chunk: OpenChunk | None = None
         """Of one of these, begun and not all planned."""
@@ -121,23 +121,23 @@ class SchedulerState:
         del self.loading[request.id]
         self._begin(request)
 
-    def start_stream(self, request: Request, stream: StreamLease) -> None:
-        """WAITING to STREAMING, with a fresh slot."""
+    def start_offloaded(self, request: Request, lease: OffloadLease) -> None:
+        """WAITING to OFFLOADED, with a fresh slot."""
         self.waiting.remove(request)
         request.path = []
         request.slot = self.free_slots.pop()
-        request.stream = stream
+        request.offload = lease
         request.is_open = False
         request.prefill_end = len(request.tokens)
-        request.cached = request.computed = request.scheduled = stream.stored * self.kv.page_size
+        request.cached = request.computed = request.scheduled = lease.stored * self.kv.page_size
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = min(request.cached, request.prompt_len)
-            if self.kv.streams.limits.tier is Tier.HOST:
+            if self.kv.offload.limits.tier is Tier.HOST:
                 request.num_host_tokens = request.num_cached_tokens
             else:
                 request.num_disk_tokens = request.num_cached_tokens
-        request.status = Status.STREAMING
-        self.streaming[request.id] = request
+        request.status = Status.OFFLOADED
+        self.offloaded[request.id] = request
 
     def prefilled(self, request: Request) -> None:
         """PARTIAL to DECODING: everything known is planned."""
@@ -191,10 +191,10 @@ class SchedulerState:
 
     def _give_back(self, request: Request) -> None:
         """All its pages."""
-        if request.stream is not None:
+        if request.offload is not None:
             keep = request.finish_reason is not FinishReason.ERROR
-            self.kv.close_stream(request.stream, request.tokens, keep=keep)
-            request.stream = None
+            self.kv.close_offloaded(request.offload, request.tokens, keep=keep)
+            request.offload = None
             return
         assert request.lease is not None, f"request {request.id} drains without pages"
         if request.finish_reason is FinishReason.ERROR:
@@ -207,8 +207,8 @@ class SchedulerState:
         """Where a request is that holds a slot and does not drain."""
         if request.status is Status.LOADING:
             return self.loading
-        if request.status is Status.STREAMING:
-            return self.streaming
+        if request.status is Status.OFFLOADED:
+            return self.offloaded
         return self.partial if request.status is Status.PARTIAL else self.decoding
 
     def _seat(self, request: Request, lease: Lease) -> None:

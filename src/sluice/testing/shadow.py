@@ -19,10 +19,10 @@ from sluice.types import (
     BatchPlan,
     BatchResult,
     Chunk,
+    ChunkSlice,
     NewSlot,
     RowError,
     SamplingParams,
-    StreamPart,
     Tier,
     TokenLogprobs,
 )
@@ -111,7 +111,7 @@ class ShadowRunner:
             else at launch.
         tiers: what lies behind the device.
         stream_tier: where the contexts lie that are longer than the device.
-        read_fails: of a part of streamed work by its number (from 0), whether a page of it cannot be read.
+        read_fails: of a part of offloaded work by its number (from 0), whether a page of it cannot be read.
         leaves: of a part by its number, how many units it leaves undone, if it reads from the tier.
     """
 
@@ -122,22 +122,22 @@ class ShadowRunner:
         vocab_size: int = 256,
         late: bool = False,
         tiers: ShadowTiers | None = None,
-        stream_tier: Tier = Tier.DISK,
+        offload_tier: Tier = Tier.DISK,
         read_fails: Callable[[int], bool] = lambda number: False,
         leaves: Callable[[int], int] = lambda number: 0,
     ) -> None:
-        self._stream_tier = stream_tier
+        self._offload_tier = offload_tier
         self._read_fails = read_fails
         self._leaves = leaves
-        self._owed = 0
+        self._unfinished = 0
         """Units of the latest part, and of those before it."""
         self._num_parts = 0
         self._stored: dict[int, list[int]] = {}
         """Slot -> pages behind the device."""
-        self._parts: dict[int, StreamPart] = {}
+        self._slices: dict[int, ChunkSlice] = {}
         """Slot -> its latest part."""
         self._lost: set[int] = set()
-        """Slots whose streamed work failed."""
+        """Slots whose offloaded work failed."""
         self.tiers = ShadowTiers() if tiers is None else tiers
         self._page_size = page_size
         self._vocab_size = vocab_size
@@ -178,10 +178,10 @@ class ShadowRunner:
             self._slots[new.slot] = new
             self._rows[new.slot] = []
             self._stored[new.slot] = []
-            self._parts.pop(new.slot, None)
+            self._slices.pop(new.slot, None)
             self._lost.discard(new.slot)
-        part_errors = [
-            RowError(index, error) for index, part in enumerate(plan.parts) if (error := self._work(part)) is not None
+        slice_errors = [
+            RowError(index, error) for index, part in enumerate(plan.slices) if (error := self._work(part)) is not None
         ]
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
@@ -199,24 +199,24 @@ class ShadowRunner:
             told if any(told) else (),
             prompt,
             copied,
-            part_errors=tuple(part_errors),
-            owed=self._owed if plan.parts else 0,
+            slice_errors=tuple(slice_errors),
+            unfinished=self._unfinished if plan.slices else 0,
         )
 
-    def _work(self, part: StreamPart) -> str | None:
-        """Look at everything that a part of streamed work may look at. Returns why it failed, if it did."""
+    def _work(self, part: ChunkSlice) -> str | None:
+        """Look at everything that a part of offloaded work may look at. Returns why it failed, if it did."""
         chunk = part.chunk
         self._stored[chunk.slot].extend(part.stored_pages)
-        before = self._parts.get(chunk.slot)
+        before = self._slices.get(chunk.slot)
         if part.first:
             assert before is not None and before.chunk == chunk and before.stop == part.first, f"{part} after {before}"
         else:
-            self._owed = 0
-        self._parts[chunk.slot] = part
+            self._unfinished = 0
+        self._slices[chunk.slot] = part
         if part.completes or not part.base:
-            assert not self._owed, f"{part} waits for {self._owed} units"
+            assert not self._unfinished, f"{part} waits for {self._unfinished} units"
         else:
-            self._owed = min(self._owed + part.stop - part.first, self._leaves(self._num_parts))
+            self._unfinished = min(self._unfinished + part.stop - part.first, self._leaves(self._num_parts))
         self._num_parts += 1
         if chunk.slot in self._lost or self._read_fails(self._num_parts - 1):
             self._lost.add(chunk.slot)
@@ -227,11 +227,11 @@ class ShadowRunner:
 
     def _contents(self, slot: int, end: int) -> list[tuple[int, int] | None]:
         """What lies at a slot's first `end` positions."""
-        part = self._parts.get(slot)
+        part = self._slices.get(slot)
         if part is None:
             return [self._kv.get(self._place(slot, position)) for position in range(end)]
         pages = self._stored[slot][: part.base // self._page_size]
-        stored = [held for page in pages for held in self.tiers.page(self._stream_tier, page)]
+        stored = [held for page in pages for held in self.tiers.page(self._offload_tier, page)]
         return stored[:end] + [self._kv.get(self._place(slot, position)) for position in range(part.base, end)]
 
     def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
@@ -283,7 +283,7 @@ class ShadowRunner:
         )
 
     def _place(self, slot: int, position: int) -> tuple[int, int]:
-        part = self._parts.get(slot)
+        part = self._slices.get(slot)
         if part is not None:
             return part.pages[(position - part.base) // self._page_size], position % self._page_size
         return self._rows[slot][position // self._page_size], position % self._page_size

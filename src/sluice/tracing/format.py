@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.types import BatchPlan, CopyDone, FinishReason, RowError, SamplingParams, StoredPage, StreamPart
+from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, RowError, SamplingParams, StoredPage
 
 VERSION = 1
 
@@ -156,9 +156,9 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """False: it failed before it began."""
     copies: tuple[CopyDone, ...] = ()
     """That ended with it."""
-    part_errors: tuple[RowError, ...] = ()
-    owed: int = 0
-    """Units of streamed work that it left undone."""
+    slice_errors: tuple[RowError, ...] = ()
+    unfinished: int = 0
+    """Units of offloaded work that it left undone."""
     ends: tuple[End, ...] = ()
 
 
@@ -192,17 +192,17 @@ def encode_plan(plan: BatchPlan) -> bytes:
 
 def as_written(plan: BatchPlan) -> BatchPlan:
     """A plan without what the trace holds elsewhere: keys of pages are functions of tokens and of cache salts, and a
-    streamed chunk's tokens are told with its first part."""
-    if not plan.copies and not plan.parts:
+    offloaded chunk's tokens are told with its first part."""
+    if not plan.copies and not plan.slices:
         return plan
     return replace(
         plan,
         copies=tuple(copy._replace(key=None) for copy in plan.copies),
-        parts=tuple(without_tokens(part) if part.first else part for part in plan.parts),
+        slices=tuple(without_tokens(part) if part.first else part for part in plan.slices),
     )
 
 
-def without_tokens(part: StreamPart) -> StreamPart:
+def without_tokens(part: ChunkSlice) -> ChunkSlice:
     return part._replace(chunk=part.chunk._replace(token_ids=(), targets=()))
 
 

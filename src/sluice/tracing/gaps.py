@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sluice.tracing.run import Prefill, Run, StepRun, Streamed
+from sluice.tracing.run import Offloaded, Prefill, Run, StepRun
 
 CAUSES_SHOWN = 3
 """Steps named for each gap: those that took most of it."""
@@ -21,7 +21,7 @@ class Cause:
     """How much of the gap the runner was at it."""
     num_decodes: int
     prefills: tuple[Prefill, ...]
-    streamed: tuple[Streamed, ...]
+    offloaded: tuple[Offloaded, ...]
     failed: bool
 
 
@@ -62,7 +62,7 @@ def _gap(steps: list[StepRun], ends: list[float], window: tuple[float, float], i
         ms = overlap_ms(step.launch, window) + overlap_ms(step.wait, window)
         if ms > 0:
             failed = step.error is not None
-            causes.append(Cause(step.step, round(ms, 3), step.num_decodes, step.prefills, step.streamed, failed))
+            causes.append(Cause(step.step, round(ms, 3), step.num_decodes, step.prefills, step.offloaded, failed))
     causes.sort(key=lambda cause: (-cause.ms, cause.step))
     return Gap(
         start=start,

@@ -95,10 +95,10 @@ class Converter:
         }
         yield from self._sent_back(plan)
         counts = {chunk.request_id: count for chunk, count in sampled(plan, record)}
-        parts = {part.chunk.request_id: part for part in plan.parts}
+        slices = {part.chunk.request_id: part for part in plan.slices}
         rows = [("decode" if row < plan.num_decodes else "prefill", chunk) for row, chunk in enumerate(plan.chunks)]
-        rows = [(name, chunk) for name, chunk in rows if chunk.request_id not in parts]
-        rows += [("streamed", part.chunk) for part in plan.parts]
+        rows = [(name, chunk) for name, chunk in rows if chunk.request_id not in slices]
+        rows += [("offloaded", part.chunk) for part in plan.slices]
         for name, chunk in rows:
             thread = self._threads.get(chunk.request_id)
             if thread is None:
@@ -106,7 +106,7 @@ class Converter:
             if (since := self._waits_since.pop(chunk.request_id, None)) is not None and since < start:
                 yield _slice(thread, "waits", since, start, {})
             args = _chunk_args(plan, chunk, counts.get(chunk.request_id, 0))
-            if (part := parts.get(chunk.request_id)) is not None:
+            if (part := slices.get(chunk.request_id)) is not None:
                 args |= {"from unit": part.first, "to unit": part.stop, "of units": part.total}
             yield _slice(thread, name if name == "decode" else f"{name} {chunk.length}", start, end, args)
             self._ran_until[chunk.request_id] = end
@@ -146,7 +146,7 @@ class Converter:
 def step_name(plan: BatchPlan) -> str:
     """What a step held, in a word."""
     if not plan.chunks:
-        return "streamed" if plan.parts else "copies"
+        return "offloaded" if plan.slices else "copies"
     if plan.num_decoded == len(plan.chunks):
         return "decode"
     return "mixed" if plan.num_decoded else "prefill"

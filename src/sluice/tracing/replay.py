@@ -235,8 +235,8 @@ class Player:
             (),
             told,
             step.copies,
-            part_errors=step.part_errors,
-            owed=step.owed,
+            slice_errors=step.slice_errors,
+            unfinished=step.unfinished,
         )
         return self._scheduler.commit(plan, result)
 
@@ -278,7 +278,7 @@ def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> tuple[str, str
         ("num_decodes", recorded.num_decodes, replayed.num_decodes),
         ("new_slots", len(recorded.new_slots), len(replayed.new_slots)),
         ("chunks", _chunks(recorded), _chunks(replayed)),
-        ("parts", recorded.parts, replayed.parts),
+        ("slices", recorded.slices, replayed.slices),
         ("copies", recorded.copies, replayed.copies),
         ("dropped", recorded.dropped, replayed.dropped),
     ):

@@ -30,7 +30,7 @@ def _run(summary: Summary) -> Iterator[str]:
     yield (
         f"steps     {steps}: {summary.mixed_steps} mixed ({_share(summary.mixed_steps, steps)}),"
         f" {summary.decode_steps} of decodes, {summary.prefill_steps} of prefill"
-        + (f", {summary.streamed_steps} of parts of streamed chunks" if summary.streamed_steps else "")
+        + (f", {summary.offloaded_steps} of parts of offloaded chunks" if summary.offloaded_steps else "")
         + (f", {summary.other_steps} of copies alone" if summary.other_steps else "")
         + (f"; {summary.unended_steps} in flight at the end" if summary.unended_steps else "")
     )
@@ -90,15 +90,15 @@ def _why(gap: Gap) -> str:
 
 
 def _cause(cause: Cause) -> str:
-    streamed = {part.request_id for part in cause.streamed}
-    prefills = [piece for piece in cause.prefills if piece.request_id not in streamed]
+    offloaded = {part.request_id for part in cause.offloaded}
+    prefills = [piece for piece in cause.prefills if piece.request_id not in offloaded]
     what = [f"request {p.request_id} prefilled {p.length} tokens from {p.start}" for p in prefills[:NAMES_SHOWN]]
     if len(prefills) > NAMES_SHOWN:
         what.append(f"{len(prefills) - NAMES_SHOWN} more prefills")
     what += [
-        f"request {part.request_id} streamed {part.length} {'token' if part.length == 1 else 'tokens'} from"
+        f"request {part.request_id} offloaded {part.length} {'token' if part.length == 1 else 'tokens'} from"
         f" {part.start}, units {part.first} to {part.stop} of {part.total}"
-        for part in cause.streamed
+        for part in cause.offloaded
     ]
     what.append("1 decode" if cause.num_decodes == 1 else f"{cause.num_decodes} decodes")
     failed = ", failed" if cause.failed else ""

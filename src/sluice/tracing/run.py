@@ -22,7 +22,7 @@ class Prefill:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed:
+class Offloaded:
     """A part of the work on a chunk of a context longer than the device."""
 
     request_id: int
@@ -51,7 +51,7 @@ class StepRun(NamedTuple):
     """Pages to be copied down from the device, or from the host to the disk."""
     loads: int
     """Pages to be copied to the device."""
-    streamed: tuple[Streamed, ...]
+    offloaded: tuple[Offloaded, ...]
     """Where it completes a chunk, this is among the decodes or prefills as well."""
 
     @property
@@ -166,7 +166,7 @@ def _add_step(run: Run, record: Step) -> None:
     if record.launched_at is None or record.ended_at is None or record.number is None:
         run.unended += 1
         return
-    decodes = {part.chunk.request_id for part in plan.parts if part.is_decode}
+    decodes = {part.chunk.request_id for part in plan.slices if part.is_decode}
     prefills = [chunk for chunk in plan.chunks[plan.num_decodes :] if chunk.request_id not in decodes]
     run.steps.append(
         StepRun(
@@ -182,9 +182,9 @@ def _add_step(run: Run, record: Step) -> None:
             error=record.error,
             stores=sum(copy.target is not Tier.DEVICE for copy in plan.copies),
             loads=sum(copy.target is Tier.DEVICE for copy in plan.copies),
-            streamed=tuple(
-                Streamed(part.chunk.request_id, part.chunk.start, part.chunk.length, part.first, part.stop, part.total)
-                for part in plan.parts
+            offloaded=tuple(
+                Offloaded(part.chunk.request_id, part.chunk.start, part.chunk.length, part.first, part.stop, part.total)
+                for part in plan.slices
             ),
         )
     )
@@ -200,16 +200,16 @@ def _add_step(run: Run, record: Step) -> None:
     for error in record.row_errors:
         if error.row < len(plan.chunks):
             run.row_failures.append(RowFailure(plan.step, plan.chunks[error.row].request_id, error.message))
-    for error in record.part_errors:
-        if error.row < len(plan.parts):
-            failed = run.requests.get(plan.parts[error.row].chunk.request_id)
+    for error in record.slice_errors:
+        if error.row < len(plan.slices):
+            failed = run.requests.get(plan.slices[error.row].chunk.request_id)
             if failed is not None and failed.end is None:  # parts that were in flight behind it fail by it
                 run.row_failures.append(RowFailure(plan.step, failed.request_id, error.message))
     _end_requests(run, record.ends, record.ended_at)
 
 
 def _admit(run: Run, plan: BatchPlan, at: float) -> None:
-    first = {chunk.request_id: chunk for chunk in (*plan.chunks, *(part.chunk for part in plan.parts))}
+    first = {chunk.request_id: chunk for chunk in (*plan.chunks, *(part.chunk for part in plan.slices))}
     for new in plan.new_slots:
         request, chunk = run.requests.get(new.request_id), first.get(new.request_id)
         if request is None or chunk is None:

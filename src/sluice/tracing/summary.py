@@ -77,7 +77,7 @@ class Summary:
     decode_steps: int
     prefill_steps: int
     mixed_steps: int
-    streamed_steps: int
+    offloaded_steps: int
     """With no chunk that they complete, but a part of one of a context longer than the device."""
     other_steps: int
     """With neither: copies between tiers."""
@@ -131,8 +131,8 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         decode_steps=with_decodes - mixed,
         prefill_steps=sum(step.num_decodes == 0 and bool(step.prefills) for step in steps),
         mixed_steps=mixed,
-        streamed_steps=sum(_has_no_chunk(step) and bool(step.streamed) for step in steps),
-        other_steps=sum(_has_no_chunk(step) and not step.streamed for step in steps),
+        offloaded_steps=sum(_has_no_chunk(step) and bool(step.offloaded) for step in steps),
+        other_steps=sum(_has_no_chunk(step) and not step.offloaded for step in steps),
         stored_pages=sum(step.stores for step in steps),
         loaded_pages=sum(step.loads for step in steps),
         failed_copies=run.failed_copies,

@@ -218,8 +218,8 @@ class LineMaker:
             error=_clean(event.error),
             launched=event.launched,
             copies=() if result is None else _clean_copies(result.copies),
-            part_errors=() if result is None else _clean_errors(result.part_errors),
-            owed=0 if result is None else result.owed,
+            slice_errors=() if result is None else _clean_errors(result.slice_errors),
+            unfinished=0 if result is None else result.unfinished,
             ends=ends_of(event.outputs),
         )
 
@@ -228,7 +228,7 @@ class LineMaker:
             plan,
             new_slots=tuple(new._replace(sampling=self._sampling(new.sampling), history=()) for new in plan.new_slots),
             chunks=tuple(chunk._replace(token_ids=(), targets=()) for chunk in plan.chunks),
-            parts=tuple(without_tokens(part) for part in plan.parts),
+            slices=tuple(without_tokens(part) for part in plan.slices),
         )
 
     def _sampling(self, sampling: SamplingParams) -> SamplingParams:

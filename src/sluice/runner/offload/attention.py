@@ -1,4 +1,4 @@
-"""Attention of one streamed chunk: groups of blocks from the ring, then what is on the device, merged.
+"""Attention of one offloaded chunk: groups of blocks from the ring, then what is on the device, merged.
 
     a layer    | group | group | ... | pages on the device, the chunk's own among them |
     seen       |   all of it, from every query  |  causal                              |
@@ -25,7 +25,7 @@ from sluice.runner.offload.sparse import SparsePolicy
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedContext:
+class OffloadedContext:
     """What lies beneath the device of a chunk's context."""
 
     slot: int
@@ -49,8 +49,8 @@ class StreamedContext:
         return BlockLoad(layer, self.pages[first : first + self.block_pages], block)
 
 
-class StreamedAttention:
-    """An `AttentionBackend` for the one row of a streamed chunk.
+class OffloadedAttention:
+    """An `AttentionBackend` for the one row of a offloaded chunk.
 
     Args:
         inner: attends to pages on the device and to those of the ring.
@@ -68,7 +68,7 @@ class StreamedAttention:
         ring: PagedKV,
         reader: RingReader,
         policy: SparsePolicy,
-        context: StreamedContext,
+        context: OffloadedContext,
         group_blocks: int,
         pace: Pace,
     ) -> None:

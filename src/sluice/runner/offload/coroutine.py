@@ -1,6 +1,6 @@
 """A function that can be put down in the middle, wherever it is.
 
-The forward of a streamed chunk may take many steps, and models are plain functions, layer after layer. So it runs in
+The forward of a offloaded chunk may take many steps, and models are plain functions, layer after layer. So it runs in
 another thread, which computes only while somebody resumes it: the two are never at work at the same time, and nothing
 has to be locked. It is one thread for all chunks, as a new one would have to gather threads for its products anew.
 """

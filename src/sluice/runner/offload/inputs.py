@@ -1,4 +1,4 @@
-"""A streamed chunk as tensors: its pages on the device are those behind its `base`."""
+"""A offloaded chunk as tensors: its pages on the device are those behind its `base`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from sluice.attention.base import ForwardBatch
 from sluice.runner.inputs import UNREAD
 from sluice.runner.last_tokens import LastTokens
-from sluice.types import StreamPart
+from sluice.types import ChunkSlice
 
 
-def streamed_batch(part: StreamPart, page_size: int, last_tokens: LastTokens, device: torch.device) -> ForwardBatch:
-    """The one row of a streamed chunk. Its page table and its KV length count from `base`, its positions do not.
+def offloaded_batch(part: ChunkSlice, page_size: int, last_tokens: LastTokens, device: torch.device) -> ForwardBatch:
+    """The one row of a offloaded chunk. Its page table and its KV length count from `base`, its positions do not.
 
     Args:
         last_tokens: what each slot sampled last.

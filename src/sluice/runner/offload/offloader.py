@@ -1,4 +1,4 @@
-"""Streamer: runs the parts of streamed chunks, and keeps what is half done between steps.
+"""Streamer: runs the parts of offloaded chunks, and keeps what is half done between steps.
 
 One chunk is half done at most: the ring and its loads are its own. A part that begins another chunk drops it, which
 happens when its request has ended or was sent back.
@@ -20,14 +20,14 @@ from sluice.device.background import Background
 from sluice.kv.ring import DeviceRing
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.model import Model
-from sluice.runner.offload.attention import StreamedAttention, StreamedContext
+from sluice.runner.offload.attention import OffloadedAttention, OffloadedContext
 from sluice.runner.offload.coroutine import UNWINDING, Coroutine
-from sluice.runner.offload.inputs import streamed_batch
+from sluice.runner.offload.inputs import offloaded_batch
 from sluice.runner.offload.loaders import Loader, LoadTotals
 from sluice.runner.offload.pace import ALONE_PATIENCE, BYTES_PER_SECOND, PATIENCE, Pace
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Full, SparsePolicy
-from sluice.types import Chunk, StreamPart
+from sluice.types import Chunk, ChunkSlice
 
 NewLoader = Callable[[PagedKV, int], Loader[Any, Any]]
 """From the ring's pages, and how many of them a slot has."""
@@ -64,22 +64,22 @@ class _HalfDone:
     pace: Pace
 
 
-class PartDone(NamedTuple):
+class SliceDone(NamedTuple):
     """What came of a part."""
 
     hidden: torch.Tensor | None
     """[R, hidden_size], the hidden states of the token that samples, if one does, and of those before targets; None if
     the part does not complete its chunk."""
-    owed: int
+    unfinished: int
     """Units of it, and of parts before it, that are not done."""
 
 
-class StreamFailed(Exception):
+class OffloadFailed(Exception):
     """The work on a chunk cannot go on; its request is over, others are not."""
 
 
-class Streamer:
-    """Streamed chunks on one device.
+class Offloader:
+    """Offloaded chunks on one device.
 
     Args:
         model: computes them.
@@ -114,7 +114,7 @@ class Streamer:
         self._loader = new_loader(self.ring_kv, shape.block_pages)
         self._reader = RingReader(DeviceRing(shape.num_blocks), self._loader)
         self._rows: dict[int, list[int]] = {}
-        self._thread = Background("sluice-streamed-chunk")
+        self._thread = Background("sluice-offloaded-chunk")
         self._half_done: _HalfDone | None = None
         self._failed: set[int] = set()
 
@@ -139,7 +139,7 @@ class Streamer:
                 self._policy.forget(slot)
             self._failed.discard(slot)
 
-    def run(self, part: StreamPart, *, alone: bool = True) -> PartDone:
+    def run(self, part: ChunkSlice, *, alone: bool = True) -> SliceDone:
         """Do the units of a part, and those that are owed, as far as what they read comes in time; all of them, if the
         part completes its chunk.
 
@@ -153,7 +153,7 @@ class Streamer:
         row = self._rows.setdefault(chunk.slot, [])
         row.extend(part.stored_pages)
         if chunk.slot in self._failed:
-            raise StreamFailed("the work on this chunk failed before")
+            raise OffloadFailed("the work on this chunk failed before")
         try:
             if part.first == 0:
                 self._drop()
@@ -162,12 +162,12 @@ class Streamer:
         except Exception as error:
             self._failed.add(chunk.slot)
             self._drop()
-            raise StreamFailed(f"{type(error).__name__}: {error}") from error
+            raise OffloadFailed(f"{type(error).__name__}: {error}") from error
         if part.completes and self._policy.wants_keys:
             self._tell_policy(part)
         return done
 
-    def failed(self, part: StreamPart) -> torch.Tensor:
+    def failed(self, part: ChunkSlice) -> torch.Tensor:
         """[R, hidden_size] of NaN, in the place of what a chunk that failed should have given."""
         rows = part.chunk.samples + len(part.chunk.targets)
         shape = self._state.shape
@@ -181,11 +181,11 @@ class Streamer:
             self._thread.close(UNWINDING)
             self._loader.close()
 
-    def _begin(self, part: StreamPart, stored: tuple[int, ...]) -> None:
+    def _begin(self, part: ChunkSlice, stored: tuple[int, ...]) -> None:
         shape = self._state.shape
-        batch = streamed_batch(part, shape.page_size, self._state.last_tokens, shape.device)
+        batch = offloaded_batch(part, shape.page_size, self._state.last_tokens, shape.device)
         queue = _same_queue(shape.device)
-        context = StreamedContext(
+        context = OffloadedContext(
             slot=part.chunk.slot,
             pages=stored,
             block_pages=self._shape.block_pages,
@@ -199,7 +199,7 @@ class Streamer:
         @torch.inference_mode()
         def forward(pause: Callable[[], None]) -> torch.Tensor:
             pace.pause = pause
-            attention = StreamedAttention(
+            attention = OffloadedAttention(
                 self._attention,
                 self._layers,
                 self.ring_kv,
@@ -214,7 +214,7 @@ class Streamer:
 
         self._half_done = _HalfDone(part.chunk, Coroutine(forward, self._thread), pace)
 
-    def _go_on(self, part: StreamPart, alone: bool) -> PartDone:
+    def _go_on(self, part: ChunkSlice, alone: bool) -> SliceDone:
         half_done = self._half_done
         if half_done is None or half_done.chunk != part.chunk or half_done.pace.granted != part.first:
             raise ValueError(f"units {part.first} to {part.stop} of {part.chunk} follow on {half_done}")
@@ -223,12 +223,12 @@ class Streamer:
         call.resume(inline=part.first == 0 and part.completes)
         if not part.completes:
             assert not call.is_over, f"{part} completed its chunk"
-            return PartDone(None, pace.owed)
-        assert call.is_over and not pace.owed, f"{part} left {pace.owed} units"
+            return SliceDone(None, pace.unfinished)
+        assert call.is_over and not pace.unfinished, f"{part} left {pace.unfinished} units"
         self._half_done = None
-        return PartDone(call.result, 0)
+        return SliceDone(call.result, 0)
 
-    def _patience(self, part: StreamPart, alone: bool) -> float:
+    def _patience(self, part: ChunkSlice, alone: bool) -> float:
         """Seconds that a part may wait for what it reads."""
         if part.completes:
             return math.inf
@@ -243,7 +243,7 @@ class Streamer:
             self._half_done = None
         self._reader.abandon()
 
-    def _tell_policy(self, part: StreamPart) -> None:
+    def _tell_policy(self, part: ChunkSlice) -> None:
         size, chunk = self._state.shape.page_size, part.chunk
         for page in range(chunk.start // size, chunk.end // size):
             place = torch.tensor(part.pages[page - part.base // size], device=self._state.shape.device)

@@ -41,7 +41,7 @@ class Pace:
         """Puts the chunk down until somebody takes it up again."""
 
     @property
-    def owed(self) -> int:
+    def unfinished(self) -> int:
         """Units that were granted and are not done, while the chunk is put down."""
         return self.granted - self._begun + self._is_waiting
 

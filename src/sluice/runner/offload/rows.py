@@ -1,4 +1,4 @@
-"""Streamed chunks among the rows of a step: they are computed apart, and sampled and scored with the others."""
+"""Offloaded chunks among the rows of a step: they are computed apart, and sampled and scored with the others."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.runner.offload.loaders import LoadTotals
-from sluice.runner.offload.offloader import PartDone, StreamFailed
-from sluice.types import BatchPlan, Chunk, RowError, StreamPart
+from sluice.runner.offload.offloader import OffloadFailed, SliceDone
+from sluice.types import BatchPlan, Chunk, ChunkSlice, RowError
 
 
-class Streams(Protocol):
-    """Runs parts of streamed chunks: a `Streamer`."""
+class SliceRunner(Protocol):
+    """Runs parts of offloaded chunks: a `Streamer`."""
 
     def open_slots(self, slots: Sequence[int]) -> None:
         """The slots are other requests' now."""
         ...
 
-    def run(self, part: StreamPart, *, alone: bool) -> PartDone:
+    def run(self, part: ChunkSlice, *, alone: bool) -> SliceDone:
         """See `Streamer.run`."""
         ...
 
@@ -35,7 +35,7 @@ class Streams(Protocol):
         """Load no more. Twice is once."""
         ...
 
-    def failed(self, part: StreamPart) -> torch.Tensor:
+    def failed(self, part: ChunkSlice) -> torch.Tensor:
         """Hidden states of NaN, in the place of those of a chunk that failed."""
         ...
 
@@ -45,7 +45,7 @@ class Streams(Protocol):
         ...
 
 
-class NoStreams:
+class NoOffload:
     """Every context fits the device."""
 
     ring_bytes = 0
@@ -56,11 +56,11 @@ class NoStreams:
     def open_slots(self, slots: Sequence[int]) -> None:
         pass
 
-    def run(self, part: StreamPart, *, alone: bool) -> PartDone:
-        raise StreamFailed("there is no ring")
+    def run(self, part: ChunkSlice, *, alone: bool) -> SliceDone:
+        raise OffloadFailed("there is no ring")
 
-    def failed(self, part: StreamPart) -> torch.Tensor:
-        raise StreamFailed("there is no ring")
+    def failed(self, part: ChunkSlice) -> torch.Tensor:
+        raise OffloadFailed("there is no ring")
 
     @property
     def totals(self) -> LoadTotals:
@@ -69,27 +69,27 @@ class NoStreams:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedWork:
-    """What a plan says of streamed chunks."""
+class OffloadedWork:
+    """What a plan says of offloaded chunks."""
 
     opened: tuple[int, ...]
     """Slots that change hands."""
-    parts: tuple[StreamPart, ...]
+    slices: tuple[ChunkSlice, ...]
 
     @property
     def done(self) -> list[Chunk]:
         """The chunks that are completed."""
-        return [part.chunk for part in self.parts if part.completes]
+        return [part.chunk for part in self.slices if part.completes]
 
 
 def ordinary(plan: BatchPlan) -> BatchPlan:
     """The plan without the chunks that parts complete, which are its last ones."""
-    count = sum(part.completes for part in plan.parts)
+    count = sum(part.completes for part in plan.slices)
     return replace(plan, chunks=plan.chunks[:-count]) if count else plan
 
 
-def with_streamed(host: HostBatch, work: StreamedWork) -> HostBatch:
-    """The rows of a step with those that are streamed behind them, as far as sampling and scoring go."""
+def with_offloaded(host: HostBatch, work: OffloadedWork) -> HostBatch:
+    """The rows of a step with those that are offloaded behind them, as far as sampling and scoring go."""
     if not work.done:
         return host
     rows = list(enumerate(work.done, start=len(host.row_slots)))
@@ -105,18 +105,18 @@ def with_streamed(host: HostBatch, work: StreamedWork) -> HostBatch:
     )
 
 
-class PartsDone(NamedTuple):
+class SlicesDone(NamedTuple):
     """What came of the parts of a step."""
 
     hidden: torch.Tensor | None
     """[S + T, hidden_size] of all rows of the step, all samples first; None if there are none."""
     errors: tuple[RowError, ...]
     """What failed, by index of the part."""
-    owed: int
+    unfinished: int
     """Units that are not done."""
 
 
-def run_parts(streams: Streams, work: StreamedWork, hidden: torch.Tensor | None, num_samples: int) -> PartsDone:
+def run_slices(offload: SliceRunner, work: OffloadedWork, hidden: torch.Tensor | None, num_samples: int) -> SlicesDone:
     """Do the parts of a step.
 
     Args:
@@ -124,21 +124,21 @@ def run_parts(streams: Streams, work: StreamedWork, hidden: torch.Tensor | None,
         num_samples: S.
     """
     errors: list[RowError] = []
-    owed = 0
+    unfinished = 0
     samples, targets = [], []
     if hidden is not None:
         samples.append(hidden[:num_samples])
         targets.append(hidden[num_samples:])
-    for index, part in enumerate(work.parts):
+    for index, part in enumerate(work.slices):
         try:
-            of_part, owed = streams.run(part, alone=hidden is None)
-        except StreamFailed as error:
+            of_part, unfinished = offload.run(part, alone=hidden is None)
+        except OffloadFailed as error:
             errors.append(RowError(index, str(error)))
-            of_part = streams.failed(part) if part.completes else None
+            of_part = offload.failed(part) if part.completes else None
         if of_part is not None:
             samples.append(of_part[: part.chunk.samples])
             targets.append(of_part[part.chunk.samples :])
-    return PartsDone(torch.cat((*samples, *targets)) if samples else None, tuple(errors), owed)
+    return SlicesDone(torch.cat((*samples, *targets)) if samples else None, tuple(errors), unfinished)
 
 
 def _more(values: Ints, others: Sequence[int]) -> Ints:

@@ -1,8 +1,8 @@
 """Prompts longer than the KV pool against the same with a pool that holds them: token for token, in float32.
 
     python benchmarks/make_checkpoint.py --shape llama-3.2-1b-tiny --out build/checkpoints/llama-3.2-1b-tiny
-    python benchmarks/streamed_parity.py --checkpoint build/checkpoints/llama-3.2-1b-tiny --disk build/pages \
-        --json benchmarks/results/streamed_parity.json
+    python benchmarks/offloaded_parity.py --checkpoint build/checkpoints/llama-3.2-1b-tiny --disk build/pages \
+        --json benchmarks/results/offloaded_parity.json
 
 For each size of chunk, block and ring, an engine whose pool holds a quarter of a prompt. It says how many tokens were
 the same, how far log-probabilities of the same tokens lay apart at most, and where tokens differ by how much the two
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = []
     for chunk, block, ring in product(args.chunks, args.blocks, args.rings):
         options = {"chunked_prefill_size": chunk, "ring_block_tokens": block, "ring_blocks": ring}
-        streamed = _run(
+        offloaded = _run(
             args.checkpoint,
             prompts,
             max_total_tokens=args.length // 4,
@@ -47,11 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             kv_disk_bytes=args.disk_bytes,
             **options,
         )
-        found.append(options | _compared(resident, streamed))
+        found.append(options | _compared(resident, offloaded))
         print(json.dumps(found[-1]), flush=True)
         args.disk.unlink()
     if args.json is not None:
-        record = {"benchmark": "streamed_parity", "length": args.length, "machine": facts.machine(), "runs": found}
+        record = {"benchmark": "offloaded_parity", "length": args.length, "machine": facts.machine(), "runs": found}
         args.json.write_text(json.dumps(record | {"versions": facts.versions()}, indent=1) + "\n", encoding="utf-8")
     return 0 if all(run["is_same"] for run in found) else 1
 
@@ -62,9 +62,9 @@ def _run(checkpoint: Path, prompts: list[list[int]], **options: Any) -> list[Res
         return llm.generate(prompts, sampling)
 
 
-def _compared(resident: list[Result], streamed: list[Result]) -> dict[str, Any]:
+def _compared(resident: list[Result], offloaded: list[Result]) -> dict[str, Any]:
     same, apart, gaps = 0, 0.0, []
-    for one, other in zip(resident, streamed, strict=True):
+    for one, other in zip(resident, offloaded, strict=True):
         for mine, theirs in zip(one.logprobs or (), other.logprobs or (), strict=True):
             if mine.token_id != theirs.token_id:
                 by_token = dict(mine.top)

@@ -1,4 +1,4 @@
-"""Streamed requests worked by hand: a tier that is a dictionary, and a driver that stores pages and lays out parts."""
+"""Offloaded requests worked by hand: a tier that is a dictionary, and a driver that stores pages and lays out parts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sluice.attention.base import AttentionBackend, PagedKV
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.model import Model
 from sluice.runner.offload.loaders import ThreadLoader
-from sluice.runner.offload.offloader import RingShape, Streamer
+from sluice.runner.offload.offloader import Offloader, RingShape
 from sluice.runner.offload.sparse import SparsePolicy
-from sluice.types import Chunk, StreamPart
+from sluice.types import Chunk, ChunkSlice
 
 Parts = tuple[bytes, bytes]
 
@@ -54,9 +54,9 @@ class DictPages:
 
 @dataclass
 class Driver:
-    """One streamed request on pages 1, 2, ... of a device, in slot 0."""
+    """One offloaded request on pages 1, 2, ... of a device, in slot 0."""
 
-    streamer: Streamer
+    streamer: Offloader
     state: DeviceState
     stored: DictPages
     ring: RingShape
@@ -68,7 +68,7 @@ class Driver:
     window: list[int] = field(default_factory=list)
     """Places on the device of the tokens from `base` on."""
     parts: int = 0
-    owed: list[int] = field(default_factory=list)
+    unfinished: list[int] = field(default_factory=list)
     """After each part."""
     after_part: Callable[[], object] = lambda: None
 
@@ -89,7 +89,7 @@ class Driver:
         def loader(kv: PagedKV, block_pages: int) -> ThreadLoader[None]:
             return ThreadLoader(stored, kv, block_pages)
 
-        streamer = Streamer(model, state, attention, new_kv, loader, ring, hidden_size, policy)
+        streamer = Offloader(model, state, attention, new_kv, loader, ring, hidden_size, policy)
         for kv in (*state.kv, streamer.ring_kv):
             kv.k.fill_(torch.nan)
             kv.v.fill_(torch.nan)
@@ -106,15 +106,15 @@ class Driver:
         chunk = Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples)
         blocks = -(-self.base // (size * self.ring.block_pages))
         total = len(self.state.kv) * (-(-blocks // self.ring.group_blocks) + 1)
-        first, owed = 0, 0
+        first, unfinished = 0, 0
         new_rows = tuple(range(self.rows, self.base // size))
         while True:
-            stop = first if owed else first + self.split(total - first)
-            part = StreamPart(chunk, new_rows, self.base, tuple(self.window), first, stop, total, is_decode)
-            hidden, owed = self.streamer.run(part)
+            stop = first if unfinished else first + self.split(total - first)
+            part = ChunkSlice(chunk, new_rows, self.base, tuple(self.window), first, stop, total, is_decode)
+            hidden, unfinished = self.streamer.run(part)
             self.rows, new_rows, first = max(self.rows, self.base // size), (), stop
             self.parts += 1
-            self.owed.append(owed)
+            self.unfinished.append(unfinished)
             self.after_part()
             if hidden is not None:
                 break

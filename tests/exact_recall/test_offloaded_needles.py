@@ -25,7 +25,7 @@ def test_needles_beyond_the_device(ring: tuple[int, int], folder: Path, tmp_path
     fits the device; the second question finds the prompt on the tier."""
     blocks, tokens = ring
     options: dict[str, Any] = {"kv_disk": tmp_path / "pages", "kv_disk_bytes": 16 << 20, "page_size": 16}
-    options |= {"max_total_tokens": 1536, "stream_above": 1024, "ring_blocks": blocks, "ring_block_tokens": tokens}
+    options |= {"max_total_tokens": 1536, "offload_above": 1024, "ring_blocks": blocks, "ring_block_tokens": tokens}
     needles = needle_prompts(SHAPES["small"], 5000, DEPTHS, seed=blocks)
     ordinary = needle_prompts(SHAPES["small"], 600, [0.4], seed=blocks)
     with LLM(folder, dtype="bfloat16", max_running_requests=4, chunked_prefill_size=256, **options) as llm:
@@ -39,7 +39,7 @@ def test_needles_beyond_the_device(ring: tuple[int, int], folder: Path, tmp_path
 def test_memory_does_not_grow(folder: Path, tmp_path: Path) -> None:
     """A buffer that is made as long as the context."""
     options: dict[str, Any] = {"kv_disk": tmp_path / "pages", "kv_disk_bytes": 16 << 20, "page_size": 16}
-    with LLM(folder, dtype="bfloat16", max_total_tokens=1536, stream_above=1024, **options) as llm:
+    with LLM(folder, dtype="bfloat16", max_total_tokens=1536, offload_above=1024, **options) as llm:
         short, long = llm.memory_report(1025), llm.memory_report(9000)
         assert {name: short[name] for name in short if name != "disk_bytes"} == {
             name: long[name] for name in long if name != "disk_bytes"

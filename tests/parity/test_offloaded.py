@@ -13,9 +13,9 @@ import torch
 import tiny_models
 from sluice import LLM, SamplingParams
 from sluice.assembly.build import load
-from sluice.assembly.offloading import Costs, Sizes, StreamSetup, stream_limits
+from sluice.assembly.offloading import Costs, OffloadSetup, Sizes, offload_limits
 from sluice.assembly.tiers import TierSetup
-from sluice.config import EngineConfig, StreamConfig
+from sluice.config import EngineConfig, OffloadConfig
 from sluice.engine.messages import Copied, Submit
 from sluice.llm import Result
 from sluice.types import Tier, TierLimits
@@ -136,14 +136,14 @@ def test_from_the_host_tier(folder: Path, resident: list[list[int]]) -> None:
         EngineConfig.from_options({"model": str(folder), "dtype": "float32", "max_total_tokens": 256} | SIZES),
         progress=False,
     )
-    stream = StreamConfig(ring_blocks=3, ring_block_tokens=16, sparse_policy="full")
+    offload = OffloadConfig(ring_blocks=3, ring_block_tokens=16, sparse_policy="full")
     sizes = Sizes(Tier.HOST, 6144, 8, model.shape.num_pages, model.shape.num_layers, 32, "cpu")
-    limits = stream_limits(stream, sizes, Costs(0.0, 0.05))
+    limits = offload_limits(offload, sizes, Costs(0.0, 0.05))
     assert limits is not None
     model = replace(
         model,
         tiers=TierSetup(TierLimits(host_pages=120)),
-        streams=StreamSetup.of(stream, limits, 8, model.spec.hidden_size),
+        offload=OffloadSetup.of(offload, limits, 8, model.spec.hidden_size),
     )
     link, state = BlockingLink(), model.state()
     tiers = model.tiers.open(state, lambda done: link.post(Copied(done)))
