@@ -26,7 +26,7 @@ from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV, Paged
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
-from sluice.device.cores import usable_cores
+from sluice.device.machine import usable_cores
 from sluice.models.linear import PlainPacker
 from sluice.models.native_linear import NativePacker
 from sluice.models.onednn import OneDNNPacker

@@ -42,7 +42,7 @@ from sluice.process.client import EngineClient, NewRequest
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import Launcher, Patience
 from sluice.process.supervisor import Supervisor
-from sluice.runner.noise import gumbel, stream_key
+from sluice.runner.noise import gumbel, noise_key
 from sluice.types import FinishReason, Output, SamplingParams
 
 ALLOWED_OVER_START = 2.0
@@ -213,7 +213,7 @@ def _noise(llm: LLM, request: NewRequest, position: int, token: int) -> float:
     if sampling.temperature == 0:
         return 0.0
     assert sampling.seed is not None
-    stream = torch.tensor([stream_key(sampling.seed, request.sample_index)])
+    stream = torch.tensor([noise_key(sampling.seed, request.sample_index)])
     at = torch.tensor([len(request.prompt) + position])
     noise = gumbel(stream, at, llm.info.limits.vocab_size, torch.float64)
     return sampling.temperature * float(noise[0, token])

@@ -10,7 +10,7 @@ import torch
 
 from sluice.attention.base import AttentionBackend, PagedKV
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
-from sluice.runner.model import Model
+from sluice.runner.forwards import Model
 from sluice.runner.offload.loaders import ThreadLoader
 from sluice.runner.offload.offloader import Offloader, RingShape
 from sluice.runner.offload.sparse import SparsePolicy

@@ -11,9 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from sluice.tiers.blocks import Blocks
-from sluice.tiers.layout import FileLayout, PageGeometry
+from sluice.tiers.format import FileLayout, PageGeometry, split
 from sluice.tiers.page_file import Opened, PageFile, open_page_file
-from sluice.tiers.split import split
 from sluice.types import PageKey
 
 GEOMETRY = PageGeometry(

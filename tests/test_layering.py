@@ -23,7 +23,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "models": {"types", "native", "triton", "attention", "models"},
     "faults": {"types"},
     "device": {"config", "attention", "device"},
-    "tiers": {"types", "attention", "device", "runner", "tiers"},
+    "tiers": {"types", "device", "tiers"},
     "runner": {
         "types",
         "footprint",

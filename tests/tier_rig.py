@@ -15,14 +15,14 @@ from page_files import keys
 from sluice.attention.base import LayerKV, PagedKV
 from sluice.attention.packed import PackedKV
 from sluice.device.pages import DevicePages
-from sluice.device.streams import Event, Stream, Streams, inline_streams, plain_host_buffer
+from sluice.device.queues import DeviceQueue, DeviceQueues, Event, inline_queues, plain_host_buffer
 from sluice.device.transport import Transport, cpu_transport, staged_transport
 from sluice.native.library import Kernels
 from sluice.tiers.blocks import Blocks
 from sluice.tiers.copies import TierCopies
 from sluice.tiers.disk_tier import DiskTier
+from sluice.tiers.format import FileLayout, PageGeometry
 from sluice.tiers.host_tier import HostTier
-from sluice.tiers.layout import FileLayout, PageGeometry
 from sluice.tiers.page_file import Opened, PageFile, open_page_file
 from sluice.types import BatchPlan, CopyDone, PageCopy, Tier
 
@@ -82,10 +82,10 @@ class LockedEvent:
 
 
 @dataclass
-class LockedStream:
+class LockedQueue:
     """A queue of a fake device that several threads may use."""
 
-    inner: Stream
+    inner: DeviceQueue
     lock: threading.RLock
 
     def run(self, work: Callable[[], None]) -> None:
@@ -114,11 +114,13 @@ class Rig:
     step: int = 0
 
     @classmethod
-    def of(cls, kv: Sequence[PagedKV], path: Path | None, *, streams: Streams | None = None, blocks: Any = None) -> Rig:
+    def of(
+        cls, kv: Sequence[PagedKV], path: Path | None, *, queues: DeviceQueues | None = None, blocks: Any = None
+    ) -> Rig:
         """
         Args:
             path: of the page file; None: no disk tier.
-            streams: queues of the device; None: those of a CPU.
+            queues: queues of the device; None: those of a CPU.
             blocks: makes something else of the file's blocks.
         """
         pages, told = DevicePages(kv), queue.SimpleQueue()
@@ -130,11 +132,11 @@ class Rig:
             file = opened.file if blocks is None else PageFile(blocks(_blocks_of(opened.file)), opened.file.layout, {})
             disk = DiskTier(file, told.put)
         transport = cpu_transport()
-        if streams is not None:
+        if queues is not None:
             lock = threading.RLock()
-            locked = Streams(*(LockedStream(stream, lock) for stream in streams))
+            locked = DeviceQueues(*(LockedQueue(each, lock) for each in queues))
             transport = staged_transport(locked, torch.device("cpu"), plain_host_buffer, 2)
-        loading = None if streams is None else inline_streams().inputs
+        loading = None if queues is None else inline_queues().inputs
         copies = TierCopies(pages, host, disk, plain_host_buffer, loading)
         return cls(kv, copies, told, transport, opened)
 

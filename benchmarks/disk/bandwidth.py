@@ -14,11 +14,11 @@ import torch
 
 from sluice.attention.base import LayerKV
 from sluice.device.pages import DevicePages
-from sluice.device.streams import plain_host_buffer
+from sluice.device.queues import plain_host_buffer
 from sluice.device.transport import cpu_transport
 from sluice.tiers.copies import TierCopies
 from sluice.tiers.disk_tier import DiskTier
-from sluice.tiers.layout import FileLayout, PageGeometry
+from sluice.tiers.format import FileLayout, PageGeometry
 from sluice.tiers.page_file import open_page_file
 from sluice.types import BatchPlan, CopyDone, PageCopy, PageKey, Tier
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from sluice.device.streams import Event, Stream
+from sluice.device.queues import DeviceQueue, Event
 from sluice.runner.graphs import CudaCapture
 
 CALLS = 8
@@ -72,7 +72,7 @@ class Span(NamedTuple):
         return self.begin.seconds_until(self.end)
 
 
-class MarkedStream:
+class MarkedQueue:
     """A stream that marks when each piece of work began and ended.
 
     Args:
@@ -80,13 +80,13 @@ class MarkedStream:
         mark: makes a mark where the work is queued.
     """
 
-    def __init__(self, inner: Stream, mark: Callable[[], Mark]) -> None:
+    def __init__(self, inner: DeviceQueue, mark: Callable[[], Mark]) -> None:
         self._inner = inner
         self._mark = mark
         self.spans: list[Span] = []
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `Stream.run`."""
+        """See `DeviceQueue.run`."""
 
         def marked() -> None:
             begin = self._mark()
@@ -96,11 +96,11 @@ class MarkedStream:
         self._inner.run(marked)
 
     def wait(self, event: Event) -> None:
-        """See `Stream.wait`."""
+        """See `DeviceQueue.wait`."""
         self._inner.wait(event)
 
     def record(self) -> Event:
-        """See `Stream.record`."""
+        """See `DeviceQueue.record`."""
         return self._inner.record()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.on_gpu.clocks import MarkedStream, mark_of
+from benchmarks.on_gpu.clocks import MarkedQueue, mark_of
 from sluice.assembly.build import use_triton
 from sluice.assembly.cuda_graphs import captured_graphs, graph_rows
 from sluice.assembly.resolve import resolve
@@ -16,7 +16,7 @@ from sluice.attention.planned import NO_PLANS
 from sluice.attention.select import Attending, make_attending
 from sluice.attention.static import StaticAttention
 from sluice.config import EngineConfig
-from sluice.device.streams import cuda_streams, inline_streams, pinned_host_buffer, plain_host_buffer
+from sluice.device.queues import cuda_queues, inline_queues, pinned_host_buffer, plain_host_buffer
 from sluice.device.transport import Transport, staged_transport
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
@@ -84,7 +84,7 @@ class Bench:
     engine: Engine
     link: TimedLink
     steps: Steps
-    compute: MarkedStream
+    compute: MarkedQueue
     graph_sizes: tuple[int, ...]
 
     def submit(self, request_id: int, prompt: Sequence[int], max_tokens: int, **asked: Any) -> None:
@@ -156,7 +156,7 @@ def bench_of(
         forwards = captured_graphs(forwards, model, state, attending, transport, sizes, lambda: None)
     elif sizes:
         forwards = DecodeGraphs(forwards, model, state, attending.backend, recorded_steps, sizes)
-        transport.streams.compute.run(forwards.capture_all)
+        transport.queues.compute.run(forwards.capture_all)
     compute.spans.clear()
     runner = TorchRunner(model, state, attending.backend, transport=transport, forwards=forwards, logit_ops=logit_ops)
     setup = SchedulerSetup(
@@ -170,12 +170,12 @@ def bench_of(
     return Bench(engine, link, steps, compute, sizes)
 
 
-def _transport(device: torch.device, places: int) -> tuple[Transport, MarkedStream]:
-    streams, buffers = inline_streams(), plain_host_buffer
+def _transport(device: torch.device, num_buffers: int) -> tuple[Transport, MarkedQueue]:
+    queues, buffers = inline_queues(), plain_host_buffer
     if device.type == "cuda":
-        streams, buffers = cuda_streams(device), pinned_host_buffer
-    compute = MarkedStream(streams.compute, mark_of(device))
-    return staged_transport(streams._replace(compute=compute), device, buffers, places), compute
+        queues, buffers = cuda_queues(device), pinned_host_buffer
+    compute = MarkedQueue(queues.compute, mark_of(device))
+    return staged_transport(queues._replace(compute=compute), device, buffers, num_buffers), compute
 
 
 def _shape(

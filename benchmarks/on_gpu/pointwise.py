@@ -18,7 +18,7 @@ from benchmarks.on_gpu.setting import Setting
 from sluice.attention.base import LayerKV
 from sluice.models.ops import Angles, HeadNorms, Norm, Ops, TorchOps
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
-from sluice.runner.noise import stream_key
+from sluice.runner.noise import noise_key
 from sluice.runner.penalties import Penalties
 from sluice.runner.sampler import RowGroup, SamplingRows, row_kind
 from sluice.runner.token_counts import Opening, TokenCounts
@@ -163,7 +163,7 @@ def _rows(params: SamplingParams, rows: int, vocab: int, device: torch.device) -
     )
     temperature, min_p, top_p = (column.to(device) for column in numbers)
     top_k = torch.full((rows,), params.top_k if params.top_k > 0 else vocab, device=device)
-    streams = torch.tensor([stream_key(row, 0) for row in range(rows)], device=device)
+    streams = torch.tensor([noise_key(row, 0) for row in range(rows)], device=device)
     positions = torch.arange(rows, device=device)
     group = RowGroup(row_kind(params, vocab), torch.arange(rows, device=device))
     return SamplingRows(temperature, min_p, top_k, top_p, streams, positions), group

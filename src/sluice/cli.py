@@ -28,7 +28,7 @@ from sluice.config import (
     flag,
     options_of,
 )
-from sluice.tiers.options import add_inspect_arguments
+from sluice.tiers.inspect import add_inspect_arguments
 from sluice.tracing.options import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
 
@@ -330,7 +330,7 @@ def replay(given: dict[str, Any]) -> int:
 
 def cache_inspect(given: dict[str, Any]) -> int:
     """`sluice cache inspect`."""
-    from sluice.tiers.command import run_inspect
+    from sluice.tiers.inspect import run_inspect
 
     return _run("cache inspect", run_inspect, given)
 

@@ -555,6 +555,10 @@ class TokenLogprobs(NamedTuple):
     smaller vocabulary."""
 
 
+class PlanError(ValueError):
+    """A plan does not fit the state of the device or the tiers. No part of it was executed."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """What a step gave: per *sampling* chunk, in plan order, the sampled tokens (one, unless speculating).

@@ -25,7 +25,7 @@ from sluice.config import ConfigError, EngineConfig
 from sluice.text.tokenizer import TokenizerError
 from sluice.tiers import disk_tier
 from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.errors import PageFileInUse
+from sluice.tiers.format import PageFileInUse
 from sluice.tiers.page_file import check_path
 from tier_schedules import BlockingLink
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from benchmarks.gpu import PARTS, Part, _in_child, main, run_parts
-from benchmarks.on_gpu.clocks import HostMark, MarkedStream, idle_share
+from benchmarks.on_gpu.clocks import HostMark, MarkedQueue, idle_share
 from benchmarks.on_gpu.models import LARGE, SMALL, config_of, num_parameters, random_model
 from benchmarks.on_gpu.prefill_chunk import flops
 from benchmarks.on_gpu.setting import Setting
-from sluice.device.streams import InlineStream
+from sluice.device.queues import InlineQueue
 
 TRIAL = Setting(torch.device("cpu"), tiny=True)
 
@@ -128,7 +128,7 @@ def test_idle_time_is_what_lies_between() -> None:
         made.at = next(times)
         return made
 
-    stream = MarkedStream(InlineStream(), mark)
+    stream = MarkedQueue(InlineQueue(), mark)
     for _ in range(2):
         stream.run(lambda: None)
     assert [span.seconds for span in stream.spans] == [2.0, 2.0]

@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import resource, sys
-from sluice.device.heap import keep_freed_memory
+from sluice.device.machine import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 def faults():

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from sluice.config import ConfigError
-from sluice.device.memory import CudaMemory, PoolRequest, cpu_room, cuda_room, free_memory, pool_pages
+from sluice.device.machine import free_memory
+from sluice.device.memory import CudaMemory, PoolRequest, cpu_room, cuda_room, pool_pages
 
 CPU = torch.device("cpu")
 OPEN = PoolRequest(page_size=16, bytes_per_token=100, max_model_len=1000, max_running_requests=4, max_total_tokens=None)

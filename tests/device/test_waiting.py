@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.device import waiting
-from sluice.device.waiting import NAP_SECONDS, SPIN_SECONDS, TICK_SECONDS, wait_until
+from sluice.device import queues
+from sluice.device.queues import NAP_SECONDS, SPIN_SECONDS, TICK_SECONDS, wait_until
 
 
 class Clock:
@@ -31,7 +31,7 @@ class Clock:
 
 def waited(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Clock:
     clock = Clock(seconds)
-    monkeypatch.setattr(waiting, "time", clock)
+    monkeypatch.setattr(queues, "time", clock)
     wait_until(clock.is_done, lambda: clock.ticks.append(clock.now))
     return clock
 

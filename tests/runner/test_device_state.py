@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from shadow_model import shadow_runner, shadow_shape
-from sluice.runner.device_state import DeviceState, PlanError
-from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
+from sluice.runner.device_state import DeviceState
+from sluice.types import BatchPlan, Chunk, NewSlot, PlanError, SamplingParams
 
 SHAPE = shadow_shape(num_pages=8, page_size=4)
 PARAMS = SamplingParams(temperature=0.0, seed=0)

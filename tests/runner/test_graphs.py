@@ -12,7 +12,7 @@ import torch
 import tiny_models
 from sluice.attention.base import AttentionBackend, ForwardBatch
 from sluice.attention.static import StaticAttention
-from sluice.device.streams import Streams, inline_streams, plain_host_buffer
+from sluice.device.queues import DeviceQueues, inline_queues, plain_host_buffer
 from sluice.device.transport import staged_transport, transport_for
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
@@ -22,7 +22,7 @@ from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.graphs import Captured, CudaCapture, DecodeGraphs, graph_sizes
 from sluice.runner.runner import TorchRunner
 from sluice.testing import ManualLink
-from sluice.testing.device import late_streams, recorded_steps
+from sluice.testing.device import late_queues, recorded_steps
 from sluice.types import SamplingParams
 from worlds import Bench, World, limits_of
 
@@ -111,11 +111,11 @@ def answer(link: ManualLink, request_id: int) -> tuple[object, ...]:
 
 
 def runner_with_graphs(
-    model: CausalLM, state: DeviceState, streams: Streams, sizes: tuple[int, ...] = SIZES
+    model: CausalLM, state: DeviceState, queues: DeviceQueues, sizes: tuple[int, ...] = SIZES
 ) -> tuple[TorchRunner, Counted]:
     counted = Counted(model)
     eager = EagerForwards(counted, state, StaticAttention())
-    transport = staged_transport(streams, state.shape.device, plain_host_buffer, places=2)
+    transport = staged_transport(queues, state.shape.device, plain_host_buffer, num_buffers=2)
     forwards = graphs_over(model, state, eager, sizes)
     return TorchRunner(model, state, StaticAttention(), transport=transport, forwards=forwards), counted
 
@@ -126,14 +126,14 @@ def eager_answers(model: CausalLM) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize(("depth", "lookahead"), [(1, 0), (2, 1)])
-@pytest.mark.parametrize("eager", [(), ("inputs",), ("compute", "results"), Streams._fields], ids="+".join)
+@pytest.mark.parametrize("eager", [(), ("inputs",), ("compute", "results"), DeviceQueues._fields], ids="+".join)
 def test_replays_give_the_tokens_of_eager_steps(
     depth: int, lookahead: int, eager: tuple[str, ...], model: CausalLM, eager_answers: list[tuple[object, ...]]
 ) -> None:
     """Inputs that are frozen in the graph, or of another step; a token of the step before that is not there yet."""
     world = replace(WORLD, limits=replace(WORLD.limits, lookahead=lookahead), depth=depth)
     state = state_for(model, world, watched=lookahead > 0)
-    runner, counted = runner_with_graphs(model, state, late_streams(eager))
+    runner, counted = runner_with_graphs(model, state, late_queues(eager))
     assert answers(world, runner) == eager_answers
     assert len(counted.rows) < 20, f"prompts alone are run eagerly, not {counted.rows}"
 
@@ -141,7 +141,7 @@ def test_replays_give_the_tokens_of_eager_steps(
 def test_decodes_run_no_code_of_the_model(model: CausalLM) -> None:
     """A step that could be replayed and is not: the host would be the slower one again."""
     state = state_for(model, WORLD)
-    runner, counted = runner_with_graphs(model, state, inline_streams())
+    runner, counted = runner_with_graphs(model, state, inline_queues())
     bench = Bench.of(WORLD, runner)
     bench.link.put(Submit(0, (1, 2, 3), SamplingParams(temperature=0.0, seed=0, max_tokens=30)))
     bench.drain(100)
@@ -152,7 +152,7 @@ def test_decodes_run_no_code_of_the_model(model: CausalLM) -> None:
 def test_padded_rows_touch_nothing(rows: int, model: CausalLM) -> None:
     """Rows that only fill up a graph must write to no page that anybody holds or will hold: NaN must stay NaN."""
     state = state_for(model, WORLD)
-    runner, _ = runner_with_graphs(model, state, inline_streams(), (7,))
+    runner, _ = runner_with_graphs(model, state, inline_queues(), (7,))
     bench = Bench.of(WORLD, runner)
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=6)
     bench.link.put(*(Submit(i, (i + 1,), params) for i in range(rows)))
@@ -162,7 +162,7 @@ def test_padded_rows_touch_nothing(rows: int, model: CausalLM) -> None:
 
 
 def test_more_rows_than_any_graph_run_eagerly(model: CausalLM, eager_answers: list[tuple[object, ...]]) -> None:
-    runner, counted = runner_with_graphs(model, state_for(model, WORLD), inline_streams(), (1, 2))
+    runner, counted = runner_with_graphs(model, state_for(model, WORLD), inline_queues(), (1, 2))
     assert answers(WORLD, runner) == eager_answers
     assert max(counted.rows) > 2
 
@@ -197,7 +197,7 @@ def test_a_replay_is_planned_from_its_own_step(model: CausalLM, eager_answers: l
     graphs = DecodeGraphs(eager, model, state, attention, recorded_steps, SIZES, planner=planner)
     graphs.capture_all()
     assert planner.replays == len(SIZES)
-    transport = staged_transport(inline_streams(), state.shape.device, plain_host_buffer, places=2)
+    transport = staged_transport(inline_queues(), state.shape.device, plain_host_buffer, num_buffers=2)
     assert answers(WORLD, TorchRunner(model, state, attention, transport=transport, forwards=graphs)) == eager_answers
     assert planner.replays > len(SIZES) + 5
 
@@ -254,7 +254,7 @@ def test_cuda_graphs_give_the_tokens_of_eager_steps(
     state = DeviceState(shape)
     eager = EagerForwards(loaded, state, StaticAttention())
     forwards = DecodeGraphs(eager, loaded, state, StaticAttention(), CudaCapture(device), SIZES)
-    transport = transport_for(device, places=depth)
-    transport.streams.compute.run(forwards.capture_all)
+    transport = transport_for(device, num_buffers=depth)
+    transport.queues.compute.run(forwards.capture_all)
     runner = TorchRunner(loaded, state, StaticAttention(), transport=transport, forwards=forwards)
     assert answers(world, runner) == eager_answers

@@ -20,8 +20,8 @@ from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Norm
 from sluice.native.library import Kernels, KernelsUnavailable, Library
 from sluice.runner.device_state import DeviceState
+from sluice.runner.forwards import Model
 from sluice.runner.kernel_capture import Arena, CaptureError, KernelCapture
-from sluice.runner.model import Model
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams
 from worlds import Bench, World, limits_of

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from sluice.runner.noise import gumbel, random_bits, stream_key
+from sluice.runner.noise import gumbel, noise_key, random_bits
 
 EXTREME_SEEDS = [0, 1, -1, (1 << 64) - 1, -(1 << 63), 1 << 63, (1 << 63) - 1]
 
 
 def keys(*seeds: int, sample_index: int = 0) -> torch.Tensor:
-    return torch.tensor([stream_key(seed, sample_index) for seed in seeds])
+    return torch.tensor([noise_key(seed, sample_index) for seed in seeds])
 
 
 def uniforms(streams: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
@@ -48,14 +48,14 @@ def test_bits_are_those_of_the_definition(seed: int) -> None:
 
 def test_first_values_never_change() -> None:
     """Seeded results are a promise to users across versions: a change of the generator must be seen."""
-    assert stream_key(0, 0) == 2558736989570252433
+    assert noise_key(0, 0) == 2558736989570252433
     assert random_bits(keys(42), torch.tensor([7]), 2).tolist() == [[2236628871825533394, -7016812701224263903]]
 
 
 def test_seeds_and_samples_have_streams_of_their_own() -> None:
     """-1 and 2**64 - 1 are the same 64 bits, and still two seeds."""
     seeds = [*EXTREME_SEEDS, *range(2, 500), *range(-500, -1)]
-    streams = {stream_key(seed, index) for seed in seeds for index in range(4)}
+    streams = {noise_key(seed, index) for seed in seeds for index in range(4)}
     assert len(streams) == 4 * len(seeds)
 
 
@@ -97,7 +97,7 @@ NEIGHBOURS = {
     "positions": (uniforms(keys(3).expand(2000), torch.arange(2000), 100), 0),
     "vocabulary": (uniforms(keys(3).expand(200), torch.arange(200), 1000), 1),
     "samples": (
-        uniforms(torch.tensor([stream_key(3, i) for i in range(2000)]), torch.zeros(2000, dtype=torch.int64), 100),
+        uniforms(torch.tensor([noise_key(3, i) for i in range(2000)]), torch.zeros(2000, dtype=torch.int64), 100),
         0,
     ),
 }

@@ -22,7 +22,7 @@ from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.device.background import Background
-from sluice.device.streams import Streams
+from sluice.device.queues import DeviceQueues
 from sluice.kv.ring import DeviceRing
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape
@@ -32,7 +32,7 @@ from sluice.runner.offload.loaders import BlockLoad, ThreadLoader
 from sluice.runner.offload.offloader import OffloadFailed, RingShape
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Window
-from sluice.testing.device import late_streams
+from sluice.testing.device import late_queues
 
 LENGTH = 93
 PROMPT = tuple(tiny_models.prompt(LENGTH, 3))
@@ -308,14 +308,14 @@ class Memory:
 
 
 @pytest.mark.parametrize(
-    "eager", [(), *itertools.combinations(Streams._fields, 1), *itertools.combinations(Streams._fields, 2)]
+    "eager", [(), *itertools.combinations(DeviceQueues._fields, 1), *itertools.combinations(DeviceQueues._fields, 2)]
 )
 def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
     """A read before its load is there, or a load over what is still being read: on a device as late, or as early, as
     events allow."""
-    offload = late_streams(eager)
+    queues = late_queues(eager)
     ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
-    loader = StreamLoader(Memory(), ring, 1, offload.inputs, offload.compute)
+    loader = StreamLoader(Memory(), ring, 1, queues.inputs, queues.compute)
     reader = RingReader(DeviceRing(2), loader)
     reader.expect(BlockLoad(layer, [page], page) for layer in range(2) for page in range(3))
     seen: list[int] = []
@@ -326,7 +326,7 @@ def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
     for _ in range(6):
         assert reader.has_next(0.0)
         arrived = reader.next()
-        offload.compute.run(functools.partial(look, arrived.slot))
+        queues.compute.run(functools.partial(look, arrived.slot))
         reader.release([arrived])
-    assert offload.compute.record().query()
+    assert queues.compute.record().query()
     assert seen == [10 * page + layer for layer in range(2) for page in range(3) for _ in range(8)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluice.runner import sampler
-from sluice.runner.noise import stream_key
+from sluice.runner.noise import noise_key
 from sluice.runner.sampler import (
     BLOCK,
     FAILED,
@@ -31,7 +31,7 @@ def rows_of(
 ) -> tuple[SamplingRows, list[RowGroup]]:
     """What the sampler takes, for rows given as (parameters with a seed, position)."""
     kinds = [row_kind(params, vocab) for params, _ in wishes]
-    streams = [stream_key(params.seed or 0, sample_index) for params, _ in wishes]
+    streams = [noise_key(params.seed or 0, sample_index) for params, _ in wishes]
     rows = SamplingRows(
         temperature=torch.tensor([params.temperature for params, _ in wishes], dtype=torch.float64),
         min_p=torch.tensor([params.min_p for params, _ in wishes], dtype=torch.float64),

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.runner.noise import stream_key
+from sluice.runner.noise import noise_key
 from sluice.runner.sampler import row_kind
 from sluice.runner.sampling_table import SamplingTable
 from sluice.types import NewSlot, SamplingParams
@@ -42,7 +42,7 @@ def test_a_step_gets_what_its_slots_were_last_filled_with(filled: list[NewSlot],
     assert rows.min_p.tolist() == [new.sampling.min_p for new in wanted]
     effective = [new.sampling.top_k if new.sampling.top_k > 0 else VOCAB for new in wanted]
     assert rows.top_k.tolist() == effective
-    assert rows.streams.tolist() == [stream_key(new.sampling.seed or 0, new.sample_index) for new in wanted]
+    assert rows.streams.tolist() == [noise_key(new.sampling.seed or 0, new.sample_index) for new in wanted]
     kinds = {row: group.kind for group in step.groups for row in group.rows.tolist()}
     assert kinds == {row: row_kind(new.sampling, VOCAB) for row, new in enumerate(wanted)}
     assert sum(len(group.rows) for group in step.groups) == len(slots)

@@ -14,15 +14,14 @@ import tier_rig
 from compiled import all_kernels
 from page_files import FaultyBlocks
 from sluice.attention.base import PagedKV
-from sluice.device.streams import Streams
-from sluice.runner.device_state import PlanError
-from sluice.testing.device import late_streams
+from sluice.device.queues import DeviceQueues
+from sluice.testing.device import late_queues
 from sluice.tiers.copies import NoTiers
-from sluice.types import BatchPlan, CopyDone, PageCopy, Tier
+from sluice.types import BatchPlan, CopyDone, PageCopy, PlanError, Tier
 from tier_rig import DISK_PAGES, HOST_PAGES, PAGES, Rig, content, fill, load, plain_kv, store
 
 DEVICE, HOST, DISK = Tier.DEVICE, Tier.HOST, Tier.DISK
-ORDERS = [*chain.from_iterable(combinations(Streams._fields, size) for size in range(4))]
+ORDERS = [*chain.from_iterable(combinations(DeviceQueues._fields, size) for size in range(4))]
 LAYOUTS = [pytest.param(plain_kv, dtype, id=f"plain-{dtype}") for dtype in (torch.float64, torch.float16)] + [
     pytest.param(lambda dtype, kernels=kernels: tier_rig.packed_kv(dtype, kernels), dtype, id=f"packed-{dtype}")
     for kernels in all_kernels()[:1]
@@ -59,14 +58,14 @@ def test_a_page_comes_back_from_every_tier_into_another_page(make, dtype: torch.
 def test_a_page_may_be_overwritten_in_the_plan_that_stores_it(eager: tuple[str, ...], tmp_path: Path) -> None:
     """An evicted page whose next owner's KV is stored in its place: on a device that is as late as events allow."""
     kv = plain_kv(torch.float32)
-    rig = Rig.of(kv, tmp_path / "pages", streams=late_streams(eager))
+    rig = Rig.of(kv, tmp_path / "pages", queues=late_queues(eager))
     fill(kv, 0, seed=1)
     before = content(kv, 0)
     copies = (store(0, DEVICE, 0, HOST, 2), store(1, DEVICE, 0, DISK, 3, seed=1))
     begun = rig.copies.begin(BatchPlan(0, (), (), copies=copies), rig.transport)
-    rig.transport.streams.compute.run(lambda: fill(kv, 0, seed=2))
+    rig.transport.queues.compute.run(lambda: fill(kv, 0, seed=2))
     done = [*begun.wait(), *rig.told.get(timeout=tier_rig.PATIENCE)]
-    assert rig.transport.streams.compute.record().query()
+    assert rig.transport.queues.compute.record().query()
     assert not torch.equal(before, content(kv, 0))
     up = rig.run(load(2, HOST, 2, 1, done[0].checksum), load(3, DISK, 3, 4, done[1].checksum))
     assert [each.error for each in up] == [None, None]
@@ -79,7 +78,7 @@ def test_a_page_may_be_overwritten_in_the_plan_that_stores_it(eager: tuple[str, 
 def test_random_copies_agree_with_a_table(seed: int, tmp_path: Path) -> None:
     """Stores that overtake erasures, slots mixed up, a checksum of what the slot held before."""
     rng, kv = random.Random(seed), plain_kv(torch.float32)
-    rig = Rig.of(kv, tmp_path / "pages", streams=late_streams() if seed % 2 else None)
+    rig = Rig.of(kv, tmp_path / "pages", queues=late_queues() if seed % 2 else None)
     device: list[torch.Tensor] = []
     for page in range(PAGES):
         fill(kv, page, seed=page)

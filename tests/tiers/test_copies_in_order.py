@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sluice.device.streams import Event, InlineStream
-from sluice.testing.device import late_streams
+from sluice.device.queues import Event, InlineQueue
+from sluice.testing.device import late_queues
 from sluice.types import BatchPlan, CopyDone, Tier
 from tier_rig import Rig, content, fill, load, plain_kv, store
 
 
-class PatientStream(InlineStream):
+class PatientQueue(InlineQueue):
     """Runs at once what it is given, after what it was told to wait for."""
 
     def wait(self, event: Event) -> None:
@@ -24,8 +24,8 @@ class PatientStream(InlineStream):
 def test_a_load_waits_for_the_store_of_its_page(tmp_path: Path, target: Tier) -> None:
     """The store copied the bytes that had been loaded meanwhile, under the key and with a checksum of its own."""
     kv = plain_kv(torch.float32)
-    rig = Rig.of(kv, tmp_path / "pages", streams=late_streams())
-    rig.copies._loading = PatientStream()
+    rig = Rig.of(kv, tmp_path / "pages", queues=late_queues())
+    rig.copies._loading = PatientQueue()
     fill(kv, 3, seed=7)
     (stored,) = rig.run(store(0, Tier.DEVICE, 3, Tier.DISK, 1, seed=3))
     fill(kv, 0, seed=1)

@@ -16,8 +16,8 @@ from sluice.engine.messages import Copied
 from sluice.process.zmq_link import SocketFolder, ZmqLink
 from sluice.tiers import disk_tier
 from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.disk_tier import DiskTier, Erase, Load, Store, Told
-from sluice.tiers.layout import FileLayout
+from sluice.tiers.disk_tier import DiskTier, Erase, Load, Report, Store
+from sluice.tiers.format import FileLayout
 from sluice.tiers.page_file import PageFile, read_index
 from sluice.types import CopyDone
 
@@ -43,7 +43,7 @@ def store(slot: int) -> Store:
     return Store(slot, slot, keys([slot] * 4)[0], Bytes(page(slot)))
 
 
-def hung(path: Path, told: Told) -> tuple[DiskTier, HungBlocks]:
+def hung(path: Path, told: Report) -> tuple[DiskTier, HungBlocks]:
     """A tier over a file whose disk hangs, with what is in the file."""
     opened(path).file.close()
     layout = FileLayout.within(GEOMETRY, SIZE)
@@ -156,6 +156,6 @@ def test_a_failed_load_frees_its_target_once(path: Path) -> None:
     target = Bytes()
     disk.submit(Load(7, 3, 0, target))
     ((done,),) = (told.get(timeout=PATIENCE),)
-    assert done.error == "slot 3 holds no page"
+    assert done.error == "page 3 of the file is empty"
     assert target.frees == 1
     disk.close()

@@ -9,7 +9,7 @@ import pytest
 
 from page_files import GEOMETRY, SLOTS, keys, opened, page
 from sluice.cli import main
-from sluice.tiers.layout import FileLayout
+from sluice.tiers.format import FileLayout
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_it_reads_every_page_when_asked_to(path: Path, capsys: pytest.CaptureFix
     data[at] ^= 1
     path.write_bytes(data)
     assert main(["cache", "inspect", str(path), "--verify"]) == 1
-    assert "checksums   1 of 4 pages are damaged\n            slot 2 holds" in capsys.readouterr().out
+    assert "checksums   1 of 4 pages are damaged\n            page 2 of the file has" in capsys.readouterr().out
 
 
 def test_it_looks_while_an_engine_uses_the_file(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,8 @@ import pytest
 
 from page_files import GEOMETRY, SIZE, SLOTS, FaultyBlocks, blank, keys, load, opened, page
 from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.errors import PageFileError, PageLost
-from sluice.tiers.layout import BLOCK, FileLayout
-from sluice.tiers.page_file import PageFile, read_index
-from sluice.tiers.restore import restored
+from sluice.tiers.format import BLOCK, FileLayout, PageFileError, PageLost
+from sluice.tiers.page_file import PageFile, read_index, restored
 from sluice.types import StoredPage
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]
@@ -75,7 +73,7 @@ def test_a_layer_can_be_read_alone_and_is_checked_alone(path: Path) -> None:
         assert (k, v) == tuple(parts[2 * layer : 2 * layer + 2])
     with pytest.raises(PageLost, match="checksum"):
         file.read_layer(2, 1, *blank()[:2])
-    with pytest.raises(PageLost, match="holds no page"):
+    with pytest.raises(PageLost, match="of the file is empty"):
         file.read_layer(3, 1, *blank()[:2])
     file.close()
 
@@ -89,7 +87,7 @@ def test_a_page_without_a_name_is_not_found_again(path: Path) -> None:
     first.file.close()
     again = opened(path)
     assert again.pages == ()
-    with pytest.raises(PageLost, match="slot 0 holds no page"):
+    with pytest.raises(PageLost, match="page 0 of the file is empty"):
         again.file.read(0, blank())
     again.file.close()
 

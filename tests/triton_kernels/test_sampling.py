@@ -13,7 +13,7 @@ import triton.language as tl
 
 from sluice.runner import sampler, triton_logit_ops
 from sluice.runner.noise import gumbel as torch_gumbel
-from sluice.runner.noise import stream_key
+from sluice.runner.noise import noise_key
 from sluice.runner.sampler import FAILED, RowGroup, SamplingRows, row_kind
 from sluice.runner.triton_logit_ops import TritonLogitOps
 from sluice.triton.noise import gumbel, row_key
@@ -34,7 +34,7 @@ def rows_of(wishes: Sequence[Wish], vocab: int, device: torch.device) -> tuple[S
         torch.tensor([params.min_p for params, _ in wishes], dtype=torch.float64),
         torch.tensor([params.top_k if params.top_k > 0 else vocab for params, _ in wishes]),
         torch.tensor([params.top_p for params, _ in wishes], dtype=torch.float64),
-        torch.tensor([stream_key(params.seed or 0, 0) for params, _ in wishes]),
+        torch.tensor([noise_key(params.seed or 0, 0) for params, _ in wishes]),
         torch.tensor([position for _, position in wishes]),
     )
     groups = [
@@ -79,7 +79,7 @@ def test_the_same_noise(device: torch.device) -> None:
     """Keys far apart, and among 100,000 draws some of the rare large ones that decide."""
     width, positions = 25_000, torch.tensor([0, 1, 77, 1 << 40], device=device)
     for seed in (0, -1, (1 << 64) - 1):
-        stream = stream_key(seed, 3)
+        stream = noise_key(seed, 3)
         found = torch.empty(len(positions), width, device=device)
         _draw_noise[(len(positions),)](stream, positions, found, width, BLOCK=32768)
         streams = torch.full_like(positions, stream)

@@ -34,11 +34,10 @@ from sluice.attention.packed import STEPS
 from sluice.attention.select import check_flashinfer, kv_dtype, make_attending, unsuited_attention
 from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig, TraceConfig
-from sluice.device.allocated import module_bytes
-from sluice.device.heap import keep_freed_memory
-from sluice.device.memory import PoolRequest, Room, cpu_room, cuda_room, free_memory, pool_pages
+from sluice.device.machine import free_memory, keep_freed_memory
+from sluice.device.memory import PoolRequest, Room, cpu_room, cuda_room, module_bytes, pool_pages
+from sluice.device.queues import noop
 from sluice.device.transport import transport_for
-from sluice.device.waiting import noop
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
@@ -414,7 +413,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     shape = replace(shape, num_pages=num_pages, row_pages=min(num_pages, shape.row_pages))
     if wanted.max_total_tokens is None:
         is_enough = num_pages == wanted.useful_pages
-        reasons["max_total_tokens"] = "all that --max-running-requests can use" if is_enough else room.told
+        reasons["max_total_tokens"] = "all that --max-running-requests can use" if is_enough else room.reason
     total = shape.num_pages * shape.page_size
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):

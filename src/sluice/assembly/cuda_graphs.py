@@ -13,9 +13,8 @@ from sluice.config import ConfigError, EngineConfig
 from sluice.device.transport import Transport
 from sluice.models.spec import ModelSpec
 from sluice.runner.device_state import DeviceState
-from sluice.runner.forwards import Forwards
+from sluice.runner.forwards import Forwards, Model
 from sluice.runner.graphs import CudaCapture, DecodeGraphs, graph_sizes
-from sluice.runner.model import Model
 
 LOGGER = logging.getLogger("sluice.engine")
 MOST_ROWS = 256
@@ -88,7 +87,7 @@ def captured_graphs(
     )
     torch.cuda.synchronize(device)  # what the default stream fills, the compute stream is about to read
     try:
-        transport.streams.compute.run(graphs.capture_all)
+        transport.queues.compute.run(graphs.capture_all)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"no memory left on {device} to capture CUDA graphs of up to {sizes[-1]} rows: set a smaller"

@@ -11,7 +11,7 @@ from sluice.assembly.cuda_kernels import CudaDevice, check_device
 from sluice.assembly.resolve import Resolution, resolve
 from sluice.attention.select import choose_attention
 from sluice.config import ConfigError, EngineConfig, threads_from_environment
-from sluice.device.cores import usable_cores, usable_processors
+from sluice.device.machine import usable_cores, usable_processors
 
 
 def pick_device(name: str) -> torch.device:

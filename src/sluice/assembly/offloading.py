@@ -14,12 +14,12 @@ from sluice.attention.planned import NO_PLANS
 from sluice.attention.select import Attending, make_attending
 from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, OffloadConfig, flag
-from sluice.device.streams import CudaStream, InlineStream
+from sluice.device.queues import CudaQueue, InlineQueue
 from sluice.device.transport import Transport
 from sluice.footprint import KVSizes, OffloadSizes
 from sluice.models.spec import ModelSpec
 from sluice.runner.device_state import DeviceState, plain_kv
-from sluice.runner.model import Model
+from sluice.runner.forwards import Model
 from sluice.runner.offload.cuda_loader import StreamLoader
 from sluice.runner.offload.loaders import Loader, ThreadLoader
 from sluice.runner.offload.offloader import Offloader, RingShape
@@ -197,8 +197,8 @@ class OffloadSetup:
                 assert tiers.file is not None, "no tier holds offloaded contexts"
                 return ThreadLoader(tiers.file, ring, block_pages)
             device = state.shape.device
-            loading = CudaStream(torch.cuda.Stream(device)) if device.type == "cuda" else InlineStream()
-            return StreamLoader(tiers.host, ring, block_pages, loading, transport.streams.compute)
+            loading = CudaQueue(torch.cuda.Stream(device)) if device.type == "cuda" else InlineQueue()
+            return StreamLoader(tiers.host, ring, block_pages, loading, transport.queues.compute)
 
         return Offloader(
             model,

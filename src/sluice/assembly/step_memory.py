@@ -11,14 +11,13 @@ import torch
 from sluice.attention.select import make_attending
 from sluice.config import ConfigError
 from sluice.device.memory import CudaMemory
+from sluice.device.queues import noop
 from sluice.device.transport import transport_for
-from sluice.device.waiting import noop
 from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceShape, DeviceState
-from sluice.runner.forwards import EagerForwards
+from sluice.runner.forwards import EagerForwards, Model
 from sluice.runner.largest_step import EVERYTHING, StepLimits, largest_plan
 from sluice.runner.logit_ops import LogitOps
-from sluice.runner.model import Model
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams
 
@@ -51,7 +50,7 @@ class StepTrial:
             self._model,
             state,
             backend,
-            transport=transport_for(device, places=1),
+            transport=transport_for(device, num_buffers=1),
             forwards=EagerForwards(self._model, state, backend, planner),
             logit_ops=self._logit_ops,
         )

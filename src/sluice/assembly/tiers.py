@@ -15,17 +15,16 @@ from sluice.attention.base import PagedKV
 from sluice.attention.packed import GROUP, PackedKV
 from sluice.config import CacheConfig, ConfigError, EngineConfig, OffloadConfig
 from sluice.device.background import Background
-from sluice.device.memory import free_memory
+from sluice.device.machine import free_memory
 from sluice.device.pages import DevicePages
-from sluice.device.streams import CudaStream, pinned_host_buffer, plain_host_buffer
+from sluice.device.queues import CudaQueue, pinned_host_buffer, plain_host_buffer
 from sluice.models.fingerprint import fingerprint
 from sluice.models.spec import ModelSpec
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.tiers.copies import Copies, NoTiers, TierCopies
 from sluice.tiers.disk_tier import DiskTier
-from sluice.tiers.errors import PageFileError, PageFileInUse
+from sluice.tiers.format import FileLayout, PageFileError, PageFileInUse, PageGeometry
 from sluice.tiers.host_tier import HostTier
-from sluice.tiers.layout import FileLayout, PageGeometry
 from sluice.tiers.page_file import PageFile, check_path, open_page_file
 from sluice.types import CopyDone, StoredPage, TierLimits
 
@@ -72,7 +71,7 @@ class TierSetup:
         is_cuda = device.type == "cuda"
         host_buffer = pinned_host_buffer if is_cuda else plain_host_buffer
         host = HostTier(self.limits.host_pages, pages, host_buffer) if self.limits.host_pages else None
-        loading = CudaStream(torch.cuda.Stream(device)) if is_cuda else None
+        loading = CudaQueue(torch.cuda.Stream(device)) if is_cuda else None
         stored: tuple[StoredPage, ...] = ()
         disk = None
         if self.disk is not None:  # last: from here on somebody has to close it
@@ -184,7 +183,7 @@ def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder
         geometry = page_geometry(spec, shape, fingerprint(folder), packed=packed)
         disk, disk_bytes = Path(cache.kv_disk), cache.kv_disk_bytes
         try:
-            disk_pages = FileLayout.within(geometry, disk_bytes).num_slots
+            disk_pages = FileLayout.within(geometry, disk_bytes).num_pages
         except PageFileError as error:
             raise ConfigError(str(error)) from error
     if not host_pages and disk is None:

@@ -1,32 +1,31 @@
-"""How large the KV pool may be.
+"""How large the KV pool may be, and how many bytes tensors take.
 
-Asked for, the pool is what was asked, or refused if it cannot be had. Left open, it is what `Room` says is left for it
-after the model has loaded, and never more than what `max_running_requests` requests of full length could fill.
+A pool size that the user gave is used as it is, or refused if it does not fit. Otherwise the pool takes what `Room`
+leaves for it once the model is loaded, and never more than `max_running_requests` requests of full length can fill.
 
-A CPU's memory is shared with everything else on the machine, and its pool is only committed as it fills, so a share of
-it is taken. A GPU is ours: all of it is, but for what the largest step was seen to take, CUDA graphs and a reserve.
+A CPU's memory is shared with the rest of the machine, and its pool is only committed as it fills, so the pool takes a
+share of it. A GPU serves the engine alone: the pool takes all of it but what the largest step was seen to take, CUDA
+graphs and a reserve.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
+from torch import nn
 
+from sluice.attention.base import PagedKV
 from sluice.config import ConfigError
-from sluice.device.cgroups import ROOT, Group, groups
 
 CPU_SHARE = 0.5
-"""Of free memory, what an open pool size takes on a CPU."""
+"""Share of free memory that a pool takes on a CPU if the user gave no size."""
 RESERVED_SHARE = 0.03
-"""Of a GPU's memory, what is left alone: for fragments between what the allocator hands out."""
+"""Share of a GPU's memory that stays free: for fragments between what the allocator hands out."""
 RESERVED_BYTES = 512 << 20
-"""The least that is left alone."""
+"""Least memory that stays free."""
 
 GIB = 1 << 30
 
@@ -41,7 +40,7 @@ class PoolRequest:
     max_model_len: int
     max_running_requests: int
     max_total_tokens: int | None
-    """Asked for by the user, or None."""
+    """The size that the user gave, or None."""
 
     @property
     def page_bytes(self) -> int:
@@ -49,7 +48,7 @@ class PoolRequest:
 
     @property
     def useful_pages(self) -> int:
-        """More than this can never be in use at once."""
+        """Pages that can be in use at once, at most."""
         return self.max_running_requests * -(-self.max_model_len // self.page_size)
 
 
@@ -58,21 +57,22 @@ class Room:
     """What a pool may take on a device."""
 
     open_bytes: int
-    """If its size is open."""
+    """If the user gave no size."""
     most_bytes: int
-    """If its size was asked for."""
-    told: str
+    """If the user gave a size."""
+    reason: str
     """Where these come from, for messages."""
     device_type: str
 
 
 def cpu_room(free_bytes: int) -> Room:
-    """
+    """Return what a pool may take on a CPU.
+
     Args:
         free_bytes: memory free once the model is loaded.
     """
-    told = f"of the {_gib(free_bytes)} GiB free on cpu {CPU_SHARE:.0%} may be used"
-    return Room(int(free_bytes * CPU_SHARE), free_bytes, told, "cpu")
+    reason = f"of the {_gib(free_bytes)} GiB free on cpu {CPU_SHARE:.0%} may be used"
+    return Room(int(free_bytes * CPU_SHARE), free_bytes, reason, "cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,10 @@ class CudaMemory:
 
 
 def cuda_room(memory: CudaMemory, fraction: float | None) -> Room:
-    """
+    """Return what a pool may take on a GPU.
+
     Args:
-        fraction: `--mem-fraction-static`: of all memory, what weights, KV and everything else that is there already may
+        fraction: `--mem-fraction-static`: share of all memory that weights, KV and everything else already there may
             take together. None: all but what a step, graphs and the reserve need.
 
     Raises:
@@ -101,8 +102,8 @@ def cuda_room(memory: CudaMemory, fraction: float | None) -> Room:
     free = f"of {_gib(memory.total)} GiB on cuda {_gib(memory.free)} GiB are free, {needs}"
     if fraction is None:
         reserve = max(RESERVED_BYTES, int(memory.total * RESERVED_SHARE))
-        told = f"{free}, and {_gib(reserve)} GiB are left alone"
-        return Room(max(0, left - reserve), max(0, left), told, "cuda")
+        reason = f"{free}, and {_gib(reserve)} GiB are left alone"
+        return Room(max(0, left - reserve), max(0, left), reason, "cuda")
     used = memory.total - memory.free
     wanted = int(fraction * memory.total) - used
     if wanted > left:
@@ -111,24 +112,24 @@ def cuda_room(memory: CudaMemory, fraction: float | None) -> Room:
             f" {_floor2((used + max(0, left)) / memory.total)} fits, or lower --chunked-prefill-size or"
             f" --max-running-requests"
         )
-    told = (
+    reason = (
         f"--mem-fraction-static {fraction} of {_gib(memory.total)} GiB, {_gib(used)} GiB of them in use, is the limit"
     )
-    return Room(max(0, wanted), max(0, left), told, "cuda")
+    return Room(max(0, wanted), max(0, left), reason, "cuda")
 
 
 def pool_pages(request: PoolRequest, room: Room) -> int:
-    """The number of pages, at least 1; a size asked for is rounded down to whole pages.
+    """Return the number of pages, at least 1. A size that the user gave is rounded down to whole pages.
 
     Raises:
-        ConfigError: the size asked for is below one page or does not fit, or not even one page fits.
+        ConfigError: the size that the user gave is below one page or does not fit, or not even one page fits.
     """
     if request.max_total_tokens is None:
         pages = min(request.useful_pages, room.open_bytes // request.page_bytes)
         if pages < 1:
             raise ConfigError(
                 f"no room for the KV pool: one page of {request.page_size} tokens takes {request.page_bytes} bytes,"
-                f" and {room.told}; free some memory, or set a smaller --page-size or an explicit --max-total-tokens"
+                f" and {room.reason}; free some memory, or set a smaller --page-size or an explicit --max-total-tokens"
             )
         return pages
     pages = request.max_total_tokens // request.page_size
@@ -146,59 +147,33 @@ def pool_pages(request: PoolRequest, room: Room) -> int:
     return pages
 
 
-def free_memory(device: torch.device, root: Path = ROOT) -> int:
-    """Bytes that can still be allocated on a device: of the machine and of the container this runs in.
-
-    Args:
-        root: where /proc and /sys are found.
-    """
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free)
-    left = (_group_left(group) for group in groups("memory", root))
-    return max(0, min([_machine_free(root), *(count for count in left if count is not None)]))
-
-
-def _machine_free(root: Path) -> int:
-    """What Linux thinks can be had without swapping; elsewhere all the memory there is."""
-    meminfo = root / "proc/meminfo"
-    if not meminfo.exists():
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return _table(meminfo)["MemAvailable:"] * 1024
+def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of the memory behind tensors. Views of one storage count once."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.layout == torch.strided:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+        else:  # packed by a library that does not show its memory
+            sizes[id(tensor)] = tensor.numel() * tensor.element_size()
+    return sum(sizes.values())
 
 
-class _Names(NamedTuple):
-    """How a version of the interface of control groups calls things."""
-
-    limit: str
-    usage: str
-    reclaimable: str
-    """In memory.stat: file cache that is given up before the limit bites."""
+def module_bytes(module: nn.Module) -> int:
+    """Return the bytes of all tensors that a module and its parts hold: weights as they were packed, and buffers."""
+    return tensor_bytes(_held(module))
 
 
-NAMES: Mapping[int, _Names] = {
-    1: _Names("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    2: _Names("memory.max", "memory.current", "inactive_file"),
-}
+def kv_bytes(kv: Iterable[PagedKV]) -> int:
+    """Return the bytes of the pages of some layers."""
+    return tensor_bytes(tensor for layer in kv for tensor in (layer.k, layer.v))
 
 
-def _group_left(group: Group) -> int | None:
-    """What a group may still use; None if it sets no limit, or is not visible from inside this container."""
-    names = NAMES[group.version]
-    limit, usage = group.folder / names.limit, group.folder / names.usage
-    if not limit.exists() or not usage.exists():
-        return None
-    allowed = limit.read_text().strip()
-    if allowed == "max":
-        return None
-    reclaimable = _table(group.folder / "memory.stat").get(names.reclaimable, 0)
-    return int(allowed) - int(usage.read_text()) + reclaimable
-
-
-def _table(path: Path) -> dict[str, int]:
-    """Lines of a name, a number and perhaps a unit."""
-    lines = (line.split() for line in path.read_text().splitlines())
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1}
+def _held(module: nn.Module) -> Iterator[torch.Tensor]:
+    for part in module.modules():
+        yield from part.parameters(recurse=False)
+        yield from part.buffers(recurse=False)
+        yield from (value for value in vars(part).values() if isinstance(value, torch.Tensor))
 
 
 def _gib(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The device's pages as bytes, whatever an attention backend makes of them."""
+"""The device's KV pages as bytes, whatever their layout in an attention backend."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ class DevicePages:
         return self.num_parts * self.part_bytes
 
     def views(self, page: int) -> list[memoryview]:
-        """A page's own memory, on a CPU: what is read into it is the page's content from then on."""
+        """Return a page's own memory, on a CPU: to write to it is to write the page."""
         return [part[page].numpy().data for part in self._parts]
 
     def copy_out(self, page: int, into: torch.Tensor) -> None:
-        """Copy a page to `into` [parts, part_bytes] uint8; on cuda queued on the current stream if `into` is pinned."""
+        """Copy a page to `into` [parts, part_bytes] uint8. On CUDA the host does not wait if `into` is pinned."""
         for part, target in zip(self._parts, into, strict=True):
             target.copy_(part[page], non_blocking=True)
 
     def copy_in(self, page: int, source: torch.Tensor) -> None:
-        """The way back of `copy_out`."""
+        """Copy `source`, as `copy_out` filled it, to a page."""
         for part, given in zip(self._parts, source, strict=True):
             part[page].copy_(given, non_blocking=True)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """[pages, bytes of a page] uint8, the same memory."""
+    """Return the same memory as [pages, bytes of a page] uint8."""
     return tensor.flatten(1).view(torch.uint8)

@@ -22,11 +22,7 @@ from sluice.runner.logprobs import LogprobWishes
 from sluice.runner.page_table import PageTable, TableChanges
 from sluice.runner.sampling_table import SamplingTable
 from sluice.runner.token_counts import Opening
-from sluice.types import BatchPlan, Chunk
-
-
-class PlanError(ValueError):
-    """A plan that does not fit the device's state. Nothing of it was applied."""
+from sluice.types import BatchPlan, Chunk, PlanError
 
 
 @dataclass(frozen=True, slots=True)

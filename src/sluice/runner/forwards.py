@@ -1,4 +1,4 @@
-"""How a step's forward is run: by calling the model, or by replaying what it did before (`graphs.py`)."""
+"""What the runner needs of a model, and how a forward is run: by calling the model, or by a replay (`graphs.py`)."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ import torch
 
 from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
 from sluice.attention.planned import NO_PLANS, StepPlanner
-from sluice.device.staging import Arrived
+from sluice.device.transport import Arrived
 from sluice.runner.device_state import DeviceState
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch
 
 
-class ForwardModel(Protocol):
-    """What a forward needs of a model: see `runner.Model`."""
+class Model(Protocol):
+    """Computes steps and keeps nothing of any request."""
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor: ...
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+        """Write the step's KV and return hidden states [R, hidden_size] of the tokens at `batch.logit_rows`."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the logits [R, vocab] of hidden states [R, hidden_size]."""
+        ...
 
 
 class Forwards(Protocol):
     """Runs forwards."""
 
     def padded(self, host: HostBatch) -> HostBatch:
-        """The step with the rows it is to be run with, its own first. Called on the host, at launch."""
+        """Return the step with the rows it is to be run with, its own first. Called on the host, at launch."""
         ...
 
     def run(self, laid: HostBatch, arrived: Arrived) -> torch.Tensor:
-        """The hidden states [R or more, hidden_size] of the step's `logit_rows`, in order; on the compute stream.
+        """Return hidden states [R or more, hidden_size] of the step's `logit_rows`, in order.
+
+        Called on the compute queue.
 
         Args:
             laid: what `padded` returned.
-            arrived: its arrays and others behind them, on the device.
+            arrived: its arrays, and others behind them, on the device.
         """
         ...
 
@@ -41,12 +49,12 @@ class EagerForwards:
     """Calls the model.
 
     Args:
-        attention: what its layers call.
-        planner: is told of every step before.
+        attention: the backend that its layers call.
+        planner: called with every step before the model.
     """
 
     def __init__(
-        self, model: ForwardModel, state: DeviceState, attention: AttentionBackend, planner: StepPlanner = NO_PLANS
+        self, model: Model, state: DeviceState, attention: AttentionBackend, planner: StepPlanner = NO_PLANS
     ) -> None:
         self._model = model
         self._state = state
@@ -54,11 +62,9 @@ class EagerForwards:
         self._planner = planner
 
     def padded(self, host: HostBatch) -> HostBatch:
-        """See `Forwards.padded`."""
         return host
 
     def run(self, laid: HostBatch, arrived: Arrived) -> torch.Tensor:
-        """See `Forwards.run`."""
         batch = self._state.forward_batch(laid, arrived.tensors[:NUM_ARRAYS])
         self._planner.plan(batch)
         return self._model.forward(batch, self._state.kv, self._attention)

@@ -24,10 +24,10 @@ import torch
 
 from sluice.attention.base import AttentionBackend, ForwardBatch
 from sluice.attention.planned import NO_PLANS, StepPlanner
-from sluice.device.staging import Arrived, lay_out, views
-from sluice.device.waiting import noop
+from sluice.device.queues import noop
+from sluice.device.transport import Arrived, lay_out, views
 from sluice.runner.device_state import DeviceState
-from sluice.runner.forwards import ForwardModel, Forwards
+from sluice.runner.forwards import Forwards, Model
 from sluice.runner.inputs import NUM_ARRAYS, PER_ROW, HostBatch
 
 
@@ -102,7 +102,7 @@ class DecodeGraphs:
     def __init__(
         self,
         eager: Forwards,
-        model: ForwardModel,
+        model: Model,
         state: DeviceState,
         attention: AttentionBackend,
         capture: Capture,

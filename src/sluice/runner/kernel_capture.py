@@ -20,11 +20,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sluice.attention.base import AttentionBackend
-from sluice.device.waiting import noop
+from sluice.device.queues import noop
 from sluice.native.abi import Operation
 from sluice.native.library import Call, CallList, Kernels
 from sluice.runner.device_state import DeviceState
-from sluice.runner.forwards import ForwardModel, Forwards
+from sluice.runner.forwards import Forwards, Model
 from sluice.runner.graphs import Captured, DecodeGraphs
 
 ALIGNMENT = 64
@@ -130,7 +130,7 @@ class _Program:
 
 def cpu_graphs(
     eager: Forwards,
-    model: ForwardModel,
+    model: Model,
     state: DeviceState,
     attention: AttentionBackend,
     kernels: Kernels,

@@ -9,9 +9,8 @@ from itertools import islice
 
 import torch
 
-from sluice.device.streams import DoneEvent, Event
-from sluice.device.transport import Landing
-from sluice.device.waiting import noop, wait_until
+from sluice.device.queues import DoneEvent, Event, noop, wait_until
+from sluice.device.transport import ToHost
 from sluice.runner.inputs import HostBatch
 from sluice.runner.last_tokens import STALE
 from sluice.runner.logprobs import NOTHING, Scores, StepWishes
@@ -40,13 +39,13 @@ class Outcome:
         """Units of it that are not done."""
         self._on_device: list[object] = []
 
-    def land(self, landing: Landing) -> None:
+    def land(self, to_host: ToHost) -> None:
         """Bring it to the host. What is copied stays alive until nobody waits for the copy any more."""
         assert self.tokens is not None
         self._on_device = [self.tokens, self.of_samples, self.of_targets]
-        self.tokens = landing(self.tokens)
-        self.of_samples = _landed(self.of_samples, landing)
-        self.of_targets = _landed(self.of_targets, landing)
+        self.tokens = to_host(self.tokens)
+        self.of_samples = _landed(self.of_samples, to_host)
+        self.of_targets = _landed(self.of_targets, to_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def _rows(scores: Scores) -> Iterator[tuple[float, tuple[tuple[int, float], ...]
         yield logprob, tuple(zip(ids, logprobs, strict=True))
 
 
-def _landed(scores: Scores | None, landing: Landing) -> Scores | None:
+def _landed(scores: Scores | None, to_host: ToHost) -> Scores | None:
     if scores is None:
         return None
-    return Scores(landing(scores.logprobs), landing(scores.top_ids), landing(scores.top_logprobs))
+    return Scores(to_host(scores.logprobs), to_host(scores.top_ids), to_host(scores.top_logprobs))

@@ -8,7 +8,7 @@ import torch
 
 from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
 from sluice.faults import Fault
-from sluice.runner.model import Model
+from sluice.runner.forwards import Model
 
 
 class NanFaultModel:

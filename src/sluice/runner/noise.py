@@ -1,6 +1,6 @@
 """Randomness as a function: the noise of one token of one request, whatever batch, slot or device it is drawn on.
 
-    (seed, sample_index) --stream_key--> stream      on the host, once per request
+    (seed, sample_index) --noise_key--> stream      on the host, once per request
     (stream, position)   --------------> key         one per sampled row
     (key, vocabulary id) --------------> 64 bits     one per logit
 
@@ -33,7 +33,7 @@ def _mix_int(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def stream_key(seed: int, sample_index: int) -> int:
+def noise_key(seed: int, sample_index: int) -> int:
     """The stream of one request, as an int64 (two's complement).
 
     Args:
@@ -61,7 +61,7 @@ def random_bits(streams: torch.Tensor, positions: torch.Tensor, width: int) -> t
     """64 random bits for each row and vocabulary id.
 
     Args:
-        streams: [R] int64 from `stream_key`.
+        streams: [R] int64 from `noise_key`.
         positions: [R] int64, position in its request of the token being sampled.
         width: vocabulary size.
 

@@ -30,25 +30,22 @@ from dataclasses import dataclass
 import torch
 
 from sluice.attention.base import AttentionBackend
-from sluice.device.allocated import kv_bytes
-from sluice.device.staging import Arrived
-from sluice.device.transport import Transport, transport_for
-from sluice.device.waiting import noop
+from sluice.device.memory import kv_bytes
+from sluice.device.queues import noop
+from sluice.device.transport import Arrived, Transport, transport_for
 from sluice.footprint import Footprint
 from sluice.runner.adjust import HostAdjustments
-from sluice.runner.device_state import DeviceState, PlanError, StateChanges
-from sluice.runner.forwards import EagerForwards, Forwards
+from sluice.runner.device_state import DeviceState, StateChanges
+from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
 from sluice.runner.launched import LaunchedStep, Outcome
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.logprobs import SLICE_BYTES, StepWishes, score_samples, score_targets
-from sluice.runner.model import Model
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.rows import NoOffload, OffloadedWork, SliceRunner, ordinary, run_slices, with_offloaded
 from sluice.runner.sampling_table import HostSampling
-from sluice.tiers.copies import Copies, NoTiers
-from sluice.tiers.step_with_copies import CopiesOnly, FailedStep, Launched, WithCopies
-from sluice.types import BatchPlan
+from sluice.tiers.copies import Copies, CopiesOnly, FailedStep, Launched, NoTiers, WithCopies
+from sluice.types import BatchPlan, PlanError
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +98,7 @@ class TorchRunner:
     ) -> None:
         self._model = model
         self._state = state
-        self._transport = transport or transport_for(state.shape.device, places=2, tick=tick)
+        self._transport = transport or transport_for(state.shape.device, num_buffers=2, tick=tick)
         self._forwards = forwards or EagerForwards(model, state, attention)
         self._logit_ops = logit_ops
         self._scoring = (slice_bytes, logit_ops)
@@ -158,7 +155,7 @@ class TorchRunner:
         Args:
             rest: the plan without what is offloaded.
         """
-        state, (_, compute, results) = self._state, self._transport.streams
+        state, (_, compute, results) = self._state, self._transport.queues
         work = OffloadedWork(tuple(new.slot for new in plan.new_slots), plan.slices)
         changes = state.apply(rest)
         resident = host_batch(rest, state.page_table.host, state.shape.page_size)
@@ -180,7 +177,7 @@ class TorchRunner:
         finally:
             arrived.done()
         results.wait(compute.record())
-        results.run(lambda: outcome.land(self._transport.land))
+        results.run(lambda: outcome.land(self._transport.to_host))
         return LaunchedStep(plan.step, host, step.wishes, outcome, results.record(), self._tick)
 
     @torch.inference_mode()

@@ -69,7 +69,7 @@ class SamplingRows:
     top_p: torch.Tensor
     """[R] float64"""
     streams: torch.Tensor
-    """[R] int64, `noise.stream_key` of each row's seed and sample index"""
+    """[R] int64, `noise.noise_key` of each row's seed and sample index"""
     positions: torch.Tensor
     """[R] int64, position of the token being sampled"""
 

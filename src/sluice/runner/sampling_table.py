@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from sluice.runner.inputs import Ints
-from sluice.runner.noise import stream_key
+from sluice.runner.noise import noise_key
 from sluice.runner.sampler import RowGroup, RowKind, SamplingRows, row_kind
 from sluice.types import NewSlot
 
@@ -68,7 +68,7 @@ class SamplingTable:
         self._min_p[slot] = params.min_p
         self._top_p[slot] = params.top_p
         self._top_k[slot] = params.top_k if params.top_k > 0 else self._vocab_size
-        self._streams[slot] = stream_key(params.seed, new.sample_index)
+        self._streams[slot] = noise_key(params.seed, new.sample_index)
 
     def step(self, slots: Ints, positions: Ints) -> HostSampling:
         """The parameters of a step's S sampling rows, and the rows of each kind.

@@ -1,7 +1,7 @@
 """PUBLIC fakes of a device: queues that keep every promise of a real device's and no other.
 
-LateStreams    does work as late, or as early, as the events between its queues allow
-RecordedSteps  replays what was captured with the very tensors of the capture, as a CUDA graph does
+LateQueue      does work as late, or as early, as the events between its queues allow
+recorded_steps replays what was captured with the very tensors of the capture, as a CUDA graph does
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sluice.device.streams import Event, Streams
+from sluice.device.queues import DeviceQueues, Event
 from sluice.runner.graphs import Captured
 
 
 @dataclass(frozen=True)
 class LateEvent:
-    """A point on a queue of `LateStreams`. To ask for it is to wait for it."""
+    """A point on a queue of a fake device. To ask for it is to wait for it."""
 
-    stream: LateStream
+    queue: LateQueue
     count: int
     """Items of the queue that are before it."""
 
     def query(self) -> bool:
         """See `Event.query`."""
-        self.stream.reach(self.count)
+        self.queue.reach(self.count)
         return True
 
 
-class LateStream:
+class LateQueue:
     """A queue whose items run when somebody waits for them, or at once if it is eager.
 
     Args:
@@ -39,22 +39,22 @@ class LateStream:
         world: all queues of the device, this one included when it is made known there.
     """
 
-    def __init__(self, is_eager: bool, world: list[LateStream]) -> None:
+    def __init__(self, is_eager: bool, world: list[LateQueue]) -> None:
         self._is_eager = is_eager
         self._world = world
         self._items: list[Callable[[], None] | Event] = []
         self._done = 0
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `Stream.run`."""
+        """See `DeviceQueue.run`."""
         self._add(work)
 
     def wait(self, event: Event) -> None:
-        """See `Stream.wait`."""
+        """See `DeviceQueue.wait`."""
         self._add(event)
 
     def record(self) -> LateEvent:
-        """See `Stream.record`."""
+        """See `DeviceQueue.record`."""
         return LateEvent(self, len(self._items))
 
     def reach(self, count: int) -> None:
@@ -79,7 +79,7 @@ class LateStream:
 
     def _hurry_all(self) -> None:
         """Let the eager ones run until all of them are held up."""
-        while any(stream._hurry() for stream in self._world):
+        while any(queue._hurry() for queue in self._world):
             pass
 
     def _hurry(self) -> bool:
@@ -90,25 +90,25 @@ class LateStream:
         if callable(item):
             self._done += 1
             item()
-        elif isinstance(item, LateEvent) and not item.stream.has_reached(item.count):
+        elif isinstance(item, LateEvent) and not item.queue.has_reached(item.count):
             return False
         else:
             self._done += 1
         return True
 
 
-def late_streams(eager: Collection[str] = ()) -> Streams:
+def late_queues(eager: Collection[str] = ()) -> DeviceQueues:
     """Queues of a device that is as slow as events allow.
 
     What lacks an event runs too late on a queue that is late, and what it would have waited for comes too early on one
     that is eager: to find every event that is missing, go through all sets of eager queues.
 
     Args:
-        eager: names of the queues in `Streams` that are as fast as events allow.
+        eager: names of the queues in `DeviceQueues` that are as fast as events allow.
     """
-    world: list[LateStream] = []
-    world.extend(LateStream(name in eager, world) for name in Streams._fields)
-    return Streams(*world)
+    world: list[LateQueue] = []
+    world.extend(LateQueue(name in eager, world) for name in DeviceQueues._fields)
+    return DeviceQueues(*world)
 
 
 HOST_READS = ("_local_scalar_dense", "item", "nonzero", "lift_fresh", "is_nonzero", "equal")

@@ -1,4 +1,4 @@
-"""Whole reads and writes at an offset: of several buffers at once, however short the system's own calls fall."""
+"""Whole reads and writes of several buffers at an offset of a file, although the system's calls may do only a part."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from sluice.tiers.errors import PageLost
+from sluice.tiers.format import PageLost
 
 MOST_BUFFERS = 512
-"""Given to one call: Linux takes 1024."""
+"""Buffers given to one call: Linux takes 1024."""
 CLOSED = -1
-"""In the place of a descriptor: no file has this number."""
+"""Number of a closed descriptor: no file has it."""
 
 
 class Blocks(Protocol):
@@ -38,20 +38,19 @@ class Blocks(Protocol):
         ...
 
     def expect(self, offset: int, length: int) -> None:
-        """Say what will be read soon."""
+        """Announce a read, so that the system may fetch the bytes meanwhile."""
         ...
 
     def close(self) -> None: ...
 
 
 class FileBlocks:
-    """An open file descriptor, owned from now on."""
+    """The file of an open descriptor, which this object owns."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:
-        """See `Blocks.read`."""
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
             count = os.preadv(self._descriptor, left[:MOST_BUFFERS], offset)
@@ -61,7 +60,6 @@ class FileBlocks:
             left = _rest(left, count)
 
     def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
-        """See `Blocks.write`."""
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
             count = os.pwritev(self._descriptor, left[:MOST_BUFFERS], offset)
@@ -71,12 +69,12 @@ class FileBlocks:
             left = _rest(left, count)
 
     def expect(self, offset: int, length: int) -> None:
-        """See `Blocks.expect`. Some file systems take no advice."""
+        """Advise the system; some file systems take no advice."""
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
     def close(self) -> None:
-        """Twice is once. What comes later fails, and does not reach whatever file has the number then."""
+        """Close the file. Later calls fail, even if another file has the descriptor's number by then."""
         descriptor, self._descriptor = self._descriptor, CLOSED
         if descriptor != CLOSED:
             with suppress(OSError):  # or a process that was forked meanwhile would keep the lock
@@ -85,7 +83,7 @@ class FileBlocks:
 
 
 def _rest(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of buffers of which `count` bytes are done."""
+    """Return what is left of buffers of which `count` bytes are done."""
     for index, buffer in enumerate(buffers):
         if count < buffer.nbytes:
             return [buffer[count:], *buffers[index + 1 :]]

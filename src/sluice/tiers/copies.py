@@ -1,38 +1,34 @@
 """A plan's copies between tiers, begun in plan order before its chunks.
 
-    device -> host   on the device's compute stream, done with the step
+    device -> host   on the device's compute queue, done with the step
     host -> device   the same
-    device -> disk   copied to a buffer on that stream, written by the disk's thread
+    device -> disk   copied to a buffer on that queue, written by the disk's thread
     host -> disk     copied to a buffer at once, written by the disk's thread
-    disk -> device   read by the disk's thread, into a page that nobody uses before it is told of
+    disk -> device   read by the disk's thread, into a page that no request uses before the copy is reported
 
-On a CPU the disk's thread reads straight into the page; on cuda through a pinned buffer and a stream of its own.
+On a CPU the disk's thread reads straight into the page, on a GPU through a pinned buffer and a queue of its own.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 
 from sluice.device.pages import DevicePages
-from sluice.device.streams import DoneEvent, Event, HostBuffers, Stream
+from sluice.device.queues import DeviceQueue, DoneEvent, Event, HostBuffers, wait_until
 from sluice.device.transport import Transport
-from sluice.device.waiting import noop, wait_until
-from sluice.runner.device_state import PlanError
-from sluice.tiers.disk_ends import InPlace, Staged, Target, ThroughBuffer
-from sluice.tiers.disk_tier import DiskTier, Erase, Load, Store
+from sluice.tiers.disk_tier import DiskTier, Erase, FromBuffer, InPlace, Load, PageBuffers, Store, Target, ThroughBuffer
 from sluice.tiers.host_tier import HostTier
-from sluice.tiers.page_buffers import PageBuffers
-from sluice.types import BatchPlan, CopyDone, PageCopy, Tier
+from sluice.types import BatchPlan, BatchResult, CopyDone, PageCopy, PlanError, Tier
 
 
-class Ended(Protocol):
+class StepCopies(Protocol):
     """Copies that end with their step."""
 
     def wait(self) -> tuple[CopyDone, ...]:
-        """How they ended."""
+        """Block until they have ended, and return how."""
         ...
 
 
@@ -41,46 +37,45 @@ class Copies(Protocol):
 
     @property
     def host_bytes(self) -> int:
-        """That the host tier takes."""
+        """Bytes that the host tier takes."""
         ...
 
     @property
     def disk_bytes(self) -> int:
-        """That the disk tier takes."""
+        """Bytes that the disk tier takes."""
         ...
 
     def check(self, plan: BatchPlan) -> None:
-        """
+        """Refuse a plan with a copy that cannot be made, before any copy begins.
+
         Raises:
-            PlanError: a copy that cannot be made, by tier and page. None was begun.
+            PlanError: names the tier and the page.
         """
         ...
 
-    def begin(self, plan: BatchPlan, transport: Transport) -> Ended:
-        """Begin all copies of a checked plan. What follows on the compute stream comes after them."""
+    def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
+        """Begin all copies of a checked plan. What follows on the compute queue runs after them."""
         ...
 
     def close(self) -> None:
-        """Finish what is on its way to a disk. Twice is once."""
+        """Finish what is on its way to a disk. May be called again."""
         ...
 
 
 class NoTiers:
-    """No memory but the device's."""
+    """The copies of an engine whose only memory is the device's: there are none."""
 
     host_bytes = disk_bytes = 0
 
     def check(self, plan: BatchPlan) -> None:
-        """See `Copies.check`."""
         if plan.copies or plan.dropped:
             raise PlanError(f"plan of step {plan.step} cannot run: it has copies, and there is nothing to copy to")
 
-    def begin(self, plan: BatchPlan, transport: Transport) -> Ended:
-        """See `Copies.begin`."""
+    def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
         return HostCopies()
 
     def close(self) -> None:
-        """See `Copies.close`."""
+        """Return: there is nothing to finish."""
 
 
 @dataclass(slots=True)
@@ -90,29 +85,30 @@ class HostCopies:
     copies: list[PageCopy] = field(default_factory=list)
     on_device: list[torch.Tensor] = field(default_factory=list)
     """The checksum of each, an int64."""
-    landed: torch.Tensor | None = None
-    """[copies] int64 on the host"""
+    checksums: torch.Tensor | None = None
+    """[copies] int64 on the host."""
     arrived: Event = field(default_factory=DoneEvent)
+    """`checksums` is there."""
 
     def wait(self) -> tuple[CopyDone, ...]:
-        """See `Ended.wait`."""
         if not self.copies:
             return ()
         if not self.arrived.query():
-            wait_until(self.arrived.query, noop)
-        assert self.landed is not None, f"{self.copies} have not begun"
-        return tuple(map(_ended, self.copies, self.landed.tolist()))
+            wait_until(self.arrived.query)
+        assert self.checksums is not None, f"{self.copies} have not begun"
+        return tuple(map(_ended, self.copies, self.checksums.tolist()))
 
 
 class TierCopies:
-    """Copies between the device and what lies behind it.
+    """Copies between the device and the tiers behind it.
 
     Args:
         pages: of the device.
-        host: if there is a host tier.
-        disk: if there is a disk tier.
+        host: the host tier, if there is one.
+        disk: the disk tier, if there is one.
         host_buffer: makes memory that the device can copy from and to.
-        loading: brings pages from the disk's thread to the device; None: the thread reads straight into them, on a CPU.
+        loading: the queue that copies pages from the disk's buffers to the device; None on a CPU, where the disk's
+            thread reads straight into the pages.
     """
 
     def __init__(
@@ -121,7 +117,7 @@ class TierCopies:
         host: HostTier | None,
         disk: DiskTier | None,
         host_buffer: HostBuffers,
-        loading: Stream | None = None,
+        loading: DeviceQueue | None = None,
     ) -> None:
         self._pages = pages
         self._host = host
@@ -135,24 +131,22 @@ class TierCopies:
         }
 
     def check(self, plan: BatchPlan) -> None:
-        """See `Copies.check`."""
         for copy in plan.copies:
             self._check_page(plan, copy.source, copy.source_page)
             self._check_page(plan, copy.target, copy.target_page)
             goes_up = copy.target is Tier.DEVICE
             if copy.source is copy.target or (copy.source is Tier.DISK and not goes_up):
                 raise PlanError(f"plan of step {plan.step} cannot run: a copy from {copy.source} to {copy.target}")
-        for slot in plan.dropped:
-            self._check_page(plan, Tier.DISK, slot)
+        for page in plan.dropped:
+            self._check_page(plan, Tier.DISK, page)
 
     def _check_page(self, plan: BatchPlan, tier: Tier, page: int) -> None:
         if not 0 <= page < self._sizes[tier]:
             raise PlanError(f"plan of step {plan.step} cannot run: page {page} of {self._sizes[tier]} on {tier}")
 
-    def begin(self, plan: BatchPlan, transport: Transport) -> Ended:
-        """See `Copies.begin`."""
-        compute, results = transport.streams.compute, transport.streams.results
-        with_disk: list[Store | Load | Erase] = [Erase(slot) for slot in plan.dropped]
+    def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
+        compute, results = transport.queues.compute, transport.queues.results
+        with_disk: list[Store | Load | Erase] = [Erase(page) for page in plan.dropped]
         with_host = HostCopies()
         for copy in plan.copies:
             if Tier.DISK in (copy.source, copy.target):
@@ -164,26 +158,23 @@ class TierCopies:
             self._disk.submit(*with_disk)
         if with_host.copies:
             results.wait(compute.record())
-            results.run(lambda: _land(with_host, transport))
+            results.run(lambda: _checksums_to_host(with_host, transport))
             with_host.arrived = results.record()
         return with_host
 
     @property
     def host_bytes(self) -> int:
-        """See `Copies.host_bytes`."""
         return 0 if self._host is None else self._host.nbytes
 
     @property
     def disk_bytes(self) -> int:
-        """See `Copies.disk_bytes`."""
         return 0 if self._disk is None else self._disk.nbytes
 
     def close(self) -> None:
-        """See `Copies.close`."""
         if self._disk is not None:
             self._disk.close()
 
-    def _with_host(self, copy: PageCopy, compute: Stream, into: HostCopies) -> None:
+    def _with_host(self, copy: PageCopy, compute: DeviceQueue, into: HostCopies) -> None:
         host = self._host
         assert host is not None, f"not checked: {copy}"
         into.copies.append(copy)
@@ -193,20 +184,20 @@ class TierCopies:
         else:
             compute.run(lambda: into.on_device.append(host.load(copy.source_page, copy.target_page)))
 
-    def _with_disk(self, copy: PageCopy, compute: Stream) -> Store | Load:
+    def _with_disk(self, copy: PageCopy, compute: DeviceQueue) -> Store | Load:
         if copy.target is Tier.DEVICE:
             return Load(copy.ticket, copy.source_page, copy.checksum, self._target(copy.target_page, compute))
         buffer = self._buffers.take()
-        arrived: Event = DoneEvent()
+        filled: Event = DoneEvent()
         if copy.source is Tier.HOST:
             assert self._host is not None, f"not checked: {copy}"
             self._host.read(copy.source_page, buffer)
         else:
             compute.run(lambda: self._pages.copy_out(copy.source_page, buffer))
-            arrived = compute.record()
-        return Store(copy.ticket, copy.target_page, copy.key, Staged(buffer, self._buffers, arrived))
+            filled = compute.record()
+        return Store(copy.ticket, copy.target_page, copy.key, FromBuffer(buffer, self._buffers, filled))
 
-    def _target(self, page: int, compute: Stream) -> Target:
+    def _target(self, page: int, compute: DeviceQueue) -> Target:
         if self._loading is None:
             return InPlace(self._pages, page)
         return ThroughBuffer(self._pages, page, self._buffers, self._loading, compute.record())
@@ -219,5 +210,45 @@ def _ended(copy: PageCopy, checksum: int) -> CopyDone:
     return CopyDone(copy.ticket, 0, problem)
 
 
-def _land(copies: HostCopies, transport: Transport) -> None:
-    copies.landed = transport.land(torch.stack(copies.on_device))
+def _checksums_to_host(copies: HostCopies, transport: Transport) -> None:
+    copies.checksums = transport.to_host(torch.stack(copies.on_device))
+
+
+class Launched(Protocol):
+    """A step on its way."""
+
+    def wait(self) -> BatchResult:
+        """Block until the step is done, and return its result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CopiesOnly:
+    """A launched step without chunks."""
+
+    step: int
+
+    def wait(self) -> BatchResult:
+        return BatchResult(self.step, ())
+
+
+@dataclass(frozen=True, slots=True)
+class WithCopies:
+    """A launched step whose plan has copies."""
+
+    inner: Launched
+    copies: StepCopies
+
+    def wait(self) -> BatchResult:
+        result = self.inner.wait()
+        return replace(result, copies=self.copies.wait())
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStep:
+    """A step that failed after its copies had begun. They end all the same, so it counts as launched."""
+
+    error: Exception
+
+    def wait(self) -> BatchResult:
+        raise self.error

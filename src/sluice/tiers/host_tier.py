@@ -1,26 +1,25 @@
-"""The host tier: pages in host memory, copied in plan order by the device itself."""
+"""The host tier: pages in host memory, which the device copies in plan order."""
 
 from __future__ import annotations
 
 import torch
 
-from sluice.device.allocated import tensor_bytes
+from sluice.device.memory import tensor_bytes
 from sluice.device.pages import DevicePages
-from sluice.device.streams import DoneEvent, Event, HostBuffers
-from sluice.device.waiting import noop, wait_until
+from sluice.device.queues import DoneEvent, Event, HostBuffers, wait_until
 
 SLAB_BYTES = 256 << 20
-"""Memory is taken in pieces of this size: torch rounds what it locks up to a power of two."""
+"""Size of the pieces in which memory is allocated: torch rounds pinned memory up to a power of two."""
 
 
 class HostTier:
     """Pages on the host.
 
-    A page's checksum is computed where the bytes already are, on the device: of its 64-bit words, each times an odd
-    number of its own, so that no flipped or exchanged word goes unnoticed. It reaches the host with the step.
+    A page's checksum is computed on the device, where the bytes already are: the sum of its 64-bit words, each times an
+    odd number of its own, so that every flipped or exchanged word is noticed. It reaches the host with the step.
 
     Args:
-        num_pages: how many.
+        num_pages: pages of the tier.
         pages: those of the device.
         host_buffer: makes memory that the device can copy from and to.
     """
@@ -32,7 +31,7 @@ class HostTier:
         slab_bytes = SLAB_BYTES if num_pages >= self._in_slab > 1 else min(num_pages, self._in_slab) * pages.page_bytes
         self._slabs = [host_buffer((slab_bytes,), torch.uint8) for _ in range(-(-num_pages // self._in_slab))]
         words = -(-pages.page_bytes // 8)
-        # What fills up the last word is never written, and the same for all.
+        # The bytes that fill up the last word are never written, so they are the same for all pages.
         self._scratch = torch.zeros(words * 8, dtype=torch.uint8, device=pages.device)
         steps = torch.arange(words, dtype=torch.int64, device=pages.device)
         self._weights = (steps * 0x1E3779B97F4A7C16 + 0x6A09E667F3BCC909) | 1
@@ -40,48 +39,47 @@ class HostTier:
 
     @property
     def nbytes(self) -> int:
-        """Of all pages together."""
+        """Bytes of all pages."""
         return tensor_bytes(self._slabs)
 
     def page(self, host_page: int) -> torch.Tensor:
-        """The memory of a page, [parts, part_bytes] uint8."""
+        """Return the memory of a page, [parts, part_bytes] uint8."""
         slab, place = divmod(host_page, self._in_slab)
         size = self._pages.page_bytes
         memory = self._slabs[slab][place * size : (place + 1) * size]
         return memory.view(self._pages.num_parts, self._pages.part_bytes)
 
     def store(self, device_page: int, host_page: int) -> torch.Tensor:
-        """Copy a page down: work for a stream. Returns its checksum, an int64 on the device."""
+        """Copy a page to the host, as work of a queue. Return its checksum, an int64 on the device."""
         self._gather(device_page)
         self.page(host_page).copy_(self._page_of_scratch(), non_blocking=True)
         return self._checksum()
 
     def load(self, host_page: int, device_page: int) -> torch.Tensor:
-        """Copy a page up: work for a stream. Returns the checksum of what has arrived."""
+        """Copy a page to the device, as work of a queue. Return the checksum of what has arrived."""
         self._pages.copy_in(device_page, self.page(host_page))
         self._gather(device_page)
         return self._checksum()
 
     def stored(self, host_page: int, event: Event) -> None:
-        """The work that stores a page was queued before `event`."""
+        """Note that the work that stores a page was queued before `event`."""
         self._stored[host_page] = event
 
     def read(self, host_page: int, into: torch.Tensor) -> None:
-        """Copy a page to `into` [parts, part_bytes] uint8 on the host, now: waits if it is still on its way."""
+        """Copy a page to `into` [parts, part_bytes] uint8 on the host, once its store has ended."""
         event = self._stored.pop(host_page, DoneEvent())
         if not event.query():
-            wait_until(event.query, noop)
+            wait_until(event.query)
         into.copy_(self.page(host_page))
 
     def layer(self, host_page: int, layer: int) -> torch.Tensor:
-        """[2, part_bytes] uint8, keys and values of one layer of a page whose store has ended."""
+        """Return keys and values of one layer of a page whose store has ended, [2, part_bytes] uint8."""
         return self.page(host_page)[2 * layer : 2 * layer + 2]
 
     def _gather(self, device_page: int) -> None:
         self._pages.copy_out(device_page, self._page_of_scratch())
 
     def _page_of_scratch(self) -> torch.Tensor:
-        """[parts, part_bytes]"""
         return self._scratch[: self._pages.page_bytes].view(self._pages.num_parts, self._pages.part_bytes)
 
     def _checksum(self) -> torch.Tensor:

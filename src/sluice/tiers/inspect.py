@@ -1,7 +1,9 @@
-"""What a page file holds, for people: read without taking it from an engine that uses it."""
+"""`sluice cache inspect`: show what a page file holds, even while an engine uses it."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -9,43 +11,60 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sluice.tiers import header
 from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.errors import PageFileError, PageLost
-from sluice.tiers.layout import BLOCK, FileLayout
-from sluice.tiers.page_file import PageFile, open_to_look, read_index
-from sluice.tiers.restore import restored
-from sluice.tiers.split import split
+from sluice.tiers.format import BLOCK, FileLayout, PageFileError, PageLost, decode_header, split
+from sluice.tiers.page_file import PageFile, open_to_look, read_index, restored
 from sluice.types import StoredPage
+
+
+def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `sluice cache inspect`."""
+    parser.add_argument("path", metavar="PATH", help="what --kv-disk named")
+    parser.add_argument("--verify", action="store_true", help="read every page and compare checksums")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="as one JSON object")
+
+
+def run_inspect(given: dict[str, Any]) -> int:
+    """Show what a page file holds. Return the exit status: 1 if a page is damaged.
+
+    Args:
+        given: the flags that were given, by name.
+
+    Raises:
+        PageFileError: it cannot be read, or is no page file.
+    """
+    found = inspect(Path(given["path"]), verify=given.get("verify", False))
+    print(json.dumps(found.as_json(), indent=2) if given.get("as_json", False) else report(found))
+    return 1 if found.damaged else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The pages of one extra key. The key itself is not told: it may be a secret of its tenant's."""
+    """The pages of one extra key. The key itself is not shown: it may be a secret of its tenant."""
 
     pages: int
     prompts: int
-    """Pages that no other follows."""
+    """Pages that no other page follows."""
     longest: int
     """Tokens from the beginning to the end of the longest prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A page file."""
+    """The contents of a page file."""
 
     path: str
     layout: FileLayout
     entries: int
-    """Slots that have a whole entry."""
+    """Pages that have a whole entry."""
     namespaces: tuple[Namespace, ...]
-    """Of the pages that would be restored, the largest first."""
+    """The pages that an engine would restore, the largest namespace first."""
     damaged: tuple[str, ...] | None
-    """What is wrong with stored pages; None: they were not read."""
+    """What is wrong with stored pages; None if they were not read."""
 
     @property
     def pages(self) -> int:
-        """That would be restored."""
+        """Number of pages that an engine would restore."""
         return sum(namespace.pages for namespace in self.namespaces)
 
     def as_json(self) -> dict[str, Any]:
@@ -54,7 +73,7 @@ class Inspection:
             "geometry": asdict(self.layout.geometry),
             "file_bytes": self.layout.file_bytes,
             "page_bytes": self.layout.geometry.page_bytes,
-            "slots": self.layout.num_slots,
+            "slots": self.layout.num_pages,
             "entries": self.entries,
             "pages": self.pages,
             "namespaces": [asdict(namespace) for namespace in self.namespaces],
@@ -63,7 +82,7 @@ class Inspection:
 
 
 def inspect(path: Path, *, verify: bool) -> Inspection:
-    """Look into a page file.
+    """Return the contents of a page file.
 
     Args:
         verify: read every page and compare checksums.
@@ -74,7 +93,7 @@ def inspect(path: Path, *, verify: bool) -> Inspection:
     descriptor = open_to_look(path)
     blocks = FileBlocks(descriptor)
     try:
-        layout = header.decode(os.pread(descriptor, BLOCK, 0))
+        layout = decode_header(os.pread(descriptor, BLOCK, 0))
         index = dict(read_index(blocks, layout))
         damaged = None
         if verify:
@@ -88,13 +107,13 @@ def inspect(path: Path, *, verify: bool) -> Inspection:
         blocks.close()
 
 
-def _damaged(file: PageFile, slots: Sequence[int]) -> list[str]:
+def _damaged(file: PageFile, pages: Sequence[int]) -> list[str]:
     geometry = file.layout.geometry
     buffers = split(memoryview(bytearray(geometry.page_bytes)), geometry.part_bytes)
     problems = []
-    for slot in slots:
+    for page in pages:
         try:
-            file.read(slot, buffers)
+            file.read(page, buffers)
         except (PageLost, OSError) as error:
             problems.append(str(error))
     return problems
@@ -118,11 +137,11 @@ def _namespaces(pages: Sequence[StoredPage], layout: FileLayout) -> tuple[Namesp
 
 
 def report(found: Inspection) -> str:
-    """A table."""
+    """Return the contents as lines of text."""
     geometry, layout = found.layout.geometry, found.layout
     lines = [
-        f"file        {layout.file_bytes / 2**20:.1f} MiB, room for {layout.num_slots} pages"
-        f" ({layout.num_slots * geometry.page_size} tokens)",
+        f"file        {layout.file_bytes / 2**20:.1f} MiB, room for {layout.num_pages} pages"
+        f" ({layout.num_pages * geometry.page_size} tokens)",
         f"page        {geometry.page_size} tokens, {geometry.page_bytes} bytes: {geometry.num_layers} layers,"
         f" {geometry.num_kv_heads} KV heads of {geometry.head_dim}, {geometry.dtype}, layout {geometry.layout}",
         f"model       {geometry.model[:16]}, computed by {geometry.code}",

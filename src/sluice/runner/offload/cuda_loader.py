@@ -8,7 +8,7 @@ import torch
 
 from sluice.attention.base import PagedKV
 from sluice.device.pages import DevicePages
-from sluice.device.streams import Event, Stream
+from sluice.device.queues import DeviceQueue, Event
 from sluice.runner.offload.loaders import BlockLoad, LoadTotals
 
 
@@ -32,7 +32,9 @@ class StreamLoader:
         compute: runs whatever reads the ring.
     """
 
-    def __init__(self, stored: HostPages, ring: PagedKV, block_pages: int, loading: Stream, compute: Stream) -> None:
+    def __init__(
+        self, stored: HostPages, ring: PagedKV, block_pages: int, loading: DeviceQueue, compute: DeviceQueue
+    ) -> None:
         self._stored = stored
         self._pages = DevicePages([ring])
         self._block_pages = block_pages

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 
 from sluice.attention.base import AttentionBackend, PagedKV
-from sluice.device.allocated import kv_bytes
 from sluice.device.background import Background
+from sluice.device.memory import kv_bytes
 from sluice.kv.ring import DeviceRing
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
-from sluice.runner.model import Model
+from sluice.runner.forwards import Model
 from sluice.runner.offload.attention import OffloadedAttention, OffloadedContext
 from sluice.runner.offload.coroutine import UNWINDING, Coroutine
 from sluice.runner.offload.inputs import offloaded_batch

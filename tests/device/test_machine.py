@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.device.cores import physical_cores, time_quota, usable_cores, usable_processors
+from sluice.device.machine import physical_cores, time_quota, usable_cores, usable_processors
 
 
 def write(root: Path, name: str, text: str) -> None:

@@ -13,16 +13,16 @@ import torch
 
 from shadow_model import ShadowModel, shadow_shape, shadow_state
 from sluice.attention.reference import ReferenceAttention
-from sluice.device.streams import Event, Stream, Streams, cuda_streams, pinned_host_buffer, plain_host_buffer
+from sluice.device.queues import DeviceQueue, DeviceQueues, Event, cuda_queues, pinned_host_buffer, plain_host_buffer
 from sluice.device.transport import staged_transport
 from sluice.engine.messages import Submit
 from sluice.runner.device_state import DeviceShape
 from sluice.runner.runner import TorchRunner
-from sluice.testing.device import LateEvent, late_streams
+from sluice.testing.device import LateEvent, late_queues
 from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
 from worlds import Bench, World, check_ends, limits_of
 
-ORDERS = [*chain.from_iterable(combinations(Streams._fields, size) for size in range(4))]
+ORDERS = [*chain.from_iterable(combinations(DeviceQueues._fields, size) for size in range(4))]
 """Sets of queues that hurry while the others dawdle."""
 OVERLAP = World(limits_of(lookahead=1, running=3), num_pages=24, page_size=4, depth=2)
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=7)
@@ -32,13 +32,13 @@ SUBMITS = {
 }
 
 
-def runner_over(streams: Streams, shape: DeviceShape, *, places: int, poison: bool = False) -> TorchRunner:
-    transport = staged_transport(streams, shape.device, plain_host_buffer, places, poison=poison)
+def runner_over(queues: DeviceQueues, shape: DeviceShape, *, num_buffers: int, poison: bool = False) -> TorchRunner:
+    transport = staged_transport(queues, shape.device, plain_host_buffer, num_buffers, poison=poison)
     model = ShadowModel(shape.vocab_size)
     return TorchRunner(model, shadow_state(shape, watched=poison), ReferenceAttention(), transport=transport)
 
 
-def play(streams: Streams, world: World, *, places: int, poison: bool = False) -> None:
+def play(queues: DeviceQueues, world: World, *, num_buffers: int, poison: bool = False) -> None:
     """Serve `SUBMITS` and hold the tokens to the oracle's."""
     shape = shadow_shape(
         num_pages=world.num_pages,
@@ -46,7 +46,7 @@ def play(streams: Streams, world: World, *, places: int, poison: bool = False) -
         num_slots=world.limits.max_running_requests,
         vocab_size=2,
     )
-    bench = Bench.of(world, runner_over(streams, shape, places=places, poison=poison))
+    bench = Bench.of(world, runner_over(queues, shape, num_buffers=num_buffers, poison=poison))
     for submit in SUBMITS.values():
         bench.link.put(submit)
         bench.engine.step()
@@ -58,10 +58,10 @@ def play(streams: Streams, world: World, *, places: int, poison: bool = False) -
 @pytest.mark.parametrize("poison", [False, True])
 def test_every_order_gives_the_oracles_tokens(eager: tuple[str, ...], poison: bool) -> None:
     """A step that reads its inputs before they are there or after the next ones are, or a host that does either to the
-    results; with as many places as steps, fewer and more."""
-    for depth, lookahead, places in [(1, 0, 1), (2, 1, 1), (2, 1, 2), (3, 2, 2), (3, 0, 4)]:
+    results; with as many num_buffers as steps, fewer and more."""
+    for depth, lookahead, num_buffers in [(1, 0, 1), (2, 1, 1), (2, 1, 2), (3, 2, 2), (3, 0, 4)]:
         limits = replace(OVERLAP.limits, lookahead=lookahead)
-        play(late_streams(eager), replace(OVERLAP, limits=limits, depth=depth), places=places, poison=poison)
+        play(late_queues(eager), replace(OVERLAP, limits=limits, depth=depth), num_buffers=num_buffers, poison=poison)
 
 
 class Unasked:
@@ -83,7 +83,7 @@ class Forgetful:
         records: what it does with events that it records.
     """
 
-    def __init__(self, inner: Stream, *, waits: bool = True, records: bool = True) -> None:
+    def __init__(self, inner: DeviceQueue, *, waits: bool = True, records: bool = True) -> None:
         self._inner = inner
         self._waits = waits
         self._records = records
@@ -101,20 +101,22 @@ class Forgetful:
         return event if self._records else Unasked(event)
 
 
-BUGS: dict[str, Callable[[Streams], Streams]] = {
-    "inputs overwrite what a step still reads": lambda s: Streams(
+BUGS: dict[str, Callable[[DeviceQueues], DeviceQueues]] = {
+    "inputs overwrite what a step still reads": lambda s: DeviceQueues(
         Forgetful(s.inputs, waits=False), s.compute, s.results
     ),
-    "compute reads before the inputs are there": lambda s: Streams(
+    "compute reads before the inputs are there": lambda s: DeviceQueues(
         s.inputs, Forgetful(s.compute, waits=False), s.results
     ),
-    "results are copied before they are there": lambda s: Streams(
+    "results are copied before they are there": lambda s: DeviceQueues(
         s.inputs, s.compute, Forgetful(s.results, waits=False)
     ),
-    "the host overwrites what is still copied": lambda s: Streams(
+    "the host overwrites what is still copied": lambda s: DeviceQueues(
         Forgetful(s.inputs, records=False), Forgetful(s.compute), s.results
     ),
-    "the host reads what is still copied": lambda s: Streams(s.inputs, s.compute, Forgetful(s.results, records=False)),
+    "the host reads what is still copied": lambda s: DeviceQueues(
+        s.inputs, s.compute, Forgetful(s.results, records=False)
+    ),
 }
 
 
@@ -124,7 +126,7 @@ def test_no_wait_is_there_for_nothing(bug: str) -> None:
 
     def goes_wrong(eager: tuple[str, ...]) -> bool:
         try:
-            play(BUGS[bug](late_streams(eager)), OVERLAP, places=1)
+            play(BUGS[bug](late_queues(eager)), OVERLAP, num_buffers=1)
         except Exception:
             return True
         return False
@@ -140,7 +142,7 @@ def test_a_step_that_reads_an_unsampled_slot_is_found() -> None:
     again = (NewSlot(0, 2, GREEDY, 0),)
     early = BatchPlan(1, again, (Chunk(2, 0, 0, 2, (7,), (1,), True),))
     for poison in (False, True):
-        runner = runner_over(late_streams(), shape, places=2, poison=poison)
+        runner = runner_over(late_queues(), shape, num_buffers=2, poison=poison)
         runner.launch(first).wait()
         errors = runner.launch(early).wait().errors
         assert [error.row for error in errors] == [0] * poison
@@ -150,7 +152,7 @@ def test_a_step_that_reads_an_unsampled_slot_is_found() -> None:
 def test_a_sample_is_read_once() -> None:
     """A step that was to read the sample of the one before it and reads the one before that."""
     shape = shadow_shape(num_pages=8, page_size=4)
-    runner = runner_over(late_streams(), shape, places=2, poison=True)
+    runner = runner_over(late_queues(), shape, num_buffers=2, poison=True)
     runner.launch(BatchPlan(0, (NewSlot(0, 1, GREEDY, 0),), (Chunk(1, 0, 0, 2, (5, 6), (0,), True),)))
     reads = Chunk(1, 0, 2, 1, (), (), False)
     assert not runner.launch(BatchPlan(1, (), (reads,))).wait().errors
@@ -166,7 +168,7 @@ def test_a_step_larger_than_any_before() -> None:
     small = Chunk(1, 0, 0, 2, (5, 6), (0,), False)
     results = []
     for eager in ((), ("inputs",)):
-        runner = runner_over(late_streams(eager), shape, places=1)
+        runner = runner_over(late_queues(eager), shape, num_buffers=1)
         runner.launch(BatchPlan(0, new, (small,)))
         large = runner.launch(BatchPlan(1, (), (Chunk(2, 1, 0, len(prompt), prompt, (1,), False),)))
         after = runner.launch(BatchPlan(2, (), (Chunk(1, 0, 2, 2, (7, 8), (), True),)))
@@ -181,29 +183,29 @@ def test_what_a_step_has_read_is_poisoned() -> None:
     """Debugging: whoever still reads inputs of a step that is over must not find them as they were."""
     array = np.arange(5)
     for poison, expected in ((False, array.tolist()), (True, [-1] * 5)):
-        transport = staged_transport(late_streams(), torch.device("cpu"), plain_host_buffer, 1, poison=poison)
+        transport = staged_transport(late_queues(), torch.device("cpu"), plain_host_buffer, 1, poison=poison)
         arrived = transport.staging.stage([array])
         arrived.done()
-        transport.streams.compute.record().query()
+        transport.queues.compute.record().query()
         assert arrived.tensors[0].tolist() == expected
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda_streams_are_ordered_by_events() -> None:
+def test_cuda_queues_are_ordered_by_events() -> None:
     """The real queues keep the promises of the fake ones."""
     device = torch.device("cuda", torch.cuda.current_device())
-    streams = cuda_streams(device)
+    queues = cuda_queues(device)
     value = torch.zeros(1 << 20, device=device)
     host = pinned_host_buffer((1 << 20,), torch.float32)
     torch.cuda.synchronize()
     for number in range(20):
-        streams.compute.run(lambda: torch.cuda._sleep(1_000_000))
-        streams.compute.run(partial(_fill, value, number))
-        streams.results.wait(streams.compute.record())
-        streams.results.run(partial(_copy, host, value))
-        landed = streams.results.record()
-        streams.compute.wait(landed)
+        queues.compute.run(lambda: torch.cuda._sleep(1_000_000))
+        queues.compute.run(partial(_fill, value, number))
+        queues.results.wait(queues.compute.record())
+        queues.results.run(partial(_copy, host, value))
+        landed = queues.results.record()
+        queues.compute.wait(landed)
         while not landed.query():
             pass
         assert bool((host == number).all())
