@@ -41,7 +41,7 @@ from sluice.bench import facts
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Submit
-from sluice.process.freeze_gc import freeze_gc
+from sluice.process.engine_process import freeze_gc
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams

@@ -40,8 +40,9 @@ from sluice import LLM
 from sluice.config import EngineConfig
 from sluice.process.client import EngineClient, NewRequest
 from sluice.process.engine_state import EngineState
-from sluice.process.launch import Launcher, Patience
+from sluice.process.launch import EngineTimeouts
 from sluice.process.supervisor import Supervisor
+from sluice.process.wire import Start
 from sluice.runner.noise import gumbel, noise_key
 from sluice.types import FinishReason, Output, SamplingParams
 
@@ -65,8 +66,8 @@ async def hosting(options: dict[str, Any], *, faults: str = "", heartbeat: float
     """An engine that is ready, in a process of its own, and those that follow it."""
     state = EngineState()
     client = EngineClient(recovery=state.stats)
-    launcher = Launcher(EngineConfig.from_options(options), patience=Patience(heartbeat=heartbeat), faults=faults)
-    supervisor = Supervisor(launcher, client, state, max_restarts=20)
+    start = Start(EngineConfig.from_options(options), faults=faults)
+    supervisor = Supervisor(start, client, state, max_restarts=20, timeouts=EngineTimeouts(heartbeat=heartbeat))
     began = time.perf_counter()
     await supervisor.start()
     host = Host(client, state, time.perf_counter() - began)

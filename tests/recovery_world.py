@@ -1,7 +1,7 @@
-"""A server's side and its engines in one thread, under a virtual clock: processes that die, hang and lose messages.
+"""A server and its engines in one thread, under a virtual clock: processes that die, hang and lose messages.
 
-Everything but the processes and the sockets is real: client, quarantine, watch, heartbeat, stamps, the bytes of every
-message, the engine's loop, and a scheduler held to its laws over the shadow model.
+Only the processes and the sockets are simulated. Client, quarantine, watch, heartbeat, stamps, the bytes of every
+message, the engine's loop and the scheduler (checked by its laws, over the shadow model) are real.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Message, Stats
 from sluice.engine.protocols import Pending, Runner
 from sluice.engine.watched import WatchedRunner
-from sluice.process.client import EngineClient, Inbox, OutOfStep
-from sluice.process.heartbeat import SIZE, SharedHeartbeat
-from sluice.process.liveness import Counts, LivenessWatch
-from sluice.process.numbering import Incoming, Outgoing
-from sluice.process.wire import Frame, Outputs, WireError, decode, encode
+from sluice.process.client import EngineClient, Inbox, OutputOrderError
+from sluice.process.heartbeat import SIZE, Counts, LivenessWatch, SharedHeartbeat
+from sluice.process.wire import Frame, Incoming, Outgoing, Outputs, WireError, decode, encode
 from sluice.scheduler.laws import Lawful
 from sluice.types import BatchPlan, BatchResult, Output
 from worlds import World
@@ -31,20 +29,20 @@ from worlds import World
 HEARTBEAT_TIMEOUT = 5.0
 STEP_TIMEOUT = 60.0
 
-Letter = tuple[bytes, bytes]
+Packet = tuple[bytes, bytes]
 """A stamp and a frame."""
 
 
 class Killed(BaseException):
-    """The process dies here."""
+    """The simulated process dies."""
 
 
 @dataclass
 class Doom:
-    """When a process dies or stops: in the middle of a step."""
+    """Where in the next step a process dies."""
 
     at: str = ""
-    """launch, wait or send; empty: not."""
+    """launch, wait or send; empty for nowhere."""
 
     def strike(self, at: str) -> None:
         if self.at == at:
@@ -52,7 +50,7 @@ class Doom:
 
 
 class DoomedRunner:
-    """Dies when it is told, and of a poisonous token always."""
+    """A runner that dies where `doom` says, and at every step that computes the token `poison`."""
 
     def __init__(self, inner: Runner, doom: Doom, poison: int) -> None:
         self._inner = inner
@@ -77,7 +75,7 @@ class DoomedStep:
 
 
 class Process:
-    """An engine's process and both ends of the line to it."""
+    """An engine's process and both ends of the connection to it."""
 
     def __init__(self, world: World, epoch: int, *, poison: int, vocab_size: int, loading: int, now: float) -> None:
         self.epoch = epoch
@@ -88,8 +86,8 @@ class Process:
         self.doom = Doom()
         self.scheduler: Lawful = world.scheduler()
         self.watch = LivenessWatch(HEARTBEAT_TIMEOUT, STEP_TIMEOUT, now)
-        self.to_engine: deque[Letter] = deque()
-        self.from_engine: deque[Letter] = deque()
+        self.to_engine: deque[Packet] = deque()
+        self.from_engine: deque[Packet] = deque()
         self._sent, self._received = Outgoing(epoch), Incoming(epoch)
         self._engine_sent, self._engine_received = Outgoing(epoch), Incoming(epoch)
         runner = DoomedRunner(world.shadow(vocab_size), self.doom, poison)
@@ -98,11 +96,11 @@ class Process:
         )
 
     def send_to(self, message: Message) -> None:
-        """The server's."""
+        """Send a message from the server."""
         self.to_engine.append((self._sent.stamp(), encode(message)))
 
     def delivered(self, count: int) -> Iterator[Frame]:
-        """The next messages that reach the server, in order."""
+        """Yield the next messages that reach the server, in order."""
         for _ in range(min(count, len(self.from_engine))):
             stamp, data = self.from_engine.popleft()
             if self._received.accept(stamp):
@@ -113,10 +111,10 @@ class Process:
         return Counts(self._sent.count, self._received.count)
 
     def turn(self) -> None:
-        """One turn of the loop.
+        """Run one turn of the engine's loop.
 
         Raises:
-            Killed, WireError: it died.
+            Killed, WireError: the process died.
         """
         if self.loading:
             self.loading -= 1
@@ -136,7 +134,7 @@ class Process:
         return messages
 
     def post(self, message: Message) -> None:
-        raise AssertionError(f"nobody posts {message}")
+        raise AssertionError(f"unexpected post of {message}")
 
     def send(self, outputs: Collection[Output]) -> None:
         self.doom.strike("send")
@@ -148,16 +146,16 @@ class Process:
 
 @dataclass
 class Death:
-    """What was known when an engine died."""
+    """The requests of an engine that died."""
 
     inside: frozenset[int]
-    """Requests that were sent to it and not over."""
+    """Requests that were sent to it."""
     in_flight: frozenset[int]
 
 
 @dataclass
 class Server:
-    """The server's side. Time passes in turns of a tenth of a second or so."""
+    """The server. Each turn takes from 0.05 to 0.9 seconds of virtual time."""
 
     world: World
     draw: random.Random
@@ -166,7 +164,7 @@ class Server:
     clock: VirtualClock = field(default_factory=VirtualClock)
     deaths: list[Death] = field(default_factory=list)
     late: list[tuple[int, Frame]] = field(default_factory=list)
-    """Of processes that are gone: it comes when nobody wants it any more."""
+    """Messages of processes that ended, to be delivered too late."""
 
     def __post_init__(self) -> None:
         self.client = EngineClient(clock=self.clock.now)
@@ -185,7 +183,7 @@ class Server:
         )
 
     def turn(self) -> None:
-        """Time passes; engine and server do what they can."""
+        """Advance the clock, and let the engine and the server take a turn."""
         self.clock.advance(self.draw.choice([0.05, 0.2, 0.9]))
         try:
             self.process.turn()
@@ -201,7 +199,7 @@ class Server:
             self._died(verdict)
 
     def pump(self, count: int) -> None:
-        """Take some messages from the engine, and one that comes late."""
+        """Deliver some messages of the engine, and perhaps one of an earlier engine."""
         if self.late and self.draw.random() < 0.2:
             epoch, frame = self.late.pop()
             assert isinstance(frame, Outputs | Stats)
@@ -210,11 +208,11 @@ class Server:
             for frame in self.process.delivered(count):
                 assert isinstance(frame, Outputs | Stats)
                 self.client.deliver(frame, self.process.epoch)
-        except (WireError, OutOfStep) as error:
+        except (WireError, OutputOrderError) as error:
             self._died(str(error))
 
     def kill(self) -> None:
-        """From outside, between two turns."""
+        """Kill the process between two turns."""
         self._died("was killed")
 
     def _send(self, message: Message) -> None:
@@ -223,15 +221,15 @@ class Server:
         self.process.send_to(message)
 
     def _died(self, how: str) -> None:
-        """Some of what it had sent still arrives, the rest never or much too late."""
+        """Replace the process. Some of its messages still arrive, the others much too late or never."""
         dead = self.process
         if self._is_attached:
             try:
                 for frame in dead.delivered(self.draw.randint(0, len(dead.from_engine))):
                     self.client.deliver(frame, dead.epoch)
                 self.late += [(dead.epoch, frame) for frame in dead.delivered(self.draw.randint(0, 3))]
-            except (WireError, OutOfStep):
-                pass  # it had lost one
+            except (WireError, OutputOrderError):
+                pass  # one of its messages was lost
             in_flight = dead.heartbeat.in_flight()
             self.deaths.append(Death(frozenset(self._inside), in_flight))
             self.client.detach(how, in_flight)
@@ -242,7 +240,7 @@ class Server:
 
 
 def arrived(inbox: Inbox) -> list[Output]:
-    """What is there now, without waiting. Needs a running event loop."""
+    """Return the outputs that have arrived, without waiting. Needs a running event loop."""
     getting = inbox.get()
     try:
         getting.send(None)
@@ -254,7 +252,7 @@ def arrived(inbox: Inbox) -> list[Output]:
 
 
 def in_a_loop(work: object) -> None:
-    """Call it where an event loop runs."""
+    """Call `work` in a running event loop."""
 
     async def main() -> None:
         work()  # type: ignore[operator]

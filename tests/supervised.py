@@ -11,25 +11,26 @@ from shadow_engine import VOCAB
 from sluice.config import EngineConfig
 from sluice.process.client import EngineClient, NewRequest
 from sluice.process.engine_state import EngineState
-from sluice.process.launch import Launcher, Patience
+from sluice.process.launch import EngineTimeouts
 from sluice.process.supervisor import Supervisor
+from sluice.process.wire import Start
 from sluice.testing import oracle, resolved
 from sluice.types import FinishReason, Output
 
 CONFIG = EngineConfig.from_options({"model": "a folder"})
-PATIENT = Patience(start=30.0, heartbeat=5.0, step=30.0)
-IMPATIENT = Patience(start=30.0, heartbeat=2.0, step=30.0)
-"""For tests that wait for it to be over."""
+TIMEOUTS = EngineTimeouts(start=30.0, heartbeat=5.0, step=30.0)
+SHORT_TIMEOUTS = EngineTimeouts(start=30.0, heartbeat=2.0, step=30.0)
+"""For tests that wait for the heartbeat to time out."""
 
 
 @dataclass
 class Supervised:
-    """What a test may touch."""
+    """An engine under supervision."""
 
     client: EngineClient
     state: EngineState
     running: asyncio.Task[str]
-    """Ends when the engine is given up, with the reason."""
+    """Ends when the supervisor gives up, with the reason."""
 
 
 @asynccontextmanager
@@ -38,13 +39,13 @@ async def supervised(
     config: EngineConfig = CONFIG,
     factory: str = "shadow_engine:build",
     faults: str = "",
-    patience: Patience = PATIENT,
+    timeouts: EngineTimeouts = TIMEOUTS,
     max_restarts: int = 10,
 ) -> AsyncIterator[Supervised]:
-    """An engine that is ready, and those that follow it."""
+    """Run an engine that is ready, and the engines that replace it."""
     state = EngineState()
     client = EngineClient(recovery=state.stats)
-    supervisor = Supervisor(Launcher(config, factory, patience=patience, faults=faults), client, state, max_restarts)
+    supervisor = Supervisor(Start(config, factory, faults=faults), client, state, max_restarts, timeouts)
     running: asyncio.Task[str] | None = None
     try:
         await supervisor.start()
@@ -58,7 +59,7 @@ async def supervised(
 
 
 async def ask(client: EngineClient, prompt: Sequence[int], max_tokens: int) -> list[Output]:
-    """All outputs of one request, to its end."""
+    """Return all outputs of one request."""
     inbox = client.submit([NewRequest(tuple(prompt), resolved(max_tokens))])
     outputs: list[Output] = []
     while not outputs or outputs[-1].finish_reason is None:
@@ -71,6 +72,6 @@ def tokens_of(outputs: Sequence[Output]) -> tuple[int, ...]:
 
 
 def check_answer(outputs: Sequence[Output], prompt: Sequence[int], max_tokens: int) -> None:
-    """What comes of a request that nothing befell."""
+    """Check that the outputs are those of an engine that never died."""
     assert tokens_of(outputs) == oracle(prompt, resolved(max_tokens), vocab_size=VOCAB)
     assert [output.finish_reason for output in outputs if output.finish_reason] == [FinishReason.LENGTH]

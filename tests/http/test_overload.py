@@ -11,7 +11,7 @@ import pytest
 from serving import Caller, Server, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN
 from sluice.engine.messages import Abort, Submit
-from sluice.process.pace import LONGEST_SECONDS, Pace
+from sluice.process.client import MAX_RETRY_SECONDS, StartRate
 from sluice.types import FinishReason
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -23,7 +23,7 @@ def assert_told(answer: httpx.Response, status: int, code: str) -> None:
     assert answer.json()["error"]["code"] == code
     assert answer.headers["content-type"] == "application/json"
     if status == 503:
-        assert 1 <= int(answer.headers["retry-after"]) <= LONGEST_SECONDS
+        assert 1 <= int(answer.headers["retry-after"]) <= MAX_RETRY_SECONDS
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -162,48 +162,48 @@ class Hand:
         return self.time
 
 
-def test_the_time_to_come_back_is_that_of_the_queue() -> None:
+def test_the_retry_time_is_that_of_the_queue() -> None:
     clock = Hand()
-    pace = Pace(clock)
-    assert pace.retry_after() == 1
+    rate = StartRate(clock)
+    assert rate.retry_after() == 1
     for _ in range(20):
-        pace.came()
+        rate.arrived()
     clock.time += 2
-    assert pace.retry_after() == 40, "nobody has begun in two seconds: as if the first did now"
+    assert rate.retry_after() == 40, "no start in two seconds: assume that one happens now"
     for _ in range(10):
         clock.time += 0.5
-        pace.began()
-    assert pace.waiting == 10
-    assert pace.retry_after() == 7, "ten in 7 seconds, and ten more wait"
+        rate.started()
+    assert rate.waiting == 10
+    assert rate.retry_after() == 7, "ten in 7 seconds, and ten more wait"
     for _ in range(9):
-        pace.left()
-    assert pace.retry_after() == 1
+        rate.left()
+    assert rate.retry_after() == 1
     clock.time += 1000
-    assert pace.retry_after() == LONGEST_SECONDS
+    assert rate.retry_after() == MAX_RETRY_SECONDS
 
 
-def test_the_pace_of_a_quiet_night_says_nothing_about_a_busy_morning() -> None:
+def test_starts_before_the_queue_was_empty_do_not_count() -> None:
     clock = Hand()
-    pace = Pace(clock)
+    rate = StartRate(clock)
     for _ in range(5):
-        pace.came()
+        rate.arrived()
         clock.time += 600
-        pace.began()
+        rate.started()
     for _ in range(30):
-        pace.came()
+        rate.arrived()
     for _ in range(20):
         clock.time += 0.1
-        pace.began()
-    assert pace.retry_after() == 1
+        rate.started()
+    assert rate.retry_after() == 1
 
 
-def test_a_pace_is_that_of_the_latest() -> None:
+def test_only_the_latest_starts_count() -> None:
     clock = Hand()
-    pace = Pace(clock)
+    rate = StartRate(clock)
     for _ in range(300):
-        pace.came()
+        rate.arrived()
     for seconds in (10.0, 0.1):
         for _ in range(100):
             clock.time += seconds
-            pace.began()
-    assert pace.retry_after() == 10
+            rate.started()
+    assert rate.retry_after() == 10

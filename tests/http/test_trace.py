@@ -12,6 +12,7 @@ from serving import run
 from sluice.config import EngineConfig
 from sluice.process.client import EngineClient, NewRequest
 from sluice.process.launch import EngineProcess
+from sluice.process.wire import Start
 from sluice.testing import resolved
 from sluice.tracing.reader import TraceReader
 from sluice.tracing.replay import replay
@@ -26,7 +27,7 @@ def test_the_engines_process_leaves_a_whole_trace(tmp_path: Path, monkeypatch: p
     config = EngineConfig.from_options({"model": "a folder", "trace": str(path)})
 
     async def serve() -> None:
-        engine = await EngineProcess.spawn(config, factory="traced_engine:build")
+        engine = await EngineProcess.spawn(Start(config, "traced_engine:build"))
         await engine.ready()
         client = EngineClient(engine.send)
         running = asyncio.create_task(engine.run(client.deliver))

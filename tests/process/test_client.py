@@ -11,21 +11,23 @@ from recovery_world import arrived, in_a_loop
 from serving import run
 from sluice.engine.clock import VirtualClock
 from sluice.engine.messages import Abort, Message, Submit
-from sluice.process.client import EngineClient, EngineGone, NewRequest, OutOfStep
+from sluice.process.client import EngineClient, EngineGone, NewRequest, OutputOrderError
 from sluice.process.wire import Outputs
 from sluice.testing import resolved
 from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
 
-ASKED = NewRequest((1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, start_deadline=4.0, deadline=5.0)
-TOLD = TokenLogprobs(2, -1.0, ())
+REQUEST = NewRequest(
+    (1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, start_deadline=4.0, deadline=5.0
+)
+LOGPROBS = TokenLogprobs(2, -1.0, ())
 
 
 def test_a_request_is_sent_again_with_all_that_was_delivered() -> None:
     def test() -> None:
         sent: list[Message] = []
         client = EngineClient(sent.append)
-        client.submit([ASKED])
-        client.deliver(Outputs((Output(1, 0, (), 9, prompt_logprobs=(TOLD, TOLD)), Output(1, 0, (7, 8), 9))))
+        client.submit([REQUEST])
+        client.deliver(Outputs((Output(1, 0, (), 9, prompt_logprobs=(LOGPROBS, LOGPROBS)), Output(1, 0, (7, 8), 9))))
         client.detach("was killed", ())
         client.attach(sent.append, 1)
         first, again = sent
@@ -36,12 +38,12 @@ def test_a_request_is_sent_again_with_all_that_was_delivered() -> None:
     in_a_loop(test)
 
 
-def test_cached_tokens_stay_what_they_were() -> None:
-    """Another engine has another cache; `usage` must not change in the middle of a stream."""
+def test_cached_tokens_do_not_change() -> None:
+    """Another engine has another cache, but `usage` must not change in the middle of a stream."""
 
     def test() -> None:
         client = EngineClient(lambda message: None)
-        inbox = client.submit([ASKED])
+        inbox = client.submit([REQUEST])
         client.dispatch([Output(1, 0, (7,), 9, num_host_tokens=4, num_disk_tokens=3)])
         client.detach("was killed", ())
         client.attach(lambda message: None, 1)
@@ -51,13 +53,13 @@ def test_cached_tokens_stay_what_they_were() -> None:
     in_a_loop(test)
 
 
-def test_what_a_dead_engine_said_comes_too_late() -> None:
-    """Its token would be there twice: the next engine makes it again."""
+def test_messages_of_a_dead_engine_are_dropped() -> None:
+    """The next engine computes the same token again, so it would be delivered twice."""
 
     def test() -> None:
         client = EngineClient()
         client.attach(lambda message: None, 1)
-        inbox = client.submit([ASKED])
+        inbox = client.submit([REQUEST])
         client.deliver(Outputs((Output(1, 0, (7,), 0),)), 1)
         client.detach("hung", ())
         client.deliver(Outputs((Output(1, 1, (8,), 0),)), 1)
@@ -72,19 +74,19 @@ def test_what_a_dead_engine_said_comes_too_late() -> None:
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_gap_and_a_repetition_are_noticed(start: int) -> None:
     client = EngineClient(lambda message: None)
-    client.submit([ASKED])
+    client.submit([REQUEST])
     client.dispatch([Output(1, 0, (7,), 0)])
-    with pytest.raises(OutOfStep, match=f"tokens from {start} on, after 1 of them"):
+    with pytest.raises(OutputOrderError, match=f"starts at token {start}, but 1 tokens were delivered"):
         client.dispatch([Output(1, start, (8,), 0)])
 
 
-def test_between_two_engines_requests_wait_and_may_leave() -> None:
+def test_between_two_engines_requests_wait_and_may_be_closed() -> None:
     def test() -> None:
         sent: list[Message] = []
         client = EngineClient(sent.append)
-        first = client.submit([ASKED])
+        first = client.submit([REQUEST])
         client.detach("was killed", ())
-        client.submit([ASKED, ASKED])
+        client.submit([REQUEST, REQUEST])
         first.close()
         client.attach(sent.append, 1)
         assert [message.request_id for message in sent if isinstance(message, Submit)] == [1, 2, 3]
@@ -94,23 +96,23 @@ def test_between_two_engines_requests_wait_and_may_leave() -> None:
     in_a_loop(test)
 
 
-def test_questions_do_not_wait_for_the_next_engine() -> None:
+def test_queries_do_not_wait_for_the_next_engine() -> None:
     async def test() -> None:
         client = EngineClient(lambda message: None)
-        asked = asyncio.create_task(client.stats())
+        query = asyncio.create_task(client.stats())
         await asyncio.sleep(0)
         client.detach("was killed", ())
-        for question in (asked, client.stats(), client.flush_cache()):
+        for each in (query, client.stats(), client.flush_cache()):
             with pytest.raises(EngineGone, match="another one is started"):
-                await question
+                await each
 
     run(test)
 
 
-def test_a_guilty_request_ends_with_what_it_did() -> None:
+def test_a_request_that_kills_engines_ends_with_the_cause() -> None:
     def test() -> None:
         client = EngineClient(lambda message: None)
-        inbox = client.submit([ASKED])
+        inbox = client.submit([REQUEST])
         for epoch in (1, 2, 3):
             client.detach("was killed by signal 9", {1})
             client.attach(lambda message: None, epoch)
@@ -123,16 +125,16 @@ def test_a_guilty_request_ends_with_what_it_did() -> None:
 
 
 def test_the_time_to_resume_is_that_of_the_first_stream_that_goes_on() -> None:
-    """A new request that is served at once says nothing about those that waited."""
+    """A new request that is served at once does not count."""
 
     def test() -> None:
         clock = VirtualClock()
         client = EngineClient(lambda message: None, clock=clock.now)
-        client.submit([ASKED])
+        client.submit([REQUEST])
         client.dispatch([Output(1, 0, (7, 7), 0)])
         client.detach("was killed", ())
         clock.advance(3)
-        client.submit([ASKED])
+        client.submit([REQUEST])
         client.attach(lambda message: None, 1)
         client.dispatch([Output(2, 0, (7,), 0)])
         clock.advance(1)

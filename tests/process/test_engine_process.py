@@ -1,4 +1,4 @@
-"""The engine's process and the line to it: start, work, death on either side."""
+"""The engine's process and the connection to it: start, work, the end of either process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.engine.messages import Abort, Shutdown, Submit
 from sluice.process import launch
 from sluice.process.client import EngineClient, EngineGone, NewRequest
 from sluice.process.heartbeat import SharedHeartbeat
-from sluice.process.launch import EngineProcess, EngineStartError, Patience
+from sluice.process.launch import EngineProcess, EngineStartError, EngineTimeouts
 from sluice.process.wire import Outputs, Ready, Start, WireError
 from sluice.process.zmq_link import SocketFolder, ZmqChannel, ZmqLink
 from sluice.testing import resolved
@@ -35,13 +35,13 @@ CONFIG = EngineConfig.from_options({"model": "a folder"})
 
 @pytest.fixture(autouse=True)
 def _factories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child finds the factories of `shadow_engine`."""
+    """Let the child import the factories of `shadow_engine`."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
 
 
 def test_an_engine_works_and_ends() -> None:
     async def test() -> None:
-        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
         ready = await engine.ready()
         assert (ready.model, ready.folder) == ("shadow", "a folder")
         client = EngineClient(engine.send)
@@ -67,10 +67,10 @@ def test_an_engine_works_and_ends() -> None:
     ],
 )
 def test_an_engine_that_does_not_start_says_why(factory: str, said: str) -> None:
-    """Otherwise a server waits for ever for a model that will never load."""
+    """Otherwise a server waits forever for a model that will never load."""
 
     async def test() -> None:
-        engine = await EngineProcess.spawn(CONFIG, factory=factory)
+        engine = await EngineProcess.spawn(Start(CONFIG, factory))
         try:
             with pytest.raises(EngineStartError, match=said):
                 await engine.ready()
@@ -80,9 +80,9 @@ def test_an_engine_that_does_not_start_says_why(factory: str, said: str) -> None
     run(test)
 
 
-def test_an_engine_that_still_loads_is_ended_at_once() -> None:
+def test_an_engine_that_is_loading_is_ended_at_once() -> None:
     async def test() -> None:
-        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
         await engine.close()
         assert processes.ends(engine.pid, 0)
 
@@ -90,10 +90,10 @@ def test_an_engine_that_still_loads_is_ended_at_once() -> None:
 
 
 def test_the_death_of_the_engine_ends_every_open_request() -> None:
-    """A stream that waits for ever for a process that was killed."""
+    """Otherwise a stream waits forever for a process that was killed."""
 
     async def test() -> None:
-        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build")
+        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
         await engine.ready()
         client = EngineClient(engine.send)
         inbox = client.submit([NewRequest(tuple(b"ab"), resolved(200))])
@@ -110,8 +110,8 @@ def test_the_death_of_the_engine_ends_every_open_request() -> None:
     run(test)
 
 
-class Undead:
-    """A process that a signal does not end, as one that waits for a disk that hangs."""
+class Unkillable:
+    """A process that SIGKILL does not end, such as one in a system call on a disk that hangs."""
 
     pid, returncode, stdin = 12345, None, None
     kills = 0
@@ -124,38 +124,38 @@ class Undead:
         raise AssertionError
 
 
-def undead() -> tuple[EngineProcess, Undead, SocketFolder]:
-    folder, process = SocketFolder.fresh(), Undead()
-    patience = Patience(start=30.0, heartbeat=0.1, step=0.1)
-    return EngineProcess(process, folder, ZmqChannel(folder), 0, patience), process, folder  # type: ignore[arg-type]
+def unkillable() -> tuple[EngineProcess, Unkillable, SocketFolder]:
+    folder, process = SocketFolder.fresh(), Unkillable()
+    timeouts = EngineTimeouts(start=30.0, heartbeat=0.1, step=0.1)
+    return EngineProcess(process, folder, ZmqChannel(folder), 0, timeouts), process, folder  # type: ignore[arg-type]
 
 
-def test_a_killed_process_that_does_not_end_is_left_alone(
+def test_a_killed_process_that_does_not_end_is_abandoned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every stream would wait for it, and so would the end of the server."""
+    """Otherwise every stream waits for it, and so does the shutdown of the server."""
     monkeypatch.setattr(launch, "KILL_SECONDS", 0.05)
 
     async def test() -> None:
-        engine, process, folder = undead()
+        engine, process, folder = unkillable()
         heartbeat = SharedHeartbeat.open(folder.heartbeat)
         heartbeat.tick(Phase.BUSY)  # it was at work
         heartbeat.close()
         how = await engine.run(lambda frame, epoch: None)
-        assert "no sign of life" in how
+        assert "sent no heartbeat" in how
         await engine.close()
         assert process.kills == 1
         assert not folder.path.exists()
 
     run(test)
-    assert caplog.text.count("process 12345 was killed and has not ended after 0.05 s") == 1
+    assert caplog.text.count("process 12345 was killed but has not ended after 0.05 s") == 1
 
 
-def test_an_engine_does_not_stand_still_for_its_garbage() -> None:
-    """A full collection looks at all that was imported: a tenth of a second and more in which nobody has a token."""
+def test_garbage_collection_skips_what_was_loaded() -> None:
+    """A full collection over all imported modules stops the engine for a tenth of a second and more."""
 
     async def test() -> None:
-        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:counts_its_objects")
+        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:counts_its_objects"))
         await engine.ready()
         engine.send(Submit(0, (1,), resolved(1)))
         said = re.search("RuntimeError: (\\d+) objects", await engine.run(lambda frame, epoch: None))
@@ -167,10 +167,10 @@ def test_an_engine_does_not_stand_still_for_its_garbage() -> None:
 
 
 def test_an_interrupted_close_leaves_no_folder_behind() -> None:
-    """A second signal while the server waits for its engine: sockets in the temporary folder, for ever."""
+    """A second signal while the server waits for its engine would leave sockets in the temporary folder."""
 
     async def test() -> None:
-        engine, process, folder = undead()
+        engine, process, folder = unkillable()
         closing = asyncio.create_task(engine.close())
         while not process.kills:
             await asyncio.sleep(0)
@@ -186,9 +186,10 @@ ORPHAN = """
 import asyncio
 from sluice.config import EngineConfig
 from sluice.process.launch import EngineProcess
+from sluice.process.wire import Start
 
 async def main():
-    engine = await EngineProcess.spawn(EngineConfig(), factory="shadow_engine:build")
+    engine = await EngineProcess.spawn(Start(EngineConfig(), "shadow_engine:build"))
     await engine.ready()
     print(engine.pid, flush=True)
     await asyncio.Event().wait()
@@ -219,8 +220,8 @@ def test_messages_arrive_in_order_and_outputs_come_back() -> None:
         folder = SocketFolder.fresh()
         assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
         channel = ZmqChannel(folder)
-        sent = [Start("a:b", CONFIG), *(Submit(i, (i,), resolved()) for i in range(3000)), Abort(7), Shutdown()]
-        for frame in sent:  # before there is anyone to hear it
+        sent = [Start(CONFIG, "a:b"), *(Submit(i, (i,), resolved()) for i in range(3000)), Abort(7), Shutdown()]
+        for frame in sent:  # before the other end exists
             channel.send(frame)
         link = ZmqLink(folder)
         got: list[object] = [await asyncio.to_thread(link.receive_start)]
@@ -242,13 +243,13 @@ def test_messages_arrive_in_order_and_outputs_come_back() -> None:
     run(test)
 
 
-def test_what_no_server_sends_is_refused() -> None:
+def test_a_message_that_no_server_sends_is_refused() -> None:
     folder = SocketFolder.fresh()
     link = ZmqLink(folder)
     with zmq.Context() as context, context.socket(zmq.PUSH) as socket:
         socket.connect(folder.requests)
         socket.send(b"hello")
-        with pytest.raises(WireError, match="not a stamp and a frame"):
+        with pytest.raises(WireError, match="must be a stamp and a frame, got one part of 5 bytes"):
             link.receive(block=True)
     link.close()
     folder.remove()
@@ -267,11 +268,11 @@ def test_a_long_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_log_level_reaches_the_engine(capfd: pytest.CaptureFixture[str]) -> None:
-    """A long prompt can be watched: a line for each of its chunks, with its id, number, extend_len and cached prefix.
-    At the default level nothing is said."""
+    """At level info, the engine logs each chunk of a prompt with its id, number, extend_len and cached prefix. At the
+    default level it logs none."""
 
     async def read(log_level: str) -> None:
-        engine = await EngineProcess.spawn(CONFIG, factory="shadow_engine:build", log_level=log_level)
+        engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build", log_level))
         await engine.ready()
         client = EngineClient(engine.send)
         running = asyncio.create_task(engine.run(client.deliver))

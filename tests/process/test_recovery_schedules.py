@@ -1,4 +1,4 @@
-"""Random schedules of crashes, hangs, lost messages, aborts and disconnects: no stream can tell that they happened."""
+"""Random schedules of crashes, hangs, lost messages, aborts and disconnects do not change any stream."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from worlds import assert_same_logprobs, end_of, oracle_of
 SCHEDULES = 200
 VOCAB = 3
 POISON = 7
-"""Beyond the vocabulary: only a prompt can hold it."""
+"""A token outside the vocabulary, so only prompts contain it."""
 TURNS = 250
 MAX_TURNS = 20_000
 
 
 @dataclass
 class Stream:
-    """One request as its reader sees it."""
+    """One request as its client sees it."""
 
     submit: Submit
     inbox: Inbox
@@ -54,7 +54,7 @@ def poisoned(submit: Submit) -> Submit:
 
 
 class Schedule:
-    """A server, what its users do, and what befalls its engines."""
+    """A server, random calls of its clients, and random faults of its engines."""
 
     def __init__(self, seed: int, *, poison: bool = False) -> None:
         self.draw = random.Random(seed)
@@ -62,13 +62,13 @@ class Schedule:
         self.streams: dict[int, Stream] = {}
         self._left_to_send = self.draw.randint(1, 14)
         self._poison_at = self.draw.randrange(self._left_to_send) if poison else -1
-        self._misery = self.draw.choice([0.0, 0.01, 0.05]) if poison else self.draw.choice([0.01, 0.05, 0.2])
+        self._fault_rate = self.draw.choice([0.0, 0.01, 0.05]) if poison else self.draw.choice([0.01, 0.05, 0.2])
 
     def run(self) -> None:
         for _ in range(TURNS):
-            self._users()
-            if self.draw.random() < self._misery:
-                self.draw.choice(self._miseries())()
+            self._clients_act()
+            if self.draw.random() < self._fault_rate:
+                self.draw.choice(self._faults())()
             self.server.turn()
             self._read()
         turns = 0
@@ -79,7 +79,7 @@ class Schedule:
             assert turns < MAX_TURNS, f"still open: {[i for i, s in self.streams.items() if not s.ends]}"
         self._come_to_rest()
 
-    def _users(self) -> None:
+    def _clients_act(self) -> None:
         draw = self.draw
         if self._left_to_send and draw.random() < 0.1:
             self._submit(draw.randint(1, min(3, self._left_to_send)))
@@ -107,7 +107,7 @@ class Schedule:
         for request_id, submit in zip(inbox.request_ids, submits, strict=True):
             self.streams[request_id] = Stream(replace(submit, request_id=request_id), inbox)
 
-    def _miseries(self) -> list[Callable[[], None]]:
+    def _faults(self) -> list[Callable[[], None]]:
         process = self.server.process
 
         def doom() -> None:
@@ -131,12 +131,12 @@ class Schedule:
                     stream.outputs.append(output)
 
     def _come_to_rest(self) -> None:
-        """What was left behind is aborted at the engine too; nothing is held then."""
+        """Check that requests closed by their clients end in the engine too, and that it holds no page then."""
         server, turns = self.server, 0
         while server.process.loading or not server.process.engine.is_idle or server.process.to_engine:
             server.turn()
             turns += 1
-            assert turns < MAX_TURNS, "the engine works on for nobody"
+            assert turns < MAX_TURNS, "the engine works on closed requests"
         quiet_means_empty(server.process.scheduler.state)
 
     def check(self) -> None:
@@ -146,7 +146,7 @@ class Schedule:
             tokens, logprobs, of_prompt = oracle_of(stream.submit, VOCAB)
             got = stream.tokens
             if stream.ends and stream.ends[0].finish_reason is FinishReason.OVERLOAD:
-                assert got == (), "one that was taken is never refused"
+                assert got == (), "an accepted request is never refused"
             elif stream.has_left or stream.ends[0].finish_reason is FinishReason.ERROR:
                 assert got == tokens[: len(got)]
                 assert_same_logprobs(stream.logprobs(), logprobs[: len(got)])
@@ -163,7 +163,7 @@ class Schedule:
 
 
 def was_taken(stream: Stream) -> bool:
-    """It neither left nor was refused."""
+    """Return whether the request was neither closed by its client nor refused."""
     return not stream.has_left and stream.ends[0].finish_reason is not FinishReason.OVERLOAD
 
 
@@ -176,8 +176,8 @@ def played(seed: int, *, poison: bool = False) -> Schedule:
 
 @pytest.mark.parametrize("part", range(4))
 def test_every_stream_is_what_it_would_have_been(part: int) -> None:
-    """Lost, repeated or changed tokens and log-probabilities, a second end, a request that waits for ever, one given up
-    though it was not alone, pages left behind."""
+    """No lost, repeated or changed tokens and log-probabilities, no second end, no request that waits forever, none
+    ended that was not alone, no leaked pages."""
     deaths = resumed = 0
     for seed in range(part, SCHEDULES, 4):
         schedule = played(seed)
@@ -195,10 +195,10 @@ def test_every_stream_is_what_it_would_have_been(part: int) -> None:
 
 @pytest.mark.parametrize("part", range(4))
 def test_a_request_that_kills_engines_is_ended_and_no_other(part: int) -> None:
-    """However many engines it takes; others that happened to be there when it did are not to blame."""
+    """Other requests that were in the same engines are not ended."""
     for seed in range(part, SCHEDULES // 2, 4):
         schedule = played(seed, poison=True)
-        if schedule._misery == 0:
+        if schedule._fault_rate == 0:
             poisonous = [s for s in schedule.streams.values() if POISON in s.submit.prompt and was_taken(s)]
             assert schedule.given_up() == poisonous, f"seed {seed}"
             assert len(schedule.server.deaths) <= 4, f"seed {seed}: it takes too many engines"

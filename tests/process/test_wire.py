@@ -1,4 +1,4 @@
-"""Messages survive the wire; anything else is refused."""
+"""Messages are equal after encoding and decoding; all other bytes are refused. Stamps show what was lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, S
 from sluice.engine.meter import Totals
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
-from sluice.process.wire import Failed, Frame, Outputs, Ready, Start, WireError, decode, encode, encode_outputs
+from sluice.process.wire import (
+    Failed,
+    Frame,
+    Incoming,
+    Outgoing,
+    Outputs,
+    Ready,
+    Start,
+    WireError,
+    decode,
+    encode,
+    encode_outputs,
+)
 from sluice.types import (
     Bound,
     CopyDone,
@@ -102,31 +114,31 @@ FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(Failed, st.text()),
     st.just(
         Start(
-            "module:function",
             EngineConfig.from_options({"page_size": 16, "model": "a/b"}),
+            "module:function",
             "info",
             "json",
-            3,
             "crash@1",
+            3,
         )
     ),
 )
 
 
 @given(FRAMES)
-def test_a_message_is_what_it_was(frame: Frame) -> None:
-    """A field that is dropped, re-ordered or rounded on its way."""
+def test_a_decoded_message_equals_the_original(frame: Frame) -> None:
+    """No field may be dropped, reordered or rounded."""
     assert decode(encode(frame)) == frame
 
 
 @given(st.lists(OUTPUT, max_size=3))
-def test_a_step_s_outputs_need_no_copy(outputs: list[Output]) -> None:
+def test_outputs_are_encoded_without_a_copy(outputs: list[Output]) -> None:
     assert encode_outputs(outputs) == encode(Outputs(tuple(outputs)))
 
 
 @given(st.binary(max_size=40))
-def test_noise_is_refused(data: bytes) -> None:
-    """Foreign bytes that raise something else than WireError would end the engine with a traceback."""
+def test_random_bytes_are_refused(data: bytes) -> None:
+    """Any other error than WireError would end the engine with a traceback."""
     try:
         frame = decode(data)
     except WireError:
@@ -155,3 +167,39 @@ def test_the_error_names_what_is_wrong(content: object, named: str) -> None:
     with pytest.raises(WireError) as raised:
         decode(msgspec.msgpack.encode(content))
     assert named in str(raised.value)
+
+
+def test_messages_of_one_engine_in_order_count() -> None:
+    outgoing, incoming = Outgoing(3), Incoming(3)
+    assert all(incoming.accept(outgoing.stamp()) for _ in range(5))
+    assert (outgoing.count, incoming.count) == (5, 5)
+
+
+def test_a_gap_and_a_repetition_raise() -> None:
+    outgoing, incoming = Outgoing(3), Incoming(3)
+    first, _, third = (outgoing.stamp() for _ in range(3))
+    assert incoming.accept(first)
+    with pytest.raises(WireError, match="received message 2 instead of message 1: some were lost"):
+        incoming.accept(third)
+    with pytest.raises(WireError, match="received message 0 instead of message 1"):
+        incoming.accept(first)
+
+
+def test_another_engines_messages_do_not_count() -> None:
+    """Messages of an engine that was replaced may still arrive."""
+    incoming = Incoming(3)
+    assert not incoming.accept(Outgoing(2).stamp())
+    assert incoming.accept(Outgoing(3).stamp())
+    assert incoming.count == 1
+
+
+def test_the_first_message_sets_the_epoch() -> None:
+    incoming = Incoming(None)
+    assert incoming.accept(Outgoing(7).stamp())
+    assert incoming.epoch == 7
+    assert not incoming.accept(Outgoing(8).stamp())
+
+
+def test_a_stamp_of_the_wrong_length() -> None:
+    with pytest.raises(WireError, match="a stamp must have 16 bytes, got 5"):
+        Incoming(None).accept(b"hello")

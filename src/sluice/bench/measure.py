@@ -26,7 +26,7 @@ from sluice.bench.server_target import ServerTarget, about_server, served_model
 from sluice.bench.timing import Lag, Timer, WallTimer
 from sluice.bench.url import find_server
 from sluice.bench.workload import Workload, build_workload, warmup_turns
-from sluice.process.freeze_gc import freeze_gc
+from sluice.process.engine_process import freeze_gc
 
 REPEAT_SEED = 1_000_003
 """Apart enough that the prompts of no repeat are those of another seed's first."""

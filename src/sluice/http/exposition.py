@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 from sluice.engine.histogram import Histogram, Tally
 from sluice.engine.messages import Stats
 from sluice.http.metrics import Metrics
-from sluice.process.recovery_stats import RecoveryStats
+from sluice.process.engine_state import RecoveryStats
 from sluice.types import Bound, FinishReason, Tier, TierUse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

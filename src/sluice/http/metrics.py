@@ -14,6 +14,7 @@ from sluice.engine.histogram import Histogram
 from sluice.engine.messages import Submit
 from sluice.engine.meter import REQUEST_SECONDS
 from sluice.http.calls import CALL, Call
+from sluice.process.client import Observer
 from sluice.types import FinishReason, Output, Tier
 
 TO_FIRST_SECONDS: tuple[float, ...] = (
@@ -39,7 +40,7 @@ class _Open:
     last: float = 0.0
 
 
-class Metrics:
+class Metrics(Observer):
     """Counts for as long as the server lives, whatever becomes of its engines.
 
     Args:
@@ -78,7 +79,6 @@ class Metrics:
         return len(self._open)
 
     def submitted(self, request: Submit) -> None:
-        """See `watch.Watch`."""
         call, prompt_tokens = CALL.get(), len(request.prompt)
         # A call's time begins before its prompt is tokenized.
         arrived = self._clock() if call is None else call.began
@@ -93,7 +93,6 @@ class Metrics:
                 call.prompt_tokens += prompt_tokens
 
     def received(self, outputs: Sequence[Output]) -> None:
-        """See `watch.Watch`."""
         now = self._clock()
         for output in outputs:
             request = self._open.get(output.request_id)
@@ -105,7 +104,6 @@ class Metrics:
                 self._end(output.request_id, output.finish_reason, now)
 
     def ended(self, request_id: int, reason: FinishReason) -> None:
-        """See `watch.Watch`."""
         if request_id in self._open:
             self._end(request_id, reason, self._clock())
 

@@ -28,11 +28,11 @@ from sluice.http.metrics import Metrics
 from sluice.http.timeouts import PatientProtocol
 from sluice.http.traces import Traces, open_traces
 from sluice.process.client import EngineClient
+from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
-from sluice.process.freeze_gc import freeze_gc
-from sluice.process.launch import FACTORY, EngineStartError, Launcher, Patience
+from sluice.process.launch import EngineStartError, EngineTimeouts
 from sluice.process.supervisor import Supervisor
-from sluice.process.wire import Ready
+from sluice.process.wire import FACTORY, Ready, Start
 from sluice.text.tokenizer import Tokenizer, TokenizerError
 
 LOGGER = logging.getLogger("sluice.server")
@@ -89,8 +89,10 @@ async def serve(
         LOGGER.warning("%s", warning)
     state, metrics = EngineState(), Metrics()
     backend = Backend(state)
-    client = EngineClient(watch=metrics, recovery=state.stats)
-    supervisor = Supervisor(launcher_of(server, engine, factory), client, state, server.max_engine_restarts)
+    client = EngineClient(observer=metrics, recovery=state.stats)
+    start = Start(engine, factory, server.log_level, server.log_format, server.inject_fault or "")
+    timeouts = EngineTimeouts(server.start_timeout, server.heartbeat_timeout, server.step_timeout)
+    supervisor = Supervisor(start, client, state, server.max_engine_restarts, timeouts)
     http = HttpServer(
         uvicorn.Config(
             create_app(
@@ -129,18 +131,6 @@ async def serve(
         await supervisor.close(at_once=signals.hurry.is_set())
         http.should_exit, http.force_exit = True, signals.hurry.is_set()
         await asyncio.wait({serving})
-
-
-def launcher_of(server: ServerConfig, engine: EngineConfig, factory: str) -> Launcher:
-    """What starts the engines that the options ask for."""
-    return Launcher(
-        engine,
-        factory,
-        log_level=server.log_level,
-        log_format=server.log_format,
-        patience=Patience.of(server),
-        faults=server.inject_fault or "",
-    )
 
 
 async def live(

@@ -1,40 +1,44 @@
-"""The engine as the server's routes see it: submit requests, read what comes out, abort.
+"""The server's side of the engine: submit requests, receive their outputs, abort them.
 
-It outlives engines. Of every open request it keeps what was asked and what was delivered; that is all it takes to go on
-in another engine as if nothing had happened, since a sample is a function of the model, the tokens before it, the seed
-and its position. Between two engines requests wait here, new ones too.
+The client outlives the engine's process. For every open request it keeps the request and the tokens delivered so far.
+That is enough to continue it in another engine with the same result, since a sample depends only on the model, the
+tokens before it, the seed and its position. While no engine runs, requests wait here.
 
-Lives in the event loop and knows no socket: it is given a function that sends, and told what arrives.
+Everything runs in the event loop. The client knows no socket: it is given a function that sends messages, and
+`deliver` is called with the messages that arrive.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from array import array
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sluice.engine.clock import WallClock
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, Submit
-from sluice.process.pace import Pace
+from sluice.process.engine_state import RecoveryStats
 from sluice.process.quarantine import Quarantine
-from sluice.process.recovery_stats import RecoveryStats
-from sluice.process.watch import NullWatch, Watch
 from sluice.process.wire import Outputs
 from sluice.types import CachedTokens, FinishReason, Output, SamplingParams
 
 Send = Callable[[Message], None]
 NO_ENGINE = "the engine died; another one is started"
+RATE_WINDOW = 64
+"""Number of latest request starts that `StartRate` measures: about one batch."""
+MAX_RETRY_SECONDS = 60
 
 
 class EngineGone(RuntimeError):
-    """The engine cannot serve: it ended, or the server is shutting it down."""
+    """The engine cannot serve: its process ended, or the server is shutting down."""
 
 
-class OutOfStep(RuntimeError):
-    """The engine says what cannot follow what it said before: something was lost on the way."""
+class OutputOrderError(RuntimeError):
+    """An output repeats tokens that were delivered, or skips some: a message was lost."""
 
 
 class NewRequest(NamedTuple):
@@ -50,24 +54,76 @@ class NewRequest(NamedTuple):
     deadline: float | None = None
 
 
+class Observer:
+    """Receives what passes between the server and its engine, in order. This base class ignores it."""
+
+    def submitted(self, request: Submit) -> None:
+        """Receive a request that is about to be sent, in the task that answers its HTTP call."""
+
+    def received(self, outputs: Sequence[Output]) -> None:
+        """Receive the outputs of one step, including those of requests that the client has closed."""
+
+    def ended(self, request_id: int, reason: FinishReason) -> None:
+        """Receive the end of a request that was aborted here, or lost with its engine."""
+
+
+class StartRate:
+    """How fast waiting requests start, and from that when a refused one should be sent again.
+
+    The rate is measured over the latest starts since the queue was last empty.
+
+    Args:
+        clock: seconds from some fixed moment.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._moments: deque[float] = deque(maxlen=RATE_WINDOW + 1)
+        """When the queue stopped being empty, then each start since."""
+        self.waiting = 0
+        """Requests without a first token."""
+
+    def arrived(self) -> None:
+        """Count a new request."""
+        if self.waiting == 0:
+            self._moments.clear()
+            self._moments.append(self._clock())
+        self.waiting += 1
+
+    def started(self) -> None:
+        """Count the first token of a waiting request."""
+        self.waiting -= 1
+        self._moments.append(self._clock())
+
+    def left(self) -> None:
+        """Count a waiting request that ended without a token."""
+        self.waiting -= 1
+
+    def retry_after(self) -> int:
+        """Return the seconds until all waiting requests have started at the present rate, from 1 to
+        `MAX_RETRY_SECONDS`. Before the first start, assume that it happens now."""
+        if not self._moments:
+            return 1
+        seconds_each = (self._clock() - self._moments[0]) / max(1, len(self._moments) - 1)
+        return min(max(1, math.ceil(self.waiting * seconds_each)), MAX_RETRY_SECONDS)
+
+
 @dataclass(slots=True, eq=False)
-class _Open:
-    """A request whose end has neither arrived nor been asked for."""
+class _OpenRequest:
+    """A request that has neither ended nor been aborted, and what was delivered of it."""
 
     request: NewRequest
     inbox: Inbox
-    is_silent: bool = True
-    """Nothing has come yet."""
+    has_output: bool = False
     output_ids: array[int] = field(default_factory=lambda: array("i"))
-    """Delivered."""
     prompt_logprobs_sent: int = 0
     """Log-probabilities of its prompt that were delivered."""
     cached: CachedTokens | None = None
-    """As told first: another engine has another cache, and that is nobody's business."""
+    """As the first engine reported them: the cache of a later engine does not change the client's usage."""
     times_sent: int = 0
 
     def submit(self, request_id: int) -> Submit:
-        """The message by which an engine begins it, or goes on with it."""
+        """Return the message with which an engine starts the request, or continues it."""
         request = self.request
         return Submit(
             request_id=request_id,
@@ -83,15 +139,16 @@ class _Open:
             is_resumed=self.times_sent > 0,
         )
 
-    def take(self, output: Output) -> Output:
-        """Keep what an output brings, and give it as it is to be delivered.
+    def add(self, output: Output) -> Output:
+        """Keep an output, and return it with the cached tokens that were reported first.
 
         Raises:
-            OutOfStep: tokens before it are missing, or it repeats some.
+            OutputOrderError: tokens before it are missing, or it repeats some.
         """
         if output.start != len(self.output_ids):
-            raise OutOfStep(
-                f"request {output.request_id}: tokens from {output.start} on, after {len(self.output_ids)} of them"
+            raise OutputOrderError(
+                f"request {output.request_id}: an output starts at token {output.start}, but"
+                f" {len(self.output_ids)} tokens were delivered"
             )
         self.output_ids.extend(output.token_ids)
         self.prompt_logprobs_sent += len(output.prompt_logprobs)
@@ -102,110 +159,109 @@ class _Open:
 
 
 class EngineClient:
-    """Owns the request ids and hands each output to whoever asked for it.
+    """Gives requests their ids, sends them to the engine and puts each output into the inbox of its request.
 
     Args:
-        send: of an engine that is there already, the first.
-        watch: is told of what passes; None is nobody.
+        send: sends to an engine that is there already, the first; None until `attach`.
+        observer: receives requests and outputs.
         recovery: where recoveries are counted.
-        clock: seconds, as the engine counts them; None is the wall's.
+        clock: returns seconds, as the engine counts them; None is the wall clock.
     """
 
     def __init__(
         self,
         send: Send | None = None,
-        watch: Watch | None = None,
+        observer: Observer | None = None,
         *,
         recovery: RecoveryStats | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        self._watch = NullWatch() if watch is None else watch
-        self.recovery = RecoveryStats() if recovery is None else recovery
+        self._observer = observer or Observer()
+        self.recovery = recovery or RecoveryStats()
         self.latest: Stats | None = None
-        """The last answer of the engine that runs, whoever asked."""
-        self.now = WallClock().now if clock is None else clock
-        """Seconds, as the engine counts them."""
-        self._pace = Pace(self.now)
-        self._send: Send | None = send
+        """The last answer of the present engine to any query."""
+        self.now = clock or WallClock().now
+        self._start_rate = StartRate(self.now)
+        self._send = send
         self._epoch = -1 if send is None else 0
         self._ids = itertools.count(1)
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenRequest] = {}
         self._quarantine = Quarantine()
         self._queries: dict[int, asyncio.Future[Stats]] = {}
         self._died_at: float | None = None
-        """When the last engine died, until a stream has gone on."""
-        self._gone: str | None = None
+        """When the last engine died; None again once a request has continued."""
+        self._closed_reason: str | None = None
 
     @property
     def num_open(self) -> int:
-        """Requests whose end has neither arrived nor been asked for."""
+        """Requests that have neither ended nor been aborted."""
         return len(self._open)
 
     def attach(self, send: Send, epoch: int) -> None:
-        """An engine is there: send it what is open, oldest first. Only what it says from now on counts.
+        """Use a new engine: send it the open requests, oldest first. Messages of earlier engines are dropped.
 
         Args:
-            epoch: its number, larger than that of any before.
+            epoch: the engine's number, larger than that of any engine before.
         """
         assert epoch > self._epoch, f"engine {epoch} after engine {self._epoch}"
         self._send, self._epoch = send, epoch
-        self._let_in()
+        self._send_admitted()
 
     def detach(self, how: str, in_flight: Collection[int]) -> None:
-        """The engine died: requests wait for the next one, but for one that it died of beyond doubt.
+        """Keep the requests of an engine that died for the next one, except a request that certainly killed it.
 
         Args:
-            how: it ended, in words that follow "it".
-            in_flight: ids of the requests it was computing for, as far as they are known.
+            how: how it ended, in words that follow "it".
+            in_flight: ids of the requests in its unfinished steps, as far as they are known.
         """
         self._send = self.latest = None
         self._died_at = self.now()
         self._fail_queries(NO_ENGINE)
-        guilty = self._quarantine.engine_died(in_flight)
-        if guilty is not None:
+        culprit = self._quarantine.engine_died(in_flight)
+        if culprit is not None:
             self.recovery.ended_requests += 1
-            self._end(guilty, f"the engine died while it worked on this request alone: it {how}")
+            self._fail_request(culprit, f"the engine died while it worked on this request alone: it {how}")
 
     def submit(self, requests: Sequence[NewRequest]) -> Inbox:
-        """Send requests and open the inbox for their outputs; whoever holds it must `close` it.
+        """Send requests, and return the inbox for their outputs. The caller must `close` it.
 
         Raises:
-            EngineGone: no engine will ever be there again.
+            EngineGone: there will be no other engine.
         """
-        if self._gone is not None:
-            raise EngineGone(self._gone)
+        if self._closed_reason is not None:
+            raise EngineGone(self._closed_reason)
         inbox = Inbox(self, [next(self._ids) for _ in requests])
         for request_id, request in zip(inbox.request_ids, requests, strict=True):
-            self._open[request_id] = _Open(request, inbox)
-            self._quarantine.opened(request_id)
-            self._pace.came()
-            self._watch.submitted(self._open[request_id].submit(request_id))
-        self._let_in()
+            self._open[request_id] = _OpenRequest(request, inbox)
+            self._quarantine.add(request_id)
+            self._start_rate.arrived()
+            self._observer.submitted(self._open[request_id].submit(request_id))
+        self._send_admitted()
         return inbox
 
     async def stats(self) -> Stats:
-        """Ask the engine how it stands; it answers between two steps.
+        """Ask the engine for its `Stats`; it answers between two steps.
 
         Raises:
-            EngineGone: no engine to ask, or it ended before it answered.
+            EngineGone: no engine runs, or it ended before it answered.
         """
-        return await self._ask(QueryStats)
+        return await self._query(QueryStats)
 
     async def flush_cache(self) -> Stats:
-        """Let the engine forget every cached page that nobody uses, and say how it stands then.
+        """Let the engine forget all cached pages that are not in use, and return its `Stats` after that.
 
         Raises:
             EngineGone: as `stats`.
         """
-        return await self._ask(FlushCache)
+        return await self._query(FlushCache)
 
     def retry_after(self) -> int:
-        """Seconds after which a request that is refused now should be sent again."""
-        return self._pace.retry_after()
+        """Return the seconds after which a request that is refused now should be sent again."""
+        return self._start_rate.retry_after()
 
-    async def _ask(self, query: type[QueryStats] | type[FlushCache]) -> Stats:
+    async def _query(self, query: type[QueryStats] | type[FlushCache]) -> Stats:
         if self._send is None:
-            raise EngineGone(self._gone or NO_ENGINE)
+            raise EngineGone(self._closed_reason or NO_ENGINE)
         query_id = next(self._ids)
         self._queries[query_id] = asyncio.get_running_loop().create_future()
         self._send(query(query_id))
@@ -215,78 +271,72 @@ class EngineClient:
             self._queries.pop(query_id, None)
 
     def deliver(self, frame: Outputs | Stats, epoch: int = 0) -> None:
-        """Hand out what an engine sent. What comes late, from one that was given up, is dropped.
+        """Handle a message from the engine of this epoch, unless another engine has replaced it.
 
         Raises:
-            OutOfStep: something was lost before it.
+            OutputOrderError: a message before it was lost.
         """
         if epoch != self._epoch or self._send is None:
             return
-        match frame:
-            case Outputs(outputs):
-                self.dispatch(outputs)
-            case Stats(query_id):
-                self.latest = frame
-                query = self._queries.get(query_id)
-                if query is not None and not query.done():
-                    query.set_result(frame)
+        if isinstance(frame, Outputs):
+            self.dispatch(frame.outputs)
+            return
+        self.latest = frame
+        query = self._queries.get(frame.query_id)
+        if query is not None and not query.done():
+            query.set_result(frame)
 
     def dispatch(self, outputs: Sequence[Output]) -> None:
-        """Hand out the outputs of a step. Those of requests that nobody waits for any more are dropped.
+        """Put the outputs of a step into the inboxes of their requests. Outputs of closed requests are dropped.
 
         Raises:
-            OutOfStep: something was lost before it.
+            OutputOrderError: an output before them was lost.
         """
-        self._watch.received(outputs)
+        self._observer.received(outputs)
         for output in outputs:
             entry = self._open.get(output.request_id)
             if entry is None:
                 continue
-            entry.inbox.put(entry.take(output))
-            if entry.is_silent:
-                self._first(entry, output)
+            entry.inbox.put(entry.add(output))
+            if not entry.has_output:
+                entry.has_output = True
+                has_failed = output.finish_reason is not None and output.finish_reason.is_failure
+                (self._start_rate.left if has_failed else self._start_rate.started)()
             if output.token_ids:
                 self._got_token(output.request_id, entry)
             if output.finish_reason is not None:
-                self._forget(output.request_id)
-        self._let_in()
-
-    def _first(self, entry: _Open, output: Output) -> None:
-        entry.is_silent = False
-        if output.finish_reason is not None and output.finish_reason.is_failure:
-            self._pace.left()
-        else:
-            self._pace.began()
+                self._remove(output.request_id)
+        self._send_admitted()
 
     def abort(self, request_id: int, reason: FinishReason) -> None:
-        """End a request that is still open, at the engine and here: nothing of it arrives any more."""
+        """End a request here and at the engine, if it is open. None of its outputs is delivered any more."""
         entry = self._open.get(request_id)
         if entry is None:
             return
-        self._watch.ended(request_id, reason)
-        if entry.is_silent:
-            self._pace.left()
-        self._forget(request_id)
+        self._observer.ended(request_id, reason)
+        if not entry.has_output:
+            self._start_rate.left()
+        self._remove(request_id)
         if self._send is not None:
             self._send(Abort(request_id, reason))
-            self._let_in()
+            self._send_admitted()
 
     def fail(self, message: str) -> None:
-        """There is no engine any more: every open inbox and query and every later one raises `EngineGone`."""
-        self._gone, self._send = message, None
+        """Close the client: every open inbox and query, and every later call, raises `EngineGone`."""
+        self._closed_reason, self._send = message, None
         inboxes = {entry.inbox for entry in self._open.values()}
         for request_id in list(self._open):
-            self._watch.ended(request_id, FinishReason.ERROR)
-            self._forget(request_id)
+            self._observer.ended(request_id, FinishReason.ERROR)
+            self._remove(request_id)
         for inbox in inboxes:
             inbox.put(EngineGone(message))
         self._fail_queries(message)
 
-    def _let_in(self) -> None:
-        """Send what may be sent now."""
+    def _send_admitted(self) -> None:
+        """Send the requests that may enter the engine now."""
         if self._send is None:
             return
-        for request_id in self._quarantine.let_in():
+        for request_id in self._quarantine.admit():
             entry = self._open[request_id]
             if entry.times_sent:
                 self.recovery.replayed_requests += 1
@@ -295,34 +345,23 @@ class EngineClient:
             entry.times_sent += 1
             self._send(message)
 
-    def _got_token(self, request_id: int, entry: _Open) -> None:
+    def _got_token(self, request_id: int, entry: _OpenRequest) -> None:
         self._quarantine.got_token(request_id)
         if self._died_at is not None and entry.times_sent > 1:
             self.recovery.resumed(self.now() - self._died_at)
             self._died_at = None
 
-    def _end(self, request_id: int, error: str) -> None:
+    def _fail_request(self, request_id: int, error: str) -> None:
         entry = self._open[request_id]
-        self._watch.ended(request_id, FinishReason.ERROR)
+        self._observer.ended(request_id, FinishReason.ERROR)
         total, host, disk = entry.cached or CachedTokens()
-        start = len(entry.output_ids)
-        entry.inbox.put(
-            Output(
-                request_id,
-                start,
-                (),
-                total,
-                FinishReason.ERROR,
-                error,
-                num_host_tokens=host,
-                num_disk_tokens=disk,
-            )
-        )
-        self._forget(request_id)
+        start, reason = len(entry.output_ids), FinishReason.ERROR
+        entry.inbox.put(Output(request_id, start, (), total, reason, error, num_host_tokens=host, num_disk_tokens=disk))
+        self._remove(request_id)
 
-    def _forget(self, request_id: int) -> None:
+    def _remove(self, request_id: int) -> None:
         del self._open[request_id]
-        self._quarantine.closed(request_id)
+        self._quarantine.remove(request_id)
 
     def _fail_queries(self, message: str) -> None:
         for query in self._queries.values():
@@ -331,7 +370,7 @@ class EngineClient:
 
 
 class Inbox:
-    """Where the outputs of the requests of one HTTP call arrive."""
+    """Receives the outputs of the requests of one HTTP call."""
 
     def __init__(self, client: EngineClient, request_ids: Sequence[int]) -> None:
         self.request_ids = tuple(request_ids)
@@ -342,7 +381,7 @@ class Inbox:
         self._queue.put_nowait(item)
 
     async def get(self) -> list[Output]:
-        """Everything that has arrived, at least one output.
+        """Wait for at least one output, and return all that have arrived.
 
         Raises:
             EngineGone: the engine ended before the requests did.
@@ -355,11 +394,11 @@ class Inbox:
             (gone,) = items
             assert isinstance(gone, EngineGone)
             raise gone
-        if len(outputs) < len(items):  # the outputs first, the end at the next call
+        if len(outputs) < len(items):  # deliver the outputs first, and raise at the next call
             self._queue.put_nowait(items[-1])
         return outputs
 
     def close(self) -> None:
-        """Nobody waits any more: abort what has not ended."""
+        """Abort the requests that have not ended."""
         for request_id in self.request_ids:
             self._client.abort(request_id, FinishReason.ABORT)

@@ -1,45 +1,79 @@
 """The engine's process: `python -m sluice.process.engine_process FOLDER`, started by `process.launch`.
 
 It waits for a `Start` in the socket folder, builds the engine with the factory named there, answers `Ready` (or
-`Failed` with one line for the user) and runs the loop until `Shutdown`. It never outlives the server: standard input
-is a pipe whose end means that the server is gone, however it went.
+`Failed` with one line for the user) and runs the loop until `Shutdown`. A step that raises ends the process: its device
+may be in a bad state, and the request to blame is unknown. The server then continues every request in a new engine.
+
+The process never outlives the server: its standard input is a pipe, and the end of that pipe means that the server has
+ended.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Phase
+from sluice.engine.protocols import Pending, Runner
 from sluice.engine.watched import WatchedRunner
-from sluice.faults import Fault, FaultKind, of_engine, parse_faults
+from sluice.faults import FaultKind, of_engine, parse_faults
 from sluice.http.logs import show_log
-from sluice.process.exit_on_error import ExitOnErrorRunner, StepFailed
-from sluice.process.faulty import FaultyRunner, LossyLink
-from sluice.process.freeze_gc import freeze_gc
+from sluice.process.faults import FaultyRunner
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import SocketFolder, ZmqLink
+from sluice.types import BatchPlan, BatchResult
 
 EXIT_FAILED = 3
-"""The reason was sent as `Failed`."""
+"""Exit status after the reason was sent as `Failed`."""
 PR_SET_PDEATHSIG = 1
 
 Factory = Callable[[Start, ZmqLink], tuple[Engine, Ready]]
 
 
+class StepFailed(BaseException):
+    """A step raised. It is no `Exception`, so the loop does not fail the step's requests and go on."""
+
+
+class ExitOnErrorRunner:
+    """A runner whose errors end the process: `launch` and `wait` raise `StepFailed` from any exception."""
+
+    def __init__(self, inner: Runner) -> None:
+        self._inner = inner
+
+    def launch(self, plan: BatchPlan) -> ExitOnErrorStep:
+        try:
+            return ExitOnErrorStep(self._inner.launch(plan))
+        except Exception as error:
+            raise StepFailed from error
+
+
+class ExitOnErrorStep:
+    """A step that `ExitOnErrorRunner` launched."""
+
+    def __init__(self, inner: Pending) -> None:
+        self._inner = inner
+
+    def wait(self) -> BatchResult:
+        try:
+            return self._inner.wait()
+        except Exception as error:
+            raise StepFailed from error
+
+
 def main(arguments: list[str]) -> int:
     """Run one engine. Returns the exit status."""
     (folder,) = arguments
-    _die_with_server()
+    _end_with_server()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the server decides when to end
     link = ZmqLink(SocketFolder(Path(folder)))
@@ -50,25 +84,24 @@ def main(arguments: list[str]) -> int:
             engine, ready = find_factory(start.factory)(start, link)
         except Exception as error:
             if not isinstance(error, ValueError | OSError):
-                traceback.print_exc()  # not the user's doing
+                traceback.print_exc()  # a bug, not a wrong option
             link.send_frame(Failed(describe(error)))
             return EXIT_FAILED
         freeze_gc()
-        link.heartbeat.tick(Phase.BUSY)  # from here on it is watched
+        link.heartbeat.tick(Phase.BUSY)  # the server watches the heartbeat from here on
         link.send_frame(ready)
-        _prepare(engine, link, of_engine(parse_faults(start.faults), start.epoch))
+        _wrap_runner(engine, link, start)
         with closing(engine):
             return _run(engine, link)
     finally:
         link.close()
 
 
-def _prepare(engine: Engine, link: ZmqLink, faults: Sequence[Fault]) -> None:
-    """Have it watched, and have it fail where it is told."""
-    if faults:
+def _wrap_runner(engine: Engine, link: ZmqLink, start: Start) -> None:
+    """Inject faults, write the heartbeat and exit on errors."""
+    if faults := of_engine(parse_faults(start.faults), start.epoch):
         engine.runner = FaultyRunner(engine.runner, faults, link.heartbeat)
-        lost = [fault.number for fault in faults if fault.kind is FaultKind.DROP and fault.number is not None]
-        engine.link = LossyLink(link, lost, sent=1)
+        link.lost = [fault.number for fault in faults if fault.kind is FaultKind.DROP and fault.number is not None]
     engine.runner = ExitOnErrorRunner(WatchedRunner(engine.runner, link.heartbeat))
 
 
@@ -84,24 +117,22 @@ def _run(engine: Engine, link: ZmqLink) -> int:
 
 
 def find_factory(name: str) -> Factory:
-    """The function that "module:function" names."""
+    """Import the function that "module:function" names."""
     module, _, function = name.partition(":")
     factory: Factory = getattr(importlib.import_module(module), function)
     return factory
 
 
 def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
-    """The factory that serves: a checkpoint on torch."""
+    """Build the engine of a checkpoint, on torch: the factory that `sluice serve` uses."""
     from sluice.assembly.build import build_engine
 
-    faults = of_engine(parse_faults(start.faults), start.epoch)
-    # A bar is for people who watch, not for a file of log lines.
     engine, info = build_engine(
         start.config,
         link,
-        progress=sys.stderr.isatty(),
+        progress=sys.stderr.isatty(),  # no progress bar in a log file
         heartbeat=link.heartbeat,
-        faults=faults,
+        faults=of_engine(parse_faults(start.faults), start.epoch),
         follows=start.epoch > 0,
     )
     return engine, Ready(
@@ -117,15 +148,24 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line; errors that are meant for users speak for themselves."""
+    """Return an error in one line, without its type if it is an error whose message is meant for users."""
     text = " ".join(str(error).split())
     if isinstance(error, ValueError | OSError) and text:
         return text
     return f"{type(error).__name__}: {text}"
 
 
-def _die_with_server() -> None:
-    """End at once when the server does, even in the middle of a long step."""
+def freeze_gc() -> None:
+    """Exempt all present objects from garbage collection. Call it in a process of our own, once all is loaded.
+
+    A full collection visits every object, those of torch's modules too: hundreds of milliseconds without a token.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def _end_with_server() -> None:
+    """Arrange that this process ends when the server does, even in the middle of a long step."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch_stdin, name="watch-server", daemon=True).start()

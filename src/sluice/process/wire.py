@@ -1,12 +1,12 @@
-"""Values to bytes and back: what the server, the engine and (later) the ranks say to each other.
+"""Messages between the server and its engine as bytes, and the stamps that number them.
 
-The only place that knows the serializer of messages. A frame is a MessagePack array `[tag, value]`; the tag chooses the
-type that the value is checked against, so nothing is ever built from a frame that its type does not allow (and no
-pickle).
+A frame is a MessagePack array `[tag, value]`. The tag chooses the type that the value is checked against, so decoding
+builds only values that their types allow, and needs no pickle. No other module knows the serializer.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,49 +19,54 @@ from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.types import Output
 
+FACTORY = "sluice.process.engine_process:build"
+"""The factory that `sluice serve` uses."""
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Server to engine, once and first: build an engine. `factory` is "module:function" (see `engine_process`)."""
+    """Server to engine, once and first: how to build the engine."""
 
-    factory: str
     config: EngineConfig
+    factory: str = FACTORY
+    """The function that builds it, as "module:function"; it has the type `engine_process.Factory`."""
     log_level: str = "warning"
     log_format: str = "text"
-    epoch: int = 0
-    """Number of the engine among those of its server."""
     faults: str = ""
-    """What is to go wrong in it (see `faults`)."""
+    """Faults to inject (see `faults`)."""
+    epoch: int = 0
+    """Number of the engine among the engines of its server, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Engine to server, once: the model is loaded. `folder` is where the checkpoint (and its tokenizer) lies."""
+    """Engine to server, once: the model is loaded."""
 
     model: str
     folder: str
+    """Where the checkpoint lies, with its tokenizer."""
     limits: Limits
     eos_token_ids: tuple[int, ...]
     is_bundled: bool = False
-    """The model that comes with Sluice."""
+    """The model is the one that comes with Sluice."""
     config: EngineConfig = field(default_factory=EngineConfig)
     """Resolved."""
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """Option -> why it has its value, for those that were derived."""
+    """Option -> why it has its value, for options that were derived."""
     memory: Footprint = field(default_factory=Footprint)
-    """What is allocated."""
+    """Allocated bytes, by part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Engine to server: why it cannot start, instead of `Ready`, or cannot go on; in one line for the user."""
+    """Engine to server: why it cannot start (instead of `Ready`) or continue, in one line for the user."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Engine to server: what one step gave."""
+    """Engine to server: the outputs of one step."""
 
     outputs: tuple[Output, ...]
 
@@ -85,29 +90,30 @@ _TAGS = {kind: tag for tag, kind in _TYPES.items() if tag != "outputs"}
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _DECODERS = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _TYPES.items()}
+_STAMP = struct.Struct("<QQ")
 
 
 class WireError(ValueError):
-    """A frame that is none of the known messages."""
+    """A message that cannot be decoded, is unexpected, or follows one that was lost."""
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a message."""
+    """Return the bytes of a message."""
     if isinstance(frame, Outputs):
         return encode_outputs(frame.outputs)
     return _ENCODER.encode((_TAGS[type(frame)], frame))
 
 
 def encode_outputs(outputs: Sequence[Output]) -> bytes:
-    """`encode(Outputs(tuple(outputs)))` without the copy: it is made once per step."""
+    """Return `encode(Outputs(tuple(outputs)))` without making the copy. Called once a step."""
     return _ENCODER.encode(("outputs", outputs))
 
 
 def decode(data: bytes) -> Frame:
-    """The message in `data`, equal to the one encoded.
+    """Return the message in `data`, equal to the one that was encoded.
 
     Raises:
-        WireError: truncated or foreign bytes, an unknown tag, or a value that its type refuses.
+        WireError: the bytes are truncated or not a frame, the tag is unknown, or the value does not fit its type.
     """
     try:
         tag, value = _ENVELOPE.decode(data)
@@ -121,3 +127,51 @@ def decode(data: bytes) -> Frame:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(f"bad {tag!r} message: {error}") from error
     return Outputs(content) if tag == "outputs" else content
+
+
+class Outgoing:
+    """Stamps messages that leave with the engine's epoch and a number, from 0.
+
+    Args:
+        epoch: number of the engine that sends or receives them.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self.count = 0
+
+    def stamp(self) -> bytes:
+        """Return the stamp of the next message."""
+        stamp = _STAMP.pack(self.epoch, self.count)
+        self.count += 1
+        return stamp
+
+
+class Incoming:
+    """Checks the stamps of messages that arrive.
+
+    Args:
+        epoch: the engine's; None takes that of the first message.
+    """
+
+    def __init__(self, epoch: int | None) -> None:
+        self.epoch = epoch
+        self.count = 0
+
+    def accept(self, stamp: bytes) -> bool:
+        """Return whether the message with this stamp is valid: one of another epoch is not.
+
+        Raises:
+            WireError: messages before it were lost, or these bytes are no stamp.
+        """
+        if len(stamp) != _STAMP.size:
+            raise WireError(f"a stamp must have {_STAMP.size} bytes, got {len(stamp)}")
+        epoch, number = _STAMP.unpack(stamp)
+        if self.epoch is None:
+            self.epoch = epoch
+        if epoch != self.epoch:
+            return False
+        if number != self.count:
+            raise WireError(f"received message {number} instead of message {self.count}: some were lost")
+        self.count += 1
+        return True

@@ -1,16 +1,20 @@
-"""The two ends of the line between the server and the engine: PUSH and PULL sockets in a private folder.
+"""The two ends of the connection between the server and the engine: PUSH and PULL sockets in a private folder.
 
-Each side binds the socket it reads and connects the one it writes: a connected PUSH queues without limit and never
-blocks or drops, whether the other side is there yet or not. One message a step goes back, however many requests run.
-A message is a stamp (`numbering`) and a frame (`wire`). Beside the sockets lies the heartbeat.
+Each side binds the socket it reads and connects the one it writes. A connected PUSH socket queues messages without
+limit and neither blocks nor drops any, even before the other side exists. The engine sends one message a step, however
+many requests run. A message is a stamp and a frame (`wire`). The heartbeat lies in the same folder.
 """
 
 from __future__ import annotations
 
 import math
+import os
+import queue
 import shutil
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import zmq
@@ -18,81 +22,115 @@ import zmq.asyncio
 
 from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
-from sluice.process.heartbeat import SharedHeartbeat
-from sluice.process.liveness import Counts
-from sluice.process.mailbox import Mailbox
-from sluice.process.numbering import Incoming, Outgoing
-from sluice.process.wire import Frame, Start, WireError, decode, encode, encode_outputs
+from sluice.process.heartbeat import Counts, SharedHeartbeat
+from sluice.process.wire import Frame, Incoming, Outgoing, Start, WireError, decode, encode, encode_outputs
 from sluice.types import Output
 
-LONGEST_SOCKET_PATH = 107
-"""Bytes of a Unix socket's path on Linux (`sun_path`), less the closing zero; macOS has three less."""
-
-
+MAX_SOCKET_PATH = 104
+"""Bytes of a Unix socket's path (`sun_path`) without the final zero on macOS; Linux allows three more."""
 TICK_MS = 1000
-"""How often an engine that waits for messages says that it lives."""
+"""Time between two ticks of an engine that waits for messages."""
 
 
 class SocketFolder:
-    """A fresh folder that only this user can enter (mode 0700), with the line's two sockets and the heartbeat."""
+    """A folder that only this user can enter (mode 0700), with both sockets and the heartbeat."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.heartbeat = path / "heartbeat"
+        self.requests = f"ipc://{path}/requests"
+        """Endpoint of messages to the engine."""
+        self.outputs = f"ipc://{path}/outputs"
+        """Endpoint of messages from the engine."""
 
     @classmethod
     def fresh(cls) -> SocketFolder:
-        """
+        """Make a temporary folder with a new heartbeat.
+
         Raises:
-            OSError: no temporary folder has a path short enough for a socket.
+            OSError: the path of every temporary folder is too long for a socket.
         """
         for parent in (tempfile.gettempdir(), "/tmp"):
             folder = cls(Path(tempfile.mkdtemp(prefix="sluice-", dir=parent)))
-            if len(folder.requests.encode()) - len("ipc://") <= LONGEST_SOCKET_PATH - 3:
+            if len(folder.requests.removeprefix("ipc://").encode()) <= MAX_SOCKET_PATH:
                 SharedHeartbeat.create(folder.heartbeat)
                 return folder
             folder.remove()
         raise OSError(
-            f"the temporary folder {tempfile.gettempdir()} is too long for a socket; set TMPDIR to a shorter one"
+            f"the path of the temporary folder {tempfile.gettempdir()} is too long for a socket; set TMPDIR to a"
+            " shorter one"
         )
-
-    @property
-    def requests(self) -> str:
-        """Endpoint of what goes to the engine."""
-        return f"ipc://{self.path}/requests"
-
-    @property
-    def outputs(self) -> str:
-        """Endpoint of what comes from the engine."""
-        return f"ipc://{self.path}/outputs"
-
-    @property
-    def heartbeat(self) -> Path:
-        """File of the engine's heartbeat."""
-        return self.path / "heartbeat"
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _prepare(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, *, linger_ms: int) -> None:
-    """No limit on queued messages: none is dropped and no sender waits."""
+class Mailbox:
+    """A queue of messages from other threads, with a file descriptor that is readable while it is not empty."""
+
+    def __init__(self) -> None:
+        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._lock = threading.Lock()
+        """Held while a byte is written: after `close`, another file may have got the same descriptor."""
+        self._is_open = True
+
+    def fileno(self) -> int:
+        return self._read
+
+    def post(self, message: Message) -> None:
+        """Add a message, from any thread. After `close`, drop it."""
+        with self._lock:
+            if self._is_open:
+                self._messages.put(message)
+                self._notify()
+
+    def take(self) -> list[Message]:
+        """Remove and return all messages, in order, without blocking."""
+        with suppress(BlockingIOError):
+            os.read(self._read, 1 << 16)
+        messages = []
+        with suppress(queue.Empty):
+            while True:
+                messages.append(self._messages.get_nowait())
+        return messages
+
+    def close(self) -> None:
+        """Close the descriptors. A second call does nothing."""
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                os.close(self._read)
+                os.close(self._write)
+
+    def _notify(self) -> None:
+        with suppress(BlockingIOError):  # the pipe is full, so it is readable already
+            os.write(self._write, b"\0")
+
+
+def _unlimit(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, *, linger_ms: int = 0) -> None:
+    """Lift the limit on queued messages, so that none is dropped and no sender waits."""
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)
     socket.set(zmq.LINGER, linger_ms)
 
 
 class ZmqLink:
-    """The engine's end: a `Link` (see `engine.protocols`). While it waits for messages it ticks every second."""
+    """The engine's end: a `Link` (see `engine.protocols`) that ticks every second while it waits for messages."""
 
     def __init__(self, folder: SocketFolder) -> None:
         self.heartbeat = SharedHeartbeat.open(folder.heartbeat)
+        self.lost: Collection[int] = ()
+        """Numbers of messages to lose, counted from 0: an injected fault."""
         self._incoming = Incoming(None)
         self._outgoing = Outgoing(0)
         self._context = zmq.Context()
         self._requests = self._context.socket(zmq.PULL)
         self._outputs = self._context.socket(zmq.PUSH)
-        _prepare(self._requests, linger_ms=0)
-        _prepare(self._outputs, linger_ms=1000)
+        _unlimit(self._requests)
+        _unlimit(self._outputs, linger_ms=1000)
         self._requests.bind(folder.requests)
         self._outputs.connect(folder.outputs)
         self._posted = Mailbox()
@@ -108,17 +146,16 @@ class ZmqLink:
         """
         (frame,) = self._receive(0)
         if not isinstance(frame, Start):
-            raise WireError(f"the first message must be a start, got {frame!r}")
-        assert self._incoming.epoch is not None
-        self._outgoing.epoch = self._incoming.epoch
+            raise WireError(f"the first message must be a Start, got {frame!r}")
+        self._outgoing.epoch = frame.epoch
         return frame
 
     def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
-        """Messages that have arrived, in order, posted ones first. With `block`, wait for at least one, for no longer
-        than `timeout` seconds.
+        """Return the messages that have arrived, in order, posted ones first. With `block`, wait for at least one, but
+        for no longer than `timeout` seconds.
 
         Raises:
-            WireError: something that no server sends, or something is missing.
+            WireError: a message was lost, or is none that an engine accepts.
         """
         self._tick(Phase.BUSY)
         if block:
@@ -135,11 +172,11 @@ class ZmqLink:
                 messages.append(frame)
 
     def post(self, message: Message) -> None:
-        """Put a message in, from any thread of this process."""
+        """Add a message to those that `receive` returns, from any thread of this process."""
         self._posted.post(message)
 
     def _wait(self, timeout: float | None) -> None:
-        """Until something arrives, with a sign of life every second."""
+        """Wait for a message, ticking every second."""
         left = math.inf if timeout is None else timeout * 1000
         while not self._arrivals.poll(math.ceil(min(TICK_MS, left))):
             self._tick(Phase.IDLE)
@@ -148,26 +185,27 @@ class ZmqLink:
                 return
 
     def send(self, outputs: Sequence[Output]) -> None:
-        """Queue the outputs of a step; returns at once."""
-        self._outputs.send_multipart((self._outgoing.stamp(), encode_outputs(outputs)))
+        """Queue the outputs of a step, and return at once."""
+        self._send(encode_outputs(outputs))
 
     def answer(self, stats: Stats) -> None:
-        """Queue the answer to a query; returns at once."""
+        """Queue the answer to a query, and return at once."""
         self.send_frame(stats)
 
     def send_frame(self, frame: Frame) -> None:
-        """Queue something else than outputs: `Ready` or `Failed`."""
-        self._outputs.send_multipart((self._outgoing.stamp(), encode(frame)))
+        """Queue a message other than outputs, and return at once."""
+        self._send(encode(frame))
 
-    def lose(self) -> None:
-        """Count a message as sent that is not: a fault, for tests."""
-        self._outgoing.stamp()
+    def _send(self, data: bytes) -> None:
+        is_lost, stamp = self._outgoing.count in self.lost, self._outgoing.stamp()
+        if not is_lost:
+            self._outputs.send_multipart((stamp, data))
 
     def _receive(self, flags: int) -> list[Frame]:
-        """The next message, nothing if it does not count."""
+        """Return the next message; none if it is for another epoch."""
         stamp, *frames = self._requests.recv_multipart(flags)
         if not frames:
-            raise WireError(f"not a stamp and a frame, but one part of {len(stamp)} bytes")
+            raise WireError(f"a message must be a stamp and a frame, got one part of {len(stamp)} bytes")
         return [decode(frames[0])] if self._incoming.accept(stamp) else []
 
     def _tick(self, phase: Phase) -> None:
@@ -175,7 +213,7 @@ class ZmqLink:
         self.heartbeat.tick(phase)
 
     def close(self) -> None:
-        """Deliver what is queued, for at most a second, and give the sockets up."""
+        """Deliver what is queued, for at most a second, and close the sockets."""
         self.heartbeat.close()
         self._requests.close()
         self._outputs.close()
@@ -197,25 +235,25 @@ class ZmqChannel:
         self._context = zmq.Context()
         self._requests = self._context.socket(zmq.PUSH)
         self._outputs = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
-        _prepare(self._requests, linger_ms=0)
-        _prepare(self._outputs, linger_ms=0)
+        _unlimit(self._requests)
+        _unlimit(self._outputs)
         self._outputs.bind(folder.outputs)
         self._requests.connect(folder.requests)
 
     def send(self, frame: Frame) -> None:
-        """Queue a message; returns at once."""
+        """Queue a message, and return at once."""
         self._requests.send_multipart((self._outgoing.stamp(), encode(frame)))
 
     @property
     def counts(self) -> Counts:
-        """Messages of this end so far."""
+        """Messages sent and received at this end so far."""
         return Counts(self._outgoing.count, self._incoming.count)
 
     async def receive(self) -> Frame:
-        """The next message.
+        """Wait for the next message and return it.
 
         Raises:
-            WireError: something that no engine sends, or something is missing.
+            WireError: a message was lost, or cannot be decoded.
         """
         while True:
             stamp, *frames = await self._outputs.recv_multipart()
@@ -223,7 +261,7 @@ class ZmqChannel:
                 return decode(frames[0] if frames else b"")
 
     def close(self) -> None:
-        """Give the sockets up, once the engine has ended; what is still queued is dropped."""
+        """Close the sockets, once the engine has ended, and drop what is still queued."""
         self.heartbeat.close()
         self._requests.close()
         self._outputs.close()

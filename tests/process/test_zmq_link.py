@@ -1,4 +1,4 @@
-"""Messages from other threads reach a loop that waits."""
+"""Messages from other threads wake a loop that waits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import select
 import threading
 
 from sluice.engine.messages import Copied
-from sluice.process.mailbox import Mailbox
-from sluice.process.zmq_link import SocketFolder, ZmqLink
+from sluice.process.zmq_link import Mailbox, SocketFolder, ZmqLink
 from sluice.types import CopyDone
 
 
@@ -16,7 +15,7 @@ def copied(ticket: int) -> Copied:
 
 
 def test_it_is_readable_while_it_holds_something() -> None:
-    """A byte left in the pipe would make the loop spin, one too few would make it sleep on a message."""
+    """With a byte too many in the pipe the loop would spin, with one too few it would sleep beside a message."""
     box = Mailbox()
     for ticket in (1, 2):
         box.post(copied(ticket))
@@ -29,7 +28,7 @@ def test_it_is_readable_while_it_holds_something() -> None:
 
 
 def test_a_loop_that_waits_for_messages_wakes_for_a_copy() -> None:
-    """With nothing to compute, only a posted message tells the loop that a page has come from the disk."""
+    """With nothing to compute, only a posted message shows the loop that a page was read from the disk."""
     folder = SocketFolder.fresh()
     link = ZmqLink(folder)
     try:
@@ -43,22 +42,22 @@ def test_a_loop_that_waits_for_messages_wakes_for_a_copy() -> None:
         folder.remove()
 
 
-def test_a_mailbox_is_not_closed_under_somebody_who_writes() -> None:
-    """Between the look whether it is open and the write, its descriptor would become somebody else's file."""
+def test_a_mailbox_is_not_closed_during_a_write() -> None:
+    """Between the check that it is open and the write, another file could get its descriptor."""
 
     class Watched(Mailbox):
         closes_meanwhile = False
 
-        def _ring(self) -> None:
+        def _notify(self) -> None:
             closing = threading.Thread(target=self.close)
             closing.start()
             closing.join(0.05)
             self.closes_meanwhile = not closing.is_alive()
-            super()._ring()
+            super()._notify()
 
     box = Watched()
     box.post(copied(1))
     assert not box.closes_meanwhile
-    box.post(copied(2))  # it is closed by now, or will be: nobody is told
+    box.post(copied(2))  # dropped if it is closed by now
     box.close()
     box.close()
