@@ -22,10 +22,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, LayerKV, PagedKV
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.device.machine import usable_cores
 from sluice.models.linear import PlainPacker
 from sluice.models.native_linear import NativePacker
@@ -100,16 +101,17 @@ def attention(kernels: Kernels, rows: int, q_len: int, repeats: int) -> list[Mea
     kv_len, pages = batch.kv_lens_host[0], batch.page_table.numel()
     layer_bytes = 2 * 2 * rows * kv_len * KV_HEADS * HEAD_DIM
     layers = max(2, COLD_BYTES // layer_bytes)
-    scale = HEAD_DIM**-0.5
+    spec = AttentionSpec(HEADS, KV_HEADS, HEAD_DIM, torch.bfloat16, HEAD_DIM**-0.5)
     q = torch.randn(rows * q_len, HEADS, HEAD_DIM).bfloat16()
     plain = [LayerKV(*torch.randn(2, pages, PAGE_SIZE, KV_HEADS, HEAD_DIM).bfloat16()) for _ in range(layers)]
-    packed = [PackedKV.empty(kernels, pages, PAGE_SIZE, KV_HEADS, HEAD_DIM, torch.bfloat16) for _ in range(layers)]
+    shape = KVShape(pages, PAGE_SIZE, KV_HEADS, HEAD_DIM, torch.bfloat16, torch.device("cpu"))
+    packed = [PackedKV.empty(kernels, shape) for _ in range(layers)]
     every_slot = torch.arange(pages * PAGE_SIZE)
     for ours, theirs in zip(packed, plain, strict=True):
         ours.store(every_slot, theirs.k.flatten(0, 1), theirs.v.flatten(0, 1))
 
-    def by(backend: AttentionBackend, kv: Sequence[PagedKV]) -> Call:
-        return lambda layer: backend.attend(q, kv[layer], batch, scale=scale)
+    def by(backend: Attention, kv: Sequence[PagedKV]) -> Call:
+        return lambda layer: backend.attend(q, kv[layer], batch, spec)
 
     def of_rows(layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values of each row in one run, heads first."""
@@ -124,7 +126,7 @@ def attention(kernels: Kernels, rows: int, q_len: int, repeats: int) -> list[Mea
     def sdpa(runs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
         parts = (part.transpose(0, 1)[None] for part in q.split(q_len))
         return [
-            functional.scaled_dot_product_attention(part, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+            functional.scaled_dot_product_attention(part, k, v, attn_mask=mask, scale=spec.scale, enable_gqa=True)
             for part, (k, v) in zip(parts, runs, strict=True)
         ]
 

@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.peers.neighbour import neighbour
 from sluice.assembly.build import LoadedModel, load
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.bench import facts
 from sluice.config import ConfigError, EngineConfig
 from sluice.runner.runner import Model
@@ -80,7 +80,7 @@ class Filled:
         self._model = model
         self._is_filled = False
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         """See `Model.forward`."""
         if not self._is_filled:
             for layer in kv:

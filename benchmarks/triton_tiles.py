@@ -24,7 +24,8 @@ import triton
 from triton.runtime.errors import PTXASError
 
 from sluice.attention.base import ForwardBatch
-from sluice.attention.triton.backend import TritonAttention
+from sluice.attention.spec import AttentionSpec
+from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.kv import TritonKV
 from sluice.attention.triton.tiles import Arch, DecodeTiles, ExtendTiles, decode_tiles, extend_tiles
 
@@ -134,9 +135,10 @@ def median_seconds(work: Callable[[], object], device: torch.device) -> float:
 def try_all(work: Work, tiles: Sequence[Tiles], arch: Arch, device: torch.device, until: float) -> list[Tried]:
     """The table's choice and then the others, as long as there is time; fastest first."""
     q, kv, batch = batch_of(work, device)
+    spec = AttentionSpec.of(q, kv.kv_heads, work.heads.size**-0.5)
     pad = triton.next_power_of_2(work.heads.size)
     chosen: Tiles = decode_tiles(arch, pad, 2) if work.decodes else extend_tiles(arch, pad, 2)
-    expected, _ = TritonAttention(arch).attend(q, kv, batch, scale=work.heads.size**-0.5)
+    expected, _ = TritonAttention(arch).attend(q, kv, batch, spec)
     tried = []
     for each in dict.fromkeys((chosen, *tiles)):
         if tried and time.monotonic() > until:
@@ -148,7 +150,7 @@ def try_all(work: Work, tiles: Sequence[Tiles], arch: Arch, device: torch.device
         )
 
         def attend(backend: TritonAttention = backend) -> torch.Tensor:
-            return backend.attend(q, kv, batch, scale=work.heads.size**-0.5)[0]
+            return backend.attend(q, kv, batch, spec)[0]
 
         try:
             out = attend()

@@ -15,8 +15,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
 from paged import Row, forward_batch
 from paper_gpu import compiled, use
 from sluice.attention.base import LayerKV
+from sluice.attention.spec import AttentionSpec
 from sluice.attention.triton import decode, extend
-from sluice.attention.triton.backend import TritonAttention
+from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.tiles import Arch
 
 SHAPES = ((64, 16, torch.bfloat16), (128, 32, torch.bfloat16), (256, 8, torch.bfloat16), (128, 8, torch.float32))
@@ -33,7 +34,8 @@ def main(archs: list[int]) -> None:
                 backend = TritonAttention(Arch((arch // 10, arch % 10), 132))
                 batch = forward_batch([Row([0], 100, [0, 1]), Row([0] * 40, 60, [2, 3])], 64)
                 kv = LayerKV(*(torch.empty(4, 64, 8, head_dim).to(stored) for _ in range(2)))
-                backend.attend(torch.empty(41, heads, head_dim, dtype=dtype), kv, batch, scale=0.1)
+                q = torch.empty(41, heads, head_dim, dtype=dtype)
+                backend.attend(q, kv, batch, AttentionSpec.of(q, 8, 0.1))
                 for found in compiled(extend._extend, decode._decode, decode._reduce):
                     marks = [mark for mark in ("wgmma", "mma.sync", "cp.async.wait_group \t2;") if mark in found.ptx]
                     print(

@@ -10,6 +10,7 @@ import torch
 from paged import Row, empty_kv, forward_batch
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import AttentionSpec
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Case:
     @property
     def scale(self) -> float:
         return float(self.q.shape[2] ** -0.5)
+
+    def spec(self, **rule: Any) -> AttentionSpec:
+        """The spec of its layer, by a rule."""
+        return AttentionSpec.of(self.q, self.kv.kv_heads, **{"scale": self.scale, **rule})
 
     def to(self, device: torch.device) -> Case:
         batch = {
@@ -65,8 +70,6 @@ def exact(case: Case, **rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """By the reference, everything in float64 on the CPU."""
     there = case.to(torch.device("cpu"))
     kv = LayerKV(there.kv.k.double(), there.kv.v.double())
-    out, lse = ReferenceAttention().attend(
-        there.q.double(), kv, there.batch, need_lse=True, **{"scale": case.scale, **rule}
-    )
+    out, lse = ReferenceAttention().attend(there.q.double(), kv, there.batch, case.spec(**rule), need_lse=True)
     assert lse is not None
     return out, lse

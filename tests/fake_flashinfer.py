@@ -13,6 +13,7 @@ import torch
 from paged import Row, forward_batch
 from sluice.attention.base import LayerKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import AttentionSpec
 
 Pages = tuple[torch.Tensor, torch.Tensor]
 
@@ -83,10 +84,8 @@ class _Wrapper:
             q,
             LayerKV(k, v),
             forward_batch(rows, page_size),
-            k_scale=k_scale,
-            v_scale=v_scale,
+            AttentionSpec.of(q, kv_heads, k_scale=k_scale or 1.0, v_scale=v_scale or 1.0, **self._rules),
             need_lse=True,
-            **self._rules,
         )
         assert lse is not None
         return out, lse / math.log(2.0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sluice.attention.base import AttentionBackend, PagedKV
+from sluice.attention.base import Attention, PagedKV
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.forwards import Model
 from sluice.runner.offload.loaders import ThreadLoader
@@ -77,7 +77,7 @@ class Driver:
         cls,
         model: Model,
         shape: DeviceShape,
-        attention: AttentionBackend,
+        attention: Attention,
         new_kv: KVMaker,
         ring: RingShape,
         policy: SparsePolicy | None = None,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.attention.base import Attention, ForwardBatch, LayerKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.runner import TorchRunner
@@ -30,7 +30,7 @@ class ShadowModel:
     vocab_size: int
     poison: int | None = None
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: Attention) -> torch.Tensor:
         (layer,) = kv
         layer.store(
             batch.kv_slots,

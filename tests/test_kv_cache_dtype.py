@@ -11,9 +11,8 @@ import torch
 from paged import Row, forward_batch
 from sluice import LLM, SamplingParams
 from sluice.assembly.build import LoadedModel, load
-from sluice.attention.base import AttentionBackend, LayerKV, PagedKV
+from sluice.attention.base import Attention, LayerKV, PagedKV
 from sluice.attention.reference import ReferenceAttention
-from sluice.attention.select import KV_DTYPES, make_attending
 from sluice.config import ConfigError, EngineConfig
 
 pytest.importorskip("triton")
@@ -45,7 +44,7 @@ class RoundedKV(LayerKV):
         LayerKV(self.k, self.v).store(kv_slots, k.to(self.narrow).to(k.dtype), v.to(self.narrow).to(v.dtype))
 
 
-def logits(model: LoadedModel, kv: list[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+def logits(model: LoadedModel, kv: list[PagedKV], attention: Attention) -> torch.Tensor:
     batch = forward_batch([Row(PROMPT, 0, [3, 1], logits=range(len(PROMPT)))], 8)
     with torch.inference_mode():
         return model.model.logits(model.model.forward(batch, kv, attention))
@@ -57,12 +56,12 @@ def test_only_what_is_kept_is_rounded(name: str) -> None:
     wide, narrow = loaded(), loaded(kv_cache_dtype=name)
     assert 4 * narrow.info.kv_sizes.token_bytes == wide.info.kv_sizes.token_bytes
     assert 4 * narrow.runner().footprint().pool_bytes == wide.runner().footprint().pool_bytes
-    made = make_attending("triton", torch.device("cpu"), None, lambda: None)
-    assert made.new_kv is not None
-    found = logits(narrow, [made.new_kv(narrow.shape) for _ in range(narrow.shape.num_layers)], made.backend)
+    attention = narrow.backend.make(torch.device("cpu"), None, lambda: None)
+    found = logits(narrow, [narrow.new_kv(narrow.shape.layer) for _ in range(narrow.shape.num_layers)], attention)
     shape = (4, 8, narrow.shape.num_kv_heads, narrow.shape.head_dim)
     rounded = [
-        RoundedKV(torch.zeros(shape), torch.zeros(shape), KV_DTYPES[name]) for _ in range(narrow.shape.num_layers)
+        RoundedKV(torch.zeros(shape), torch.zeros(shape), narrow.backend.kv_dtypes[name])
+        for _ in range(narrow.shape.num_layers)
     ]
     torch.testing.assert_close(found, logits(narrow, rounded, ReferenceAttention()), rtol=1e-3, atol=1e-3)
 

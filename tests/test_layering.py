@@ -18,7 +18,7 @@ FILES = sorted(SRC.rglob("*.py"))
 CORE = ("types", "config", "kv", "scheduler", "engine")
 ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "native": {"native"},
-    "attention": {"types", "config", "native", "models", "assembly", "runner", "attention"},
+    "attention": {"config", "native", "attention"},
     "triton": {"triton"},
     "models": {"types", "native", "triton", "attention", "models"},
     "faults": {"types"},

@@ -14,6 +14,7 @@ import torch
 from page_files import keys
 from sluice.attention.base import LayerKV, PagedKV
 from sluice.attention.packed import PackedKV
+from sluice.attention.spec import KVShape
 from sluice.device.pages import DevicePages
 from sluice.device.queues import DeviceQueue, DeviceQueues, Event, inline_queues, plain_host_buffer
 from sluice.device.transport import Transport, cpu_transport, staged_transport
@@ -38,7 +39,10 @@ def plain_kv(dtype: torch.dtype, pages: int = PAGES) -> list[PagedKV]:
 
 
 def packed_kv(dtype: torch.dtype, kernels: Kernels, pages: int = PAGES) -> list[PagedKV]:
-    return [PackedKV.empty(kernels, pages, PAGE_SIZE, HEADS, HEAD_DIM, dtype) for _ in range(LAYERS)]
+    return [
+        PackedKV.empty(kernels, KVShape(pages, PAGE_SIZE, HEADS, HEAD_DIM, dtype, torch.device("cpu")))
+        for _ in range(LAYERS)
+    ]
 
 
 def fill(kv: Sequence[PagedKV], page: int, seed: int) -> None:

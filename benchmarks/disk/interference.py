@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.disk.driving import Driven, DrivenLink, Prompt, Request, prompt
 from sluice.assembly.build import load
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.config import EngineConfig
 from sluice.engine.messages import Copied
 
@@ -27,7 +27,7 @@ class Idle:
         self._hidden_size = hidden_size
         self._vocab_size = vocab_size
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         """See `Model.forward`. Pages keep what they held."""
         return torch.zeros(len(batch.logit_rows), self._hidden_size)
 

@@ -12,9 +12,9 @@ import torch
 from benchmarks.on_gpu.clocks import seconds_queued
 from benchmarks.on_gpu.engines import REFERENCE, STATIC
 from benchmarks.on_gpu.setting import Setting
-from sluice.attention.base import ForwardBatch, LayerKV
-from sluice.attention.planned import NO_PLANS
-from sluice.attention.select import Attending, make_attending
+from sluice.attention.base import Attention, ForwardBatch, LayerKV
+from sluice.attention.select import backend_named
+from sluice.attention.spec import AttentionSpec
 from sluice.attention.static import StaticAttention
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 64
@@ -60,7 +60,7 @@ def compare(setting: Setting, backends: Sequence[str]) -> dict[str, Any]:
 
 def _case(setting: Setting, case: Case, backends: Sequence[str]) -> dict[str, Any]:
     q, kv, batch = _tensors(setting, case)
-    expected = make_attending(REFERENCE, setting.device, None, _nothing).backend.attend(q, kv, batch, scale=0.1)[0]
+    expected = _made(setting, REFERENCE).attend(q, kv, batch, AttentionSpec.of(q, KV_HEADS, 0.1))[0]
     row: dict[str, Any] = {"case": case.name, "kind": case.kind, "kv_bytes": _kv_bytes(case, kv)}
     for name in backends:
         try:
@@ -77,13 +77,11 @@ def _case(setting: Setting, case: Case, backends: Sequence[str]) -> dict[str, An
 def _backend(
     setting: Setting, name: str, q: torch.Tensor, kv: LayerKV, batch: ForwardBatch, expected: torch.Tensor
 ) -> dict[str, Any]:
-    attending = Attending(StaticAttention(), NO_PLANS, None)
-    if name != STATIC:
-        attending = make_attending(name, setting.device, None, _nothing)
-    attending.planner.plan(batch)
+    attention, spec = _made(setting, name), AttentionSpec.of(q, KV_HEADS, 0.1)
+    attention.plan(batch)
 
     def attend() -> torch.Tensor:
-        return attending.backend.attend(q, kv, batch, scale=0.1)[0]
+        return attention.attend(q, kv, batch, spec)[0]
 
     error = float((attend().float() - expected.float()).abs().max())
     scale = float(expected.float().abs().max())
@@ -93,12 +91,19 @@ def _backend(
         "passes": error <= TOLERANCE * scale,
     }
     if name == "flashinfer" and batch.shared_pages:
-        attending.planner.plan(replace(batch, shared_pages=0))
+        attention.plan(replace(batch, shared_pages=0))
         plain = replace(batch, shared_pages=0)
         result["seconds_without_cascade"] = seconds_queued(
-            lambda: attending.backend.attend(q, kv, plain, scale=0.1)[0], setting.device
+            lambda: attention.attend(q, kv, plain, spec)[0], setting.device
         )
     return result
+
+
+def _made(setting: Setting, name: str) -> Attention:
+    """Return what attends, by the name of its backend or `STATIC`."""
+    if name == STATIC:
+        return StaticAttention()
+    return backend_named(name).make(setting.device, None, _nothing)
 
 
 def _tensors(setting: Setting, case: Case) -> tuple[torch.Tensor, LayerKV, ForwardBatch]:

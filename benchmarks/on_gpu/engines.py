@@ -12,8 +12,8 @@ from benchmarks.on_gpu.clocks import MarkedQueue, mark_of
 from sluice.assembly.build import use_triton
 from sluice.assembly.cuda_graphs import captured_graphs, graph_rows
 from sluice.assembly.resolve import resolve
-from sluice.attention.planned import NO_PLANS
-from sluice.attention.select import Attending, make_attending
+from sluice.attention.base import Attention
+from sluice.attention.select import backend_named
 from sluice.attention.static import StaticAttention
 from sluice.config import EngineConfig
 from sluice.device.queues import cuda_queues, inline_queues, pinned_host_buffer, plain_host_buffer
@@ -138,27 +138,27 @@ def bench_of(
     assert page_size is not None, f"not resolved: {config}"
     assert running is not None, f"not resolved: {config}"
     if is_cuda:
-        sizes, _ = graph_rows(config, model.spec, device, attention)
+        sizes, _ = graph_rows(config, model.spec, device, backend_named(attention))
     else:
         sizes = graph_sizes(running) if graphs and attention == STATIC else ()
     state = DeviceState(_shape(model, device, max_total_tokens // page_size, page_size, running, bool(sizes)))
-    attending = Attending(StaticAttention(), NO_PLANS, None)
+    attending: Attention = StaticAttention()
     if attention != STATIC:
-        attending = make_attending(attention, device, None, lambda: None)
+        attending = backend_named(attention).make(device, None, lambda: None)
     logit_ops = TORCH_LOGIT_OPS
     if is_cuda and attention != REFERENCE:
         logit_ops = use_triton(model)
     else:
         model.use(TorchOps())
     transport, compute = _transport(device, depth)
-    forwards: Forwards = EagerForwards(model, state, attending.backend, attending.planner)
+    forwards: Forwards = EagerForwards(model, state, attending)
     if sizes and is_cuda:
         forwards = captured_graphs(forwards, model, state, attending, transport, sizes, lambda: None)
     elif sizes:
-        forwards = DecodeGraphs(forwards, model, state, attending.backend, recorded_steps, sizes)
+        forwards = DecodeGraphs(forwards, model, state, attending, recorded_steps, sizes)
         transport.queues.compute.run(forwards.capture_all)
     compute.spans.clear()
-    runner = TorchRunner(model, state, attending.backend, transport=transport, forwards=forwards, logit_ops=logit_ops)
+    runner = TorchRunner(model, state, attending, transport=transport, forwards=forwards, logit_ops=logit_ops)
     setup = SchedulerSetup(
         limits=config.scheduler.limits(),
         num_pages=state.shape.num_pages,

@@ -120,7 +120,6 @@ class ModelConfig:
         "what attends: auto, triton, flashinfer, native or reference",
         more="auto: triton on cuda, the compiled kernels (native) on cpu, and the reference, in plain torch, where they"
         " do not take the model. flashinfer needs its package and a CUDA compiler. See [gpu.md](gpu.md).",
-        choices=("auto", "triton", "flashinfer", "native", "reference"),
         sglang="--attention-backend",
         vllm="--attention-backend",
         metavar="BACKEND",
@@ -130,7 +129,6 @@ class ModelConfig:
         "what keys and values are kept in: auto, fp8_e4m3 or fp8_e5m2",
         more="auto: the model's dtype. Eight bits hold twice the tokens of a bfloat16 model, at some loss: e4m3 has"
         " three bits of mantissa and ends at 448, e5m2 two and 57344. They need --attention-backend triton.",
-        choices=("auto", "fp8_e4m3", "fp8_e5m2"),
         sglang="--kv-cache-dtype",
         vllm="--kv-cache-dtype",
         metavar="DTYPE",

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-import sluice.attention.select
 from sluice import LLM, SamplingParams
 from sluice.assembly.build import LoadedModel, load
 from sluice.assembly.cuda_graphs import graph_rows
 from sluice.assembly.resolve import resolve
-from sluice.attention.select import AttentionChoice, choose_attention, make_attending, unsuited_attention
+from sluice.attention.select import BACKENDS, AttentionChoice, backend_named, choose_attention
 from sluice.config import ConfigError, EngineConfig
 from sluice.models.spec import ModelSpec
 from sluice.types import BatchPlan, Chunk, NewSlot
@@ -33,7 +32,7 @@ def loaded(**options: Any) -> LoadedModel:
 @pytest.mark.parametrize("name", ["native", "reference", "triton"])
 def test_it_is_what_attends(name: str) -> None:
     """All of them give the same tokens; the one asked for is named, and is the one that runs."""
-    if name == "native" and loaded().attention != "native":
+    if name == "native" and loaded().backend.name != "native":
         pytest.skip("no compiled kernels here")
     prompts = [[10, 11, 12, 13, 14], [20] * 19]
     with LLM(**SMALL, cpu_kernels="torch") as llm:
@@ -42,15 +41,15 @@ def test_it_is_what_attends(name: str) -> None:
         assert [result.token_ids for result in llm.generate(prompts, GREEDY)] == expected
     model = loaded(attention_backend=name)
     assert model.info.config.model.attention_backend == name
-    made = make_attending(name, CPU, model.kernels, lambda: None)
-    assert type(made.backend).__name__.lower() == f"{name}attention"
+    assert model.backend is backend_named(name)
+    assert type(model.backend.make(CPU, model.kernels, lambda: None)).__name__.lower() == f"{name}attention"
 
 
 def test_on_a_cpu() -> None:
     """The compiled kernels where there are any; what needs a GPU is refused with an alternative."""
     assert choose_attention("auto", CPU, "avx2") == AttentionChoice("native", "--cpu-kernels avx2")
     assert choose_attention("auto", CPU, "torch").name == "reference"
-    with pytest.raises(ConfigError, match="native needs compiled kernels of a cpu; use --attention-backend reference"):
+    with pytest.raises(ConfigError, match="native: it needs compiled kernels of a cpu; use --attention-backend refe"):
         choose_attention("native", CPU, "torch")
     with pytest.raises(ConfigError, match="flashinfer: it needs --device cuda, got cpu; use --attention-backend refe"):
         choose_attention("flashinfer", CPU, "torch")
@@ -72,7 +71,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: _Properties(major, minor))
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GTX 1080")
-        monkeypatch.setattr(sluice.attention.select, "find_spec", lambda name: None if name in missing else object())
+        for module in ("triton", "flashinfer"):
+            monkeypatch.setattr(
+                f"sluice.attention.{module}.backend.find_spec", lambda name: None if name in missing else object()
+            )
         return GPU
 
     return make
@@ -86,6 +88,12 @@ def test_on_a_gpu(gpu: Any) -> None:
         choose_attention("triton", GPU, "torch")
     with pytest.raises(ConfigError, match=r"flashinfer is not installed .* use --attention-backend triton"):
         choose_attention("flashinfer", gpu(9, 0, "flashinfer"), "torch")
+
+
+def test_every_backend_is_listed_once() -> None:
+    assert len({backend.name for backend in BACKENDS}) == len(BACKENDS)
+    with pytest.raises(ConfigError, match=r"--attention-backend must be one of auto, native, .*, got 'flash'"):
+        choose_attention("flash", CPU, "torch")
 
 
 def test_on_an_old_gpu(gpu: Any) -> None:
@@ -111,8 +119,11 @@ def test_on_an_old_gpu(gpu: Any) -> None:
         ("reference", {"head_dim": 80, "dtype": torch.float64}, None),
     ],
 )
-def test_what_a_backend_takes(name: str, change: dict[str, Any], problem: str | None) -> None:
-    found = unsuited_attention(name, replace(SPEC, **change))
+def test_what_a_backend_supports(
+    name: str, change: dict[str, Any], problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluice.attention.flashinfer.backend._first_use", lambda *_: None)
+    found = backend_named(name).supports(replace(SPEC, **change).attention, 32, CPU)
     assert found is None if problem is None else problem in str(found)
 
 
@@ -124,13 +135,13 @@ def test_a_model_that_a_backend_does_not_take(caplog: pytest.LogCaptureFixture) 
         loaded(dtype="float64", attention_backend="triton")
     with caplog.at_level(logging.WARNING, logger="sluice"):
         model = loaded(dtype="float64")
-    assert model.attention == "reference"
+    assert model.backend.name == "reference"
     assert "reference" not in model.info.reasons["attention_backend"]
 
 
 def graphs(spec: ModelSpec = SPEC, attention: str = "triton", **options: Any) -> tuple[tuple[int, ...], str]:
     config = resolve(EngineConfig.from_options(options), "cuda").config
-    return graph_rows(config, spec, GPU, attention)
+    return graph_rows(config, spec, GPU, backend_named(attention))
 
 
 def test_graphs_of_a_gpu() -> None:

@@ -16,6 +16,7 @@ from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.native.library import Kernels
 
 KERNELS = all_kernels()
@@ -56,9 +57,15 @@ class Case:
             batch=forward_batch([row_of(*each) for each in lengths], self.page_size),
         )
 
+    def spec(self, **rule: Any) -> AttentionSpec:
+        """The spec of its layer, by a rule."""
+        return AttentionSpec.of(self.q, self.k[0].shape[1], self.scale, **rule)
+
     def packed(self, kernels: Kernels) -> PackedKV:
         count = 1 + max((page for pages in self.pages for page in pages), default=0)
-        kv = PackedKV.empty(kernels, count, self.page_size, *self.k[0].shape[1:], self.q.dtype)
+        kv = PackedKV.empty(
+            kernels, KVShape(count, self.page_size, *self.k[0].shape[1:], self.q.dtype, torch.device("cpu"))
+        )
         kv.k.fill_(torch.nan)
         kv.v.fill_(torch.nan)
         for pages, k, v in zip(self.pages, self.k, self.v, strict=True):
@@ -103,7 +110,7 @@ def make_case(
 
 def attend(case: Case, kernels: Kernels, **rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse = NativeAttention(kernels).attend(
-        case.q, case.packed(kernels), case.batch, scale=case.scale, need_lse=True, **rule
+        case.q, case.packed(kernels), case.batch, case.spec(**rule), need_lse=True
     )
     assert lse is not None
     assert out.dtype == case.q.dtype
@@ -114,7 +121,7 @@ def exact(case: Case, **rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """In float64, from the same inputs."""
     kv = case.packed(FASTEST)
     plain = LayerKV(*(part.double() for part in kv.gather(torch.arange(kv.k.shape[0]))))
-    out, lse = ReferenceAttention().attend(case.q.double(), plain, case.batch, scale=case.scale, need_lse=True, **rule)
+    out, lse = ReferenceAttention().attend(case.q.double(), plain, case.batch, case.spec(**rule), need_lse=True)
     assert lse is not None
     return out, lse
 
@@ -256,7 +263,7 @@ def test_chunks_change_nothing(kernels: Kernels, window: int | None) -> None:
     kv = whole.packed(kernels)
     for start, end in ((0, 1), (1, 100), (100, 513), (513, 514), (600, 650), (699, 700)):
         batch = forward_batch([row_of(end - start, end, whole.pages[0])], whole.page_size)
-        part, _ = NativeAttention(kernels).attend(whole.q[start:end], kv, batch, scale=whole.scale, window=window)
+        part, _ = NativeAttention(kernels).attend(whole.q[start:end], kv, batch, whole.spec(window=window))
         if kernels.level in TILES:
             torch.testing.assert_close(part, out[start:end], rtol=2e-2, atol=4e-3)
         else:
@@ -271,9 +278,7 @@ def test_a_long_layer_ticks_for_every_part_and_computes_the_same(kernels: Kernel
     out, lse = attend(case, kernels, window=window)
     ticks: list[int] = []
     bounded = NativeAttention(kernels, lambda: ticks.append(1), max_scores=4 * 400 * 50)
-    cut, cut_lse = bounded.attend(
-        case.q, case.packed(kernels), case.batch, scale=case.scale, need_lse=True, window=window
-    )
+    cut, cut_lse = bounded.attend(case.q, case.packed(kernels), case.batch, case.spec(window=window), need_lse=True)
     assert cut_lse is not None
     assert len(ticks) == 1 + 1 + 1 + 3
     rtol, atol = (2e-2, 4e-3) if kernels.level in TILES else (0.0, 0.0)
@@ -318,13 +323,13 @@ def test_refuses_pages_laid_out_for_others() -> None:
     case = make_case(0, [(1, 3)])
     plain = LayerKV(*(torch.zeros(1, 32, 2, 64, dtype=torch.bfloat16) for _ in range(2)))
     with pytest.raises(TypeError, match="PackedKV, got LayerKV"):
-        NativeAttention(FASTEST).attend(case.q, plain, case.batch, scale=1.0)
+        NativeAttention(FASTEST).attend(case.q, plain, case.batch, case.spec())
 
 
 def test_refuses_queries_of_another_type() -> None:
     case = make_case(0, [(1, 3)])
     with pytest.raises(TypeError, match=r"must be torch\.bfloat16 .* got torch\.float32"):
-        NativeAttention(FASTEST).attend(case.q.float(), case.packed(FASTEST), case.batch, scale=1.0)
+        NativeAttention(FASTEST).attend(case.q.float(), case.packed(FASTEST), case.batch, case.spec())
 
 
 @pytest.mark.parametrize(("rule", "problem"), [({"window": 0}, "at least 1 position, got 0")])
@@ -343,7 +348,7 @@ def test_refuses_heads_that_do_not_group() -> None:
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_packed_pages_hold_what_was_stored(dtype: torch.dtype, page_size: int) -> None:
     """Token by token, in any order, and read back in the order of the pages; a page is one piece of memory."""
-    kv = PackedKV.empty(FASTEST, 5, page_size, 3, 80, dtype)
+    kv = PackedKV.empty(FASTEST, KVShape(5, page_size, 3, 80, dtype, torch.device("cpu")))
     plain = LayerKV(*(torch.zeros(5, page_size, 3, 80, dtype=dtype) for _ in range(2)))
     kv.k.zero_(), kv.v.zero_()
     slots = torch.randperm(5 * page_size)[: 3 * page_size]
@@ -362,7 +367,5 @@ def test_the_reference_reads_packed_pages() -> None:
     case = make_case(12, [(1, 100), (9, 40)])
     kv = case.packed(FASTEST)
     plain = LayerKV(*kv.gather(torch.arange(kv.k.shape[0])))
-    ours, theirs = (
-        ReferenceAttention().attend(case.q, pages, case.batch, scale=case.scale)[0] for pages in (kv, plain)
-    )
+    ours, theirs = (ReferenceAttention().attend(case.q, pages, case.batch, case.spec())[0] for pages in (kv, plain))
     assert torch.equal(ours, theirs)

@@ -63,7 +63,7 @@ def naive(
 
 def attend(case: Case, backend: ReferenceAttention | None = None, **rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
     backend = backend or ReferenceAttention()
-    out, lse = backend.attend(case.q, case.kv, case.batch, scale=SCALE, need_lse=True, **rule)
+    out, lse = backend.attend(case.q, case.kv, case.batch, case.spec(scale=SCALE, **rule), need_lse=True)
     assert lse is not None
     return out, lse
 
@@ -140,7 +140,7 @@ def test_memory_stays_bounded(lengths: list[tuple[int, int]]) -> None:
 
     owned = {case.kv.k.untyped_storage().data_ptr(), case.kv.v.untyped_storage().data_ptr()}
     with Watch():
-        ReferenceAttention(max_scores=1 << 17).attend(case.q, case.kv, case.batch, scale=SCALE)
+        ReferenceAttention(max_scores=1 << 17).attend(case.q, case.kv, case.batch, case.spec(scale=SCALE))
     assert case.q.numel() <= largest <= 1 << 17
 
 
@@ -182,4 +182,4 @@ def test_refuses_heads_that_do_not_group() -> None:
 
 def test_lse_is_only_returned_when_asked_for() -> None:
     case = make_case(0, [(1, 3)])
-    assert ReferenceAttention().attend(case.q, case.kv, case.batch, scale=SCALE)[1] is None
+    assert ReferenceAttention().attend(case.q, case.kv, case.batch, case.spec(scale=SCALE))[1] is None

@@ -6,6 +6,7 @@ import torch
 
 from paged import Row, empty_kv, forward_batch
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import AttentionSpec
 from sluice.attention.ticking import TickingAttention
 
 HEADS, HEAD_DIM, PAGE_SIZE = 2, 4, 4
@@ -26,7 +27,9 @@ def attended(ticks: Ticks, max_scores: int, length: int) -> torch.Tensor:
     kv = empty_kv(8, PAGE_SIZE, HEADS, HEAD_DIM, torch.float64)
     q, k, v = torch.randn(3, length, HEADS, HEAD_DIM, dtype=torch.float64)
     kv.store(batch.kv_slots, k, v)
-    out, _ = TickingAttention(ReferenceAttention(max_scores, ticks), ticks).attend(q, kv, batch, scale=0.5)
+    out, _ = TickingAttention(ReferenceAttention(max_scores, ticks), ticks).attend(
+        q, kv, batch, AttentionSpec.of(q, HEADS, 0.5)
+    )
     return out
 
 
@@ -49,9 +52,10 @@ def test_what_is_asked_of_it_reaches_the_backend() -> None:
     q = torch.randn(7, HEADS, HEAD_DIM, dtype=torch.float64)
     options = {"scale": 0.3, "causal": False, "window": 3, "softcap": 2.0, "k_scale": 1.5, "v_scale": 0.5}
     inner = ReferenceAttention()
-    outs = [each.attend(q, kv, batch, need_lse=True, **options) for each in (inner, TickingAttention(inner, Ticks()))]
+    spec = AttentionSpec.of(q, HEADS, **options)
+    outs = [each.attend(q, kv, batch, spec, need_lse=True) for each in (inner, TickingAttention(inner, Ticks()))]
     for one, other in zip(*outs, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     for name in ("causal", "window", "softcap", "k_scale", "v_scale"):
         kept = {key: value for key, value in options.items() if key != name}
-        assert not torch.equal(inner.attend(q, kv, batch, **kept)[0], outs[1][0]), name
+        assert not torch.equal(inner.attend(q, kv, batch, AttentionSpec.of(q, HEADS, **kept))[0], outs[1][0]), name

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import sluice.assembly.cpu_kernels
-from sluice.assembly.cpu_kernels import choose_kernels, unsuited
+from sluice.assembly.cpu_kernels import choose_kernels
+from sluice.attention.native import NativeBackend
 from sluice.config import ConfigError
 from sluice.models.spec import ModelSpec
 from sluice.native.library import KernelsUnavailable, Level, Library
@@ -114,7 +115,7 @@ def test_a_gpu_takes_no_kernels_of_a_cpu(on) -> None:
     ],
 )
 def test_what_the_kernels_take(change: dict, page_size: int, problem: str | None) -> None:
-    found = unsuited(replace(SPEC, **change), page_size)
+    found = NativeBackend().supports(replace(SPEC, **change).attention, page_size, torch.device("cpu"))
     assert found is None if problem is None else problem in str(found)
 
 

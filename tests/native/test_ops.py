@@ -10,6 +10,7 @@ import torch
 from compiled import all_kernels, level_name
 from sluice.attention.base import LayerKV
 from sluice.attention.packed import PackedKV
+from sluice.attention.spec import KVShape
 from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
 from sluice.native.library import Kernels
@@ -131,7 +132,7 @@ def test_rotate_and_store(
             exact_kv,
             slots,
         )
-        kv = PackedKV.empty(kernels, pages, page_size, kv_heads, head_dim, dtype)
+        kv = PackedKV.empty(kernels, KVShape(pages, page_size, kv_heads, head_dim, dtype, torch.device("cpu")))
         kv.k.zero_()
         kv.v.zero_()
         found = NativeOps(kernels).rotate_and_store(q, k, v, angles, norms if with_norms else None, kv, slots)

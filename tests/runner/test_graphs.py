@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny_models
-from sluice.attention.base import AttentionBackend, ForwardBatch
+from sluice.attention.base import Attention, ForwardBatch
 from sluice.attention.static import StaticAttention
 from sluice.device.queues import DeviceQueues, inline_queues, plain_host_buffer
 from sluice.device.transport import staged_transport, transport_for
@@ -65,7 +65,7 @@ class Counted:
         self.model = model
         self.rows: list[int] = []
 
-    def forward(self, batch: ForwardBatch, kv: object, attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: object, attention: Attention) -> torch.Tensor:
         self.rows.append(len(batch.q_lens))
         return self.model.forward(batch, kv, attention)
 
@@ -167,14 +167,13 @@ def test_more_rows_than_any_graph_run_eagerly(model: CausalLM, eager_answers: li
     assert max(counted.rows) > 2
 
 
-class CheckedPlanner:
-    """A backend that lays a replay out from what the device and the host know at that moment."""
+class CheckedAttention(StaticAttention):
+    """Lays a replay out from what the device and the host know at that moment."""
 
     def __init__(self, state: DeviceState) -> None:
+        super().__init__()
         self._table = state.page_table
         self.replays = 0
-
-    def plan(self, batch: ForwardBatch) -> None: ...
 
     def plan_static(self, batch: ForwardBatch) -> None:
         self.replays += 1
@@ -191,15 +190,14 @@ class CheckedPlanner:
 def test_a_replay_is_planned_from_its_own_step(model: CausalLM, eager_answers: list[tuple[object, ...]]) -> None:
     """A plan made from the lengths or the pages of the step before reads one token too few, or another's page."""
     state = state_for(model, WORLD)
-    planner = CheckedPlanner(state)
-    attention = StaticAttention()
-    eager = EagerForwards(model, state, attention, planner)
-    graphs = DecodeGraphs(eager, model, state, attention, recorded_steps, SIZES, planner=planner)
+    attention = CheckedAttention(state)
+    eager = EagerForwards(model, state, attention)
+    graphs = DecodeGraphs(eager, model, state, attention, recorded_steps, SIZES)
     graphs.capture_all()
-    assert planner.replays == len(SIZES)
+    assert attention.replays == len(SIZES)
     transport = staged_transport(inline_queues(), state.shape.device, plain_host_buffer, num_buffers=2)
     assert answers(WORLD, TorchRunner(model, state, attention, transport=transport, forwards=graphs)) == eager_answers
-    assert planner.replays > len(SIZES) + 5
+    assert attention.replays > len(SIZES) + 5
 
 
 def test_sizes() -> None:

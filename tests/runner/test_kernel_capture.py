@@ -11,15 +11,13 @@ import torch
 
 import tiny_models
 from sluice.assembly.build import LoadedModel, load
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
-from sluice.attention.select import make_attending
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.config import EngineConfig
 from sluice.engine.heartbeat import NoHeartbeat, Phase
 from sluice.engine.messages import Submit
 from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Norm
 from sluice.native.library import Kernels, KernelsUnavailable, Library
-from sluice.runner.device_state import DeviceState
 from sluice.runner.forwards import Model
 from sluice.runner.kernel_capture import Arena, CaptureError, KernelCapture
 from sluice.runner.runner import TorchRunner
@@ -49,7 +47,7 @@ class Counted:
         self._model = model
         self.decodes: list[int] = []
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         if batch.num_decodes == len(batch.q_lens):
             self.decodes.append(batch.num_decodes)
         return self._model.forward(batch, kv, attention)
@@ -66,8 +64,8 @@ def loaded(folder: Path) -> LoadedModel:
 
 
 def eager_runner(model: LoadedModel) -> TorchRunner:
-    attending = make_attending("native", model.shape.device, model.kernels, lambda: None)
-    return TorchRunner(model.model, DeviceState(model.shape, attending.new_kv), attending.backend)
+    attention = model.backend.make(model.shape.device, model.kernels, lambda: None)
+    return TorchRunner(model.model, model.state(), attention)
 
 
 def submits() -> list[Submit]:

@@ -21,6 +21,7 @@ from sluice.attention.base import LayerKV
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import KVShape
 from sluice.device.background import Background
 from sluice.device.queues import DeviceQueues
 from sluice.kv.ring import DeviceRing
@@ -113,10 +114,8 @@ def test_the_compiled_kernels_read_from_the_ring(dtype: str, tmp_path: Any) -> N
     tiny_models.llama(head_dim=16).save_pretrained(tmp_path)
     model, spec = load_model(tmp_path, dtype=dtype, device=torch.device("cpu"), progress=False)
 
-    def packed(shape: DeviceShape) -> PackedKV:
-        return PackedKV.empty(
-            kernels, shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim, shape.dtype
-        )
+    def packed(shape: KVShape) -> PackedKV:
+        return PackedKV.empty(kernels, shape)
 
     driver = Driver.of(model, shape_of(spec, 16, 4), NativeAttention(kernels), packed, RingShape(2, 1))
     found = [driver.chunk(PROMPT[start : start + 16], start) for start in range(0, 80, 16)]

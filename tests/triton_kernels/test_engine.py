@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 import tiny_models
 from sluice.assembly.build import LoadedModel, load, use_triton
+from sluice.attention.select import backend_named
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
@@ -59,7 +60,9 @@ def test_the_tokens_of_torch(family: Callable[..., PreTrainedModel], device: tor
     assert isinstance(loaded.model, CausalLM)
     loaded.model.use(TorchOps())
     tokens, logprobs = generated(replace(loaded, logit_ops=TORCH_LOGIT_OPS))
-    found_tokens, found_logprobs = generated(replace(loaded, logit_ops=use_triton(loaded.model), attention="triton"))
+    found_tokens, found_logprobs = generated(
+        replace(loaded, logit_ops=use_triton(loaded.model), backend=backend_named("triton"))
+    )
     assert found_tokens == tokens
     assert [len(of) for of in tokens] == [3] * len(SUBMITS)
     for found, expected in zip(found_logprobs, logprobs, strict=True):

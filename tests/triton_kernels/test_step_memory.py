@@ -34,7 +34,7 @@ def loaded_model(folder: Path, device: torch.device) -> LoadedModel:
 
 
 def trial_of(loaded: LoadedModel) -> StepTrial:
-    return StepTrial(loaded.model, loaded.shape, loaded.attention, None, loaded.logit_ops)
+    return StepTrial(loaded.model, loaded.shape, loaded.backend, loaded.logit_ops)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.assembly.cpu_kernels import TORCH, unsuited
+from sluice.assembly.cpu_kernels import TORCH
 from sluice.assembly.cuda_graphs import captured_graphs, graph_rows
 from sluice.assembly.cuda_kernels import CudaDevice, why_no_triton
 from sluice.assembly.devices import resolve_here
@@ -30,8 +30,9 @@ from sluice.assembly.offloading import (
 from sluice.assembly.resolve import offload_tier
 from sluice.assembly.step_memory import StepTrial, cuda_memory
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup, check_disk, tier_setup, without_disk_away
+from sluice.attention.backend import AttentionBackend
 from sluice.attention.packed import STEPS
-from sluice.attention.select import check_flashinfer, kv_dtype, make_attending, unsuited_attention
+from sluice.attention.select import REFERENCE, backend_named, kv_dtype
 from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig, TraceConfig
 from sluice.device.machine import free_memory, keep_freed_memory
@@ -57,7 +58,7 @@ from sluice.models.native_ops import NativeOps
 from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
-from sluice.runner.device_state import DeviceShape, DeviceState
+from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.largest_step import StepLimits
@@ -129,9 +130,9 @@ class LoadedModel:
     shape: DeviceShape
     info: EngineInfo
     kernels: Kernels | None
-    """The compiled ones, if they attend."""
-    attention: str
-    """What attends: a choice of `--attention-backend` other than "auto"."""
+    """The compiled ones, on a CPU that has them."""
+    backend: AttentionBackend
+    """What attends."""
     graph_rows: tuple[int, ...]
     """Numbers of rows of steps that are replayed as CUDA graphs; none: no step is."""
     tiers: TierSetup
@@ -140,10 +141,14 @@ class LoadedModel:
     """None: contexts longer than the device are refused."""
     logit_ops: LogitOps = TORCH_LOGIT_OPS
 
+    @property
+    def new_kv(self) -> KVMaker:
+        """Makes pages as the backend reads them."""
+        return partial(self.backend.new_kv, kernels=self.kernels)
+
     def state(self) -> DeviceState:
         """An empty device."""
-        attending = make_attending(self.attention, self.shape.device, self.kernels, noop)
-        return DeviceState(self.shape, attending.new_kv, watched=self.info.config.model.debug_uninitialized_reads)
+        return DeviceState(self.shape, self.new_kv, watched=self.info.config.model.debug_uninitialized_reads)
 
     def runner(
         self,
@@ -166,22 +171,22 @@ class LoadedModel:
         spoiling = [fault for fault in faults if fault.kind is FaultKind.NAN]
         model = NanFaultModel(self.model, spoiling) if spoiling else self.model
         device, poison = self.shape.device, self.info.config.model.debug_uninitialized_reads
-        made = make_attending(self.attention, device, self.kernels, busy)
-        attending = made._replace(backend=TickingAttention(made.backend, busy))
+        attention = TickingAttention(self.backend.make(device, self.kernels, busy), busy)
         transport = transport_for(device, self.depth, poison=poison, tick=waiting)
-        forwards: Forwards = EagerForwards(model, state, attending.backend, attending.planner)
+        forwards: Forwards = EagerForwards(model, state, attention)
         if self.graph_rows and not spoiling:
-            forwards = captured_graphs(forwards, model, state, attending, transport, self.graph_rows, busy)
-        elif _kernels_compute(self.attention, self.spec) and not spoiling:  # elsewhere Python's share is small
+            forwards = captured_graphs(forwards, model, state, attention, transport, self.graph_rows, busy)
+        elif _kernels_compute(self.backend, self.spec) and not spoiling:  # elsewhere Python's share is small
             assert self.kernels is not None, "only the kernels' calls are captured"
-            forwards = cpu_graphs(forwards, model, state, attending.backend, self.kernels, busy)
+            forwards = cpu_graphs(forwards, model, state, attention, self.kernels, busy)
         offload = None
         if self.offload is not None and tiers is not NO_TIERS:
-            offload = self.offload.open(model, state, attending, tiers, transport, busy)
+            unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)
+            offload = self.offload.open(model, state, unplanned, self.new_kv, tiers, transport)
         return TorchRunner(
             model,
             state,
-            attending.backend,
+            attention,
             transport=transport,
             forwards=forwards,
             logit_ops=self.logit_ops,
@@ -382,27 +387,27 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     if kernels is not None and isinstance(model, CausalLM):
         model.use(NativeOps(kernels))
     if config.scheduler.dynamic_chunking == 0:
-        doubles_at = spec.attention_doubles_at(_layer_weights(model, spec))
+        doubles_at = spec.dynamic_chunking_position(_layer_weights(model, spec))
         reasons["dynamic_chunking"] = "there attention takes as much as the weights of this model"
         config = replace(config, scheduler=replace(config.scheduler, dynamic_chunking=doubles_at))
     logit_ops: LogitOps = TORCH_LOGIT_OPS
     if device.type == "cuda" and has_triton(device):
         logit_ops = use_triton(model)
-    attention = _attention(config, spec, reasons)
-    if _kernels_compute(attention, spec):
+    backend = _attention(config, spec, reasons)
+    if _kernels_compute(backend, spec):
         # What is left to torch is small, and its waiting threads would take the kernels' cores.
         torch.set_num_threads(1)
-    rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, attention)
-    pages_of = kv_dtype(asked.kv_cache_dtype, attention) or spec.dtype
+    rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, backend)
+    pages_of = kv_dtype(asked.kv_cache_dtype, backend) or spec.dtype
     kv_sizes = KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, pages_of.itemsize)
-    shape = _device_shape(config, spec, device, scratch_pages=1 if rows or _kernels_compute(attention, spec) else 0)
+    shape = _device_shape(config, spec, device, scratch_pages=1 if rows or _kernels_compute(backend, spec) else 0)
     shape = replace(shape, kv_dtype=pages_of)
     if device.type == "cuda":
         room = _cuda_room(
             config,
             spec,
             device,
-            StepTrial(model, shape, attention, kernels, logit_ops),
+            StepTrial(model, shape, backend, logit_ops),
             rows,
             ring_bytes(config.offload, kv_sizes),
         )
@@ -418,8 +423,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
     name = folder.resolve().name if is_bundled or Path(config.model.model).is_dir() else config.model.model
     if config.cache.max_total_tokens not in (None, total):
         reasons["max_total_tokens"] = f"{config.cache.max_total_tokens} in whole pages"
-    attending = kernels if attention == "native" else None
-    tiers = tier_setup(config, spec, shape, folder, packed=attending is not None)
+    tiers = tier_setup(config, spec, shape, folder, layout=backend.layout)
     weights_bytes = module_bytes(model)
     offload = _offload(config, spec, shape, kv_sizes, weights_bytes)
     check_effect(given, None if offload is None else offload.limits, shape.page_size)
@@ -453,7 +457,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
                 dtype=dtype,
                 model_impl=spec.implementation,
                 cpu_kernels=asked.cpu_kernels if spec.dtype in STEPS else TORCH,
-                attention_backend=attention,
+                attention_backend=backend.name,
             ),
             cache=replace(config.cache, max_total_tokens=total),
             offload=replace(config.offload, offload_above=None if offload is None else offload.limits.above),
@@ -465,7 +469,7 @@ def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
         offload_sizes=None if offload is None else offload.sizes(shape.page_size),
         offload_tier=None if offload is None else offload.limits.tier,
     )
-    return LoadedModel(model, spec, shape, info, attending, attention, rows, tiers, offload, logit_ops)
+    return LoadedModel(model, spec, shape, info, kernels, backend, rows, tiers, offload, logit_ops)
 
 
 def _offload(
@@ -508,31 +512,27 @@ def use_triton(model: PagedLM) -> LogitOps:
     return TritonLogitOps()
 
 
-def _attention(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> str:
-    """What was chosen for the machine if it can attend in this model, too; else the reference, if nobody asked."""
-    name, page_size = config.model.attention_backend, config.cache.page_size
+def _attention(config: EngineConfig, spec: ModelSpec, reasons: dict[str, str]) -> AttentionBackend:
+    """Return the backend chosen for the machine if it supports the model, too; otherwise, if not set, the reference."""
+    backend, page_size = backend_named(config.model.attention_backend), config.cache.page_size
     assert page_size is not None, f"not resolved: {config}"
-    problem = unsuited(spec, page_size) if name == "native" else unsuited_attention(name, spec)
+    problem = backend.supports(spec.attention, page_size, torch.device(config.model.device))
     if problem is None:
-        if name == "flashinfer":
-            check_flashinfer(spec, page_size, torch.device(config.model.device))
-        return name
+        return backend
     if "attention_backend" not in reasons:
-        raise ConfigError(f"--attention-backend {name} cannot serve this model: {problem}")
-    if name == "native":
+        raise ConfigError(f"--attention-backend {backend.name} cannot serve this model: {problem}")
+    if backend.needs_kernels:
         if "cpu_kernels" not in reasons:
             raise ConfigError(f"--cpu-kernels {config.model.cpu_kernels} cannot serve this model: {problem}")
-        LOGGER.warning("torch attends, not the compiled kernels: %s", problem)
         reasons["cpu_kernels"] = f"attention on torch: {problem}"
-    else:
-        LOGGER.warning("torch attends, not %s: %s", name, problem)
-    reasons["attention_backend"] = f"not {name}: {problem}"
-    return "reference"
+    LOGGER.warning("torch attends, not %s: %s", backend.name, problem)
+    reasons["attention_backend"] = f"not {backend.name}: {problem}"
+    return REFERENCE
 
 
-def _kernels_compute(attention: str, spec: ModelSpec) -> bool:
-    """Whether compiled kernels do all that is large. In other types torch multiplies."""
-    return attention == "native" and spec.implementation == "native" and spec.dtype == torch.bfloat16
+def _kernels_compute(backend: AttentionBackend, spec: ModelSpec) -> bool:
+    """Return whether compiled CPU kernels do all that is large. In other types torch multiplies."""
+    return backend.needs_kernels and spec.implementation == "native" and spec.dtype == torch.bfloat16
 
 
 def _layer_weights(model: PagedLM, spec: ModelSpec) -> int:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.attention.packed import GROUP, STEPS
 from sluice.config import ConfigError
-from sluice.models.spec import ModelSpec
-from sluice.native.library import MAX_HEAD_DIM, NAMES, KernelsUnavailable, Library
+from sluice.native.library import NAMES, KernelsUnavailable, Library
 
 TORCH = "torch"
 
@@ -51,15 +49,3 @@ def choose_kernels(asked: str, device_type: str) -> KernelChoice:
         return KernelChoice(asked, None)
     name = next(name for name, known in NAMES.items() if known == level)
     return KernelChoice(name, "the best that this processor has")
-
-
-def unsuited(spec: ModelSpec, page_size: int) -> str | None:
-    """Why the compiled kernels cannot attend for a model, or None if they can."""
-    if spec.dtype not in STEPS:
-        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in STEPS)
-        return f"they take {names}, the model is {str(spec.dtype).removeprefix('torch.')}"
-    if spec.head_dim % GROUP or spec.head_dim > MAX_HEAD_DIM:
-        return f"they take heads of a multiple of {GROUP} up to {MAX_HEAD_DIM}, the model's have {spec.head_dim}"
-    if page_size % GROUP:
-        return f"they take pages of a multiple of {GROUP} tokens, --page-size is {page_size}"
-    return None

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sluice.attention.select import CAPTURABLE, Attending
+from sluice.attention.backend import AttentionBackend
+from sluice.attention.base import Attention
 from sluice.config import ConfigError, EngineConfig
 from sluice.device.transport import Transport
 from sluice.models.spec import ModelSpec
@@ -22,20 +23,20 @@ MOST_ROWS = 256
 
 
 def graph_rows(
-    config: EngineConfig, spec: ModelSpec, device: torch.device, attention: str
+    config: EngineConfig, spec: ModelSpec, device: torch.device, backend: AttentionBackend
 ) -> tuple[tuple[int, ...], str]:
     """The numbers of rows to capture graphs for, ascending, and why these; none: no graphs.
 
     Args:
         config: resolved.
-        attention: what the backend came to.
+        backend: what attends.
 
     Raises:
         ConfigError: `cuda_graph_max_bs` was set and there can be no graphs.
     """
     most, running = config.model.cuda_graph_max_bs, config.scheduler.max_running_requests
     assert running is not None, f"not resolved: {config}"
-    problem = _problem(config, spec, device, attention)
+    problem = _problem(config, spec, device, backend)
     if problem is not None:
         if most is not None:
             raise ConfigError(f"--cuda-graph-max-bs {most} has no effect: {problem}")
@@ -46,14 +47,14 @@ def graph_rows(
     return sizes, f"graphs of {len(sizes)} sizes, up to {sizes[-1]} rows"
 
 
-def _problem(config: EngineConfig, spec: ModelSpec, device: torch.device, attention: str) -> str | None:
+def _problem(config: EngineConfig, spec: ModelSpec, device: torch.device, backend: AttentionBackend) -> str | None:
     """Why there are no graphs."""
     if device.type != "cuda":
         return f"they need --device cuda, got {device.type}"
     if config.model.disable_cuda_graph:
         return "--disable-cuda-graph"
-    if attention not in CAPTURABLE:
-        return f"the {attention} attention cannot be captured"
+    if backend.capturable_on != device.type:
+        return f"the {backend.name} attention cannot be captured"
     if spec.implementation != "native":
         return f"the {spec.implementation} implementation of the model may read values on the host"
     return None
@@ -63,7 +64,7 @@ def captured_graphs(
     eager: Forwards,
     model: Model,
     state: DeviceState,
-    attending: Attending,
+    attention: Attention,
     transport: Transport,
     sizes: Sequence[int],
     busy: Callable[[], None],
@@ -79,10 +80,9 @@ def captured_graphs(
         eager,
         model,
         state,
-        attending.backend,
+        attention,
         CudaCapture(device),
         sizes,
-        planner=attending.planner,
         busy=busy,
     )
     torch.cuda.synchronize(device)  # what the default stream fills, the compute stream is about to read

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
 
 from sluice.assembly.resolve import sparse_window
 from sluice.assembly.tiers import OpenTiers
-from sluice.attention.base import AttentionBackend, PagedKV
-from sluice.attention.planned import NO_PLANS
-from sluice.attention.select import Attending, make_attending
-from sluice.attention.ticking import TickingAttention
+from sluice.attention.base import Attention, PagedKV
 from sluice.config import ConfigError, OffloadConfig, flag
 from sluice.device.queues import CudaQueue, InlineQueue
 from sluice.device.transport import Transport
 from sluice.footprint import KVSizes, OffloadSizes
 from sluice.models.spec import ModelSpec
-from sluice.runner.device_state import DeviceState, plain_kv
+from sluice.runner.device_state import DeviceState, KVMaker
 from sluice.runner.forwards import Model
 from sluice.runner.offload.cuda_loader import StreamLoader
 from sluice.runner.offload.loaders import Loader, ThreadLoader
@@ -179,17 +175,17 @@ class OffloadSetup:
         self,
         model: Model,
         state: DeviceState,
-        attending: Attending,
+        attention: Attention,
+        new_kv: KVMaker,
         tiers: OpenTiers,
         transport: Transport,
-        busy: Callable[[], None],
     ) -> Offloader:
         """Make the ring, and who fills it.
 
         Args:
-            attending: what attends to ordinary requests.
+            attention: attends to pages on the device and of the ring, in calls that no plan announces.
+            new_kv: makes the ring's pages, as the attention reads them.
             tiers: with the tier that the limits name.
-            busy: called for every part of the work.
         """
 
         def new_loader(ring: PagedKV, block_pages: int) -> Loader[object, object]:
@@ -203,17 +199,10 @@ class OffloadSetup:
         return Offloader(
             model,
             state,
-            _unplanned(attending, state.shape.device, busy),
-            attending.new_kv or plain_kv,
+            attention,
+            new_kv,
             new_loader,
             self.ring,
             self.hidden_size,
             self.policy,
         )
-
-
-def _unplanned(attending: Attending, device: torch.device, busy: Callable[[], None]) -> AttentionBackend:
-    """What attends to a chunk's groups, none of which is known before: a backend that plans no steps."""
-    if attending.planner is NO_PLANS:
-        return attending.backend
-    return TickingAttention(make_attending("triton", device, None, busy).backend, busy)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from sluice.attention.select import make_attending
+from sluice.attention.backend import AttentionBackend
 from sluice.config import ConfigError
 from sluice.device.memory import CudaMemory
 from sluice.device.queues import noop
 from sluice.device.transport import transport_for
-from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Model
 from sluice.runner.largest_step import EVERYTHING, StepLimits, largest_plan
@@ -29,29 +29,27 @@ class StepTrial:
     """Runs steps that compute nothing of use, over a state with a single page.
 
     Args:
-        attention: a choice of `--attention-backend` other than "auto".
-        kernels: the compiled ones, if they attend.
+        backend: what attends.
         shape: of the state to come; the number of its pages does not matter.
     """
 
-    def __init__(
-        self, model: Model, shape: DeviceShape, attention: str, kernels: Kernels | None, logit_ops: LogitOps
-    ) -> None:
+    def __init__(self, model: Model, shape: DeviceShape, backend: AttentionBackend, logit_ops: LogitOps) -> None:
         self._model = model
         self._shape = replace(shape, num_pages=1, scratch_pages=0)
-        self._attending = make_attending(attention, shape.device, kernels, noop)
+        self._new_kv = partial(backend.new_kv, kernels=None)
+        self._attention = backend.make(shape.device, None, noop)
         self._logit_ops = logit_ops
 
     def run(self, limits: StepLimits, sampling: SamplingParams = EVERYTHING) -> None:
         """Run the largest step within some limits, all of whose requests sample so."""
-        device, (backend, planner, new_kv) = self._shape.device, self._attending
-        state = DeviceState(self._shape, new_kv)
+        device, attention = self._shape.device, self._attention
+        state = DeviceState(self._shape, self._new_kv)
         runner = TorchRunner(
             self._model,
             state,
-            backend,
+            attention,
             transport=transport_for(device, num_buffers=1),
-            forwards=EagerForwards(self._model, state, backend, planner),
+            forwards=EagerForwards(self._model, state, attention),
             logit_ops=self._logit_ops,
         )
         runner.launch(largest_plan(limits, self._shape.page_size, sampling)).wait()

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import torch
 
-from sluice.attention.base import PagedKV
-from sluice.attention.packed import GROUP, PackedKV
 from sluice.config import CacheConfig, ConfigError, EngineConfig, OffloadConfig
 from sluice.device.background import Background
 from sluice.device.machine import free_memory
@@ -83,7 +81,7 @@ class TierSetup:
         self, path: Path, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]
     ) -> tuple[DiskTier, tuple[StoredPage, ...]]:
         assert self.geometry is not None, f"{path} without a geometry"
-        assert self.geometry.layout == layout_name(state.kv[0]), f"pages are {layout_name(state.kv[0])}"
+        assert self.geometry.layout == state.kv[0].layout, f"pages are {state.kv[0].layout}"
         try:
             opened = open_page_file(path, self.disk_bytes, self.geometry, IN_USE_SECONDS)
         except PageFileError as error:
@@ -164,23 +162,23 @@ def _without_disk(config: EngineConfig) -> EngineConfig:
     return replace(config, cache=replace(cache, kv_write_policy=None), offload=OffloadConfig())
 
 
-def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, packed: bool) -> TierSetup:
+def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, layout: str) -> TierSetup:
     """What a resolved config comes to for a loaded model.
 
     Args:
         folder: of the checkpoint.
-        packed: the native kernels attend, and lay pages out.
+        layout: of pages in memory, by name.
 
     Raises:
         ConfigError: a tier that holds not even one page, or does not fit into memory.
     """
     cache = config.cache
     geometry, disk, disk_bytes, disk_pages = None, None, 0, 0
-    page_bytes = page_geometry(spec, shape, "", packed=packed).page_bytes
+    page_bytes = page_geometry(spec, shape, "", layout=layout).page_bytes
     host_pages = _host_pages(cache, page_bytes)
     if cache.kv_disk is not None:
         assert cache.kv_disk_bytes is not None, f"not resolved: {cache}"
-        geometry = page_geometry(spec, shape, fingerprint(folder), packed=packed)
+        geometry = page_geometry(spec, shape, fingerprint(folder), layout=layout)
         disk, disk_bytes = Path(cache.kv_disk), cache.kv_disk_bytes
         try:
             disk_pages = FileLayout.within(geometry, disk_bytes).num_pages
@@ -203,28 +201,19 @@ def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder
     return TierSetup(limits, geometry, disk, disk_bytes)
 
 
-def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, packed: bool) -> PageGeometry:
+def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: str) -> PageGeometry:
     """What a page of this model is made of, here."""
     return PageGeometry(
         model=model,
         code=f"sluice {version('sluice')} {spec.implementation} in {str(spec.dtype).removeprefix('torch.')}",
         dtype=str(shape.page_dtype).removeprefix("torch."),
-        layout=PACKED if packed else PLAIN,
+        layout=layout,
         page_size=shape.page_size,
         num_layers=shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
         part_bytes=shape.page_size * shape.num_kv_heads * shape.head_dim * shape.page_dtype.itemsize,
     )
-
-
-PLAIN = "plain"
-PACKED = f"packed in groups of {GROUP}"
-
-
-def layout_name(kv: PagedKV) -> str:
-    """How a layer's pages lie in memory, by name."""
-    return PACKED if isinstance(kv, PackedKV) else PLAIN
 
 
 def _host_pages(cache: CacheConfig, page_bytes: int) -> int:

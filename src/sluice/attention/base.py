@@ -1,20 +1,23 @@
-"""The contract between plans turned into tensors (`runner`), models, and attention backends."""
+"""The contract between the runner, models and attention: a step as tensors, paged KV, and what attends to it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol, Self
 
 import torch
+
+from sluice.attention.spec import AttentionSpec, KVShape
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardBatch:
     """One step as tensors. Rows are the plan's chunks in order, decodes (one query token) first.
 
-    N = query tokens of the step, B = rows, P = pages of the longest row, R = tokens whose logits are asked for.
-    Tensors live on the model's device; the tuples repeat two of them on the host, so that no backend has to
-    ask the device for a length.
+    N = query tokens of the step, B = rows, P = pages of the longest row, R = tokens whose logits are wanted.
+    Tensors live on the model's device; the tuples repeat two of them on the host, so that reading a length never
+    waits for the device.
     """
 
     input_ids: torch.Tensor
@@ -30,17 +33,20 @@ class ForwardBatch:
     kv_lens: torch.Tensor
     """[B] int32, tokens each row can see after this step (cached + computed + its own)"""
     logit_rows: torch.Tensor
-    """[R] int64, indices into N of the tokens whose logits are asked for"""
+    """[R] int64, indices into N of the tokens whose logits are wanted"""
     q_lens: tuple[int, ...]
     kv_lens_host: tuple[int, ...]
     num_decodes: int
     """The first `num_decodes` rows have exactly one query token."""
     shared_pages: int = 0
-    """So many pages at the beginning of every decode's row are the same ones, and each row sees tokens behind them."""
+    """Leading pages that all decodes share. Every decode also sees tokens after them."""
 
 
 class PagedKV(Protocol):
-    """Paged keys and values of one layer. A backend may lay a page out as it likes; it is one contiguous piece."""
+    """Paged keys and values of one layer. The layout within a page is the backend's; a page is contiguous."""
+
+    layout: ClassVar[str]
+    """Name of the layout, which a page file records."""
 
     @property
     def k(self) -> torch.Tensor:
@@ -63,16 +69,23 @@ class PagedKV(Protocol):
         ...
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of the pages `pages` [...]: k and v, each [..., page_size, kv_heads, head_dim]."""
+        """Return copies of the pages `pages` [...]: k and v, each [..., page_size, kv_heads, head_dim]."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """Pages as they read, each [pages, page_size, kv_heads, head_dim]."""
+    """Pages in plain order, each [pages, page_size, kv_heads, head_dim]."""
 
+    layout: ClassVar[str] = "plain"
     k: torch.Tensor
     v: torch.Tensor
+
+    @classmethod
+    def empty(cls, shape: KVShape) -> Self:
+        """Return pages that were never written and may hold anything."""
+        size = (shape.num_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
+        return cls(*(torch.empty(size, dtype=shape.dtype, device=shape.device) for _ in range(2)))
 
     @property
     def page_size(self) -> int:
@@ -83,47 +96,44 @@ class LayerKV:
         return self.k.shape[2]
 
     def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """See `PagedKV.store`."""
         self.k.flatten(0, 1).index_copy_(0, kv_slots, k)
         self.v.flatten(0, 1).index_copy_(0, kv_slots, v)
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `PagedKV.gather`."""
         return self.k[pages], self.v[pages]
 
 
-class AttentionBackend(Protocol):
-    """Attention of a ragged batch over paged KV. Implemented structurally, one file each."""
+class Attention(ABC):
+    """Attention of a ragged batch over paged KV. One object serves one runner: all layers, one step after the other."""
 
+    @abstractmethod
     def attend(
-        self,
-        q: torch.Tensor,
-        kv: PagedKV,
-        batch: ForwardBatch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        softcap: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        need_lse: bool = False,
+        self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend each row's queries to its pages. The step's own KV is already stored.
 
         Args:
-            q: [N, heads, head_dim]; `heads` is a multiple of the KV heads (GQA).
+            q: [N, heads, head_dim].
             kv: the layer's pages.
             batch: lengths and page table.
-            scale: multiplies q.k.
-            causal: query i of a row (position `kv_len - q_len + i`) sees positions up to its own; else all.
-            window: a query sees at most this many latest positions, its own included.
-            softcap: scores become `softcap * tanh(score / softcap)`.
-            k_scale, v_scale: dequantisation factors of quantised KV.
+            spec: the layer's.
             need_lse: also return the log-sum-exp.
 
         Returns:
             out [N, heads, head_dim] in q's dtype, and lse [N, heads], natural log, float32 (float64 for
             float64 inputs). A query that sees nothing gives zeros and -inf.
+
+        Raises:
+            TypeError: pages or queries that this implementation does not read.
         """
-        ...
+
+    def plan(self, batch: ForwardBatch) -> None:  # noqa: B027
+        """Prepare for a step that is about to run layer by layer. Called on the queue that computes it."""
+
+    def plan_static(self, batch: ForwardBatch) -> None:  # noqa: B027
+        """Prepare for a step of decodes that is about to be captured, or replayed, as a graph.
+
+        Args:
+            batch: its tensors are the same ones whenever the number of rows is; its lengths on the host are those of
+                this step.
+        """

@@ -1,4 +1,4 @@
-"""Attention over a whole from attention over its parts.
+"""Attention over all keys, merged from attention over parts of them.
 
 Softmax attention of one query over disjoint sets of keys is the average of the partial results weighted by
 `exp(lse)`; the log-sum-exp of the whole is the log of the summed weights ("Online normalizer calculation for
@@ -19,7 +19,7 @@ def merge_states(
 
     Args:
         out_a, out_b: [..., heads, head_dim], of one dtype.
-        lse_a, lse_b: [..., heads], natural log; -inf says that the part saw no key; its `out` is not read.
+        lse_a, lse_b: [..., heads], natural log; -inf where the part saw no key, whose `out` is not read.
 
     Returns:
         out [..., heads, head_dim] in the dtype of the inputs, and lse [..., heads] in float32 (float64 for
@@ -43,13 +43,13 @@ def merge_states(
 
 
 def _one_kernel_merges(out: torch.Tensor, lse: torch.Tensor) -> bool:
-    """Triton reads and writes each part once; torch does a dozen operations on a CUDA device."""
+    """Return whether Triton merges: in one pass over the parts, where torch launches a dozen kernels."""
     if out.device.type != "cuda" or torch.float64 in (out.dtype, lse.dtype) or find_spec("triton") is None:
         return False
     return torch.cuda.get_device_capability(out.device) >= (8, 0)
 
 
 def _share(out: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """`out * weight / total`, and 0 wherever the weight is 0 whatever `out` holds there."""
+    """Return `out * weight / total`, and 0 wherever the weight is 0, whatever `out` holds there."""
     part = (weight / total).unsqueeze(-1)
     return torch.where(weight.unsqueeze(-1) > 0, out * part, 0.0)

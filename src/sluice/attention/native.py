@@ -1,8 +1,8 @@
-"""Attention by the compiled kernels: one call for a mixed batch, straight from the pages.
+"""Attention by the compiled CPU kernels: one call for a mixed batch, straight from the pages.
 
 Queries and keys are multiplied in their own dtype and summed in float32, as is everything after; weights are rounded to
-the dtype of the values before they are multiplied. What a query comes to depends on its position and keys alone, not on
-what else is in the batch, nor on the number of threads: see `native/plan.h`.
+the dtype of the values before they are multiplied. A query's result depends on its position and keys alone, not on the
+rest of the batch or the number of threads (`native/plan.h`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from typing import NamedTuple
 
 import torch
 
-from sluice.attention.base import ForwardBatch, PagedKV
-from sluice.attention.packed import PackedKV, dense_heads
+from sluice.attention.backend import AttentionBackend, dtype_names
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.packed import GROUP, STEPS, PackedKV, dense_heads
+from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.native.abi import AttentionCall
-from sluice.native.library import Kernels
+from sluice.native.library import MAX_HEAD_DIM, Kernels
 
 MAX_SCORES = 2**25
 """Pairs of a query and a key, times heads, that one call computes: a tenth of a second or so, a few without AVX2."""
 
 
 class Part(NamedTuple):
-    """What one call computes: the rows from `row` on, or some queries of that row alone."""
+    """The work of one call: the rows from `row` on, or some queries of that row alone."""
 
     row: int
     rows: int
@@ -34,12 +36,13 @@ class Part(NamedTuple):
     """[rows] int32, as seen by each row's last query"""
 
 
-class NativeAttention:
-    """The `AttentionBackend` over `PackedKV`.
+class NativeAttention(Attention):
+    """Attention by the compiled kernels over `PackedKV`.
 
     Args:
         kernels: compute.
-        tick: called after every part of the work that is bounded by `max_scores`: a long layer is not a silent one.
+        tick: called after each part of the work, so that a long layer gives signs of life.
+        max_scores: bound on a part's work, as `MAX_SCORES`.
     """
 
     def __init__(self, kernels: Kernels, tick: Callable[[], None] = lambda: None, max_scores: int = MAX_SCORES) -> None:
@@ -48,38 +51,17 @@ class NativeAttention:
         self._max_scores = max_scores
 
     def attend(
-        self,
-        q: torch.Tensor,
-        kv: PagedKV,
-        batch: ForwardBatch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        softcap: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        need_lse: bool = False,
+        self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `AttentionBackend.attend`.
-
-        Raises:
-            TypeError: the pages are not `PackedKV`, or q is of another dtype than they.
-            ValueError: `heads` is no multiple of the KV heads, or `window` is below 1.
-        """
         if not isinstance(kv, PackedKV):
             raise TypeError(f"native attention reads PackedKV, got {type(kv).__name__}")
         if q.dtype != kv.k.dtype:
             raise TypeError(f"queries must be {kv.k.dtype} as the pages are, got {q.dtype}")
         tokens, heads, head_dim = q.shape
-        if heads % kv.kv_heads:
-            raise ValueError(f"query heads must be a multiple of the KV heads, got {heads} and {kv.kv_heads}")
-        if window is not None and window < 1:
-            raise ValueError(f"window must be at least 1 position, got {window}")
         q = dense_heads(q)
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype)
         lse = torch.empty((tokens, heads), dtype=torch.float32) if need_lse else None
-        for part in self._parts(batch, heads, causal):
+        for part in self._parts(batch, spec):
             self._kernels.attention(
                 AttentionCall(
                     q=_at(q, part.start),
@@ -98,20 +80,21 @@ class NativeAttention:
                     head_dim=head_dim,
                     page_size=kv.page_size,
                     is_bf16=q.dtype == torch.bfloat16,
-                    causal=causal,
-                    window=window or 0,
-                    scale=scale * (1.0 if k_scale is None else k_scale),
-                    softcap=softcap or 0.0,
-                    v_scale=1.0 if v_scale is None else v_scale,
+                    causal=spec.causal,
+                    window=spec.window or 0,
+                    scale=spec.scale * spec.k_scale,
+                    softcap=spec.softcap or 0.0,
+                    v_scale=spec.v_scale,
                 )
             )
             self._tick()
         return out, lse
 
-    def _parts(self, batch: ForwardBatch, heads: int, causal: bool) -> Iterator[Part]:
-        """The whole batch, or its decodes and then every prompt in pieces; queries that see all keys are not cut."""
+    def _parts(self, batch: ForwardBatch, spec: AttentionSpec) -> Iterator[Part]:
+        """Yield the whole batch, or its decodes and then each prompt in pieces. Only causal attention can be cut."""
+        heads = spec.num_heads
         lens = list(zip(batch.q_lens, batch.kv_lens_host, strict=True))
-        if not causal or sum(q_len * kv_len for q_len, kv_len in lens) * heads <= self._max_scores:
+        if not spec.causal or sum(q_len * kv_len for q_len, kv_len in lens) * heads <= self._max_scores:
             yield Part(0, len(lens), 0, batch.q_starts, batch.kv_lens)
             return
         start = batch.num_decodes
@@ -128,5 +111,39 @@ class NativeAttention:
 
 
 def _at(tensor: torch.Tensor, row: int) -> int:
-    """The address of a row."""
+    """Return the address of a row."""
     return tensor.data_ptr() + row * tensor.stride(0) * tensor.element_size()
+
+
+class NativeBackend(AttentionBackend):
+    """The compiled kernels, on a CPU."""
+
+    name = "native"
+    layout = PackedKV.layout
+    capturable_on = "cpu"
+    needs_kernels = True
+
+    def default_reason(self, device: torch.device, cpu_kernels: str) -> str | None:
+        return f"--cpu-kernels {cpu_kernels}" if device.type == "cpu" else None
+
+    def missing(self, device: torch.device, cpu_kernels: str) -> str | None:
+        if cpu_kernels == "torch":
+            return "it needs compiled kernels of a cpu; use --attention-backend reference"
+        return None
+
+    def supports(self, spec: AttentionSpec, page_size: int, device: torch.device) -> str | None:
+        if spec.dtype not in STEPS:
+            return f"they take {dtype_names(tuple(STEPS))}, the model is {dtype_names((spec.dtype,))}"
+        if spec.head_dim % GROUP or spec.head_dim > MAX_HEAD_DIM:
+            return f"they take heads of a multiple of {GROUP} up to {MAX_HEAD_DIM}, the model's have {spec.head_dim}"
+        if page_size % GROUP:
+            return f"they take pages of a multiple of {GROUP} tokens, --page-size is {page_size}"
+        return None
+
+    def new_kv(self, shape: KVShape, kernels: Kernels | None) -> PackedKV:
+        assert kernels is not None, "packed pages without kernels"
+        return PackedKV.empty(kernels, shape)
+
+    def make(self, device: torch.device, kernels: Kernels | None, tick: Callable[[], None]) -> Attention:
+        assert kernels is not None, "native attention without kernels"
+        return NativeAttention(kernels, tick)

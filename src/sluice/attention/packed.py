@@ -1,16 +1,18 @@
-"""Keys and values laid out in the order in which the native kernels multiply them.
+"""Paged keys and values in the order in which the native kernels multiply them.
 
-Within a page, per KV head: keys in groups of sixteen tokens, values in steps along the tokens. `step` elements of the
-summed dimension lie side by side: two of bfloat16, as dot product instructions and AMX take them, one of float32.
+A page holds, for each KV head, keys in groups of sixteen tokens and values in steps along the tokens. `step` elements
+of the summed dimension lie side by side: two of bfloat16, as dot product instructions and AMX take them; one of
+float32.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 
+from sluice.attention.spec import KVShape
 from sluice.native.abi import RotateStoreCall
 from sluice.native.library import Kernels
 
@@ -21,8 +23,9 @@ STEPS = {torch.bfloat16: 2, torch.float32: 1}
 
 @dataclass(frozen=True, slots=True)
 class PackedKV:
-    """Paged keys and values of one layer."""
+    """Paged keys and values of one layer, in the order of the native kernels."""
 
+    layout: ClassVar[str] = f"packed in groups of {GROUP}"
     k: torch.Tensor
     """[pages, kv_heads, page_size / 16, head_dim / step, 16, step]"""
     v: torch.Tensor
@@ -30,23 +33,17 @@ class PackedKV:
     kernels: Kernels
 
     @classmethod
-    def empty(
-        cls, kernels: Kernels, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
-    ) -> Self:
-        """Pages that were never written and may hold anything.
+    def empty(cls, kernels: Kernels, shape: KVShape) -> Self:
+        """Return pages that were never written and may hold anything.
 
         Args:
-            page_size: a multiple of 16.
-            head_dim: a multiple of 16.
-            dtype: bfloat16 or float32.
+            shape: page size and head size are multiples of 16, the dtype is bfloat16 or float32, the device a CPU.
         """
-        step = STEPS[dtype]
-        groups = (pages, kv_heads, page_size // GROUP, head_dim // step, GROUP, step)
-        return cls(
-            torch.empty(groups, dtype=dtype),
-            torch.empty((pages, kv_heads, page_size // step, head_dim, step), dtype=dtype),
-            kernels,
-        )
+        step = STEPS[shape.dtype]
+        heads = (shape.num_pages, shape.num_kv_heads)
+        k = torch.empty((*heads, shape.page_size // GROUP, shape.head_dim // step, GROUP, step), dtype=shape.dtype)
+        v = torch.empty((*heads, shape.page_size // step, shape.head_dim, step), dtype=shape.dtype)
+        return cls(k, v, kernels)
 
     @property
     def page_size(self) -> int:
@@ -61,12 +58,11 @@ class PackedKV:
         return self.v.shape[3]
 
     def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """See `PagedKV.store`."""
         k, v = dense_heads(k.to(self.k.dtype)), dense_heads(v.to(self.v.dtype))
         self.kernels.rotate_store(self.store_call(kv_slots, k, v))
 
     def store_call(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> RotateStoreCall:
-        """A call that stores and nothing else; k and v as `dense_heads` makes them, in the dtype of the pages."""
+        """Return a call that only stores k and v, which are dense (`dense_heads`) and of the pages' dtype."""
         return RotateStoreCall(
             k=k.data_ptr(),
             v=v.data_ptr(),
@@ -83,7 +79,6 @@ class PackedKV:
         )
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `PagedKV.gather`."""
         shape = (*pages.shape, self.page_size, self.kv_heads, self.head_dim)
         flat = pages.flatten()
         k = self.k[flat].permute(0, 2, 4, 1, 3, 5)
@@ -92,6 +87,6 @@ class PackedKV:
 
 
 def dense_heads(x: torch.Tensor) -> torch.Tensor:
-    """x [N, heads, head_dim] with gaps between tokens at most."""
+    """Return x [N, heads, head_dim] with no gaps except between tokens; copied if it has others."""
     is_dense = x.stride(2) == 1 and x.stride(1) == x.shape[2]
     return x if is_dense else x.contiguous()

@@ -1,18 +1,20 @@
-"""Attention in plain torch over gathered pages: right on any device and dtype, the oracle of all backends.
+"""Attention in plain torch over gathered pages, on any device and dtype: what all other backends are tested against.
 
-Each row's pages are gathered into one contiguous run of keys. Rows that extend are done one by one, their
-queries in slices; the decode rows are done together, padded to the longest. Either way the scores held at
-once are bounded.
+The pages of a row are gathered into one contiguous run of keys. Rows of several queries are computed one by one, their
+queries in slices; decodes are computed together, padded to the longest. Either way the number of scores held at once is
+bounded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from sluice.attention.base import ForwardBatch, PagedKV
+from sluice.attention.backend import AttentionBackend
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.spec import AttentionSpec
+from sluice.native.library import Kernels
 
 MAX_SCORES = 1 << 22
 """Scores (heads x queries x keys) held at once: 16 MiB in float32."""
@@ -20,41 +22,15 @@ FREE_PADDING = 64
 """Keys of padding that cost less than another group of decode rows."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """Which keys a query sees, how its scores are made and what scales the result."""
-
-    scale: float
-    causal: bool
-    window: int | None
-    softcap: float | None
-    v_scale: float
-
-    def visible(self, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
-        """Bool mask of the broadcast shape of the two position tensors."""
-        seen = torch.ones_like(k_pos - q_pos, dtype=torch.bool)
-        if self.causal:
-            seen &= k_pos <= q_pos
-        if self.window is not None:
-            seen &= k_pos > q_pos - self.window
-        return seen
-
-    def key_range(self, first: int, last: int, kv_len: int) -> tuple[int, int]:
-        """The span of keys that queries at positions `first`..`last` can see between them."""
-        low = 0 if self.window is None else max(0, first - self.window + 1)
-        high = min(kv_len, last + 1) if self.causal else kv_len
-        return low, max(low, high)
-
-
-class ReferenceAttention:
-    """The `AttentionBackend` that everything else is compared with.
+class ReferenceAttention(Attention):
+    """The implementation that all others are compared with.
 
     Scores, softmax and sums are float32 (float64 for float64 queries), whatever the pages hold.
     Without `causal`, a `window` still hides the keys older than `window` positions and nothing newer.
 
     Args:
         max_scores: bound on the scores held at once; at least one query against its own keys is always held.
-        tick: called for every part of the work that is bounded so: a long layer is not a silent one.
+        tick: called for each such part of the work, so that a long layer gives signs of life.
     """
 
     def __init__(self, max_scores: int = MAX_SCORES, tick: Callable[[], None] = lambda: None) -> None:
@@ -64,39 +40,16 @@ class ReferenceAttention:
         self._tick = tick
 
     def attend(
-        self,
-        q: torch.Tensor,
-        kv: PagedKV,
-        batch: ForwardBatch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        softcap: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        need_lse: bool = False,
+        self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `AttentionBackend.attend`.
-
-        Raises:
-            ValueError: `heads` is no multiple of the KV heads, or `window` is below 1.
-        """
-        heads, kv_heads = q.shape[1], kv.kv_heads
-        if heads % kv_heads:
-            raise ValueError(f"query heads must be a multiple of the KV heads, got {heads} and {kv_heads}")
-        if window is not None and window < 1:
-            raise ValueError(f"window must be at least 1 position, got {window}")
-        k_factor, v_factor = (1.0 if factor is None else factor for factor in (k_scale, v_scale))
-        rule = _Rule(scale * k_factor, causal, window, softcap, v_factor)
         compute = torch.float64 if q.dtype == torch.float64 else torch.float32
         out = q.new_zeros(q.shape)
         lse = torch.full(q.shape[:2], -torch.inf, dtype=compute, device=q.device)
-        self._attend_decodes(q, kv, batch, rule, out, lse)
+        self._attend_decodes(q, kv, batch, spec, out, lse)
         start = batch.num_decodes
         for row in range(batch.num_decodes, len(batch.q_lens)):
             end = start + batch.q_lens[row]
-            self._attend_row(q[start:end], kv, batch, row, rule, out[start:end], lse[start:end])
+            self._attend_row(q[start:end], kv, batch, row, spec, out[start:end], lse[start:end])
             start = end
         return out, lse if need_lse else None
 
@@ -106,11 +59,11 @@ class ReferenceAttention:
         kv: PagedKV,
         batch: ForwardBatch,
         row: int,
-        rule: _Rule,
+        spec: AttentionSpec,
         out: torch.Tensor,
         lse: torch.Tensor,
     ) -> None:
-        """One row, any number of queries; fills `out` [q_len, heads, head_dim] and `lse` [q_len, heads]."""
+        """Compute one row of any number of queries into `out` [q_len, heads, head_dim] and `lse` [q_len, heads]."""
         q_len, kv_len = q.shape[0], batch.kv_lens_host[row]
         if not kv_len:
             return
@@ -122,31 +75,37 @@ class ReferenceAttention:
         for start in range(0, q_len, step):
             self._tick()
             end = min(q_len, start + step)
-            low, high = rule.key_range(first_position + start, first_position + end - 1, kv_len)
+            low, high = _key_range(spec, first_position + start, first_position + end - 1, kv_len)
             if low == high:
                 continue
             q_pos = torch.arange(first_position + start, first_position + end, device=q.device)
             k_pos = torch.arange(low, high, device=q.device)
-            seen = rule.visible(q_pos[None, :, None], k_pos)
-            part, part_lse = _softmax_attention(q[None, start:end], k[None, low:high], v[None, low:high], seen, rule)
+            seen = _visible(spec, q_pos[None, :, None], k_pos)
+            part, part_lse = _softmax_attention(q[None, start:end], k[None, low:high], v[None, low:high], seen, spec)
             out[start:end] = part[0]
             lse[start:end] = part_lse[0]
 
     def _attend_decodes(
-        self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, rule: _Rule, out: torch.Tensor, lse: torch.Tensor
+        self,
+        q: torch.Tensor,
+        kv: PagedKV,
+        batch: ForwardBatch,
+        spec: AttentionSpec,
+        out: torch.Tensor,
+        lse: torch.Tensor,
     ) -> None:
-        """The first `num_decodes` rows, whose one query is the token of the same index."""
+        """Compute the first `num_decodes` rows, whose one query is the token of the same index."""
         # Gathered keys are the larger part when there are few query heads for each of them.
         per_key = max(q.shape[1], kv.kv_heads * q.shape[2])
         for group in _groups(batch.kv_lens_host[: batch.num_decodes], self.max_scores // per_key):
             self._tick()
             longest = batch.kv_lens_host[group[-1]]
             rows = torch.tensor(group, device=q.device)
-            out[rows], lse[rows] = _attend_padded(q[rows], kv, batch, rows, longest, rule, lse.dtype)
+            out[rows], lse[rows] = _attend_padded(q[rows], kv, batch, rows, longest, spec, lse.dtype)
 
 
 def _groups(kv_lens: Sequence[int], max_keys: int) -> Iterator[list[int]]:
-    """Rows that can be padded to one length: shortest first, nearly equal, at most `max_keys` with padding.
+    """Yield groups of rows to pad to one length: nearly equal, at most `max_keys` with padding, shortest first.
 
     Rows without keys are in no group. A row of more than `max_keys` is a group of its own.
     """
@@ -167,26 +126,30 @@ def _attend_padded(
     batch: ForwardBatch,
     rows: torch.Tensor,
     longest: int,
-    rule: _Rule,
+    spec: AttentionSpec,
     compute: torch.dtype,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One query for each of `rows`, keys padded to `longest`; out [rows, heads, head_dim], lse [rows, heads]."""
+    """Attend one query for each of `rows`, keys padded to `longest`.
+
+    Returns:
+        out [rows, heads, head_dim] and lse [rows, heads].
+    """
     k, v = kv.gather(batch.page_table[rows][:, : _pages(longest, kv.page_size)])
     k = k.flatten(1, 2)[:, :longest].to(compute)
     v = v.flatten(1, 2)[:, :longest].to(compute)
     kv_lens = batch.kv_lens[rows][:, None, None]
     k_pos = torch.arange(longest, device=q.device)
-    seen = rule.visible(kv_lens - 1, k_pos) & (k_pos < kv_lens)
+    seen = _visible(spec, kv_lens - 1, k_pos) & (k_pos < kv_lens)
     # A page past the row's end may hold anything, and 0 x NaN is NaN.
     v = v.masked_fill(~seen[:, 0, :, None, None], 0.0)
-    out, lse = _softmax_attention(q[:, None], k, v, seen, rule)
+    out, lse = _softmax_attention(q[:, None], k, v, seen, spec)
     return out[:, 0], lse[:, 0]
 
 
 def _softmax_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, rule: _Rule
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, spec: AttentionSpec
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one group of rows with equal lengths.
+    """Attend for one group of rows with equal lengths.
 
     Args:
         q: [rows, queries, heads, head_dim].
@@ -201,9 +164,9 @@ def _softmax_attention(
     group = heads // kv_heads
     grouped = q.to(k.dtype).view(rows, queries, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
     scores = grouped.reshape(rows, kv_heads, group * queries, head_dim) @ k.permute(0, 2, 3, 1)
-    scores *= rule.scale
-    if rule.softcap is not None:
-        scores = rule.softcap * torch.tanh(scores / rule.softcap)
+    scores *= spec.scale * spec.k_scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
     scores = scores.view(rows, kv_heads, group, queries, keys)
     scores.masked_fill_(~seen[:, None, None], -torch.inf)
     top = scores.amax(-1, keepdim=True)
@@ -212,7 +175,7 @@ def _softmax_attention(
     weights = scores.sub_(top).exp_()
     total = weights.sum(-1, keepdim=True)
     lse = (top + torch.log(total)).squeeze(-1)
-    weights *= rule.v_scale / total.masked_fill(total == 0, 1.0)
+    weights *= spec.v_scale / total.masked_fill(total == 0, 1.0)
     mixed = weights.view(rows, kv_heads, group * queries, keys) @ v.permute(0, 2, 1, 3)
     out = mixed.view(rows, kv_heads, group, queries, head_dim).permute(0, 3, 1, 2, 4)
     return (
@@ -221,5 +184,31 @@ def _softmax_attention(
     )
 
 
+def _visible(spec: AttentionSpec, q_pos: torch.Tensor, k_pos: torch.Tensor) -> torch.Tensor:
+    """Return the mask of keys that queries see: bool, of the broadcast shape of the two position tensors."""
+    seen = torch.ones_like(k_pos - q_pos, dtype=torch.bool)
+    if spec.causal:
+        seen &= k_pos <= q_pos
+    if spec.window is not None:
+        seen &= k_pos > q_pos - spec.window
+    return seen
+
+
+def _key_range(spec: AttentionSpec, first: int, last: int, kv_len: int) -> tuple[int, int]:
+    """Return the span of keys that queries at positions `first`..`last` see between them."""
+    low = 0 if spec.window is None else max(0, first - spec.window + 1)
+    high = min(kv_len, last + 1) if spec.causal else kv_len
+    return low, max(low, high)
+
+
 def _pages(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
+
+
+class ReferenceBackend(AttentionBackend):
+    """Plain torch, on any device."""
+
+    name = "reference"
+
+    def make(self, device: torch.device, kernels: Kernels | None, tick: Callable[[], None]) -> Attention:
+        return ReferenceAttention(tick=tick)

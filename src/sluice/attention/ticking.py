@@ -1,4 +1,4 @@
-"""A sign of life for every layer: attention is what every layer of every model asks for."""
+"""A sign of life for every layer: every layer of every model calls attention."""
 
 from __future__ import annotations
 
@@ -6,46 +6,30 @@ from collections.abc import Callable
 
 import torch
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, LayerKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.spec import AttentionSpec
 
 
-class TickingAttention:
-    """A backend in front of another one, which ticks at every call.
+class TickingAttention(Attention):
+    """Attention that ticks at every call.
 
     Args:
         inner: attends.
-        tick: called first; takes less than a microsecond or so.
+        tick: called first; should take about a microsecond at most.
     """
 
-    def __init__(self, inner: AttentionBackend, tick: Callable[[], None]) -> None:
+    def __init__(self, inner: Attention, tick: Callable[[], None]) -> None:
         self._inner = inner
         self._tick = tick
 
     def attend(
-        self,
-        q: torch.Tensor,
-        kv: LayerKV,
-        batch: ForwardBatch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        softcap: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        need_lse: bool = False,
+        self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `AttentionBackend.attend`."""
         self._tick()
-        return self._inner.attend(
-            q,
-            kv,
-            batch,
-            scale=scale,
-            causal=causal,
-            window=window,
-            softcap=softcap,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            need_lse=need_lse,
-        )
+        return self._inner.attend(q, kv, batch, spec, need_lse=need_lse)
+
+    def plan(self, batch: ForwardBatch) -> None:
+        self._inner.plan(batch)
+
+    def plan_static(self, batch: ForwardBatch) -> None:
+        self._inner.plan_static(batch)

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 import torch
 from torch import nn
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.hf_config import CheckpointConfig
 from sluice.models.linear import Packer
 from sluice.models.ops import Ops
@@ -38,7 +38,7 @@ class PagedLM(nn.Module, ABC):
     spec: ModelSpec
 
     @abstractmethod
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         """One step: write the KV of every token of the batch and return what the logits asked for are made of.
 
         Args:

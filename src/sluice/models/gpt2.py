@@ -9,7 +9,8 @@ from typing import Self
 import torch
 from torch import nn
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.spec import AttentionSpec
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.fields import Fields
 from sluice.models.hf_config import CheckpointConfig
@@ -69,7 +70,7 @@ class GPT2Attention(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.num_heads = config.num_heads
-        self.scale = scale
+        self.spec = AttentionSpec(config.num_heads, config.num_heads, hidden // config.num_heads, dtype, scale)
         self.c_attn = nn.Linear(hidden, 3 * hidden, dtype=dtype)
         self.c_proj = nn.Linear(hidden, hidden, dtype=dtype)
 
@@ -78,12 +79,12 @@ class GPT2Attention(nn.Module):
         self.c_attn, self.c_proj = packer.linear(self.c_attn), packer.linear(self.c_proj)
 
     def forward(
-        self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: AttentionBackend, rows: torch.Tensor | None
+        self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: Attention, rows: torch.Tensor | None
     ) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`."""
         q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
         kv.store(batch.kv_slots, k, v)
-        out, _ = attention.attend(q, kv, batch, scale=self.scale)
+        out, _ = attention.attend(q, kv, batch, self.spec)
         return self.c_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
 
 
@@ -131,7 +132,7 @@ class GPT2Block(nn.Module):
         delta: torch.Tensor,
         batch: ForwardBatch,
         kv: PagedKV,
-        attention: AttentionBackend,
+        attention: Attention,
         ops: Ops,
         rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -209,7 +210,7 @@ class GPT2(CausalLM):
         """See `CausalLM.use`."""
         self.ops = ops
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         """See `CausalLM.forward`."""
         x, delta = self.wte(batch.input_ids), self.wpe(batch.positions)
         last = len(self.h) - 1

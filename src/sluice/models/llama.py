@@ -8,7 +8,8 @@ from typing import Self
 import torch
 from torch import nn
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.spec import AttentionSpec
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.hf_config import CheckpointConfig
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
@@ -27,8 +28,7 @@ class LlamaAttention(nn.Module):
         q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
         self.head_dim = head_dim
         self.head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        self.scale = head_dim**-0.5
-        self.window = window
+        self.spec = AttentionSpec(config.num_heads, config.num_kv_heads, head_dim, dtype, head_dim**-0.5, window=window)
         self.q_proj = nn.Linear(hidden, q_size, bias=qkv_bias, dtype=dtype)
         self.k_proj = nn.Linear(hidden, kv_size, bias=qkv_bias, dtype=dtype)
         self.v_proj = nn.Linear(hidden, kv_size, bias=qkv_bias, dtype=dtype)
@@ -48,14 +48,14 @@ class LlamaAttention(nn.Module):
         angles: Angles,
         batch: ForwardBatch,
         kv: PagedKV,
-        attention: AttentionBackend,
+        attention: Attention,
         ops: Ops,
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`; `angles` are those of the batch's positions."""
         q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).split(self.head_counts, dim=1)
         q = ops.rotate_and_store(q, k, v, angles, self._head_norms(), kv, batch.kv_slots)
-        out, _ = attention.attend(q, kv, batch, scale=self.scale, window=self.window)
+        out, _ = attention.attend(q, kv, batch, self.spec)
         return self.o_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
 
     def _head_norms(self) -> HeadNorms | None:
@@ -85,7 +85,7 @@ class LlamaLayer(nn.Module):
         angles: Angles,
         batch: ForwardBatch,
         kv: PagedKV,
-        attention: AttentionBackend,
+        attention: Attention,
         ops: Ops,
         rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,7 +160,7 @@ class Llama(CausalLM):
         """See `CausalLM.use`."""
         self.ops = ops
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         """See `CausalLM.forward`."""
         x = self.embed_tokens(batch.input_ids)
         angles = self.rotary(batch.positions)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from sluice.attention.spec import AttentionSpec
+
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
@@ -27,10 +29,15 @@ class ModelSpec:
     implementation: str = "native"
     """"native" or "transformers": whose code computes it."""
 
-    def attention_doubles_at(self, weights: int) -> int:
-        """The position at which attention to what is before a token takes as many multiplications as all else does.
+    @property
+    def attention(self) -> AttentionSpec:
+        """Sizes of its layers' attention, with the usual scale."""
+        return AttentionSpec(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, self.head_dim**-0.5)
+
+    def dynamic_chunking_position(self, weights: int) -> int:
+        """Return the position at which attention costs a token as many multiplications as everything else.
 
         Args:
-            weights: numbers in the matrices that every token is multiplied with, the head's not among them.
+            weights: numbers in the matrices that every token is multiplied with, without those of the head.
         """
         return max(1, weights // (2 * self.num_layers * self.num_heads * self.head_dim))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
+from sluice.attention.spec import KVShape
 from sluice.models.spec import ModelSpec
 from sluice.runner.adjust import Adjustments
 from sluice.runner.inputs import HostBatch, Ints, Ints32
@@ -77,6 +78,12 @@ class DeviceShape:
     def page_dtype(self) -> torch.dtype:
         return self.kv_dtype or self.dtype
 
+    @property
+    def layer(self) -> KVShape:
+        """The pages of one layer."""
+        pages = self.num_pages + self.scratch_pages
+        return KVShape(pages, self.page_size, self.num_kv_heads, self.head_dim, self.page_dtype, self.device)
+
 
 @dataclass(frozen=True, slots=True)
 class StateChanges:
@@ -91,7 +98,7 @@ class StateChanges:
         return self.table
 
 
-KVMaker = Callable[[DeviceShape], PagedKV]
+KVMaker = Callable[[KVShape], PagedKV]
 
 
 class DeviceState:
@@ -105,9 +112,9 @@ class DeviceState:
     costs what is used of it. What was never written may be NaN; attention must not let it through.
     """
 
-    def __init__(self, shape: DeviceShape, new_kv: KVMaker | None = None, *, watched: bool = False) -> None:
+    def __init__(self, shape: DeviceShape, new_kv: KVMaker = LayerKV.empty, *, watched: bool = False) -> None:
         self.shape = shape
-        self.kv = tuple((new_kv or plain_kv)(shape) for _ in range(shape.num_layers))
+        self.kv = tuple(new_kv(shape.layer) for _ in range(shape.num_layers))
         scratch_page = shape.num_pages if shape.scratch_pages else None
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
@@ -218,13 +225,6 @@ class DeviceState:
             num_decodes=host.num_decodes,
             shared_pages=host.shared_pages,
         )
-
-
-def plain_kv(shape: DeviceShape) -> LayerKV:
-    """The pages of one layer, as they read."""
-    size = (shape.num_pages + shape.scratch_pages, shape.page_size, shape.num_kv_heads, shape.head_dim)
-    k, v = (torch.empty(size, dtype=shape.page_dtype, device=shape.device) for _ in range(2))
-    return LayerKV(k, v)
 
 
 def _require(ok: bool, plan: BatchPlan, problem: str) -> None:

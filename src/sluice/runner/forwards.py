@@ -7,8 +7,7 @@ from typing import Protocol
 
 import torch
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
-from sluice.attention.planned import NO_PLANS, StepPlanner
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.device.transport import Arrived
 from sluice.runner.device_state import DeviceState
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch
@@ -17,7 +16,7 @@ from sluice.runner.inputs import NUM_ARRAYS, HostBatch
 class Model(Protocol):
     """Computes steps and keeps nothing of any request."""
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         """Write the step's KV and return hidden states [R, hidden_size] of the tokens at `batch.logit_rows`."""
         ...
 
@@ -49,22 +48,18 @@ class EagerForwards:
     """Calls the model.
 
     Args:
-        attention: the backend that its layers call.
-        planner: called with every step before the model.
+        attention: what its layers call.
     """
 
-    def __init__(
-        self, model: Model, state: DeviceState, attention: AttentionBackend, planner: StepPlanner = NO_PLANS
-    ) -> None:
+    def __init__(self, model: Model, state: DeviceState, attention: Attention) -> None:
         self._model = model
         self._state = state
         self._attention = attention
-        self._planner = planner
 
     def padded(self, host: HostBatch) -> HostBatch:
         return host
 
     def run(self, laid: HostBatch, arrived: Arrived) -> torch.Tensor:
         batch = self._state.forward_batch(laid, arrived.tensors[:NUM_ARRAYS])
-        self._planner.plan(batch)
+        self._attention.plan(batch)
         return self._model.forward(batch, self._state.kv, self._attention)

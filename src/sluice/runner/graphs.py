@@ -22,8 +22,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from sluice.attention.base import AttentionBackend, ForwardBatch
-from sluice.attention.planned import NO_PLANS, StepPlanner
+from sluice.attention.base import Attention, ForwardBatch
 from sluice.device.queues import noop
 from sluice.device.transport import Arrived, lay_out, views
 from sluice.runner.device_state import DeviceState
@@ -94,7 +93,6 @@ class DecodeGraphs:
         attention: what the model's layers call; it reads lengths on the device only.
         capture: makes graphs.
         sizes: numbers of rows, ascending; steps with more run eagerly.
-        planner: is told of every step before.
         busy: called before each replay: its layers say nothing.
         on_demand: capture what a step wants when it wants it: where a capture takes no longer than a step.
     """
@@ -104,11 +102,10 @@ class DecodeGraphs:
         eager: Forwards,
         model: Model,
         state: DeviceState,
-        attention: AttentionBackend,
+        attention: Attention,
         capture: Capture,
         sizes: Sequence[int],
         *,
-        planner: StepPlanner = NO_PLANS,
         busy: Callable[[], None] = noop,
         on_demand: bool = False,
     ) -> None:
@@ -118,7 +115,6 @@ class DecodeGraphs:
         self._state = state
         self._attention = attention
         self._capture = capture
-        self._planner = planner
         self._busy = busy
         self._on_demand = on_demand
         self._sizes = tuple(sizes)
@@ -140,7 +136,7 @@ class DecodeGraphs:
     def _captured(self, size: int) -> Captured:
         static = self._static[size]
         self._fill_with_padding(size)
-        self._planner.plan_static(static.batch)
+        self._attention.plan_static(static.batch)
         return self._capture(lambda: self._forward(static.batch))
 
     def padded(self, host: HostBatch) -> HostBatch:
@@ -175,7 +171,7 @@ class DecodeGraphs:
         arrived.copy_to(self._inputs, PER_ROW)
         batch.input_ids.index_copy_(0, late_tokens, self._state.last_tokens.read(late_slots))
         self._fill_table(static)
-        self._planner.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
+        self._attention.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
         graph.replay()
         # The rows of a step come first and mostly all of them sample: then they need not be gathered.
         count = len(laid.sample_rows)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sluice.attention.base import AttentionBackend
+from sluice.attention.base import Attention
 from sluice.device.queues import noop
 from sluice.native.abi import Operation
 from sluice.native.library import Call, CallList, Kernels
@@ -132,7 +132,7 @@ def cpu_graphs(
     eager: Forwards,
     model: Model,
     state: DeviceState,
-    attention: AttentionBackend,
+    attention: Attention,
     kernels: Kernels,
     busy: Callable[[], None],
 ) -> DecodeGraphs:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sluice.attention.base import AttentionBackend
+from sluice.attention.base import Attention
 from sluice.device.memory import kv_bytes
 from sluice.device.queues import noop
 from sluice.device.transport import Arrived, Transport, transport_for
@@ -86,7 +86,7 @@ class TorchRunner:
         self,
         model: Model,
         state: DeviceState,
-        attention: AttentionBackend,
+        attention: Attention,
         *,
         transport: Transport | None = None,
         forwards: Forwards | None = None,

@@ -15,9 +15,10 @@ import fake_flashinfer
 from paged import Row, empty_kv, forward_batch
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.flashinfer.api import FlashInferUnavailable, load_flashinfer
-from sluice.attention.flashinfer.backend import FlashInferAttention
-from sluice.attention.flashinfer.trial import try_out
+from sluice.attention.flashinfer.attention import FlashInferAttention
+from sluice.attention.flashinfer.backend import try_out
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import AttentionSpec
 
 CPU = torch.device("cpu")
 PAGE, HEAD_DIM = 4, 64
@@ -87,16 +88,17 @@ def test_ragged_batches(data: st.DataObject, decodes: list[int], extends: list[t
         "scale": data.draw(st.sampled_from([0.1, 0.3])),
         "window": data.draw(st.sampled_from([None, 1, 3, 40])),
         "softcap": data.draw(st.sampled_from([None, 2.0])),
-        "k_scale": data.draw(st.sampled_from([None, 0.5])),
-        "v_scale": data.draw(st.sampled_from([None, 1.5])),
-        "need_lse": data.draw(st.booleans()),
+        "k_scale": data.draw(st.sampled_from([1.0, 0.5])),
+        "v_scale": data.draw(st.sampled_from([1.0, 1.5])),
     }
+    need_lse = data.draw(st.booleans())
+    spec = AttentionSpec.of(q, kv_heads, **rules)
     attention = backend()
     attention.plan(batch)
-    out, lse = attention.attend(q, kv, batch, **rules)
-    expected, expected_lse = ReferenceAttention().attend(q, kv, batch, **rules)
+    out, lse = attention.attend(q, kv, batch, spec, need_lse=need_lse)
+    expected, expected_lse = ReferenceAttention().attend(q, kv, batch, spec, need_lse=need_lse)
     close(out, expected)
-    assert (lse is None) == (not rules["need_lse"])
+    assert (lse is None) == (not need_lse)
     if lse is not None:
         close(lse, expected_lse)
 
@@ -123,26 +125,25 @@ def test_a_step_is_planned_once_for_all_layers_of_a_kind() -> None:
         q, kv, batch = case([(1, 3 + step), (1, 9), (5, 5 + step)], seed=step)
         attention.plan(batch)
         for window in (None, 3, None, 3):
-            close(
-                attention.attend(q, kv, batch, scale=0.2, window=window)[0],
-                ReferenceAttention().attend(q, kv, batch, scale=0.2, window=window)[0],
-            )
+            spec = AttentionSpec.of(q, kv.kv_heads, 0.2, window=window)
+            close(attention.attend(q, kv, batch, spec)[0], ReferenceAttention().attend(q, kv, batch, spec)[0])
     assert [wrapper.plans for wrapper in package.made] == [3] * 4, "two kinds of layers, decodes and extends"
 
 
 @pytest.mark.parametrize("cascades", [True, False])
 def test_a_long_shared_prefix_is_read_once(cascades: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The two levels must neither lose nor repeat a page; log-sum-exps and windows go the plain way."""
-    monkeypatch.setattr("sluice.attention.flashinfer.backend.CASCADE_TOKENS", 2 * PAGE if cascades else 512)
+    monkeypatch.setattr("sluice.attention.flashinfer.attention.CASCADE_TOKENS", 2 * PAGE if cascades else 512)
     package = Counting()
     attention = backend(package)
     for step in range(2):
         lengths = [(1, 13 + step), (1, 9), (1, 22), (1, 10), (3, 12)]
         q, kv, batch = case(lengths, seed=step, shared=2)
         attention.plan(batch)
-        for rules in ({}, {"need_lse": True}, {"window": 5}, {}):
-            found = attention.attend(q, kv, batch, scale=0.2, **rules)
-            expected = ReferenceAttention().attend(q, kv, batch, scale=0.2, **rules)
+        for window, need_lse in ((None, False), (None, True), (5, False), (None, False)):
+            spec = AttentionSpec.of(q, kv.kv_heads, 0.2, window=window)
+            found = attention.attend(q, kv, batch, spec, need_lse=need_lse)
+            expected = ReferenceAttention().attend(q, kv, batch, spec, need_lse=need_lse)
             close(found[0], expected[0])
     used = [w for w in package.made if isinstance(w, fake_flashinfer.MultiLevelCascadeAttentionWrapper)]
     assert [wrapper.plans for wrapper in used] == [2] * cascades
@@ -154,11 +155,12 @@ def test_static_steps_are_planned_before_their_replay() -> None:
     attention = backend(package)
     q, kv, batch = case([(1, 8), (1, 8), (1, 8)])
     attention.plan_static(batch)
-    attention.attend(q, kv, batch, scale=0.2)
+    spec = AttentionSpec.of(q, kv.kv_heads, 0.2)
+    attention.attend(q, kv, batch, spec)
     (wrapper,) = package.made
     new_q, new_kv, new = case([(1, 3), (1, 11), (1, 6)], seed=1)
     attention.plan_static(new)
-    close(wrapper.run(new_q, (new_kv.k, new_kv.v)), ReferenceAttention().attend(new_q, new_kv, new, scale=0.2)[0])
+    close(wrapper.run(new_q, (new_kv.k, new_kv.v)), ReferenceAttention().attend(new_q, new_kv, new, spec)[0])
     assert wrapper.plans == 2
     other = case([(1, 3), (1, 4)], seed=1)[2]
     attention.plan_static(other)
@@ -170,12 +172,12 @@ def test_refused() -> None:
     attention = backend()
     attention.plan(batch)
     with pytest.raises(TypeError, match=r"torch.bfloat16, torch.float16, got torch.float32"):
-        attention.attend(q.float(), kv, batch, scale=1.0)
+        attention.attend(q.float(), kv, batch, AttentionSpec.of(q, kv.kv_heads, 1.0))
     with pytest.raises(ValueError, match="window must be at least 1 position, got 0"):
-        attention.attend(q, kv, batch, scale=1.0, window=0)
+        attention.attend(q, kv, batch, AttentionSpec.of(q, kv.kv_heads, 1.0, window=0))
     narrow = LayerKV(kv.k[..., :48], kv.v[..., :48])
     with pytest.raises(ValueError, match="head size must be one of 64, 128, 256, got 48"):
-        attention.attend(q[..., :48], narrow, batch, scale=1.0)
+        attention.attend(q[..., :48], narrow, batch, AttentionSpec.of(q[..., :48], kv.kv_heads, 1.0))
 
 
 class Broken:
@@ -197,7 +199,7 @@ class Broken:
 
 def test_a_first_use() -> None:
     """A compiler that is not there must be told at the start, in one line."""
-    sizes = (4, 2, 64, PAGE, torch.bfloat16, CPU)
+    sizes = (AttentionSpec(4, 2, 64, torch.bfloat16, 1.0), PAGE, CPU)
     try_out(backend(), *sizes)
     with pytest.raises(FlashInferUnavailable, match=r"it does not run on cpu: RuntimeError: no nvcc$"):
         try_out(backend(Broken(RuntimeError("no nvcc\nand a long log"))), *sizes)

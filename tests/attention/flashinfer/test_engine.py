@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import fake_flashinfer
-from sluice.attention.flashinfer.backend import FlashInferAttention
-from sluice.attention.planned import NO_PLANS, StepPlanner
+from sluice.attention.base import Attention
+from sluice.attention.flashinfer.attention import FlashInferAttention
 from sluice.attention.reference import ReferenceAttention
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
@@ -30,7 +30,7 @@ class Fence:
     def wait(self) -> None: ...
 
 
-def tokens(model: CausalLM, attention: FlashInferAttention | ReferenceAttention, planner: StepPlanner) -> list[object]:
+def tokens(model: CausalLM, attention: Attention) -> list[object]:
     spec = model.spec
     shape = DeviceShape.of(
         spec,
@@ -44,7 +44,7 @@ def tokens(model: CausalLM, attention: FlashInferAttention | ReferenceAttention,
     for layer in state.kv:
         layer.k.fill_(torch.nan)
         layer.v.fill_(torch.nan)
-    forwards = EagerForwards(model, state, attention, planner)
+    forwards = EagerForwards(model, state, attention)
     bench = Bench.of(WORLD, TorchRunner(model, state, attention, forwards=forwards))
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=9)
     for number, length in enumerate((3, 40, 17, 1, 9, 30)):
@@ -59,4 +59,4 @@ def test_an_engine_gives_the_tokens_of_the_reference() -> None:
     model, _ = load_model(BUNDLED, dtype="bfloat16", device=CPU, progress=False)
     assert isinstance(model, CausalLM)
     flashinfer = FlashInferAttention(fake_flashinfer, CPU, to_host=torch.from_numpy, fence=Fence, workspace_bytes=1024)
-    assert tokens(model, flashinfer, flashinfer) == tokens(model, ReferenceAttention(), NO_PLANS)
+    assert tokens(model, flashinfer) == tokens(model, ReferenceAttention())

@@ -12,7 +12,7 @@ import torch
 
 from attention_cases import Case, exact, make_case
 from sluice.attention.base import LayerKV
-from sluice.attention.triton.backend import TritonAttention
+from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.kv import TritonKV
 from sluice.attention.triton.tiles import Arch, DecodeTiles, ExtendTiles
 from triton_device import HERE, each_device
@@ -28,7 +28,7 @@ def attend(
     case: Case, device: torch.device, backend: TritonAttention = SMALL, **rule: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     there = case.to(device)
-    out, lse = backend.attend(there.q, there.kv, there.batch, need_lse=True, **{"scale": case.scale, **rule})
+    out, lse = backend.attend(there.q, there.kv, there.batch, case.spec(**rule), need_lse=True)
     assert lse is not None
     return out.cpu(), lse.cpu()
 
@@ -171,7 +171,7 @@ def test_keys_and_values_in_eight_bits(device: torch.device, capability: tuple[i
     pages = TritonKV(case.kv.k.to(dtype).to(device), case.kv.v.to(dtype).to(device), k_scale=0.5, v_scale=3.0)
     there = case.to(device)
     backend = TritonAttention(Arch(capability, 2))
-    out, lse = backend.attend(there.q, pages, there.batch, scale=case.scale, k_scale=0.25, need_lse=True)
+    out, lse = backend.attend(there.q, pages, there.batch, case.spec(k_scale=0.25), need_lse=True)
     stored = LayerKV(case.kv.k.to(dtype).float(), case.kv.v.to(dtype).float())
     expected, expected_lse = exact(replace(case, kv=stored), k_scale=0.125, v_scale=3.0)
     assert lse is not None
@@ -181,7 +181,7 @@ def test_keys_and_values_in_eight_bits(device: torch.device, capability: tuple[i
 
 def test_lse_is_only_returned_when_asked_for() -> None:
     case = make_case(0, [(1, 3)]).to(HERE)
-    assert SMALL.attend(case.q, case.kv, case.batch, scale=case.scale)[1] is None
+    assert SMALL.attend(case.q, case.kv, case.batch, case.spec())[1] is None
 
 
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
@@ -203,4 +203,4 @@ def test_refuses_pages_laid_out_for_others() -> None:
     case = make_case(0, [(1, 3)])
     kv: Any = SimpleNamespace(k=case.kv.k, v=case.kv.v, page_size=16, kv_heads=2)
     with pytest.raises(TypeError, match="TritonKV or LayerKV, got SimpleNamespace"):
-        SMALL.attend(case.q, kv, case.batch, scale=case.scale)
+        SMALL.attend(case.q, kv, case.batch, case.spec())

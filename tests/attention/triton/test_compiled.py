@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attention_cases import make_case
-from sluice.attention.triton.backend import TritonAttention
+from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.tiles import Arch
 from triton_device import IS_INTERPRETED
 
@@ -24,7 +24,7 @@ import torch
 from attention_cases import make_case
 from paper_gpu import compiled, use
 from sluice.attention.triton import decode, extend, merge, store
-from sluice.attention.triton.backend import TritonAttention
+from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.kv import TritonKV
 from sluice.attention.triton.tiles import Arch
 
@@ -36,7 +36,8 @@ for lengths in ([(1, 5)], [(1, 300), (9, 10)], [(1, 70)] * 16 + [(2, 2000)], [(1
     case = make_case(0, lengths, heads=8, kv_heads=2, head_dim={head_dim}, page_size={page_size}, dtype=torch.bfloat16)
     kv = TritonKV(case.kv.k.to({stored}), case.kv.v.to({stored}))
     for window in (None, 1, 16, 100) if {windows} else (None,):
-        out, lse = backend.attend(case.q, kv, case.batch, scale=0.1, window=window, softcap={softcap}, need_lse=True)
+        spec = case.spec(scale=0.1, window=window, softcap={softcap})
+        out, lse = backend.attend(case.q, kv, case.batch, spec, need_lse=True)
     kv.store(case.batch.kv_slots, case.q[:, :2], case.q[:, 2:4])
     merge.merge_states(out, lse, out, lse)
 for found in compiled(*kernels):
@@ -91,7 +92,7 @@ def test_nothing_waits_for_the_device_and_a_graph_serves_other_lengths() -> None
     q = short.q.clone()
 
     def attend() -> torch.Tensor:
-        return backend.attend(q, long.kv, batch, scale=0.1)[0]
+        return backend.attend(q, long.kv, batch, long.spec(scale=0.1))[0]
 
     attend()
     torch.cuda.synchronize()
@@ -108,5 +109,5 @@ def test_nothing_waits_for_the_device_and_a_graph_serves_other_lengths() -> None
     batch.kv_lens.copy_(long.batch.kv_lens)
     q.copy_(long.q)
     graph.replay()
-    expected, _ = backend.attend(long.q, long.kv, long.batch, scale=0.1)
+    expected, _ = backend.attend(long.q, long.kv, long.batch, long.spec(scale=0.1))
     assert torch.equal(out, expected)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from sluice.attention.base import LayerKV
+from sluice.attention.spec import KVShape
 from sluice.attention.triton.kv import TritonKV
 from triton_device import each_device
 
@@ -13,7 +14,7 @@ PAGES, PAGE_SIZE, HEADS, HEAD_DIM = 5, 4, 3, 80
 
 
 def empty(dtype: torch.dtype, device: torch.device) -> TritonKV:
-    kv = TritonKV.empty(PAGES, PAGE_SIZE, HEADS, HEAD_DIM, dtype, device)
+    kv = TritonKV.empty(KVShape(PAGES, PAGE_SIZE, HEADS, HEAD_DIM, dtype, device))
     kv.k.zero_(), kv.v.zero_()
     return kv
 

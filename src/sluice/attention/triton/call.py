@@ -1,4 +1,4 @@
-"""One checked call of attention, as both kernels take it."""
+"""The checked arguments of one call of attention, for both kernels."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ import torch
 import triton
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
+from sluice.attention.spec import AttentionSpec
+from sluice.attention.triton.backend import MAX_HEAD_DIM, QUERY_DTYPES
 from sluice.attention.triton.kv import TritonKV
 from sluice.attention.triton.walk import AS_STORED, E4M3_BITS
 
 LOG2_E = math.log2(math.e)
-QUERY_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-MAX_HEAD_DIM = 256
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What is attended to, and what for; N, B, P as in `ForwardBatch`."""
+    """The arguments of one call, checked; N as in `ForwardBatch`."""
 
     q: torch.Tensor
     """[N, heads, head_dim], gaps between tokens and heads at most"""
     out: torch.Tensor
     """[N, heads, head_dim]"""
     lse: torch.Tensor
-    """[N, heads] float32; of no meaning without `need_lse`"""
+    """[N, heads] float32; not written without `need_lse`"""
     k: torch.Tensor
     """[pages, page_size, kv_heads, head_dim], each page dense; bytes if `kind` is E4M3_BITS"""
     v: torch.Tensor
     batch: ForwardBatch
-    scale: float
+    spec: AttentionSpec
+    k_scale: float
+    """The layer's and the pages' factor of keys."""
     v_scale: float
-    causal: bool
-    window: int
-    """0: all keys"""
-    softcap: float
-    """0: none"""
     need_lse: bool
     kind: int
     """How `walk` reads a page's elements."""
@@ -49,58 +46,45 @@ class AttentionCall:
 
     @property
     def head_pad(self) -> int:
+        """Head size as a power of two."""
         return max(16, triton.next_power_of_2(self.q.shape[2]))
 
     @property
     def score_scale(self) -> float:
-        """See `walk`."""
-        return self.scale / self.softcap if self.softcap else self.scale * LOG2_E
+        """`walk`'s scale."""
+        scale, softcap = self.spec.scale * self.k_scale, self.spec.softcap
+        return scale / softcap if softcap else scale * LOG2_E
 
     @property
     def score_cap(self) -> float:
-        """See `walk`."""
-        return self.softcap * LOG2_E
+        """`walk`'s softcap."""
+        return (self.spec.softcap or 0.0) * LOG2_E
 
 
 def checked_call(
-    q: torch.Tensor,
-    kv: PagedKV,
-    batch: ForwardBatch,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None,
-    softcap: float | None,
-    k_scale: float | None,
-    v_scale: float | None,
-    need_lse: bool,
-    has_fp8: bool,
+    q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool, has_fp8: bool
 ) -> AttentionCall:
-    """Check what no kernel could.
+    """Check what no kernel could check, and allocate the outputs.
 
     Args:
         has_fp8: the device has a type for float8_e4m3fn.
 
     Raises:
-        TypeError: pages of another layout, or a dtype that is not computed in.
-        ValueError: sizes that do not fit, or a window below 1.
+        TypeError: pages of another layout, or a dtype that the kernels do not compute in.
+        ValueError: head sizes that do not fit.
     """
     if not isinstance(kv, LayerKV | TritonKV):
         raise TypeError(f"Triton attention reads TritonKV or LayerKV, got {type(kv).__name__}")
     if q.dtype not in QUERY_DTYPES:
         raise TypeError(f"queries must be one of {', '.join(map(str, QUERY_DTYPES))}, got {q.dtype}")
-    heads, head_dim = q.shape[1:]
+    head_dim = q.shape[2]
     if head_dim != kv.k.shape[3]:
         raise ValueError(f"queries and keys must have one head size, got {head_dim} and {kv.k.shape[3]}")
     if head_dim > MAX_HEAD_DIM:
         raise ValueError(f"head size must be at most {MAX_HEAD_DIM}, got {head_dim}")
-    if heads % kv.kv_heads:
-        raise ValueError(f"query heads must be a multiple of the KV heads, got {heads} and {kv.kv_heads}")
-    if window is not None and window < 1:
-        raise ValueError(f"window must be at least 1 position, got {window}")
-    k_factor, v_factor = (1.0 if factor is None else factor for factor in (k_scale, v_scale))
+    k_scale, v_scale = spec.k_scale, spec.v_scale
     if isinstance(kv, TritonKV):
-        k_factor, v_factor = k_factor * kv.k_scale, v_factor * kv.v_scale
+        k_scale, v_scale = k_scale * kv.k_scale, v_scale * kv.v_scale
     as_bits = kv.k.dtype == torch.float8_e4m3fn and not has_fp8
     k, v = (kv.k.view(torch.uint8), kv.v.view(torch.uint8)) if as_bits else (kv.k, kv.v)
     return AttentionCall(
@@ -110,11 +94,9 @@ def checked_call(
         k=k,
         v=v,
         batch=batch,
-        scale=scale * k_factor,
-        v_scale=v_factor,
-        causal=causal,
-        window=window or 0,
-        softcap=softcap or 0.0,
+        spec=spec,
+        k_scale=k_scale,
+        v_scale=v_scale,
         need_lse=need_lse,
         kind=E4M3_BITS.value if as_bits else AS_STORED.value,
     )

@@ -1,51 +1,32 @@
-"""Pages for Triton: as they read, in the dtype of the model or in eight bits with a scale."""
+"""Pages for Triton: in plain order, in the dtype of the model or in eight bits with a scale."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 
+from sluice.attention.base import LayerKV
 from sluice.attention.triton.store import store_kv
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 @dataclass(frozen=True, slots=True)
-class TritonKV:
-    """Paged keys and values of one layer."""
+class TritonKV(LayerKV):
+    """Paged keys and values of one layer, each page dense."""
 
-    k: torch.Tensor
-    """[pages, page_size, kv_heads, head_dim], each page dense"""
-    v: torch.Tensor
-    """As k."""
     k_scale: float = 1.0
-    """What a stored key is multiplied by when it is read; 1 but for pages of eight bits."""
+    """What a stored key is multiplied by when it is read; 1 except for pages of eight bits."""
     v_scale: float = 1.0
+    """As `k_scale`, of values."""
 
     def __post_init__(self) -> None:
         if self.k.dtype not in FP8_DTYPES and (self.k_scale, self.v_scale) != (1.0, 1.0):
             raise ValueError(f"pages of {self.k.dtype} have no scales, got {self.k_scale} and {self.v_scale}")
 
-    @classmethod
-    def empty(
-        cls, pages: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-    ) -> Self:
-        """Pages that were never written and may hold anything."""
-        shape = (pages, page_size, kv_heads, head_dim)
-        return cls(*(torch.empty(shape, dtype=dtype, device=device) for _ in range(2)))
-
-    @property
-    def page_size(self) -> int:
-        return self.k.shape[1]
-
-    @property
-    def kv_heads(self) -> int:
-        return self.k.shape[2]
-
     def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """See `PagedKV.store`; a slot below 0 is a row of padding, and is not written."""
+        """Write as `PagedKV.store`. Rows of padding have a slot below 0 and are not written."""
         store_kv(
             kv_slots,
             _as_stored(k, self.k.dtype, self.k_scale),
@@ -55,7 +36,7 @@ class TritonKV:
         )
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `PagedKV.gather`; of eight-bit pages the values that they stand for, in float32."""
+        """Gather as `PagedKV.gather`. Eight-bit pages come as the values that they stand for, in float32."""
         k, v = self.k[pages], self.v[pages]
         if self.k.dtype not in FP8_DTYPES:
             return k, v
@@ -63,7 +44,7 @@ class TritonKV:
 
 
 def _as_stored(x: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
-    """x in the dtype of the pages. What eight bits cannot hold becomes the largest that they can, and stays no NaN."""
+    """Convert x to the dtype of the pages. What eight bits cannot hold becomes the largest value that they can."""
     if dtype not in FP8_DTYPES:
         return x.to(dtype)
     most = torch.finfo(dtype).max

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,8 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.spec import AttentionSpec
 from sluice.models.base import PagedLM
 from sluice.models.errors import CheckpointError
 from sluice.models.spec import ModelSpec
@@ -31,9 +33,7 @@ class AttentionCall:
     """What one layer asks for, beside its queries, keys and values."""
 
     layer: int
-    scale: float
-    window: int | None
-    softcap: float | None
+    spec: AttentionSpec
     sinks: torch.Tensor | None
     """[heads], a score for each head that takes its share of the softmax and gives nothing (gpt-oss)."""
 
@@ -59,21 +59,13 @@ class PagedStep:
 
     batch: ForwardBatch
     kv: Sequence[PagedKV]
-    attention: AttentionBackend
+    attention: Attention
 
     def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See `Step.attend`."""
         layer = self.kv[call.layer]
         layer.store(self.batch.kv_slots, k, v)
-        out, lse = self.attention.attend(
-            q,
-            layer,
-            self.batch,
-            scale=call.scale,
-            window=call.window,
-            softcap=call.softcap,
-            need_lse=call.sinks is not None,
-        )
+        out, lse = self.attention.attend(q, layer, self.batch, call.spec, need_lse=call.sinks is not None)
         if call.sinks is None:
             return out
         assert lse is not None
@@ -123,9 +115,24 @@ def attend(
     if dropout:
         raise CheckpointError(f"{type(module).__name__} drops attention at random")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    call = AttentionCall(int(module.layer_idx), scale, sliding_window, softcap, s_aux)
+    spec = _spec(query.shape[1], key.shape[1], query.shape[3], query.dtype, scale, sliding_window, softcap)
+    call = AttentionCall(int(module.layer_idx), spec, s_aux)
     out = sluice_step.attend(call, _tokens_first(query), _tokens_first(key), _tokens_first(value))
     return out.unsqueeze(0), None
+
+
+@lru_cache
+def _spec(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+) -> AttentionSpec:
+    """Return the spec of a layer, built once: a layer passes the same values at every call."""
+    return AttentionSpec(heads, kv_heads, head_dim, dtype, scale, window=window, softcap=softcap)
 
 
 def _tokens_first(x: torch.Tensor) -> torch.Tensor:
@@ -175,7 +182,7 @@ class TransformersLM(PagedLM):
         model.set_submodule(place, _Given())
         self.head = model
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: AttentionBackend) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         """See `PagedLM.forward`."""
         output = self.decoder(
             input_ids=batch.input_ids[None],

@@ -10,14 +10,15 @@ least. Between two units the chunk may be put down and taken up in a later step.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import torch
 
 from sluice.attention.band import attend_band
-from sluice.attention.base import AttentionBackend, ForwardBatch, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.merge import merge_states
+from sluice.attention.spec import AttentionSpec
 from sluice.runner.offload.loaders import BlockLoad
 from sluice.runner.offload.pace import Pace
 from sluice.runner.offload.reader import Arrived, RingReader
@@ -49,8 +50,8 @@ class OffloadedContext:
         return BlockLoad(layer, self.pages[first : first + self.block_pages], block)
 
 
-class OffloadedAttention:
-    """An `AttentionBackend` for the one row of a offloaded chunk.
+class OffloadedAttention(Attention):
+    """Attention for the one row of an offloaded chunk.
 
     Args:
         inner: attends to pages on the device and to those of the ring.
@@ -63,7 +64,7 @@ class OffloadedAttention:
 
     def __init__(
         self,
-        inner: AttentionBackend,
+        inner: Attention,
         layers: Mapping[int, int],
         ring: PagedKV,
         reader: RingReader,
@@ -84,20 +85,9 @@ class OffloadedAttention:
             reader.expect(load for layer in range(len(layers)) for load in self._loads(layer, None))
 
     def attend(
-        self,
-        q: torch.Tensor,
-        kv: PagedKV,
-        batch: ForwardBatch,
-        *,
-        scale: float,
-        causal: bool = True,
-        window: int | None = None,
-        softcap: float | None = None,
-        k_scale: float | None = None,
-        v_scale: float | None = None,
-        need_lse: bool = False,
+        self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `AttentionBackend.attend`.
+        """Attend as `Attention.attend`.
 
         Raises:
             Exception: a block could not be read.
@@ -108,6 +98,7 @@ class OffloadedAttention:
         if not self._policy.foresees:
             self._reader.expect(context.load(layer, block) for block in selected)
         state: tuple[torch.Tensor, torch.Tensor] | None = None
+        earlier = replace(spec, causal=False)  # every query sees all keys of the ring
         blocks = iter(selected)
         for _ in range(context.groups):
             self._pace.begin_unit()
@@ -115,48 +106,17 @@ class OffloadedAttention:
             if not count:
                 continue
             group = [self._next() for _ in range(count)]
-            if window is None:
-                out, lse = self._inner.attend(
-                    q,
-                    self._ring,
-                    self._batch_of(group, q),
-                    scale=scale,
-                    causal=False,
-                    softcap=softcap,
-                    k_scale=k_scale,
-                    v_scale=v_scale,
-                    need_lse=True,
-                )
+            if spec.window is None:
+                out, lse = self._inner.attend(q, self._ring, self._batch_of(group, q), earlier, need_lse=True)
                 assert lse is not None
                 state = merged(state, out.to(compute), lse)
             else:
                 for block in group:
-                    state = merged(
-                        state,
-                        *self._attend_band(
-                            q,
-                            block,
-                            window=window,
-                            scale=scale if k_scale is None else scale * k_scale,
-                            softcap=softcap,
-                            v_scale=1.0 if v_scale is None else v_scale,
-                        ),
-                    )
+                    state = merged(state, *self._attend_band(q, block, spec))
             self._reader.release(group)
         assert next(blocks, None) is None, f"{len(selected)} blocks selected, {context.groups} groups planned"
         self._pace.begin_unit()
-        out, own_lse = self._inner.attend(
-            q,
-            kv,
-            batch,
-            scale=scale,
-            causal=causal,
-            window=window,
-            softcap=softcap,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            need_lse=need_lse or state is not None,
-        )
+        out, own_lse = self._inner.attend(q, kv, batch, spec, need_lse=need_lse or state is not None)
         if state is None:
             return out, own_lse
         assert own_lse is not None
@@ -200,30 +160,12 @@ class OffloadedAttention:
             num_decodes=int(tokens == 1),
         )
 
-    def _attend_band(
-        self,
-        q: torch.Tensor,
-        block: Arrived,
-        *,
-        window: int,
-        scale: float,
-        softcap: float | None,
-        v_scale: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A block of whose keys some queries see only the later ones."""
+    def _attend_band(self, q: torch.Tensor, block: Arrived, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:
+        """Attend to a block of whose keys some queries see only the later ones."""
         context = self._context
         first_key = block.load.block * context.block_pages * self._ring.page_size
         k, v = self._ring.gather(torch.tensor(self._places([block]), device=q.device))
-        return attend_band(
-            q,
-            k.flatten(0, 1),
-            v.flatten(0, 1),
-            distance=context.first_position - first_key,
-            window=window,
-            scale=scale,
-            softcap=softcap,
-            v_scale=v_scale,
-        )
+        return attend_band(q, k.flatten(0, 1), v.flatten(0, 1), spec, distance=context.first_position - first_key)
 
 
 State = tuple[torch.Tensor, torch.Tensor]

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sluice.attention.base import AttentionBackend, PagedKV
+from sluice.attention.base import Attention, PagedKV
 from sluice.device.background import Background
 from sluice.device.memory import kv_bytes
 from sluice.kv.ring import DeviceRing
-from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
+from sluice.runner.device_state import DeviceState, KVMaker
 from sluice.runner.forwards import Model
 from sluice.runner.offload.attention import OffloadedAttention, OffloadedContext
 from sluice.runner.offload.coroutine import UNWINDING, Coroutine
@@ -96,7 +96,7 @@ class Offloader:
         self,
         model: Model,
         state: DeviceState,
-        attention: AttentionBackend,
+        attention: Attention,
         new_kv: KVMaker,
         new_loader: NewLoader,
         shape: RingShape,
@@ -110,7 +110,7 @@ class Offloader:
         self._shape = shape
         self._policy: SparsePolicy = Full() if policy is None else policy
         self._layers = {id(kv): number for number, kv in enumerate(state.kv)}
-        self.ring_kv = new_kv(ring_pages(state.shape, shape))
+        self.ring_kv = new_kv(replace(state.shape.layer, num_pages=shape.num_pages))
         self._loader = new_loader(self.ring_kv, shape.block_pages)
         self._reader = RingReader(DeviceRing(shape.num_blocks), self._loader)
         self._rows: dict[int, list[int]] = {}
@@ -256,8 +256,3 @@ def _same_queue(device: torch.device) -> AbstractContextManager[object]:
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.current_stream(device))
-
-
-def ring_pages(shape: DeviceShape, ring: RingShape) -> DeviceShape:
-    """The ring's pages as the pages of one layer."""
-    return replace(shape, num_pages=ring.num_pages, scratch_pages=0)

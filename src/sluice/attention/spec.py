@@ -1,0 +1,60 @@
+"""What is constant in one layer's attention, and the sizes of the pages it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """How one layer attends. Models build one for each layer, once.
+
+    Raises:
+        ValueError: the query heads are no multiple of the KV heads, or the window is below 1.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    """Each serves `num_heads / num_kv_heads` query heads (GQA)."""
+    head_dim: int
+    dtype: torch.dtype
+    """Of queries and outputs."""
+    scale: float
+    """Factor of q.k."""
+    causal: bool = True
+    """A row's query i (position `kv_len - q_len + i`) sees positions up to its own; otherwise all."""
+    window: int | None = None
+    """A query sees at most this many of the latest positions, its own included. None: all."""
+    softcap: float | None = None
+    """Scores become `softcap * tanh(score / softcap)`."""
+    k_scale: float = 1.0
+    """Dequantisation factor of keys."""
+    v_scale: float = 1.0
+    """Dequantisation factor of values."""
+
+    @classmethod
+    def of(cls, q: torch.Tensor, num_kv_heads: int, scale: float, **rest: Any) -> Self:
+        """Return the spec of queries [N, heads, head_dim]. `rest` are further fields."""
+        return cls(q.shape[1], num_kv_heads, q.shape[2], q.dtype, scale, **rest)
+
+    def __post_init__(self) -> None:
+        heads, kv_heads = self.num_heads, self.num_kv_heads
+        if heads % kv_heads:
+            raise ValueError(f"query heads must be a multiple of the KV heads, got {heads} and {kv_heads}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window must be at least 1 position, got {self.window}")
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """Sizes of one layer's pages."""
+
+    num_pages: int
+    page_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
