@@ -43,16 +43,16 @@ from benchmarks.peers.server_process import free_port, serving
 from benchmarks.peers.sluice_server import Sluice
 from benchmarks.shadow_server import VOCAB
 from benchmarks.shadow_server import server as shadow_server
-from sluice.bench import facts
+from sluice.bench import BenchError
 from sluice.bench.command import checked_path
-from sluice.bench.errors import BenchError
+from sluice.bench.driver import WallTimer
 from sluice.bench.measure import measure_once, server_target, warm_up, workload_of
 from sluice.bench.metrics import Spread, Summary, summarize
+from sluice.bench.openai import ServerTarget
 from sluice.bench.options import BenchOptions, options_from
 from sluice.bench.records import Run
 from sluice.bench.report import milliseconds
-from sluice.bench.server_target import ServerTarget
-from sluice.bench.timing import WallTimer
+from sluice.bench.results import machine, versions
 from sluice.bench.workload import Workload, warmup_turns
 from sluice.config import ConfigError
 
@@ -150,7 +150,7 @@ def bodies(target: ServerTarget, workload: Workload, options: BenchOptions) -> l
 
 async def ours(target: ServerTarget, options: BenchOptions, repeat: int) -> Figures:
     await warm_up(target, options)
-    return figures_of(await measure_once(target, options, repeat, target.timer))
+    return figures_of(await measure_once(target, options, repeat))
 
 
 def measure(url: str, tokenizer: Path, options: BenchOptions, rounds: int) -> list[tuple[Figures, Figures]]:
@@ -263,8 +263,8 @@ def _record(args: argparse.Namespace, options: BenchOptions, found: Sequence[Row
         "all_agree": agree,
         "workload": asdict(options.workload),
         "numbers": [asdict(row) | {"ratio": row.ratio, "agrees": row.agrees} for row in found],
-        "versions": facts.versions(("torch",)) | aiperf_client.ENVIRONMENT.versions(("aiperf", "aiohttp")),
-        "machine": facts.machine(),
+        "versions": versions(("torch",)) | aiperf_client.ENVIRONMENT.versions(("aiperf", "aiohttp")),
+        "machine": machine(),
     }
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.environment import Environment
-from sluice.bench.errors import BenchError
+from sluice.bench import BenchError
 
 ENVIRONMENT = Environment("aiperf")
 VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -11,13 +11,12 @@ from typing import Any
 
 from benchmarks.peers.measure import measure, peer_named
 from benchmarks.peers.peer import Settings
+from sluice.bench import BenchError
 from sluice.bench.compare import Measure
-from sluice.bench.errors import BenchError
 from sluice.bench.measure import REPEAT_SEED
 from sluice.bench.metrics import Summary
-from sluice.bench.records import Result
 from sluice.bench.report import summaries
-from sluice.bench.result_file import read_result, write_result
+from sluice.bench.results import Result, read_result, write_result
 from sluice.config import ConfigError
 
 

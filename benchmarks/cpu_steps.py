@@ -27,7 +27,7 @@ import torch
 from benchmarks.peers.neighbour import neighbour
 from sluice.assembly.build import LoadedModel, load
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.bench import facts
+from sluice.bench.results import machine, versions
 from sluice.config import ConfigError, EngineConfig
 from sluice.runner.runner import Model
 from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"cpu_steps: error: {error}", file=sys.stderr)
         return 2
     if args.json is not None:
-        record = {"benchmark": "cpu_steps", "machine": facts.machine(), "versions": facts.versions(), "runs": found}
+        record = {"benchmark": "cpu_steps", "machine": machine(), "versions": versions(), "runs": found}
         args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return 0
 

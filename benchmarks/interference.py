@@ -25,10 +25,9 @@ from benchmarks.figures_page import Plot, in_milliseconds, page
 from benchmarks.peers.environment import SetupError
 from benchmarks.peers.measure import PEERS
 from benchmarks.peers.peer import Settings
-from sluice.bench import facts
+from sluice.bench import BenchError
 from sluice.bench.compare import Measure
-from sluice.bench.errors import BenchError
-from sluice.bench.records import Result
+from sluice.bench.results import Result, machine
 from sluice.bench.workload import LONG, SHORT
 from sluice.config import ConfigError
 
@@ -105,7 +104,7 @@ def _write(prefix: Path, peer: str, results: dict[str, Result]) -> None:
         "workload": first.settings["workload"],
         "commands": {label: result.target["peer"] for label, result in results.items()},
         "versions": first.versions,
-        "machine": facts.machine(),
+        "machine": machine(),
     }
     prefix.with_name(f"{prefix.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     introduction = (

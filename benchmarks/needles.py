@@ -31,7 +31,7 @@ from benchmarks.exact_recall import SHAPES, RecallShape, needle_prompts, write_r
 from benchmarks.exact_recall.construction import NUM_LAYERS
 from benchmarks.figures_page import Plot, page
 from benchmarks.long_context.reading import Task
-from sluice.bench import facts
+from sluice.bench.results import IN_PROCESS_PACKAGES, machine, versions
 from sluice.footprint import KVSizes
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -194,8 +194,8 @@ def _write(
         "figures": figures,
         "readings": readings,
         "left_out": skipped,
-        "versions": facts.versions(facts.IN_PROCESS_PACKAGES),
-        "machine": facts.machine(),
+        "versions": versions(IN_PROCESS_PACKAGES),
+        "machine": machine(),
     }
     args.out.with_name(f"{args.out.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     introduction = (

@@ -37,7 +37,7 @@ from benchmarks.long_context.link import TimedLink
 from benchmarks.long_context.slow_disk import slow_disk
 from benchmarks.needles import ROOM, disk_options, option_of, tokens_of
 from sluice.assembly.build import EngineInfo, build_engine
-from sluice.bench import facts
+from sluice.bench.results import IN_PROCESS_PACKAGES, machine, versions
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Submit
@@ -241,8 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "disk_mb_per_second": args.disk_mb_per_second,
         "memory": info.memory.as_dict(),
         "read_limit_bytes_per_second": read_limit(args.disk, info),
-        "versions": facts.versions(facts.IN_PROCESS_PACKAGES),
-        "machine": facts.machine(),
+        "versions": versions(IN_PROCESS_PACKAGES),
+        "machine": machine(),
     }
     args.out.with_name(f"{args.out.name}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for own in phases.values():

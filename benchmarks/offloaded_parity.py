@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice import LLM, SamplingParams
-from sluice.bench import facts
+from sluice.bench.results import machine, versions
 from sluice.llm import Result
 
 PAGE_SIZE = 32
@@ -51,8 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(found[-1]), flush=True)
         args.disk.unlink()
     if args.json is not None:
-        record = {"benchmark": "offloaded_parity", "length": args.length, "machine": facts.machine(), "runs": found}
-        args.json.write_text(json.dumps(record | {"versions": facts.versions()}, indent=1) + "\n", encoding="utf-8")
+        record = {"benchmark": "offloaded_parity", "length": args.length, "machine": machine(), "runs": found}
+        args.json.write_text(json.dumps(record | {"versions": versions()}, indent=1) + "\n", encoding="utf-8")
     return 0 if all(run["is_same"] for run in found) else 1
 
 

@@ -31,11 +31,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.alternating import Configuration, alternate, medians
 from benchmarks.peers.environment import SetupError
 from benchmarks.peers.peer import Settings
-from sluice.bench import facts
-from sluice.bench.compare import Comparison, Measure, compare
-from sluice.bench.compare_command import table
-from sluice.bench.errors import BenchError
-from sluice.bench.records import Result
+from sluice.bench import BenchError
+from sluice.bench.compare import Comparison, Measure, compare, table
+from sluice.bench.results import Result, machine
 from sluice.config import ConfigError
 
 PREFILL_FIRST, WHOLE, CHUNKED = "prefill-first", "whole", "chunked"
@@ -108,7 +106,7 @@ def _write(prefix: Path, results: dict[str, Result]) -> None:
         "workload": first.settings["workload"],
         "commands": {label: result.target["peer"] for label, result in results.items()},
         "versions": first.versions,
-        "machine": facts.machine(),
+        "machine": machine(),
     }
     prefix.with_name(f"{prefix.name}.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     for name, comparison in comparisons.items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sluice.bench import facts
+from sluice.bench.results import machine, versions
 
 FRONT = ("uvicorn", "h11", "starlette", "msgspec", "pyzmq")
 """Packages that the server's speed depends on."""
@@ -19,8 +19,8 @@ def show(figures: Mapping[str, Any], path: Path | None) -> None:
     """Print the figures of this run, and write them to a file if there is one."""
     record = {
         "command": shlex.join(["python", *sys.argv]),
-        "versions": facts.versions(FRONT),
-        "machine": facts.machine(),
+        "versions": versions(FRONT),
+        "machine": machine(),
     }
     text = json.dumps(record | dict(figures), indent=2)
     print(text)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from sluice.bench.answers import Arrival, CountedBy, Failure
 from sluice.bench.options import BenchOptions, options_from
-from sluice.bench.records import Record, Result, Run
-from sluice.bench.result_file import FORMAT
+from sluice.bench.records import Arrival, CountedBy, Failure, Record, Run
+from sluice.bench.results import FORMAT, Result
 
 
 class ManualTimer:

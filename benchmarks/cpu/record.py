@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.machine import Rates, rates
-from sluice.bench import facts
+from sluice.bench.results import machine
 from sluice.config import ConfigError
 
 FORMAT = "sluice-cpu-peers-1"
@@ -30,7 +30,7 @@ class Record:
             ConfigError: it is no such file, or of another number of threads.
         """
         if not path.exists():
-            content = {"format": FORMAT, "threads": threads, "machine": facts.machine()}
+            content = {"format": FORMAT, "threads": threads, "machine": machine()}
             record = cls(path, content | {"rates": asdict(rates(threads)), "rows": {}, "engines": {}})
             record.save()
             return record

@@ -12,11 +12,11 @@ from benchmarks.cpu.rows import Row, Session
 from benchmarks.peers.environment import SetupError
 from benchmarks.peers.measure import measure_jobs, peer_named
 from benchmarks.peers.peer import Job
-from sluice.bench.errors import BenchError
+from sluice.bench import BenchError
 from sluice.bench.measure import REPEAT_SEED
 from sluice.bench.metrics import Summary
 from sluice.bench.report import summaries
-from sluice.bench.result_file import read_result
+from sluice.bench.results import read_result
 from sluice.config import ConfigError
 
 

@@ -12,20 +12,19 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.neighbour import neighbour
 from benchmarks.peers.peer import Job, Settings
-from sluice.bench import facts
+from sluice.bench import BenchError
 from sluice.bench.command import checked_options, verdict
+from sluice.bench.driver import WallTimer
 from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink, running
-from sluice.bench.errors import BenchError
 from sluice.bench.measure import measure_all, result_of
 from sluice.bench.options import BenchOptions
-from sluice.bench.result_file import write_result
-from sluice.bench.timing import WallTimer
+from sluice.bench.results import write_result
 from sluice.config import ConfigError
 from sluice.limits import Limits
 
@@ -78,7 +77,8 @@ def _measure(request: Request, make_loop: MakeLoop) -> int:
             target = EngineTarget(link, limits, _eos_ids(settings), timer, 0.0, options.workload.ignore_eos, ids)
             with neighbour(job.busy_processor):
                 runs = asyncio.run(measure_all(target, options))
-            result = result_of(options, described, runs, facts.versions() | request.peer["versions"])
+            result = result_of(options, described, runs)
+            result = replace(result, versions=result.versions | request.peer["versions"])
             write_result(result, job.out)
             if (status := verdict(result)) != 0:
                 return status

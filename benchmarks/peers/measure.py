@@ -23,7 +23,7 @@ from benchmarks.peers.transformers_batching import Transformers
 from benchmarks.peers.vllm_server import VLLM
 from sluice.bench.command import checked_options, verdict
 from sluice.bench.measure import measure_server
-from sluice.bench.result_file import write_result
+from sluice.bench.results import write_result
 
 SERVERS: dict[str, ServerPeer] = {peer.name: peer for peer in (Sluice(), VLLM(), LlamaCpp())}
 IN_PROCESS: dict[str, InProcessPeer] = {peer.name: peer for peer in (OpenVINO(), Transformers())}

@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.peers.environment import SetupError
 from benchmarks.peers.measure import IN_PROCESS, PEERS, measure, peer_named
 from benchmarks.peers.peer import Settings
-from sluice.bench.command import checked_options, checked_path, write_text
-from sluice.bench.errors import BenchError
+from sluice.bench import BenchError
+from sluice.bench.command import checked_options, checked_path
 from sluice.bench.html import page
 from sluice.bench.options import add_bench_arguments
 from sluice.bench.report import table
-from sluice.bench.result_file import read_result
+from sluice.bench.results import read_result, write_file
 from sluice.config import ConfigError
 
 
@@ -98,7 +98,7 @@ def _run(args: argparse.Namespace, given: dict[str, Any]) -> int:
             result = read_result(out)
             print(table(result))
             if html_path is not None:
-                write_text(html_path, page(result))
+                write_file(html_path, page(result).encode())
     return status
 
 

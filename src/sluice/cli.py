@@ -309,7 +309,7 @@ def bench(given: dict[str, Any]) -> int:
 
 def compare(given: dict[str, Any]) -> int:
     """`sluice compare`."""
-    from sluice.bench.compare_command import run_compare
+    from sluice.bench.command import run_compare
 
     return _run("compare", run_compare, given)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from bench_makers import record, result
-from sluice.bench.compare import ENOUGH_RUNS, Comparison, Ratio, compare, expanded_tail, interval
-from sluice.bench.compare_command import table
-from sluice.bench.records import Record, Result
+from sluice.bench.compare import ENOUGH_RUNS, Comparison, Ratio, compare, expanded_tail, interval, table
+from sluice.bench.records import Record
+from sluice.bench.results import Result
 
 
 def run(scale: float, *, noise: float = 0.0, rng: random.Random | None = None, kind: str = "short") -> list[Record]:

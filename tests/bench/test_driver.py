@@ -10,14 +10,12 @@ from itertools import count
 from bench_makers import ManualTimer
 from serving import run
 from sluice.bench.driver import Attempt, drive, record_of
-from sluice.bench.lengths import Fixed
+from sluice.bench.http import find_server
 from sluice.bench.metrics import e2e, itls, summarize, ttft, ttft_after_send
+from sluice.bench.openai import ServerTarget
 from sluice.bench.options import options_from
-from sluice.bench.prompts import PromptMaker
 from sluice.bench.records import Record
-from sluice.bench.server_target import ServerTarget
-from sluice.bench.url import find_server
-from sluice.bench.workload import Background, Session, Turn, Workload
+from sluice.bench.workload import Background, Fixed, PromptMaker, Session, Turn, Workload
 from sse_server import Call, ScriptedServer, scripted, stream_at_once
 
 START_SENT_HEAD = 3
@@ -68,7 +66,7 @@ async def start(server: ScriptedServer, workload: Workload) -> World:
     target = ServerTarget(
         await find_server(server.url), "toy", options_from({}).target, timer, as_text=workload_has_turns(workload)
     )
-    return World(server, timer, watcher, asyncio.create_task(drive(target, workload, timer, watcher)))
+    return World(server, timer, watcher, asyncio.create_task(drive(target, workload, watcher.ended)))
 
 
 def workload_has_turns(workload: Workload) -> bool:

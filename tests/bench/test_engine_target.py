@@ -9,14 +9,12 @@ import pytest
 
 from serving import PATIENCE
 from shadow_engine import LIMITS, PAGE_SIZE, VOCAB, shadow_engine
-from sluice.bench.driver import drive, record_of
+from sluice.bench.driver import WallTimer, drive, record_of
 from sluice.bench.engine_target import EngineTarget, ThreadLink, running
 from sluice.bench.measure import measure_engine
 from sluice.bench.metrics import summarize
-from sluice.bench.options import options_from
-from sluice.bench.presets import resolve_workload
+from sluice.bench.options import options_from, resolve_workload
 from sluice.bench.records import Record
-from sluice.bench.timing import WallTimer
 from sluice.bench.workload import build_workload
 from sluice.config import ConfigError
 from sluice.testing import Faults
@@ -30,7 +28,7 @@ def measured(faults: Faults | None = None, **given: Any) -> list[Record]:
     workload = build_workload(resolve_workload(given), vocab_size=VOCAB)
 
     async def body() -> list[Record]:
-        start, attempts = await asyncio.wait_for(drive(target, workload, timer), PATIENCE)
+        start, attempts = await asyncio.wait_for(drive(target, workload), PATIENCE)
         return [record_of(attempt, start) for attempt in attempts]
 
     with running(shadow_engine(link, faults), link):
@@ -87,7 +85,7 @@ def test_an_engine_that_dies_fails_what_is_open_and_what_comes() -> None:
         workload = build_workload(
             resolve_workload({"num_requests": 3, "concurrency": 2, "prompt_tokens": "5"}), vocab_size=VOCAB
         )
-        _, attempts = await asyncio.wait_for(drive(target, workload, timer), PATIENCE)
+        _, attempts = await asyncio.wait_for(drive(target, workload), PATIENCE)
         return [str(attempt.exchange.answer().failure) for attempt in attempts]
 
     with running(engine, link):

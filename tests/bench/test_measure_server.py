@@ -14,16 +14,14 @@ import uvicorn
 from bench_makers import ManualTimer
 from serving import MODEL, Server, run, serving
 from shadow_engine import PAGE_SIZE, VOCAB
-from sluice.bench.answers import CountedBy
-from sluice.bench.compare_command import measure_in_turns
-from sluice.bench.errors import BenchError
-from sluice.bench.http import exchange
-from sluice.bench.measure import measure_server
+from sluice.bench import BenchError
+from sluice.bench.driver import WallTimer
+from sluice.bench.http import exchange, find_server
+from sluice.bench.measure import measure_in_turns, measure_server
 from sluice.bench.metrics import summarize
 from sluice.bench.options import options_from
-from sluice.bench.records import Result
-from sluice.bench.timing import WallTimer
-from sluice.bench.url import find_server
+from sluice.bench.records import CountedBy
+from sluice.bench.results import Result
 from sluice.config import ConfigError
 from sluice.http.serve import HttpServer
 from sse_server import MODELS, Call, Handler, scripted, stream_at_once

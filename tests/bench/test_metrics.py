@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench_makers import record
-from sluice.bench.answers import Failure
 from sluice.bench.metrics import (
     Goodput,
     Window,
@@ -30,7 +29,7 @@ from sluice.bench.metrics import (
     ttft,
     ttft_after_send,
 )
-from sluice.bench.records import Record
+from sluice.bench.records import Failure, Record
 from sluice.config import ConfigError
 
 TIMES = st.floats(0, 100, allow_nan=False)

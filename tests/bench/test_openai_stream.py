@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.bench.answers import Arrival, CountedBy, Failure
-from sluice.bench.http import RawExchange
-from sluice.bench.openai_stream import read_answer
-from sluice.bench.sse import Event, events, parse_response
+from sluice.bench.http import Event, RawExchange, events, parse_response
+from sluice.bench.openai import read_answer
+from sluice.bench.records import Arrival, CountedBy, Failure
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\n"
 

@@ -12,16 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench_makers import record, result
-from sluice.bench.answers import CountedBy, Failure
-from sluice.bench.errors import BenchError
+from sluice.bench import BenchError
 from sluice.bench.html import page
 from sluice.bench.metrics import summarize
 from sluice.bench.options import options_from
 from sluice.bench.plots import CDF_POINTS, Axis, cdf_points, value_axis
-from sluice.bench.records import Record, Result, Run
-from sluice.bench.remarks import remarks
-from sluice.bench.report import milliseconds, table
-from sluice.bench.result_file import read_result, write_result
+from sluice.bench.records import CountedBy, Failure, Record, Run
+from sluice.bench.report import milliseconds, remarks, table
+from sluice.bench.results import Result, read_result, write_result
 
 LOST = Failure("broken stream", "<the stream> broke off")
 STEADY = [record(1.0 + 0.01 * i, 1.02 + 0.01 * i, 1.05 + 0.01 * i, due=0.01 * i) for i in range(9)]

@@ -15,12 +15,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluice.bench.arrivals import Bursts, Every, Random
-from sluice.bench.lengths import Fixed, LogNormal, Uniform, parse_lengths
-from sluice.bench.options import options_from
-from sluice.bench.presets import PRESETS, resolve_workload
-from sluice.bench.prompts import PromptMaker, as_text
-from sluice.bench.workload import Workload, build_workload, warmup_turns
+from sluice.bench.options import PRESETS, options_from, resolve_workload
+from sluice.bench.workload import (
+    Fixed,
+    LogNormal,
+    PromptMaker,
+    Uniform,
+    Workload,
+    as_text,
+    build_workload,
+    fixed_times,
+    parse_lengths,
+    random_times,
+    warmup_turns,
+)
 from sluice.config import ConfigError
 
 
@@ -71,15 +79,14 @@ def test_drawn_lengths_have_their_distribution() -> None:
 
 
 def test_fixed_schedules_are_exact() -> None:
-    rng = random.Random(0)
-    assert Every(0.02).times(4, rng) == [0.0, 0.02, 0.04, 0.06]
-    assert Bursts(3, 2.0).times(7, rng) == [0, 0, 0, 2, 2, 2, 4]
+    assert fixed_times(4, 0.02) == [0.0, 0.02, 0.04, 0.06]
+    assert fixed_times(7, 2.0, 3) == [0, 0, 0, 2, 2, 2, 4]
     assert starts(workload(at_ms="8000,2000")) == [2.0, 8.0]
 
 
 @pytest.mark.parametrize(("burstiness", "variance"), [(1.0, 1.0), (4.0, 0.25), (0.25, 4.0)])
 def test_random_gaps_have_the_rate_and_the_variance_that_were_asked_for(burstiness: float, variance: float) -> None:
-    times = [0.0, *Random(2.0, burstiness).times(20_000, random.Random(3))]
+    times = [0.0, *random_times(20_000, 2.0, burstiness, random.Random(3))]
     gaps = [2 * (after - before) for before, after in pairwise(times)]
     assert min(gaps) >= 0
     assert mean(gaps) == pytest.approx(1.0, rel=0.05)

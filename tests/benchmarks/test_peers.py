@@ -25,12 +25,12 @@ from benchmarks.peers.server_process import free_port, serving
 from benchmarks.peers.transformers_batching import load
 from benchmarks.peers.vllm_server import VLLM
 from processes import ends
+from sluice.bench.driver import WallTimer
 from sluice.bench.engine_target import EngineTarget, ThreadLink, running
 from sluice.bench.measure import measure_in_process
 from sluice.bench.options import options_from
 from sluice.bench.records import Run
-from sluice.bench.result_file import read_result
-from sluice.bench.timing import WallTimer
+from sluice.bench.results import read_result
 from sluice.bench.workload import Turn
 from sluice.config import ConfigError
 from sluice.limits import Limits

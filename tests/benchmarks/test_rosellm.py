@@ -7,8 +7,8 @@ from pathlib import Path
 from benchmarks.peers.peer import Settings
 from benchmarks.rosellm import PAIRS, PRESETS, configurations
 from sluice.assembly.resolve import resolve
-from sluice.bench.options import PRESET_NAMES
-from sluice.bench.presets import resolve_workload
+from sluice.bench import options
+from sluice.bench.options import resolve_workload
 from sluice.bench.workload import Workload, build_workload
 from sluice.config import EngineConfig
 from sluice.scheduler.setup import SchedulerSetup
@@ -63,7 +63,7 @@ def most_prefill(plans: list[BatchPlan]) -> int:
 
 
 def test_presets_are_those_of_bench() -> None:
-    assert set(PRESETS) <= set(PRESET_NAMES)
+    assert set(PRESETS) <= set(options.PRESETS)
     assert {label for pair in PAIRS for label in pair} == set(WAYS)
 
 

@@ -14,9 +14,9 @@ from benchmarks.alternating import Configuration, alternate, medians
 from benchmarks.figures_page import in_milliseconds, page
 from benchmarks.interference import ITL_MAX, MEASURES, PLOTS, TTFT, configurations
 from benchmarks.peers.peer import Settings
-from sluice.bench.errors import BenchError
+from sluice.bench import BenchError
 from sluice.bench.measure import REPEAT_SEED
-from sluice.bench.result_file import read_result, write_result
+from sluice.bench.results import read_result, write_result
 from sluice.config import ConfigError
 
 HERE = Settings(Path("nowhere"))

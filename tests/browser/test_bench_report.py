@@ -11,8 +11,8 @@ from playwright.sync_api import Browser
 
 from bench_makers import record, result
 from browser.looking import Look, looking
-from sluice.bench.answers import Failure
 from sluice.bench.html import page
+from sluice.bench.records import Failure
 from sluice.bench.workload import LONG
 
 STALLS = ((1.0, 0.6), (3.0, 0.5))

@@ -1,4 +1,4 @@
-"""`sluice bench`: from the command line to table and files."""
+"""`sluice bench` and `sluice compare`: from the command line to table and files."""
 
 from __future__ import annotations
 
@@ -7,57 +7,87 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sluice.bench.answers import Failure
-from sluice.bench.errors import BenchError
-from sluice.bench.measure import measure_engine, measure_server
+import msgspec
+
+from sluice.bench import BenchError
+from sluice.bench import compare as comparisons
+from sluice.bench.measure import measure_engine, measure_in_turns, measure_server
 from sluice.bench.metrics import parse_goodput
-from sluice.bench.options import BenchOptions, option_names, options_from
-from sluice.bench.records import Result, Run
-from sluice.bench.remarks import streams_nothing
-from sluice.bench.report import table
-from sluice.bench.result_file import read_result, write_result
+from sluice.bench.options import OPTION_NAMES, BenchOptions, options_from
+from sluice.bench.records import Failure, Run
+from sluice.bench.report import streams_nothing, table
+from sluice.bench.results import Result, read_result, write_file, write_result
 from sluice.bench.workload import build_workload
 from sluice.config import ConfigError, EngineConfig, flag
 
-FILES = ("json", "html")
-
 
 def run_bench(given: dict[str, Any]) -> int:
-    """Measure, or read what was measured, and show it. Returns the exit status: 0, or 1 if nothing worked.
+    """Measure, or read what was measured, and show it. Returns the exit status: 0, or 1 if all requests failed.
 
     Args:
-        given: the flags that were given, by name.
+        given: the flags of the command line, by name.
 
     Raises:
-        ConfigError: a wrong command line.
-        BenchError: a measurement that cannot be made.
-        OSError, ValueError, RuntimeError: a model that cannot be loaded.
+        ConfigError: the command line is wrong.
+        BenchError: the measurement cannot be made.
+        OSError, ValueError, RuntimeError: the model cannot be loaded.
     """
-    json_path, html_path = (checked_path(flag(name), given.pop(name, None)) for name in FILES)
+    json_path, html_path = (checked_path(flag(name), given.pop(name, None)) for name in ("json", "html"))
     source = given.pop("source", None)
     if source is not None:
         if given or json_path:
             raise ConfigError(f"--from measures nothing: {flag(next(iter(given), 'json'))} cannot be honoured")
         result = read_result(Path(source))
     else:
-        result = measure(given)
+        result = _measure(given)
     if json_path is not None:
         write_result(result, json_path)
     if html_path is not None:
         from sluice.bench.html import page
 
-        write_text(html_path, page(result))
+        write_file(html_path, page(result).encode())
     print(table(result))
     return 0 if source is not None else verdict(result)
 
 
-def measure(given: dict[str, Any]) -> Result:
-    """
+def run_compare(given: dict[str, Any]) -> int:
+    """Compare two results, or measure two servers in turns, and print the ratios. Returns the exit status.
+
     Raises:
-        As `run_bench`.
+        ConfigError: the command line is wrong.
+        BenchError: a file holds no result, or a server cannot be measured.
     """
+    files, urls = given.pop("files", []), given.pop("urls", [])
+    json_path = checked_path("--json", given.pop("json", None))
+    keep = given.pop("keep", None)
+    if bool(files) == bool(urls) or len(files or urls) != 2:
+        raise ConfigError("give two files, or --url twice")
+    if files:
+        if given or keep is not None:
+            raise ConfigError(f"two files are compared as they are; {flag(next(iter(given), 'keep'))} is for two --url")
+        results = [read_result(Path(path)) for path in files]
+    else:
+        kept = [checked_path("--keep", f"{keep}-{side}.json") for side in "ab"] if keep is not None else []
+        results = asyncio.run(measure_in_turns(urls, checked_options(given)))
+        for path, result in zip(kept, results, strict=False):
+            assert path is not None
+            write_result(result, path)
+        for result in results:
+            for failure in map(total_failure, result.runs):
+                if failure is not None:
+                    raise BenchError(
+                        f"all requests to {result.target['url']} failed: {failure.kind}: {failure.message}"
+                    )
+    comparison = comparisons.compare(*results, paired=bool(urls))
+    if json_path is not None:
+        write_file(json_path, msgspec.json.encode(comparison) + b"\n")
+    print(comparisons.table(comparison))
+    return 0
+
+
+def _measure(given: dict[str, Any]) -> Result:
     url = given.pop("url", None)
-    options = checked_options({name: given.pop(name) for name in option_names() & given.keys()})
+    options = checked_options({name: given.pop(name) for name in OPTION_NAMES & given.keys()})
     if (url is None) == ("model" not in given):
         raise ConfigError("give one of --url, a server, and --model, to measure in this process")
     if url is None:
@@ -74,10 +104,10 @@ def measure(given: dict[str, Any]) -> Result:
 
 
 def checked_options(given: dict[str, Any]) -> BenchOptions:
-    """The options, every text in them understood: nothing is found out after minutes of measuring.
+    """Make the options, and check every text in them before minutes of measuring.
 
     Raises:
-        ConfigError
+        ConfigError: a value is not accepted, or options contradict each other.
     """
     options = options_from(given)
     if options.run.goodput is not None:
@@ -87,10 +117,10 @@ def checked_options(given: dict[str, Any]) -> BenchOptions:
 
 
 def checked_path(name: str, text: str | None) -> Path | None:
-    """Where to write, if that is possible.
+    """Return the path to write to.
 
     Raises:
-        ConfigError: there is no such folder, or it is a folder itself.
+        ConfigError: its folder does not exist, or it is a folder itself.
     """
     if text is None:
         return None
@@ -100,25 +130,14 @@ def checked_path(name: str, text: str | None) -> Path | None:
     return path
 
 
-def write_text(path: Path, text: str) -> None:
-    """
-    Raises:
-        BenchError: the file cannot be written.
-    """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BenchError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 def total_failure(run: Run) -> Failure | None:
-    """The first failure of a run in which nothing else happened."""
+    """Return the first failure of a run in which all requests failed."""
     failures = [record.failure for record in run.requests if record.failure is not None]
     return failures[0] if len(failures) == len(run.requests) else None
 
 
 def verdict(result: Result) -> int:
-    """The exit status of a measurement; why it is not 0 goes to standard error."""
+    """Return the exit status of a measurement, and print to standard error why it is not 0."""
     for run in result.runs:
         failure = total_failure(run)
         if failure is not None:

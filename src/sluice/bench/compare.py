@@ -1,43 +1,44 @@
-"""Two results against each other: ratios of their numbers, and how sure they are.
+"""Compares two results: the ratios of their numbers, their confidence intervals, and the table of both.
 
-With several runs of each, what varies is the run: ratios are resampled over the repeats (bootstrap; B. Efron and R.
-Tibshirani, An Introduction to the Bootstrap, 1993). The percentiles of few repeats make too narrow an interval, so
-they are taken further out (the expanded percentile interval of T. Hesterberg, What Teachers Should Know About the
-Bootstrap, The American Statistician 69(4), 2015). Runs that were measured in turns are
-resampled in pairs, so what slowed both sides of a pair cancels. With one run of each, its requests are resampled:
-that knows nothing of how one run differs from the next, and the interval says so.
+With several runs of each, ratios are resampled over the runs (bootstrap; B. Efron and R. Tibshirani, An Introduction to
+the Bootstrap, 1993). The percentiles of few runs make too narrow an interval, so they are taken further out (the
+expanded percentile interval of T. Hesterberg, What Teachers Should Know About the Bootstrap, The American Statistician
+69(4), 2015). Runs that were measured in turns are resampled in pairs, so what slowed both sides of a pair cancels. With
+one run of each, its requests are resampled. That does not show how one run differs from the next, and the table says
+so.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
-from sluice.bench.metrics import Latencies, Spread, Summary, percentile, summarize
-from sluice.bench.records import Record, Result, served
+from sluice.bench.metrics import Latencies, Summary, percentile, summarize
+from sluice.bench.records import Record
+from sluice.bench.report import CACHED_MATTERS, milliseconds
+from sluice.bench.results import Result, served
 
 RESAMPLES = 10_000
 REQUEST_RESAMPLES = 200
 MOST_TOKENS = 4_000_000
-"""Resampling requests computes every number again: fewer times, if there are many tokens."""
+"""Resampling requests computes every number again, so there are fewer resamples of many tokens."""
 LEAST_RESAMPLES = 40
 CONFIDENCE = 95
 ENOUGH_RUNS = 5
-"""Intervals never reach beyond the runs there are. One in four times three runs lie all on the same side of the truth,
-one in sixteen times five do: from here on a side is called better."""
+"""Runs from which on a side is called better. Intervals never reach beyond the runs: all of three runs lie on the same
+side of the truth one time in four, all of five one time in sixteen."""
 T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)
 """97.5% quantiles of Student's t for 1, 2, ... degrees of freedom; above, 1.96 + 2.5 / degrees is as good."""
 SEED = 0
-CACHED_MATTERS = 0.02
-"""Shares of prompt tokens from a cache are not the same if they differ by more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One number of both. `ratio` is other / base."""
+    """A number of both results. `ratio` is other / base."""
 
     name: str
     unit: str
@@ -46,11 +47,10 @@ class Ratio:
     ratio: float
     low: float | None
     high: float | None
-    """Ends of the 95% interval of the ratio; None where it cannot be said."""
+    """Ends of the ratio's 95% interval; None where it is unknown."""
     bigger_is_better: bool = False
-
     is_clear: bool = False
-    """There are enough runs, and the interval leaves 1 out."""
+    """True if there are enough runs, and 1 is not in the interval."""
 
     @property
     def is_better(self) -> bool:
@@ -59,16 +59,16 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two results say of each other."""
+    """The ratios of two results, and what is not the same in both."""
 
     base: str
     other: str
     resampled: str
-    """What the intervals are over: "pairs of runs", "runs" or "requests"."""
+    """What was resampled for the intervals: "pairs of runs", "runs" or "requests"."""
     runs: tuple[int, int]
     ratios: tuple[Ratio, ...]
     differences: tuple[str, ...]
-    """Settings of the workload that are not the same: then the ratios compare two things at once."""
+    """Settings that are not the same: then the ratios compare two things at once."""
 
 
 Number = Callable[[Summary], float | None]
@@ -85,47 +85,46 @@ class Measure:
 
 
 def compare(base: Result, other: Result, *, paired: bool = False) -> Comparison:
-    """
+    """Compare all numbers that both results have.
+
     Args:
         paired: the runs were measured in turns, first base, then other; there must be as many of each.
     """
     before, after = ([summarize(run.requests) for run in result.runs] for result in (base, other))
     assert not paired or len(before) == len(after), f"{len(before)} runs against {len(after)}"
-    enough = min(len(before), len(after)) > 1
-    resampled = "requests" if not enough else "pairs of runs" if paired else "runs"
-    by_requests = None if enough else _resampled_summaries(base.runs[0].requests, other.runs[0].requests)
+    has_repeats = min(len(before), len(after)) > 1
+    drawn = [] if has_repeats else _resampled_summaries(base.runs[0].requests, other.runs[0].requests)
     ratios = []
     for measure in measures(before + after):
         ours = [value for value in map(measure.of, before) if value is not None]
         theirs = [value for value in map(measure.of, after) if value is not None]
-        # A ratio of a zero says nothing; bundled tokens make zeros of ITL medians.
+        # A ratio of a zero means nothing; bundled tokens make zeros of ITL medians.
         if len(ours) < len(before) or len(theirs) < len(after) or min(ours + theirs) <= 0:
             continue
-        ratio = _mean(theirs) / _mean(ours)
-        if by_requests is not None:
-            drawn = [_quotient(measure.of(a), measure.of(b)) for a, b in by_requests]
+        if has_repeats:
+            count = min(len(ours), len(theirs))
+            low, high = interval(list(_resampled_ratios(ours, theirs, paired)), count)
         else:
-            drawn = list(_resampled_ratios(ours, theirs, paired))
-        count = min(len(ours), len(theirs)) if enough else len(base.runs[0].requests)
-        low, high = interval([value for value in drawn if value is not None], count)
-        is_clear = min(len(ours), len(theirs)) >= ENOUGH_RUNS and not (low or 0.0) <= 1.0 <= (high or math.inf)
+            count = len(base.runs[0].requests)
+            quotients = [_quotient(measure.of(one), measure.of(two)) for one, two in drawn]
+            low, high = interval([value for value in quotients if value is not None], count)
         ratios.append(
             Ratio(
-                measure.name,
-                measure.unit,
-                _mean(ours),
-                _mean(theirs),
-                ratio,
-                low,
-                high,
-                measure.bigger_is_better,
-                is_clear,
+                name=measure.name,
+                unit=measure.unit,
+                base=_mean(ours),
+                other=_mean(theirs),
+                ratio=_mean(theirs) / _mean(ours),
+                low=low,
+                high=high,
+                bigger_is_better=measure.bigger_is_better,
+                is_clear=min(len(ours), len(theirs)) >= ENOUGH_RUNS and not (low or 0.0) <= 1.0 <= (high or math.inf),
             )
         )
     return Comparison(
         base=_label(base),
         other=_label(other),
-        resampled=resampled,
+        resampled="requests" if not has_repeats else "pairs of runs" if paired else "runs",
         runs=(len(before), len(after)),
         ratios=tuple(ratios),
         differences=(*_differences(base, other), *_cached(before, after)),
@@ -133,7 +132,7 @@ def compare(base: Result, other: Result, *, paired: bool = False) -> Comparison:
 
 
 def measures(summaries: Sequence[Summary]) -> list[Measure]:
-    """What is compared: of all requests, of every class that is in all runs, and inside prefill windows."""
+    """Return the numbers to compare: of all requests, of each class that is in all runs, and inside prefill windows."""
     found = [
         Measure("output tokens/s", "", lambda summary: summary.output_per_second, bigger_is_better=True),
         Measure("requests/s", "", lambda summary: summary.requests_per_second, bigger_is_better=True),
@@ -142,44 +141,33 @@ def measures(summaries: Sequence[Summary]) -> list[Measure]:
     kinds = [kind for kind in summaries[0].by_kind if all(kind in summary.by_kind for summary in summaries)]
     if len(kinds) > 1:
         for kind in kinds:
-            found += _latency_measures(f"{kind}: ", _of_kind(kind))
+            found += _latency_measures(f"{kind}: ", partial(_of_kind, kind))
     if all(summary.windows for summary in summaries):
         found += [
-            Measure("ITL p50 in long prefills", "ms", lambda summary: summary.itl_in_windows.p50),
-            Measure("ITL p99 in long prefills", "ms", lambda summary: summary.itl_in_windows.p99),
-            Measure("ITL max in long prefills", "ms", lambda summary: summary.itl_in_windows.max),
+            Measure(f"ITL {statistic} in long prefills", "ms", partial(_in_windows, statistic))
+            for statistic in ("p50", "p99", "max")
         ]
     return found
 
 
-def _of_kind(kind: str) -> Callable[[Summary], Latencies]:
-    return lambda summary: summary.by_kind[kind]
-
-
-METRICS: Mapping[str, Callable[[Latencies], Spread]] = {
-    "TTFT": lambda latencies: latencies.ttft,
-    "TPOT": lambda latencies: latencies.tpot,
-    "ITL": lambda latencies: latencies.itl,
-    "end to end": lambda latencies: latencies.e2e,
-}
-STATISTICS: Mapping[str, Callable[[Spread], float | None]] = {
-    "mean": lambda values: values.mean,
-    "p50": lambda values: values.p50,
-    "p99": lambda values: values.p99,
-    "max": lambda values: values.max,
-}
-
-
 def _latency_measures(prefix: str, latencies: Callable[[Summary], Latencies]) -> list[Measure]:
     def number(metric: str, statistic: str) -> Number:
-        return lambda summary: STATISTICS[statistic](METRICS[metric](latencies(summary)))
+        return lambda summary: latencies(summary).named()[metric].figures()[statistic]
 
     return [
         Measure(f"{prefix}{metric} {statistic}", "ms", number(metric, statistic))
-        for metric in METRICS
-        for statistic in STATISTICS
+        for metric in ("TTFT", "TPOT", "ITL", "end to end")
+        for statistic in ("mean", "p50", "p99", "max")
         if statistic != "max" or metric == "ITL"
     ]
+
+
+def _of_kind(kind: str, summary: Summary) -> Latencies:
+    return summary.by_kind[kind]
+
+
+def _in_windows(statistic: str, summary: Summary) -> float | None:
+    return summary.itl_in_windows.figures()[statistic]
 
 
 def _resampled_ratios(ours: Sequence[float], theirs: Sequence[float], paired: bool) -> Iterator[float]:
@@ -198,17 +186,17 @@ def _resampled_summaries(ours: Sequence[Record], theirs: Sequence[Record]) -> li
 
 
 def _redrawn(records: Sequence[Record], rng: random.Random) -> list[Record]:
-    """As many of each class as there were: two long prompts among a thousand short ones are never none."""
+    """Draw as many of each class as there were, so that two long prompts among a thousand short ones are never none."""
     kinds = dict.fromkeys(record.kind for record in records)
     own = [[record for record in records if record.kind == kind] for kind in kinds]
     return [record for group in own for record in rng.choices(group, k=len(group))]
 
 
 def interval(drawn: Sequence[float], count: int) -> tuple[float | None, float | None]:
-    """The 95% interval from resampled values.
+    """Return the 95% interval from resampled values.
 
     Args:
-        count: how many there were to resample.
+        count: the number of values that were resampled.
     """
     if len(drawn) < 2 or count < 2:
         return None, None
@@ -218,7 +206,7 @@ def interval(drawn: Sequence[float], count: int) -> tuple[float | None, float | 
 
 
 def expanded_tail(count: int) -> float:
-    """The share of resampled values to leave out at each end: below 2.5%, and near it for many."""
+    """Return the share of resampled values to leave out at each end: less than 2.5%, close to it for many values."""
     freedom = count - 1
     quantile = T_QUANTILES[freedom - 1] if freedom <= len(T_QUANTILES) else 1.96 + 2.5 / freedom
     return NormalDist().cdf(-quantile * math.sqrt(count / freedom))
@@ -237,10 +225,10 @@ def _label(result: Result) -> str:
 
 
 def _cached(before: Sequence[Summary], after: Sequence[Summary]) -> Iterator[str]:
-    """One side that had the prompts before is not the faster one."""
-    told = all(summary.cached_tokens is not None for summary in (*before, *after))
+    """Report a side that found more of the prompts in its cache: it is not faster for that."""
+    reported = all(summary.cached_tokens is not None for summary in (*before, *after))
     ours, theirs = (_mean([summary.cached_share for summary in side]) for side in (before, after))
-    if told and abs(ours - theirs) > CACHED_MATTERS:
+    if reported and abs(ours - theirs) > CACHED_MATTERS:
         yield f"prompt tokens found in the server's cache: {100 * ours:.0f}% against {100 * theirs:.0f}%"
 
 
@@ -252,3 +240,34 @@ def _differences(base: Result, other: Result) -> Iterator[str]:
     for name in base.machine.keys() - {"load_average"}:
         if base.machine[name] != other.machine.get(name):
             yield f"{name} of the machine: {base.machine[name]!r} against {other.machine.get(name)!r}"
+
+
+def table(comparison: Comparison) -> str:
+    """Return the ratios as a table for a terminal."""
+    return "\n".join(_lines(comparison))
+
+
+def _lines(comparison: Comparison) -> Iterator[str]:
+    ours, theirs = comparison.runs
+    yield f"base   {comparison.base} ({ours} run{'s' * (ours > 1)})"
+    yield f"other  {comparison.other} ({theirs} run{'s' * (theirs > 1)})"
+    yield ""
+    yield f"{'':<28}{'base':>12}{'other':>12}{'other/base':>12}   {CONFIDENCE}% interval"
+    for ratio in comparison.ratios:
+        yield _line(ratio)
+    yield ""
+    yield f"Intervals are resampled over {comparison.resampled}."
+    if comparison.resampled == "requests":
+        yield "note: one run of each says nothing about how runs differ; use --repeats"
+    elif min(comparison.runs) < ENOUGH_RUNS:
+        yield f"note: with fewer than {ENOUGH_RUNS} runs of each the intervals are too narrow to call a side better"
+    for difference in comparison.differences:
+        yield f"note: not the same in both: {difference}"
+
+
+def _line(ratio: Ratio) -> str:
+    shown = [f"{value:.2f}" if ratio.unit == "" else milliseconds(value) for value in (ratio.base, ratio.other)]
+    sure = "-" if ratio.low is None else f"{ratio.low:.3f} to {ratio.high:.3f}"
+    verdict = ("  better" if ratio.is_better else "  worse") if ratio.is_clear else ""
+    label = f"{ratio.name}, {ratio.unit}" if ratio.unit else ratio.name
+    return f"{label:<28}{shown[0]:>12}{shown[1]:>12}{ratio.ratio:>12.3f}   {sure}{verdict}"

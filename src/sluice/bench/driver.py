@@ -1,28 +1,119 @@
-"""Sends a workload: each request when it is due, whatever became of the ones before.
+"""Sends a workload to a target, each request when it is due.
 
     open loop      a session starts at its time; a slow server does not slow the arrivals down
     closed loop    `concurrency` workers, each starts the next session when its last one has ended
     background     so many streams, each sends again when it has ended, until all sessions have
 
-Latencies are counted from the time a request was *due*: by the schedule, or in a closed loop when its place became
-free, or for a later turn when the think time was over. So neither a stalled server nor a late client hides a wait.
+Latencies count from the time a request was *due*: by the schedule, or in a closed loop when its place became free, or
+for a later turn when the think time was over. So neither a stalled server nor a late client hides a wait.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from sluice.bench.answers import Arrival, Earlier, Exchange, Target
-from sluice.bench.records import Record
-from sluice.bench.timing import Timer
+from sluice.bench.records import Arrival, CountedBy, Failure, Record
 from sluice.bench.workload import Background, Session, Turn, Workload
 
 DECIMALS = 6
 """Records keep times to the microsecond."""
+
+
+class Timer(Protocol):
+    """The client's clock. Tests pass their own, to measure exact times without waiting."""
+
+    def now(self) -> float:
+        """Return the seconds from some fixed moment."""
+
+    async def until(self, moment: float) -> None:
+        """Return at or after this moment; at once if it is over."""
+
+
+class WallTimer:
+    """Monotonic time of this machine. Waits end up to 1 ms late: the event loop's selector counts milliseconds."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    async def until(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, moment - self.now()))
+
+
+@asynccontextmanager
+async def watch_lag(timer: Timer, interval: float = 0.05) -> AsyncIterator[list[float]]:
+    """Note how many seconds late the event loop wakes up, one value each `interval`. Arrivals are seen as late."""
+    late: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            due = timer.now() + interval
+            await timer.until(due)
+            late.append(timer.now() - due)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield late
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one request brought. Times are seconds of the client's clock."""
+
+    arrivals: tuple[Arrival, ...] = ()
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    """Empty if the target does not give them."""
+    counted_by: CountedBy = CountedBy.EVENTS
+    prompt_tokens: int | None = None
+    """As the target counts them; None if it does not say."""
+    cached_tokens: int | None = None
+    finish_reason: str | None = None
+    failure: Failure | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(arrival.tokens for arrival in self.arrivals)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A request that was sent and is over."""
+
+    sent: float
+    """When the client began, before it connected."""
+    accepted: float | None
+    """When the target had taken it: the first byte of the answer's head, or the end of the call."""
+    ended: float
+    answer: Callable[[], Answer]
+    """Reads the answer from the raw bytes. That costs time, so it is called after the run where possible."""
+
+
+class Earlier(NamedTuple):
+    """An earlier turn of the same conversation, and its answer."""
+
+    turn: Turn
+    answer: Answer
+
+
+class Target(Protocol):
+    """A server or an engine that is measured."""
+
+    @property
+    def timer(self) -> Timer: ...
+
+    def prepare(self, turn: Turn, earlier: Sequence[Earlier]) -> object:
+        """Do all that can be done before the request is due. Returns what `send` of the same target takes."""
+
+    async def send(self, prepared: object) -> Exchange:
+        """Send the request and wait until it is over. Raises nothing: the answer holds the failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,26 +123,11 @@ class Attempt:
     session: int
     """Index of its session, or of its background stream."""
     turn_index: int
-    """In its session, or in its stream."""
+    """Index in its session, or in its stream."""
     background: bool
     turn: Turn
     due: float
     exchange: Exchange
-
-
-class Watcher(Protocol):
-    """Is told how the run gets on."""
-
-    def ended(self) -> None:
-        """A request of a session is over. Those of the background do not count."""
-        ...
-
-
-class NoWatcher:
-    """Looks away."""
-
-    def ended(self) -> None:
-        pass
 
 
 class _Ready(NamedTuple):
@@ -63,9 +139,12 @@ class _Ready(NamedTuple):
 
 
 async def drive(
-    target: Target, workload: Workload, timer: Timer, watcher: Watcher | None = None
+    target: Target, workload: Workload, on_end: Callable[[], object] = lambda: None
 ) -> tuple[float, list[Attempt]]:
     """Send everything and wait for the end of all of it.
+
+    Args:
+        on_end: is called when a request of a session is over.
 
     Returns:
         The time of the start, and the attempts in the order in which they were due.
@@ -73,7 +152,7 @@ async def drive(
     ready = [
         _Ready(index, session, target.prepare(session.turns[0], ())) for index, session in enumerate(workload.sessions)
     ]
-    run = _Run(target, timer, watcher or NoWatcher(), start=timer.now())
+    run = _Run(target, target.timer, on_end, start=target.timer.now())
     async with asyncio.TaskGroup() as tasks:
         for index, background in enumerate(workload.background):
             tasks.create_task(run.background(index, background))
@@ -86,13 +165,13 @@ async def drive(
 class _Run:
     target: Target
     timer: Timer
-    watcher: Watcher
+    on_end: Callable[[], object]
     start: float
     attempts: list[Attempt] = field(default_factory=list)
     sessions_are_over: bool = False
 
     async def sessions(self, ready: Sequence[_Ready], concurrency: int | None) -> None:
-        """All sessions: those with a time at their time, the others as workers get to them."""
+        """Run all sessions: those with a time at their time, the others as workers become free."""
         timed = sorted((each for each in ready if each.session.at is not None), key=lambda each: each.session.at or 0.0)
         queue = iter([each for each in ready if each.session.at is None])
         place = nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
@@ -105,7 +184,7 @@ class _Run:
                 tasks.create_task(self._when_free(place, each, due))
 
     async def background(self, index: int, background: Background) -> None:
-        """One stream. It ends with its first failure, or a server that refuses everything would be flooded."""
+        """Run one stream. It ends with its first failure, or a server that refuses everything would be flooded."""
         for number, turn in enumerate(background.turns()):
             exchange = await self.target.send(self.target.prepare(turn, ()))
             self.attempts.append(Attempt(index, number, True, turn, exchange.sent, exchange))
@@ -127,11 +206,11 @@ class _Run:
         for number, turn in enumerate(each.session.turns):
             exchange = await self.target.send(prepared)
             self.attempts.append(Attempt(each.number, number, False, turn, due, exchange))
-            self.watcher.ended()
+            self.on_end()
             if number == last:
                 return
             answer = exchange.answer()
-            if answer.failure is not None:  # the turns after it have nothing to follow on
+            if answer.failure is not None:  # the later turns have no answer to follow
                 return
             earlier.append(Earlier(turn, answer))
             prepared = self.target.prepare(each.session.turns[number + 1], tuple(earlier))
@@ -140,27 +219,26 @@ class _Run:
 
 
 def record_of(attempt: Attempt, start: float) -> Record:
-    """The record of an attempt, times made relative to the start."""
+    """Return the record of an attempt, with times relative to the start."""
     exchange, answer = attempt.exchange, attempt.exchange.answer()
-    planned = len(attempt.turn.prompt)
+
+    def since_start(moment: float) -> float:
+        return round(moment - start, DECIMALS)
+
     return Record(
         session=attempt.session,
         turn=attempt.turn_index,
         background=attempt.background,
         kind=attempt.turn.kind,
-        prompt_tokens=planned if answer.prompt_tokens is None else answer.prompt_tokens,
+        prompt_tokens=len(attempt.turn.prompt) if answer.prompt_tokens is None else answer.prompt_tokens,
         max_tokens=attempt.turn.max_tokens,
-        due=_since(start, attempt.due),
-        sent=_since(start, exchange.sent),
-        accepted=None if exchange.accepted is None else _since(start, exchange.accepted),
-        ended=_since(start, exchange.ended),
-        arrivals=tuple(Arrival(_since(start, at), tokens) for at, tokens in answer.arrivals),
+        due=since_start(attempt.due),
+        sent=since_start(exchange.sent),
+        accepted=None if exchange.accepted is None else since_start(exchange.accepted),
+        ended=since_start(exchange.ended),
+        arrivals=tuple(Arrival(since_start(at), tokens) for at, tokens in answer.arrivals),
         counted_by=answer.counted_by,
         cached_tokens=answer.cached_tokens,
         finish_reason=answer.finish_reason,
         failure=answer.failure,
     )
-
-
-def _since(start: float, moment: float) -> float:
-    return round(moment - start, DECIMALS)

@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sluice.bench.answers import Answer, Arrival, CountedBy, Earlier, Failure
-from sluice.bench.timing import Timer
+from sluice.bench.driver import Answer, Earlier, Exchange, Timer
+from sluice.bench.records import Arrival, CountedBy, Failure
 from sluice.bench.workload import Turn
 from sluice.engine.messages import Message, Shutdown, Stats, Submit
 from sluice.limits import LimitError, Limits
@@ -25,16 +25,14 @@ class Loop(Protocol):
 
     def run(self) -> None:
         """Serve what the link brings until it brings `Shutdown`."""
-        ...
 
     def close(self) -> None:
-        """Steps no more. Twice is once."""
-        ...
+        """Run no more steps. A second call does nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class EngineExchange:
-    """One request. The engine's thread fills it, and nobody reads it before `done` is set."""
+    """One request. The engine's thread fills it; the client reads it once `done` is set."""
 
     sent: float
     prompt_tokens: int
@@ -54,6 +52,10 @@ class EngineExchange:
         if output.finish_reason is not None:
             self.last = output
             self.end(now)
+
+    def refuse(self, reason: str, now: float) -> None:
+        self.refusal = reason
+        self.end(now)
 
     def end(self, now: float) -> None:
         self.ended = now
@@ -92,13 +94,12 @@ class ThreadLink:
         self._open: dict[int, EngineExchange] = {}
         self._gone: str | None = None
         self._lock = threading.Lock()
-        """So that a request is either open when the engine goes, or is told that it is gone."""
+        """Held so that a request is either open when the engine ends, or is refused at once."""
 
     def submit(self, submit: Submit, exchange: EngineExchange) -> None:
         with self._lock:
             if self._gone is not None:
-                exchange.refusal = self._gone
-                exchange.end(self._timer.now())
+                exchange.refuse(self._gone, self._timer.now())
                 return
             self._open[submit.request_id] = exchange
         self._inbox.put(submit)
@@ -107,13 +108,12 @@ class ThreadLink:
         self._inbox.put(Shutdown())
 
     def fail_all(self, reason: str) -> None:
-        """The engine is gone: nothing that is open will end by itself."""
+        """End all open requests, and refuse later ones: the engine has ended."""
         with self._lock:
             self._gone = reason
             lost, self._open = list(self._open.values()), {}
         for exchange in lost:
-            exchange.refusal = reason
-            exchange.end(self._timer.now())
+            exchange.refuse(reason, self._timer.now())
 
     def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
         found = []
@@ -138,7 +138,7 @@ class ThreadLink:
             exchange.take(output, now)
 
     def answer(self, stats: Stats) -> None:
-        raise AssertionError(f"nobody asked for {stats}")
+        raise AssertionError(f"no request for statistics was sent, got {stats}")
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class EngineTarget:
         history = tuple(itertools.chain.from_iterable((*each.turn.prompt, *each.answer.token_ids) for each in earlier))
         return history + turn.prompt, turn.max_tokens
 
-    async def send(self, prepared: object) -> EngineExchange:
+    async def send(self, prepared: object) -> Exchange:
         assert isinstance(prepared, tuple)
         prompt, max_tokens = prepared
         loop = asyncio.get_running_loop()
@@ -165,20 +165,19 @@ class EngineTarget:
         try:
             room = self.limits.check(prompt, max_tokens)
         except LimitError as error:
-            exchange.refusal = str(error)
-            exchange.ended = self.timer.now()
-            return exchange
-        asked = SamplingParams(max_tokens=max_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
-        sampling = asked.resolved(eos_ids=self.eos_ids, room=room, seed=secrets.randbits(63))
-        self.link.submit(Submit(next(self.ids), prompt, sampling), exchange)
-        exchange.accepted = self.timer.now()
+            exchange.refuse(str(error), self.timer.now())
+        else:
+            params = SamplingParams(max_tokens=max_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
+            sampling = params.resolved(eos_ids=self.eos_ids, room=room, seed=secrets.randbits(63))
+            self.link.submit(Submit(next(self.ids), prompt, sampling), exchange)
+            exchange.accepted = self.timer.now()
         await exchange.done
-        return exchange
+        return Exchange(exchange.sent, exchange.accepted, exchange.ended, exchange.answer)
 
 
 @contextmanager
 def running(engine: Loop, link: ThreadLink) -> Iterator[None]:
-    """Run an engine's loop on a thread; on leaving, stop it. If the loop fails, so do all requests, then and later."""
+    """Run an engine's loop on a thread, and stop it at the end. If it fails, all requests fail, later ones too."""
 
     def loop() -> None:
         reason = "the engine has ended"

@@ -1,36 +1,127 @@
-"""One HTTP exchange on a connection of its own: bytes out, bytes and the times they came in.
+"""One HTTP exchange on a connection of its own: a request as bytes, and the answer's bytes with the times they came.
 
-Nothing is parsed while the answer streams but its end: a client that decodes JSON between two tokens takes the
-machine's time from the server it measures. A connection for each request is what a new client costs a server, and
-keeps one request's packets from waiting behind another's.
+The client notes the time of every read and parses nothing while the answer streams, except for its end: a client that
+decodes JSON between two tokens takes the machine's time from the server it measures. A connection for each request is
+what a new client costs a server, and keeps one request's packets from waiting behind another's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPException, HTTPResponse
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from sluice.bench.answers import Failure
-from sluice.bench.timing import Timer
-from sluice.bench.url import Server
+from sluice.bench import BenchError
+from sluice.bench.driver import Timer
+from sluice.bench.records import Failure
+from sluice.config import ConfigError
 
 HEAD_END = b"\r\n\r\n"
 CHUNKED_END = b"0\r\n\r\n"
 DONE = (b"data: [DONE]", b"data:[DONE]")
 
+Read = tuple[float, bytes]
+"""Bytes, and the time they came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server's address. Its name is resolved once: a look-up belongs to no request's latency."""
+
+    url: str
+    """Without "/v1" and without a slash at the end."""
+    host: str
+    address: str
+    port: int
+    path: str
+    """What comes before "/v1" in every path."""
+    tls: ssl.SSLContext | None
+    api_key: str | None = None
+
+    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
+        """Return an HTTP/1.1 request that asks the server to close the connection after its answer."""
+        netloc = f"[{self.host}]" if ":" in self.host else self.host
+        lines = [
+            f"{method} {self.path}{path} HTTP/1.1",
+            f"Host: {netloc}:{self.port}",
+            "Connection: close",
+            "Accept: text/event-stream, application/json",
+            "User-Agent: sluice-bench",
+        ]
+        if self.api_key is not None:
+            lines.append(f"Authorization: Bearer {self.api_key}")
+        if body:
+            lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def find_server(url: str, *, api_key: str | None = None) -> Server:
+    """Resolve a server's name.
+
+    Args:
+        url: http://host:port, with or without a path and "/v1".
+
+    Raises:
+        ConfigError: this is no such URL, or the key cannot be sent.
+        BenchError: the name does not resolve.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise ConfigError(f"--url must be like http://localhost:8000, got {url!r}: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or not url.isascii() or " " in url:
+        raise ConfigError(f"--url must be like http://localhost:8000, got {url!r}")
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise ConfigError("--api-key must be printable ASCII")
+    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    port = port or (443 if tls else 80)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise BenchError(f"cannot find {parts.hostname}: {error.strerror or error}") from error
+    return Server(
+        url=url.rstrip("/").removesuffix("/v1"),
+        host=parts.hostname,
+        address=await _first_that_answers([str(entry[4][0]) for entry in found], port),
+        port=port,
+        path=parts.path.rstrip("/").removesuffix("/v1"),
+        tls=tls,
+        api_key=api_key,
+    )
+
+
+async def _first_that_answers(addresses: list[str], port: int) -> str:
+    """Return the address to use: "localhost" may be two, and the server listen on one. The first if none answers."""
+    if len(set(addresses)) == 1:
+        return addresses[0]
+    for address in dict.fromkeys(addresses):
+        try:
+            _, writer = await asyncio.open_connection(address, port)
+        except OSError:
+            continue
+        writer.close()
+        await writer.wait_closed()
+        return address
+    return addresses[0]
+
 
 @dataclass(slots=True)
 class RawExchange:
-    """What came over the wire. Times are seconds of the client's clock."""
+    """The bytes that came over the wire. Times are seconds of the client's clock."""
 
     sent: float
-    reads: list[tuple[float, bytes]] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
     ended: float = 0.0
     failure: Failure | None = None
-    """Of the connection; what the answer itself says is not looked at."""
+    """A failure of the connection. The answer's own content is not looked at."""
 
     @property
     def accepted(self) -> float | None:
@@ -56,7 +147,7 @@ async def exchange(server: Server, request: bytes, timer: Timer, *, timeout: flo
     except TimeoutError:
         raw.failure = Failure("timeout", f"no end within {timeout:g} s")
     except OSError as error:
-        raw.failure = Failure("connection", explain(error))
+        raw.failure = Failure("connection", _explain(error))
     finally:
         raw.ended = timer.now()
         if transport is not None:
@@ -64,11 +155,11 @@ async def exchange(server: Server, request: bytes, timer: Timer, *, timeout: flo
     return raw
 
 
-def explain(error: OSError) -> str:
-    """In a few words; asyncio's own has numbers and addresses in it."""
+def _explain(error: Exception) -> str:
+    """Return the error in a few words; asyncio's own message has numbers and addresses in it."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {error.reason or error}"
-    return os.strerror(error.errno).lower() if error.errno else str(error)
+    return os.strerror(error.errno).lower() if isinstance(error, OSError) and error.errno else str(error)
 
 
 class _Reader(asyncio.Protocol):
@@ -80,6 +171,7 @@ class _Reader(asyncio.Protocol):
         self._now = now
         self._done = done
         self._head: bytes | None = b""
+        """None once the head is complete."""
         self._left: int | None = None
         """Bytes of the body still to come, if the head says how many."""
 
@@ -108,9 +200,7 @@ class _Reader(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is not None and not self._done.done():
-            self._raw.failure = Failure(
-                "connection", f"the connection broke: {explain(error) if isinstance(error, OSError) else error}"
-            )
+            self._raw.failure = Failure("connection", f"the connection broke: {_explain(error)}")
         self._finish()
 
     def _finish(self) -> None:
@@ -124,3 +214,78 @@ def _content_length(head: bytes) -> int | None:
         if name.lower() == b"content-length" and value.strip().isdigit():
             return int(value)
     return None
+
+
+class Head(NamedTuple):
+    """The head of an answer."""
+
+    status: int
+    content_type: str
+    """In lower case and without parameters; empty if the server sends none."""
+
+
+class _ReadsAsSocket(io.RawIOBase):
+    """The reads of an exchange in the place of a socket. `at` is the time of the latest bytes handed out."""
+
+    def __init__(self, reads: Sequence[Read]) -> None:
+        self.at = 0.0
+        self._reads = iter(reads)
+        self._rest = b""
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self.at, self._rest = next(self._reads, (self.at, b""))
+        taken, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+
+def parse_response(reads: Sequence[Read]) -> tuple[Head | None, list[Read]]:
+    """Return the head, None if it is incomplete or no HTTP, and the body with the times its parts came.
+
+    Chunked coding is undone. What makes no sense ends the body.
+    """
+    head, body = None, list[Read]()
+    if HEAD_END not in b"".join(data for _, data in reads):
+        return head, body
+    source = _ReadsAsSocket(reads)
+    response = HTTPResponse(source)  # type: ignore[arg-type]
+    try:
+        response.begin()
+        content_type = response.getheader("content-type", "")
+        head = Head(response.status, content_type.partition(";")[0].strip().lower())
+        while data := response.read1():
+            body.append((source.at, data))
+    except HTTPException:
+        pass
+    return head, body
+
+
+class Event(NamedTuple):
+    """The data of one server-sent event. `at` is when its last byte came."""
+
+    at: float
+    data: bytes
+
+
+def events(body: Sequence[Read]) -> list[Event]:
+    """Return the complete events. Comments and other fields are left out; several data lines are joined."""
+    found = []
+    lines: list[bytes] = []
+    rest = b""
+    for at, data in body:
+        *complete, rest = (rest + data).split(b"\n")
+        for line in complete:
+            line = line.removesuffix(b"\r")
+            if line.startswith(b"data:"):
+                lines.append(line[5:].removeprefix(b" "))
+            elif not line and lines:
+                found.append(Event(at, b"\n".join(lines)))
+                lines = []
+    return found

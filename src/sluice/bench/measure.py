@@ -1,53 +1,70 @@
-"""One measurement from its options to its result: warm up, send the workload, keep the records."""
+"""Runs a measurement from its options to its result: warm up, send the workload, keep the records."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sluice.bench import facts
-from sluice.bench.answers import Answer, Target
-from sluice.bench.driver import drive, record_of
+from tqdm import tqdm
+
+from sluice.bench import BenchError
+from sluice.bench.driver import Target, Timer, WallTimer, drive, record_of, watch_lag
 from sluice.bench.engine_target import EngineTarget, Loop, ThreadLink, running
-from sluice.bench.errors import BenchError
-from sluice.bench.openai_stream import CountText
+from sluice.bench.http import find_server
+from sluice.bench.openai import CountText, ServerTarget, about_server, served_model
 from sluice.bench.options import BenchOptions
-from sluice.bench.progress import watching
-from sluice.bench.records import Result, Run
+from sluice.bench.records import Run
 from sluice.bench.report import summaries
-from sluice.bench.result_file import FORMAT
-from sluice.bench.server_target import ServerTarget, about_server, served_model
-from sluice.bench.timing import Lag, Timer, WallTimer
-from sluice.bench.url import find_server
+from sluice.bench.results import FORMAT, IN_PROCESS_PACKAGES, Result, machine, versions
 from sluice.bench.workload import Workload, build_workload, warmup_turns
 from sluice.process.engine_process import freeze_gc
 
 REPEAT_SEED = 1_000_003
-"""Apart enough that the prompts of no repeat are those of another seed's first."""
+"""Far enough apart that the prompts of no repeat are those of another seed's first."""
+REDRAW_SECONDS = 0.5
+"""Interval of the progress bar: drawing it takes the machine's time from what is measured."""
 
 
-async def measure_server(url: str, options: BenchOptions, timer: Timer | None = None) -> Result:
+async def measure_server(url: str, options: BenchOptions) -> Result:
     """Measure a server with OpenAI's API.
 
     Raises:
-        ConfigError: an option that cannot be honoured.
-        BenchError: the server cannot be reached, or does not serve what is asked of it.
+        ConfigError: an option cannot be honoured.
+        BenchError: the server cannot be reached, or does not serve what it is asked for.
     """
-    timer = timer or WallTimer()
-    target = await server_target(url, options, timer)
-    await warm_up(target, options)
-    runs = [await measure_once(target, options, repeat, timer) for repeat in range(options.run.repeats)]
-    return result_of(options, await describe_server(target), runs, facts.versions())
+    target = await server_target(url, options, WallTimer())
+    runs = await measure_all(target, options)
+    return result_of(options, await _describe(target), runs)
+
+
+async def measure_in_turns(urls: Sequence[str], options: BenchOptions) -> list[Result]:
+    """Measure two servers in turns, A B A B: what changes slowly on the machine or the network meets both alike.
+
+    Raises:
+        ConfigError, BenchError: as `measure_server`.
+    """
+    targets = []
+    for url in urls:
+        target = await server_target(url, options, WallTimer())
+        await warm_up(target, options)
+        targets.append(target)
+    runs: list[list[Run]] = [[] for _ in targets]
+    for repeat in range(options.run.repeats):
+        for side, (own, target) in enumerate(zip(runs, targets, strict=True)):
+            # A server measured against itself would find the first side's prompts in its cache.
+            shift = side * options.run.repeats if urls[0] == urls[1] else 0
+            own.append(await measure_once(target, options, repeat + shift))
+    return [result_of(options, await _describe(target), own) for own, target in zip(runs, targets, strict=True)]
 
 
 async def server_target(url: str, options: BenchOptions, timer: Timer) -> ServerTarget:
-    """The server behind a URL, its model found.
+    """Find the server behind a URL, and its model.
 
     Raises:
         ConfigError, BenchError: as `measure_server`.
@@ -65,8 +82,8 @@ async def server_target(url: str, options: BenchOptions, timer: Timer) -> Server
     )
 
 
-async def describe_server(target: ServerTarget) -> dict[str, Any]:
-    """Who was measured, with what the server says about itself."""
+async def _describe(target: ServerTarget) -> dict[str, Any]:
+    """Return what was measured, with what the server reports about itself."""
     described = {"url": target.server.url, "model": target.model}
     return described | await about_server(target.server, target.timer)
 
@@ -88,8 +105,8 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
         engine_options: as `LLM(...)` takes them, `model` among them.
 
     Raises:
-        ConfigError: an option that cannot be honoured.
-        CheckpointError, TokenizerError: a model that cannot be loaded.
+        ConfigError: an option cannot be honoured.
+        CheckpointError, TokenizerError: the model cannot be loaded.
         BenchError: the engine refuses the workload.
     """
     from sluice.assembly.build import build_engine
@@ -111,88 +128,86 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     )
     found = measure_in_process(engine, target, options)
     described = {"url": None, "model": info.model, "engine": asdict(info.config)}
-    return result_of(options, described, found, facts.versions(facts.IN_PROCESS_PACKAGES))
+    return result_of(options, described, found, packages=IN_PROCESS_PACKAGES)
 
 
 def measure_in_process(engine: Loop, target: EngineTarget, options: BenchOptions) -> list[Run]:
-    """Every run of an engine that serves `target.link`. The engine is closed afterwards.
+    """Measure an engine that serves `target.link`. The engine is closed afterwards.
 
     Raises:
         BenchError: the engine refuses the workload.
     """
-
     with closing(engine), running(engine, target.link):
         return asyncio.run(measure_all(target, options))
 
 
-async def measure_all(target: EngineTarget, options: BenchOptions) -> list[Run]:
-    """Every run of an engine whose loop runs.
+async def measure_all(target: Target, options: BenchOptions) -> list[Run]:
+    """Warm the target up and measure it `--repeats` times.
 
     Raises:
-        BenchError: the engine refuses the workload.
+        BenchError: the warm-up fails.
     """
     await warm_up(target, options)
-    return [await measure_once(target, options, repeat, target.timer) for repeat in range(options.run.repeats)]
+    return [await measure_once(target, options, repeat) for repeat in range(options.run.repeats)]
 
 
 async def warm_up(target: Target, options: BenchOptions) -> None:
-    """The requests before the first measurement, one after the other.
+    """Send the requests before the first measurement, one after the other.
 
     Raises:
-        BenchError: one fails, or is not streamed: then the measurement would say nothing.
+        BenchError: one fails, or is not streamed: then the measurement would mean nothing.
     """
     vocab_size = options.target.vocab_size
     workload = build_workload(options.workload, vocab_size=vocab_size)
     for turn in warmup_turns(workload, options.workload, options.run.warmup, vocab_size=vocab_size):
-        exchange = await target.send(target.prepare(turn, ()))
-        _check_warm_up(exchange.answer())
-
-
-def _check_warm_up(answer: Answer) -> None:
-    if answer.failure is not None:
-        kind, message = answer.failure
-        raise BenchError(f"the warm-up failed: {kind}: {message}")
-    if len(answer.arrivals) == 1 and answer.num_tokens > 1:
-        raise BenchError(
-            f"the server does not stream: {answer.num_tokens} tokens came in one event, the whole answer at once"
-        )
+        answer = (await target.send(target.prepare(turn, ()))).answer()
+        if answer.failure is not None:
+            kind, message = answer.failure
+            raise BenchError(f"the warm-up failed: {kind}: {message}")
+        if len(answer.arrivals) == 1 and answer.num_tokens > 1:
+            raise BenchError(
+                f"the server does not stream: {answer.num_tokens} tokens came in one event, the whole answer at once"
+            )
 
 
 def workload_of(options: BenchOptions, repeat: int) -> Workload:
-    """Each repeat has prompts, lengths and arrivals of its own, the same for every target."""
+    """Return the workload of a repeat: each has prompts, lengths and arrivals of its own, the same for every target."""
     seeded = replace(options.workload, seed=options.workload.seed + REPEAT_SEED * repeat)
     return build_workload(seeded, vocab_size=options.target.vocab_size)
 
 
-async def measure_once(target: Target, options: BenchOptions, repeat: int, timer: Timer) -> Run:
-    """One run, of `workload_of` this repeat."""
+async def measure_once(target: Target, options: BenchOptions, repeat: int) -> Run:
+    """Measure one run, of `workload_of` this repeat."""
     workload = workload_of(options, repeat)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     label = "measuring" if options.run.repeats == 1 else f"measuring {repeat + 1} of {options.run.repeats}"
-    lag = Lag(timer)
-    with watching(workload.num_requests, label) as watcher, _settled_memory():
-        async with lag:
-            start, attempts = await drive(target, workload, timer, watcher)
-    records = tuple(record_of(attempt, start) for attempt in attempts)
-    return Run(started, records, tuple(round(late, 6) for late in lag.seconds))
-
-
-@contextmanager
-def _settled_memory() -> Iterator[None]:
-    """The garbage collector leaves alone what is there already: walking over every prompt would pause the client."""
-    freeze_gc()
+    bar = tqdm(
+        total=workload.num_requests, desc=label, unit="request", mininterval=REDRAW_SECONDS, leave=False, disable=None
+    )
+    freeze_gc()  # a collection that walks over every prompt would pause the client
     try:
-        yield
+        with bar:
+            async with watch_lag(target.timer) as late:
+                start, attempts = await drive(target, workload, bar.update)
     finally:
         gc.unfreeze()
+    return Run(
+        started, tuple(record_of(attempt, start) for attempt in attempts), tuple(round(each, 6) for each in late)
+    )
 
 
-def result_of(options: BenchOptions, target: dict[str, Any], runs: list[Run], versions: dict[str, str]) -> Result:
-    """The result, its numbers computed. The API key is not in it."""
+def result_of(
+    options: BenchOptions, target: dict[str, Any], runs: Sequence[Run], packages: Iterable[str] = ()
+) -> Result:
+    """Return the result with its numbers. The API key is not in it.
+
+    Args:
+        packages: whose versions matter for the numbers.
+    """
     settings = {
         "workload": asdict(options.workload),
         "target": {name: value for name, value in asdict(options.target).items() if name != "api_key"},
         "run": asdict(options.run),
     }
-    result = Result(FORMAT, settings, target, versions, facts.machine(), tuple(runs))
+    result = Result(FORMAT, settings, target, versions(packages), machine(), tuple(runs))
     return replace(result, summaries=[asdict(summary) for summary in summaries(result)])

@@ -1,4 +1,4 @@
-"""Numbers from records. Pure functions; times in seconds. A simulation's numbers are made here too.
+"""Computes the numbers of a run from its records. Times are seconds.
 
     TTFT      due -> first token                    one for each request that had a token
     TPOT      (last - first token) / (tokens - 1)   one for each request with at least two tokens
@@ -6,15 +6,15 @@
     e2e       due -> last token                     one for each request that did not fail
     add       sent -> accepted                      one for each request that was accepted
 
-Tokens that came before a request failed count: they did come. What never came has no latency, so the numbers of
-requests behind each figure and of those that failed stand beside it, and a failed request is never a good one.
+Tokens that came before a request failed count. A token that never came has no latency, so beside each figure stand
+the number of requests behind it and the number that failed. A failed request is never a good one.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from sluice.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How values are distributed; None where there are none."""
+    """The distribution of some values. Figures are None where there are no values."""
 
     count: int
     mean: float | None
@@ -34,6 +34,10 @@ class Spread:
     p95: float | None
     p99: float | None
     max: float | None
+
+    def figures(self) -> dict[str, float | None]:
+        """Return mean, percentiles and maximum by name."""
+        return {name: value for name, value in asdict(self).items() if name != "count"}
 
 
 def spread(values: Iterable[float]) -> Spread:
@@ -45,30 +49,31 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def percentile(ordered: Sequence[float], q: float) -> float:
-    """The q-th percentile of values in ascending order, at least one; between two of them, linear interpolation."""
+    """Return the q-th percentile of at least one value in ascending order, with linear interpolation."""
     place = (len(ordered) - 1) * q / 100
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-Metric = Callable[[Record], float | None]
+def _seconds(start: float, end: float | None) -> float | None:
+    return None if end is None else end - start
 
 
 def ttft(record: Record) -> float | None:
-    return None if record.first_token is None else record.first_token - record.due
+    return _seconds(record.due, record.first_token)
 
 
 def ttft_after_send(record: Record) -> float | None:
-    return None if record.first_token is None else record.first_token - record.sent
+    return _seconds(record.sent, record.first_token)
 
 
 def e2e(record: Record) -> float | None:
-    return None if record.failed or record.last_token is None else record.last_token - record.due
+    return None if record.failed else _seconds(record.due, record.last_token)
 
 
 def e2e_after_send(record: Record) -> float | None:
-    return None if record.failed or record.last_token is None else record.last_token - record.sent
+    return None if record.failed else _seconds(record.sent, record.last_token)
 
 
 def tpot(record: Record) -> float | None:
@@ -78,11 +83,11 @@ def tpot(record: Record) -> float | None:
 
 
 def add_latency(record: Record) -> float | None:
-    return None if record.accepted is None else record.accepted - record.sent
+    return _seconds(record.sent, record.accepted)
 
 
 class Gap(NamedTuple):
-    """From the token before, at `start`, to a token at `end`."""
+    """The time between two tokens of a request."""
 
     start: float
     end: float
@@ -93,7 +98,7 @@ class Gap(NamedTuple):
 
 
 def gaps(record: Record) -> list[Gap]:
-    """One for each token but the first. Of an event's tokens the first has the whole gap, the others none."""
+    """Return one gap for each token but the first. Of an event's tokens the first has the whole gap, the others 0."""
     found = []
     before: float | None = None
     for at, tokens in record.arrivals:
@@ -109,14 +114,17 @@ def itls(records: Iterable[Record]) -> list[float]:
 
 
 class Window(NamedTuple):
-    """A time in which at least one long prompt was in prefill."""
+    """A period in which at least one long prompt was in prefill."""
 
     start: float
     end: float
 
 
 def prefill_windows(records: Iterable[Record], kind: str = LONG) -> list[Window]:
-    """From the send of each long request to its first token, or its end if none came; those that overlap as one."""
+    """Return the periods from the send of each long request to its first token, or its end if none came.
+
+    Those that overlap are joined.
+    """
     found: list[Window] = []
     for start, end in sorted(
         (record.sent, record.ended if record.first_token is None else record.first_token)
@@ -131,13 +139,13 @@ def prefill_windows(records: Iterable[Record], kind: str = LONG) -> list[Window]
 
 
 def split_itls(records: Iterable[Record], windows: Sequence[Window]) -> tuple[list[float], list[float]]:
-    """ITLs of gaps that overlap a window, and the others.
+    """Return the ITLs of gaps that overlap a window, and the others.
 
-    The first are of those who were decoding while a long prompt was in prefill. A gap that reaches into a window
-    counts whole: the token that closes it is the one that waited for the prefill.
+    The first belong to requests that were decoding while a long prompt was in prefill. A gap that reaches into a
+    window counts whole: the token that ends it is the one that waited for the prefill.
 
     Args:
-        windows: in order, none overlapping another.
+        windows: in order, without overlaps.
     """
     inside: list[float] = []
     outside: list[float] = []
@@ -153,27 +161,30 @@ def split_itls(records: Iterable[Record], windows: Sequence[Window]) -> tuple[li
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What makes a request good: none of its latencies is over its limit. Seconds; None is no limit."""
+    """The limits in seconds that every latency of a good request keeps; None is no limit."""
 
     ttft: float | None = None
     tpot: float | None = None
     itl: float | None = None
-    """Of every single gap."""
+    """Limit of the request's largest gap."""
     e2e: float | None = None
 
     def is_good(self, record: Record) -> bool:
         if record.failed or not record.arrivals:
             return False
-        worst_gap = max((gap.seconds for gap in gaps(record)), default=None)
-        limits = (self.ttft, self.tpot, self.itl, self.e2e)
-        values = (ttft(record), tpot(record), worst_gap, e2e(record))
-        pairs = zip(limits, values, strict=True)
+        largest_gap = max((gap.seconds for gap in gaps(record)), default=None)
+        pairs = (
+            (self.ttft, ttft(record)),
+            (self.tpot, tpot(record)),
+            (self.itl, largest_gap),
+            (self.e2e, e2e(record)),
+        )
         return all(limit is None or value is None or value <= limit for limit, value in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Of one class of requests."""
+    """The latencies of one class of requests."""
 
     requests: int
     failed: int
@@ -187,36 +198,49 @@ class Latencies:
     late: Spread
     """`sent - due`"""
 
+    def named(self) -> dict[str, Spread]:
+        """Return the latencies under the names that table, report and comparison show."""
+        return {
+            "TTFT": self.ttft,
+            "TTFT after send": self.ttft_after_send,
+            "TPOT": self.tpot,
+            "ITL": self.itl,
+            "end to end": self.e2e,
+            "end to end after send": self.e2e_after_send,
+            "add request": self.add,
+            "client late": self.late,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The numbers of one run."""
 
     seconds: float
-    """From the first request that was due to the last token, or to a failure."""
+    """Seconds from the first request that was due to the last token or failure."""
     requests: int
     failed: int
     prompt_tokens: int
-    """Of requests that had a token."""
+    """Prompt tokens of requests that had a token."""
     cached_tokens: int | None
     """None if the target does not say."""
     output_tokens: int
     input_per_second: float
     output_per_second: float
     requests_per_second: float
-    """Of those that did not fail."""
+    """Requests that did not fail."""
     good: int | None
-    """None without limits."""
+    """Good requests; None without limits."""
     good_per_second: float | None
     bundled_tokens: int
-    """Tokens that came in one event with another before them."""
+    """Tokens that came in an event behind another token."""
     bundled_events: int
     """Events with more than one token."""
     events: int
     together: int
-    """Tokens that came in an event of their own, but at one time with the request's token before."""
+    """Tokens that came in an event of their own, but in the same read as the request's token before."""
     short_answers: int
-    """Requests that did not fail and gave fewer tokens than they were asked for."""
+    """Requests that did not fail and have fewer tokens than requested."""
     all: Latencies
     by_kind: dict[str, Latencies]
     windows: int
@@ -226,12 +250,12 @@ class Summary:
 
     @property
     def cached_share(self) -> float:
-        """Of the prompt tokens, 0 to 1; 0 if the target does not say."""
+        """The share of the prompt tokens found in the cache, 0 to 1; 0 if the target does not say."""
         return (self.cached_tokens or 0) / max(1, self.prompt_tokens)
 
 
 def summarize(records: Sequence[Record], goodput: Goodput | None = None) -> Summary:
-    """The numbers of the requests of one run, at least one."""
+    """Return the numbers of a run's requests, at least one."""
     seconds = max(1e-9, max(map(_end, records)) - min(record.due for record in records))
     begun = [record for record in records if record.arrivals]
     done = [record for record in records if not record.failed]
@@ -271,7 +295,7 @@ def summarize(records: Sequence[Record], goodput: Goodput | None = None) -> Summ
 
 
 def latencies(records: Sequence[Record]) -> Latencies:
-    def of(metric: Metric) -> Spread:
+    def of(metric: Callable[[Record], float | None]) -> Spread:
         return spread(value for value in map(metric, records) if value is not None)
 
     return Latencies(
@@ -290,19 +314,20 @@ def latencies(records: Sequence[Record]) -> Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """Requests that failed in one way."""
+    """The requests that failed in one way."""
 
     kind: str
     count: int
     message: str
-    """Of the first."""
+    """The message of the first."""
     longest_wait: float
-    """Seconds that one of them waited, since its last token or since it was due, until it failed: a latency that no
-    percentile holds, and at least so long."""
+    """Longest time in seconds from a request's last token, or from when it was due, until it failed.
+
+    No percentile holds this latency, which would have been at least as long."""
 
 
 def errors(records: Iterable[Record]) -> list[Errors]:
-    """What went wrong, most frequent first."""
+    """Return the failures by kind, most frequent first."""
     found: dict[str, Errors] = {}
     for record in records:
         if record.failure is None:
@@ -315,12 +340,13 @@ def errors(records: Iterable[Record]) -> list[Errors]:
 
 
 def parse_goodput(text: str) -> Goodput:
-    """
+    """Read the limits of a good request.
+
     Args:
         text: "ttft:500 itl:100", limits in milliseconds.
 
     Raises:
-        ConfigError: another name, no number, a name twice.
+        ConfigError: a name is unknown or given twice, or a limit is no number.
     """
     limits: dict[str, float] = {}
     for part in text.split():
@@ -343,8 +369,8 @@ def _end(record: Record) -> float:
 
 
 def _cached(records: Sequence[Record]) -> int | None:
-    told = [record.cached_tokens for record in records if record.cached_tokens is not None]
-    return sum(told) if told else None
+    reported = [record.cached_tokens for record in records if record.cached_tokens is not None]
+    return sum(reported) if reported else None
 
 
 def _together(record: Record) -> int:

@@ -1,80 +1,119 @@
-"""The options of `sluice bench` and `sluice compare`, each once, as in `config`. Loads nothing heavy: `--help` does."""
+"""The options of `sluice bench` and `sluice compare`, each defined once, and the presets. Loads nothing heavy."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields, replace
 from typing import Any, TypeVar
 
 from sluice.config import ConfigError, Option, check_values, flag, option, options_of
 
 ENDPOINTS = ("completions", "chat")
 PROMPT_FORMATS = ("ids", "text")
-PRESET_NAMES = ("rosellm", "rosellm-long", "rosellm-burst", "interference", "conversation")
+ROSELLM = {"prompt_tokens": "2", "max_new_tokens": 32, "ignore_eos": True}
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # RoseLLM's published measurement of a prefill budget: three short prompts, then one 64 times as long.
+    "rosellm": ROSELLM | {"num_requests": 32, "submit_interval_ms": 20.0, "prompt_repeats": "1,1,1,64"},
+    # The same with prompts that are long for today's machines too.
+    "rosellm-long": ROSELLM | {"num_requests": 32, "submit_interval_ms": 20.0, "prompt_repeats": "1,1,1,384"},
+    # Bursts whose prompts are each within RoseLLM's budget of 224 tokens, and together more than three times over it.
+    "rosellm-burst": ROSELLM
+    | {"num_requests": 64, "burst_size": 16, "burst_interval_ms": 400.0, "prompt_repeats": "1,1,1,96"},
+    # Four streams, and two very long prompts that arrive among them.
+    "interference": {
+        "background": 4,
+        "background_prompt_tokens": "64",
+        "background_output_tokens": "128",
+        "at_ms": "2000,8000",
+        "prompt_tokens": "4000",
+        "max_new_tokens": 16,
+        "ignore_eos": True,
+    },
+    # People who read and answer, all with one system prompt.
+    "conversation": {
+        "num_requests": 16,
+        "request_rate": 1.0,
+        "turns": 4,
+        "think_ms": 500.0,
+        "shared_prefix_tokens": 256,
+        "prompt_tokens": "lognormal:60:0.8",
+        "output_tokens": "lognormal:100:0.6",
+    },
+}
+NUM_REQUESTS, CONCURRENCY, OUTPUT_TOKENS = 32, 4, "64"
+SCHEDULES = ("submit_interval_ms", "request_rate", "burst_size", "at_ms", "arrivals")
+"""Options that set when requests arrive. At most one of them is given."""
+FAMILIES: tuple[frozenset[str], ...] = (
+    frozenset({*SCHEDULES, "burst_interval_ms"}),
+    frozenset({"output_tokens", "max_new_tokens"}),
+)
+"""Options that replace each other: an explicit one removes the others of its family from a preset."""
 
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What is sent, and when. `presets.resolve_workload` fills what was left open."""
+    """What is sent, and when. `resolve_workload` fills in what was left open."""
 
     preset: str | None = option(
-        None,
-        "a workload by name, which other options change",
-        unset="none",
-        choices=PRESET_NAMES,
-        metavar="NAME",
+        None, "a workload by name, which other options change", unset="none", choices=tuple(PRESETS), metavar="NAME"
     )
     num_requests: int | None = option(
         None, "requests, or conversations of --turns each", unset="32, or all that are scheduled", positive=True
     )
     concurrency: int | None = option(
-        None, "closed loop: so many at a time; with a schedule, at most so many", unset="4 without a schedule",
+        None, "closed loop: N requests at a time; with a schedule: at most N", unset="4 without a schedule",
         positive=True,
     )  # fmt: skip
-    submit_interval_ms: float | None = option(None, "send one every so many ms", unset="off", metavar="MS")
-    request_rate: float | None = option(None, "send so many a second, at random (Poisson)", unset="off", metavar="RATE")
+    submit_interval_ms: float | None = option(None, "send one request every MS", unset="off", metavar="MS")
+    request_rate: float | None = option(
+        None, "send RATE requests a second, at random (Poisson)", unset="off", metavar="RATE"
+    )
     burstiness: float = option(1.0, "shape of the gaps of --request-rate: below 1 clustered, above 1 even", metavar="X")
-    burst_size: int | None = option(None, "send so many at once...", unset="off", positive=True)
-    burst_interval_ms: float | None = option(None, "...again every so many ms", unset="off", metavar="MS")
-    at_ms: str | None = option(None, "send one at each of these times: 2000,8000", unset="off", metavar="LIST")
+    burst_size: int | None = option(None, "send N requests at once...", unset="off", positive=True)
+    burst_interval_ms: float | None = option(None, "...again every MS", unset="off", metavar="MS")
+    at_ms: str | None = option(None, "send one request at each of these times: 2000,8000", unset="off", metavar="LIST")
     arrivals: str | None = option(
-        None, "JSON lines: at_ms, prompt_tokens, max_tokens and maybe class", unset="off", metavar="FILE"
+        None, "JSON lines: at_ms, prompt_tokens, max_tokens and optionally class", unset="off", metavar="FILE"
     )
     prompt_tokens: str = option("256", "tokens of a prompt: N, uniform:A:B or lognormal:MEDIAN:SIGMA", metavar="LENGTH")
-    prompt_repeats: str = option("1", "each prompt this many times itself, in turn: 1,1,1,64", metavar="LIST")
-    output_tokens: str | None = option(None, "tokens to ask for, as --prompt-tokens", unset="64", metavar="LENGTH")
-    max_new_tokens: int | None = option(None, "the same as --output-tokens N", unset="off", positive=True)
-    ignore_eos: bool = option(False, "go on behind the end of the text, so that every answer has its length")
-    shared_prefix_tokens: int = option(0, "tokens that all prompts begin with, beside --prompt-tokens")
-    unique_prompts: bool = option(True, "no prompt begins like another one; off: all are beginnings of one text")
-    turns: int = option(1, "requests of a conversation; each has the ones before and their answers", positive=True)
-    think_ms: float = option(0.0, "from an answer's end to the next turn", metavar="MS")
-    long_prompt_tokens: int | None = option(
-        None, "a prompt is called long from here on", unset="4 times the median", positive=True
+    prompt_repeats: str = option("1", "repeat each prompt this many times, in turn: 1,1,1,64", metavar="LIST")
+    output_tokens: str | None = option(
+        None, "tokens of an answer, in the forms of --prompt-tokens", unset="64", metavar="LENGTH"
     )
-    background: int = option(0, "requests kept going beside the others until these are done")
-    background_prompt_tokens: str = option("64", "their prompts, as --prompt-tokens", metavar="LENGTH")
-    background_output_tokens: str = option("128", "their answers", metavar="LENGTH")
-    seed: int = option(0, "of lengths, arrivals and prompts: the same seed, the same workload")
+    max_new_tokens: int | None = option(None, "the same as --output-tokens N", unset="off", positive=True)
+    ignore_eos: bool = option(False, "ignore the end of the text, so that every answer has its full length")
+    shared_prefix_tokens: int = option(0, "tokens that all prompts begin with, in addition to --prompt-tokens")
+    unique_prompts: bool = option(True, "no two prompts begin alike; off: all are beginnings of one text")
+    turns: int = option(1, "requests of a conversation; each holds the earlier ones and their answers", positive=True)
+    think_ms: float = option(0.0, "pause between an answer's end and the next turn", metavar="MS")
+    long_prompt_tokens: int | None = option(
+        None, "a prompt is called long from this length on", unset="4 times the median", positive=True
+    )
+    background: int = option(0, "requests kept running beside the others until these are done")
+    background_prompt_tokens: str = option("64", "length of their prompts", metavar="LENGTH")
+    background_output_tokens: str = option("128", "length of their answers", metavar="LENGTH")
+    seed: int = option(0, "seed of lengths, arrivals and prompts: the same seed, the same workload")
 
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """Who is asked, and how."""
+    """What the requests look like."""
 
-    endpoint: str = option("completions", "of the OpenAI API", choices=ENDPOINTS)
-    model_name: str | None = option(None, "name of the served model", unset="what /v1/models says", metavar="NAME")
+    endpoint: str = option("completions", "endpoint of the OpenAI API", choices=ENDPOINTS)
+    model_name: str | None = option(
+        None, "name of the served model", unset="the one that /v1/models lists", metavar="NAME"
+    )
     api_key: str | None = option(None, "sent as bearer token; never stored", unset="none", metavar="KEY")
     prompt_format: str | None = option(
-        None, "token ids, or common words", unset="ids, for a chat or --turns text", choices=PROMPT_FORMATS
+        None, "token ids, or common words", unset="ids; text for a chat or --turns", choices=PROMPT_FORMATS
     )
     vocab_size: int = option(256, "token ids in prompts are below this", positive=True)
     tokenizer: str | None = option(
-        None, "folder with a tokenizer.json, to count what a server does not count", unset="none", metavar="FOLDER"
+        None, "folder with a tokenizer.json, for servers that do not count tokens", unset="none", metavar="FOLDER"
     )
-    temperature: float = option(0.0, "of the requests", metavar="X")
-    timeout_s: float = option(600.0, "give a request up after so long", metavar="S")
+    temperature: float = option(0.0, "temperature of the requests", metavar="X")
+    timeout_s: float = option(600.0, "seconds after which a request has failed", metavar="S")
 
 
 @dataclass(frozen=True)
@@ -82,7 +121,7 @@ class RunOptions:
     """How the measurement goes."""
 
     warmup: int = option(1, "requests sent before, not counted")
-    repeats: int = option(1, "measure so many times", positive=True)
+    repeats: int = option(1, "measure N times", positive=True)
     goodput: str | None = option(
         None, "limits in ms of a good request: ttft:500 itl:100 tpot:50 e2e:9000", unset="off", metavar="LIMIT"
     )
@@ -90,7 +129,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """A whole command line of `sluice bench`, but for files and the engine's options."""
+    """A command line of `sluice bench`, without files and the engine's options."""
 
     workload: WorkloadOptions
     target: TargetOptions
@@ -100,33 +139,26 @@ class BenchOptions:
 SEVERAL = frozenset({"goodput"})
 """Options whose value is a text of several words, which the command line takes one by one."""
 GROUPS: Mapping[str, type] = {"workload": WorkloadOptions, "target": TargetOptions, "run": RunOptions}
+OPTION_NAMES = frozenset(name for group in GROUPS.values() for name, _ in options_of(group))
 
 
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice bench`, the engine's left out."""
-    target = parser.add_argument_group("whom to measure (one of the two)")
+    """Add the flags of `sluice bench`, without the engine's."""
+    target = parser.add_argument_group("what to measure (one of the two)")
     target.add_argument("--url", metavar="URL", help="a server with OpenAI's API, http://localhost:8000")
-    target.add_argument(
-        "--model",
-        metavar="MODEL",
-        help='in this process: folder or hub id ("": the bundled model)',
-    )
+    target.add_argument("--model", metavar="MODEL", help='in this process: folder or hub id ("": the bundled model)')
     _add_groups(parser)
     files = parser.add_argument_group("results")
     files.add_argument("--json", metavar="FILE", help="write all settings, every token's time and the numbers")
-    files.add_argument("--html", metavar="FILE", help="write a report that needs nothing else")
+    files.add_argument("--html", metavar="FILE", help="write a report that needs no other file")
     files.add_argument("--from", dest="source", metavar="FILE", help="measure nothing: show what --json wrote")
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags of `sluice compare`."""
+    """Add the flags of `sluice compare`."""
     parser.add_argument("files", nargs="*", metavar="FILE", help="two results of bench --json: the base, the other")
     parser.add_argument(
-        "--url",
-        action="append",
-        dest="urls",
-        metavar="URL",
-        help="twice: measure two servers in turns",
+        "--url", action="append", dest="urls", metavar="URL", help="twice: measure two servers in turns"
     )
     parser.add_argument("--json", metavar="FILE", help="write the ratios")
     parser.add_argument("--keep", metavar="PREFIX", help="with --url: write PREFIX-a.json and PREFIX-b.json")
@@ -136,78 +168,102 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_groups(parser: argparse.ArgumentParser) -> None:
     for title, group in GROUPS.items():
         shown = parser.add_argument_group(title)
-        types = {item.name: str(item.type) for item in fields(group)}
-        defaults = {item.name: item.default for item in fields(group)}
-        for name, meta in options_of(group):
-            settings = _settings(meta, types[name], defaults[name])
-            if name in SEVERAL:
-                settings["nargs"] = "+"
-            shown.add_argument(flag(name), dest=name, **settings)
+        for item in fields(group):
+            shown.add_argument(flag(item.name), dest=item.name, **_settings(item))
 
 
-def _settings(meta: Option, type_name: str, default: object) -> dict[str, Any]:
-    shown = ("off", "on")[default] if isinstance(default, bool) else default
+def _settings(item: Field[Any]) -> dict[str, Any]:
+    """Return what argparse takes for one option."""
+    meta: Option = item.metadata["option"]
+    shown = ("off", "on")[item.default] if isinstance(item.default, bool) else item.default
     settings: dict[str, Any] = {"help": f"{meta.help} (default: {meta.unset or shown})"}
+    type_name = str(item.type)
     if "bool" in type_name:
         return settings | {"action": argparse.BooleanOptionalAction}
     if meta.choices:
-        return settings | {
-            "choices": meta.choices,
-            "metavar": "|".join(meta.choices),
-        }
+        return settings | {"choices": meta.choices, "metavar": "|".join(meta.choices)}
+    if item.name in SEVERAL:
+        settings["nargs"] = "+"
     kind = float if "float" in type_name else int if "int" in type_name else str
     return settings | {"type": kind, "metavar": meta.metavar}
 
 
 def options_from(given: Mapping[str, Any]) -> BenchOptions:
-    """The options among `given`, by field name.
+    """Make the options of those among `given`, by field name.
 
     Raises:
-        ConfigError: a value that cannot be, or two options that contradict each other.
+        ConfigError: a value is not accepted, or two options contradict each other.
     """
-    from sluice.bench.presets import resolve_workload
-
     given = {name: " ".join(value) if name in SEVERAL else value for name, value in given.items()}
-    target = _build(TargetOptions, given)
-    run = _build(RunOptions, given)
-    workload = resolve_workload({name: given[name] for name in _names(WorkloadOptions) & given.keys()})
-    _check_target(target, workload)
-    return BenchOptions(workload, target, run)
-
-
-def option_names() -> frozenset[str]:
-    return frozenset(name for group in GROUPS.values() for name in _names(group))
-
-
-def _check_target(target: TargetOptions, workload: WorkloadOptions) -> None:
-    needs_text = "--endpoint chat" if target.endpoint == "chat" else "--turns" if workload.turns > 1 else None
-    if target.prompt_format == "ids" and needs_text:
+    workload = resolve_workload({name: value for name, value in given.items() if name in _names(WorkloadOptions)})
+    options = BenchOptions(workload, _build(TargetOptions, given), _build(RunOptions, given))
+    needs_text = "--endpoint chat" if options.target.endpoint == "chat" else "--turns" if workload.turns > 1 else None
+    if options.target.prompt_format == "ids" and needs_text:
         raise ConfigError(f"--prompt-format must be text with {needs_text}, got 'ids'")
-    if target.timeout_s == 0:
+    if options.target.timeout_s == 0:
         raise ConfigError("--timeout-s must be more than 0, got 0")
+    return options
 
 
-T = TypeVar("T")
+Group = TypeVar("Group")
 
 
-def _build(group: type[T], given: Mapping[str, Any]) -> T:
+def _build(group: type[Group], given: Mapping[str, Any]) -> Group:
     built = group(**{name: given[name] for name in _names(group) & given.keys()})
-    check_all(built)
+    check_values(built)
+    for name, value in vars(built).items():
+        if isinstance(value, int) and value < 0 and name != "seed":
+            raise ConfigError(f"{flag(name)} must be at least 0, got {value}")
     return built
 
 
-def check_all(group: Any) -> None:
-    """`config.check_values`, and that no number is below 0.
+def _names(group: type) -> frozenset[str]:
+    return frozenset(name for name, _ in options_of(group))
+
+
+def resolve_workload(given: Mapping[str, Any]) -> WorkloadOptions:
+    """Put the given options over the preset's and the defaults, and fill in what was left open.
 
     Raises:
-        ConfigError
+        ConfigError: a value is not accepted, or options contradict each other.
     """
-    check_values(group)
-    for item in fields(group):
-        value = getattr(group, item.name)
-        if isinstance(value, int) and value < 0 and item.name != "seed":
-            raise ConfigError(f"{flag(item.name)} must be at least 0, got {value}")
+    explicit = {name: value for name, value in given.items() if value is not None}
+    options = _build(WorkloadOptions, _preset(explicit) | explicit)
+    scheduled = [name for name in SCHEDULES if vars(options)[name] is not None]
+    _check_pairs(options, scheduled)
+    if not scheduled and options.concurrency is None:
+        options = replace(options, concurrency=CONCURRENCY)
+    if options.num_requests is None and not {"at_ms", "arrivals"} & set(scheduled):
+        options = replace(options, num_requests=NUM_REQUESTS)
+    if options.output_tokens is None and options.max_new_tokens is None:
+        options = replace(options, output_tokens=OUTPUT_TOKENS)
+    return options
 
 
-def _names(group: type) -> frozenset[str]:
-    return frozenset(item.name for item in fields(group))
+def _preset(explicit: Mapping[str, Any]) -> dict[str, Any]:
+    name = explicit.get("preset")
+    if name is None:
+        return {}
+    if name not in PRESETS:
+        raise ConfigError(f"--preset must be one of {', '.join(PRESETS)}, got {name!r}")
+    replaced = {other for family in FAMILIES if family & explicit.keys() for other in family}
+    return {option: value for option, value in PRESETS[name].items() if option not in replaced}
+
+
+def _check_pairs(options: WorkloadOptions, scheduled: Sequence[str]) -> None:
+    if len(scheduled) > 1:
+        one, other = map(flag, scheduled[:2])
+        raise ConfigError(f"{one} and {other} both say when requests arrive; give one of them")
+    if (options.burst_size is None) != (options.burst_interval_ms is None):
+        raise ConfigError("--burst-size and --burst-interval-ms go together; give both")
+    for name in ("request_rate", "burstiness"):
+        if vars(options)[name] == 0:
+            raise ConfigError(f"{flag(name)} must be more than 0, got 0")
+    if options.burstiness != 1.0 and options.request_rate is None:
+        raise ConfigError("--burstiness shapes the gaps of --request-rate, which is not given")
+    if options.output_tokens is not None and options.max_new_tokens is not None:
+        raise ConfigError("--output-tokens and --max-new-tokens say the same; give one of them")
+    if options.think_ms and options.turns == 1:
+        raise ConfigError("--think-ms is the pause between turns, and --turns is 1")
+    if options.arrivals is not None and (options.turns > 1 or options.prompt_repeats != "1"):
+        raise ConfigError("--arrivals describes each request; --turns and --prompt-repeats cannot change it")

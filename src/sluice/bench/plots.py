@@ -1,4 +1,4 @@
-"""Plots as SVG, drawn by hand: no library, nothing to load, text that a screen reader can read.
+"""Draws plots as SVG without a library. They load nothing, and a screen reader can read their text.
 
 Colours come from classes that the page's style defines for light and dark.
 """
@@ -6,7 +6,7 @@ Colours come from classes that the page's style defines for light and dark.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 72, 16, 34, 62
 """Room around the plot for text that a narrow page shows larger."""
 MOST_TICKS = 12
 LOG_FROM = 20.0
-"""A logarithmic axis from this ratio of the largest value to the median: else a stall flattens all the rest."""
+"""Ratio of the largest value to the median from which the axis is logarithmic: else a stall flattens all the rest."""
 CDF_POINTS = 300
 
 Point = tuple[float, float]
@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values to pixels."""
+    """Maps values to pixels, from `low` at `first` to `high` at `last`."""
 
     low: float
     high: float
@@ -39,7 +39,7 @@ class Axis:
         return self.first + min(max(share, 0.0), 1.0) * (self.last - self.first)
 
     def ticks(self) -> list[float]:
-        """Round values along the axis."""
+        """Return round values along the axis."""
         if self.log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             found = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
@@ -55,7 +55,7 @@ def _round_step(rough: float) -> float:
 
 
 def value_axis(values: Sequence[float], first: float, last: float) -> Axis:
-    """An axis over positive values, logarithmic if they differ much."""
+    """Return an axis over positive values, logarithmic if they differ much."""
     positive = sorted(value for value in values if value > 0)
     if not positive:
         return Axis(0.0, 1.0, first, last)
@@ -76,45 +76,43 @@ def scatter(
     x_label: str,
     y_label: str,
 ) -> str:
-    """Points over time, with windows as bands behind them. Points that would cover each other are drawn once."""
+    """Plot points over time, with windows as bands behind them. Points that would cover each other are drawn once."""
     points = [point for own in series.values() for point in own]
     edges = [x for x, _ in points] + [edge for window in windows for edge in window]
     x = Axis(0.0, max([*edges, 1e-3]), LEFT, WIDTH - RIGHT)
     y = value_axis([value for _, value in points], HEIGHT - BOTTOM, TOP)
-
-    def body() -> Iterator[str]:
-        for start, end in windows:
-            left, right = x.place(start), x.place(end)
-            yield (
-                f'<rect class="window" x="{left:.1f}" y="{TOP}" width="{max(1.0, right - left):.1f}"'
-                f' height="{HEIGHT - BOTTOM - TOP}"><title>a long prompt in prefill, {start:.2f} s to {end:.2f} s'
-                f"</title></rect>"
-            )
-        for index, own in enumerate(series.values()):
-            places = dict.fromkeys((round(x.place(at), 1), round(y.place(value), 1)) for at, value in own if value > 0)
-            path = "".join(f"M{left:g} {top:g}h0" for left, top in places)
-            yield f'<path class="dots series-{index}" d="{path}"/>'
-
-    return _figure(name, title, description, x, y, x_label, y_label, list(series), body)
+    body = []
+    for start, end in windows:
+        left, right = x.place(start), x.place(end)
+        body.append(
+            f'<rect class="window" x="{left:.1f}" y="{TOP}" width="{max(1.0, right - left):.1f}"'
+            f' height="{HEIGHT - BOTTOM - TOP}"><title>a long prompt in prefill, {start:.2f} s to {end:.2f} s'
+            f"</title></rect>"
+        )
+    for index, own in enumerate(series.values()):
+        places = dict.fromkeys((round(x.place(at), 1), round(y.place(value), 1)) for at, value in own if value > 0)
+        path = "".join(f"M{left:g} {top:g}h0" for left, top in places)
+        body.append(f'<path class="dots series-{index}" d="{path}"/>')
+    axes = [*y_ticks(y, y_label), *_x_ticks(x), *body, x_title(x_label)]
+    return _figure(name, title, description, list(series), axes)
 
 
 def cdf(*, name: str, title: str, description: str, series: Mapping[str, Sequence[float]], x_label: str) -> str:
-    """The share of values up to each value."""
+    """Plot the share of values up to each value."""
     x = value_axis([value for own in series.values() for value in own], LEFT, WIDTH - RIGHT)
     y = Axis(0.0, 1.0, HEIGHT - BOTTOM, TOP)
-
-    def body() -> Iterator[str]:
-        for index, own in enumerate(series.values()):
-            steps = "".join(f"H{x.place(value):.1f}V{y.place(share):.1f}" for value, share in cdf_points(own))
-            if own:
-                first = f"M{x.place(min(own)):.1f} {y.place(0):.1f}"
-                yield f'<path class="line series-{index}" d="{first}{steps}"/>'
-
-    return _figure(name, title, description, x, y, x_label, "share", list(series), body)
+    body = []
+    for index, own in enumerate(series.values()):
+        steps = "".join(f"H{x.place(value):.1f}V{y.place(share):.1f}" for value, share in cdf_points(own))
+        if own:
+            first = f"M{x.place(min(own)):.1f} {y.place(0):.1f}"
+            body.append(f'<path class="line series-{index}" d="{first}{steps}"/>')
+    axes = [*y_ticks(y, "share"), *_x_ticks(x), *body, x_title(x_label)]
+    return _figure(name, title, description, list(series), axes)
 
 
 def cdf_points(values: Sequence[float]) -> list[Point]:
-    """(value, share of values up to it), all of them or as many as a plot can show, the largest always."""
+    """Return pairs of a value and the share of values up to it: `CDF_POINTS` at most, the largest always."""
     ordered = sorted(values)
     count = len(ordered)
     ranks: Sequence[int] = range(1, count + 1)
@@ -123,43 +121,26 @@ def cdf_points(values: Sequence[float]) -> list[Point]:
     return [(ordered[rank - 1], rank / count) for rank in ranks]
 
 
-def _figure(
-    name: str,
-    title: str,
-    description: str,
-    x: Axis,
-    y: Axis,
-    x_label: str,
-    y_label: str,
-    legend: Sequence[str],
-    body: Callable[[], Iterator[str]],
-) -> str:
+def _figure(name: str, title: str, description: str, names: Sequence[str], body: Sequence[str]) -> str:
     parts = [
         f'<figure id="{name}"><figcaption><h3>{escape(title)}</h3><p>{escape(description)}</p></figcaption>',
-        _legend(legend),
+        legend(names) if len(names) > 1 else "",
         f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-labelledby="{name}-title {name}-desc">',
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>',
-        *y_ticks(y, y_label),
-        *_x_ticks(x),
-        *body(),
-        x_title(x_label),
+        *body,
         "</svg></figure>",
     ]
     return "\n".join(parts)
 
 
-def _legend(names: Sequence[str]) -> str:
-    return legend(names) if len(names) > 1 else ""
-
-
 def legend(names: Sequence[str]) -> str:
-    """Which colour is what."""
+    """Return the list of names with their colours."""
     items = (f'<li><span class="key series-{index}"></span>{escape(name)}</li>' for index, name in enumerate(names))
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def line(index: int, points: Sequence[Point]) -> str:
-    """Points of a series, joined; nothing, if there are none."""
+    """Return the points of a series, joined; empty without points."""
     if not points:
         return ""
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -168,7 +149,7 @@ def line(index: int, points: Sequence[Point]) -> str:
 
 
 def y_ticks(y: Axis, title: str) -> Iterator[str]:
-    """The vertical axis: lines across the plot, their values, and above them what they are."""
+    """Return the vertical axis: lines across the plot, their values, and the title above them."""
     for tick in _thinned(y.ticks()):
         place = y.place(tick)
         yield f'<path class="grid" d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}"/>'
@@ -184,16 +165,16 @@ def _x_ticks(x: Axis) -> Iterator[str]:
 
 
 def x_tick(place: float, text: str) -> str:
-    """A value below the horizontal axis."""
+    """Return a value below the horizontal axis."""
     return f'<text class="tick" x="{place:.1f}" y="{HEIGHT - BOTTOM + 26}" text-anchor="middle">{escape(text)}</text>'
 
 
 def x_title(text: str) -> str:
-    """What the horizontal axis is."""
+    """Return the title of the horizontal axis."""
     middle = (LEFT + WIDTH - RIGHT) / 2
     return f'<text class="label" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(text)}</text>'
 
 
 def _thinned(ticks: Sequence[float]) -> Sequence[float]:
-    """A logarithmic axis over many decades has more ticks than room."""
+    """Return at most `MOST_TICKS` of them: a logarithmic axis over many decades has more."""
     return ticks[:: math.ceil(len(ticks) / MOST_TICKS)] if ticks else ticks

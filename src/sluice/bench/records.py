@@ -1,15 +1,42 @@
-"""What a measurement leaves: every request with the time of every token, and all that is needed to read it later.
+"""What a measurement keeps of each request: which tokens arrived when, and how the request ended.
 
-Times are seconds after the run's start, on the client's clock. From these alone come table, report and comparison.
+Times are seconds after the run's start, on the client's clock. Table, report and comparison are computed from these
+records alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
 
-from sluice.bench.answers import Arrival, CountedBy, Failure
+
+class Arrival(NamedTuple):
+    """Tokens that came in one event, all of them at this time."""
+
+    at: float
+    tokens: int
+
+
+class CountedBy(StrEnum):
+    """The source of an answer's token counts."""
+
+    IDS = "token ids"
+    LOGPROBS = "logprobs"
+    RUNNING_USAGE = "running usage"
+    USAGE = "usage"
+    """The server gives the total. It is shared over the events by length of text."""
+    TOKENIZER = "tokenizer"
+    """As `USAGE`, but the total comes from --tokenizer."""
+    EVENTS = "events"
+    """No source: each event with text counts as one token."""
+
+
+class Failure(NamedTuple):
+    """Why a request failed: a kind to count by, and the message."""
+
+    kind: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +47,14 @@ class Record:
     turn: int
     background: bool
     kind: str
-    """short, long, or what an arrivals file says"""
+    """The request's class: short, long, or the one that an arrivals file gives."""
     prompt_tokens: int
-    """As the target counts them, else as planned."""
+    """As the target counts them, or as planned if it does not."""
     max_tokens: int
     due: float
-    """When it was to be sent: latencies count from here."""
+    """When the request should have been sent. Latencies count from here."""
     sent: float
-    """When the client turned to it. `sent - due` is the client's own lateness, or the wait for a free place."""
+    """When the client began to send it. `sent - due` is the client's delay, or the wait for a place in the loop."""
     accepted: float | None
     ended: float
     arrivals: tuple[Arrival, ...]
@@ -62,23 +89,3 @@ class Run:
     requests: tuple[Record, ...]
     lag: tuple[float, ...] = ()
     """Seconds by which the client's event loop woke up late, one value each 50 ms."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A result file. `settings` are the options as they came out; `target` says who was measured."""
-
-    format: str
-    settings: dict[str, dict[str, Any]]
-    target: dict[str, Any]
-    versions: dict[str, str]
-    machine: dict[str, Any]
-    runs: tuple[Run, ...]
-    summaries: list[dict[str, Any]] = field(default_factory=list)
-    """What `metrics.summarize` says of each run, for other readers of the file; ours compute it again."""
-
-
-def served(target: Mapping[str, Any]) -> str:
-    """The model, and by which other engine if one was started to be measured (`benchmarks/peers`)."""
-    peer = target.get("peer")
-    return f"{target['model']} by {peer['name']}" if isinstance(peer, dict) else str(target["model"])

@@ -1,4 +1,7 @@
-"""What is sent and when, whoever it is sent to: plain data, made before the run from the options and the seed."""
+"""What is sent and when, as plain data that is made before the run from the options and the seed.
+
+Arrival times are absolute: they are made before the run, and nothing that a server does moves them.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,146 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
-from typing import Any
+from typing import Any, TypeVar
 
-from sluice.bench.arrivals import Arrivals, At, Bursts, Every, Random
-from sluice.bench.lengths import Fixed, Lengths, parse_lengths
 from sluice.bench.options import WorkloadOptions
-from sluice.bench.prompts import PromptMaker
 from sluice.config import ConfigError
 
+Number = TypeVar("Number", int, float)
 SHORT, LONG = "short", "long"
 LONG_FACTOR = 4
 """A prompt is long from this many times the (lower) median of the workload's prompts."""
+SAFE_VOCABULARY = 256
+"""Every model knows the ids below. The ids in a prompt do not change how long it takes to compute."""
+SPECIAL_SHARE = 8
+"""Prompts use no ids of the vocabulary's first eighth: many models have their special tokens there."""
+WORDS = (
+    *("time", "water", "house", "light", "river", "stone", "green", "paper", "music", "north", "table", "horse"),
+    *("small", "great", "under", "after", "there", "place", "world", "still", "night", "sound", "point", "earth"),
+    *("three", "white", "plant", "story", "power", "young", "watch", "front"),
+)
+"""Common words, each one token of nearly every tokenizer when a space precedes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A number of tokens that is always the same."""
+
+    tokens: int
+
+    def draw(self, rng: random.Random) -> int:
+        return self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Numbers of tokens from `lowest` to `highest`, both included, each as likely."""
+
+    lowest: int
+    highest: int
+
+    def draw(self, rng: random.Random) -> int:
+        return rng.randint(self.lowest, self.highest)
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Numbers of tokens of which half lie below `median`; `sigma` is the deviation of their natural logarithm.
+
+    With sigma 1 one in six is more than e times the median, as with prompts and answers of people.
+    """
+
+    median: float
+    sigma: float
+
+    def draw(self, rng: random.Random) -> int:
+        return max(1, round(rng.lognormvariate(math.log(self.median), self.sigma)))
+
+
+Lengths = Fixed | Uniform | LogNormal
+"""How many tokens a prompt or an answer has, each at least 1."""
+
+
+def parse_lengths(text: str, flag: str) -> Lengths:
+    """Read a length or a distribution of lengths.
+
+    Args:
+        text: "64", "uniform:16:512" or "lognormal:200:0.8".
+        flag: the option, for the error.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    kind, *numbers = text.split(":")
+    try:
+        match kind, numbers:
+            case ("uniform", [lowest, highest]) if 1 <= int(lowest) <= int(highest):
+                return Uniform(int(lowest), int(highest))
+            case ("lognormal", [median, sigma]) if 1 <= float(median) < math.inf and 0 <= float(sigma) < math.inf:
+                return LogNormal(float(median), float(sigma))
+            case (tokens, []) if int(tokens) >= 1:
+                return Fixed(int(tokens))
+    except ValueError:
+        pass
+    accepted = "a number of tokens, uniform:LOWEST:HIGHEST or lognormal:MEDIAN:SIGMA"
+    raise ConfigError(f"{flag} must be {accepted}, each at least 1, got {text!r}")
+
+
+def fixed_times(count: int, seconds: float, size: int = 1) -> list[float]:
+    """Return the times of arrivals of `size` at once, every `seconds`; the first at once."""
+    return [index // size * seconds for index in range(count)]
+
+
+def random_times(count: int, rate: float, burstiness: float, rng: random.Random) -> list[float]:
+    """Return random arrival times, in order. The first request arrives after a first gap.
+
+    Gaps are drawn from a gamma distribution with mean `1 / rate` and variance `1 / (rate**2 * burstiness)`:
+    `burstiness` 1 is a Poisson process, below 1 requests come in clusters, above 1 more evenly.
+    """
+    now, found = 0.0, []
+    for _ in range(count):
+        now += rng.gammavariate(burstiness, 1 / (rate * burstiness))
+        found.append(now)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMaker:
+    """Makes prompts of token ids that depend on the seed alone, so that every server gets the same ones.
+
+    Args:
+        seed: the same seed gives the same prompts.
+        vocab_size: ids are below this.
+        unique: every key has a text of its own. Else all prompts are beginnings of one text, and a prefix cache finds
+            what it has seen before.
+        shared_prefix_tokens: tokens that all prompts begin with, in addition to their own length.
+    """
+
+    seed: int
+    vocab_size: int = SAFE_VOCABULARY
+    unique: bool = True
+    shared_prefix_tokens: int = 0
+
+    def prompt(self, key: str, length: int, *, repeats: int = 1, with_prefix: bool = True) -> tuple[int, ...]:
+        """Return a text of `length` tokens, `repeats` times, behind the shared prefix."""
+        own = self._draw(key if self.unique else "common", length) * repeats
+        prefix = self._draw("shared prefix", self.shared_prefix_tokens) if with_prefix else ()
+        return prefix + own
+
+    def _draw(self, key: str, length: int) -> tuple[int, ...]:
+        rng = random.Random(f"{self.seed}/{key}")
+        ids = range(self.vocab_size // SPECIAL_SHARE, self.vocab_size)
+        return tuple(rng.choices(ids, k=length))
+
+
+def as_text(prompt: tuple[int, ...]) -> str:
+    """Return a text with a word for each id: about as many tokens with any tokenizer."""
+    return " ".join(WORDS[token % len(WORDS)] for token in prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request. In a conversation `prompt` is what is new; the turns before and their answers precede it."""
+    """One request. In a conversation `prompt` is the new part: earlier turns and their answers precede it."""
 
     prompt: tuple[int, ...]
     max_tokens: int
@@ -37,7 +164,7 @@ class Session:
 
     turns: tuple[Turn, ...]
     at: float | None = None
-    """Seconds after the start at which the first turn is sent. None: when one of `concurrency` places is free."""
+    """Seconds after the start at which the first turn is sent; None: as soon as one of `concurrency` places is free."""
     think: float = 0.0
 
 
@@ -68,11 +195,11 @@ class Workload:
     sessions: tuple[Session, ...]
     background: tuple[Background, ...] = ()
     concurrency: int | None = None
-    """Most sessions at once; what has to wait for a place counts as late from when it was due."""
+    """Most sessions at once. A session that has to wait for a place is late from when it was due."""
 
     @property
     def num_requests(self) -> int:
-        """Of the sessions; how often the background repeats is seen in the run."""
+        """Requests of the sessions. How often the background repeats is seen in the run."""
         return sum(len(session.turns) for session in self.sessions)
 
 
@@ -87,10 +214,10 @@ class Planned:
 
 
 def build_workload(options: WorkloadOptions, *, vocab_size: int) -> Workload:
-    """The workload that resolved options (`presets.resolve_workload`) describe. Equal options, equal workloads.
+    """Make the workload that resolved options (`options.resolve_workload`) describe. Equal options, equal workloads.
 
     Raises:
-        ConfigError: a value, or a combination, that makes no workload; an arrivals file that cannot be read.
+        ConfigError: a value or a combination makes no workload, or an arrivals file cannot be read.
     """
     maker = PromptMaker(options.seed, vocab_size, options.unique_prompts, options.shared_prefix_tokens)
     planned = None if options.arrivals is None else read_arrivals(Path(options.arrivals))
@@ -109,7 +236,7 @@ def build_workload(options: WorkloadOptions, *, vocab_size: int) -> Workload:
 
 
 def warmup_turns(workload: Workload, options: WorkloadOptions, count: int, *, vocab_size: int) -> list[Turn]:
-    """Requests as long as the first ones of the workload, with other prompts: they warm the machine, not the cache."""
+    """Make requests as long as the workload's first, with other prompts: they warm the machine, not the cache."""
     maker = PromptMaker(options.seed, vocab_size)
     found = []
     for index in range(count):
@@ -119,10 +246,10 @@ def warmup_turns(workload: Workload, options: WorkloadOptions, count: int, *, vo
 
 
 def read_arrivals(path: Path) -> list[Planned]:
-    """Requests of a file of JSON lines, ordered by time: `at_ms`, `prompt_tokens`, `max_tokens`, maybe `class`.
+    """Read requests from a file of JSON lines, ordered by time: `at_ms`, `prompt_tokens`, `max_tokens`, maybe `class`.
 
     Raises:
-        ConfigError: no such file, no line in it, or a line that is none; the message names file and line.
+        ConfigError: the file is missing or empty, or a line is malformed; the message names file and line.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -158,11 +285,10 @@ def _planned(line: str, place: str) -> Planned:
 
 def _from_plan(planned: Sequence[Planned], maker: PromptMaker, options: WorkloadOptions) -> tuple[Session, ...]:
     chosen = planned[: _count(options, len(planned), "--arrivals")]
+    prompts = [maker.prompt(f"request {index}", item.prompt_tokens) for index, item in enumerate(chosen)]
     return tuple(
-        Session(
-            (Turn(maker.prompt(f"request {index}", item.prompt_tokens), item.max_tokens, item.kind or ""),), item.at
-        )
-        for index, item in enumerate(chosen)
+        Session((Turn(prompt, item.max_tokens, item.kind or ""),), item.at)
+        for prompt, item in zip(prompts, chosen, strict=True)
     )
 
 
@@ -177,31 +303,22 @@ def _count(options: WorkloadOptions, available: int, flag: str) -> int:
 def _drawn(maker: PromptMaker, options: WorkloadOptions) -> tuple[Session, ...]:
     prompt_tokens = parse_lengths(options.prompt_tokens, "--prompt-tokens")
     output_tokens = _output_tokens(options)
-    repeats = _integers(options.prompt_repeats, "--prompt-repeats")
-    arrivals = _arrivals(options)
-    assert isinstance(arrivals, At) or options.num_requests is not None, f"not resolved: {options}"
-    count = options.num_requests or 0
-    if isinstance(arrivals, At):
-        count = _count(options, len(arrivals.seconds), "--at-ms")
-    # Each of the three has a generator of its own: another length does not move the arrivals.
-    lengths = random.Random(f"{options.seed}/lengths")
-    times = None if arrivals is None else arrivals.times(count, random.Random(f"{options.seed}/arrivals"))
+    repeats = _numbers(options.prompt_repeats, "--prompt-repeats", int)
+    times = _arrival_times(options)
+    # Lengths, arrivals and each prompt have a generator of their own: another length does not move the arrivals.
+    rng = random.Random(f"{options.seed}/lengths")
     sessions = []
-    for index in range(count):
-        turns = tuple(
-            Turn(
-                maker.prompt(
-                    f"request {index}.{turn}",
-                    prompt_tokens.draw(lengths),
-                    repeats=repeats[index % len(repeats)],
-                    with_prefix=turn == 0,
-                ),
-                output_tokens.draw(lengths),
-                "",
+    for index, at in enumerate(times):
+        turns = []
+        for number in range(options.turns):
+            prompt = maker.prompt(
+                f"request {index}.{number}",
+                prompt_tokens.draw(rng),
+                repeats=repeats[index % len(repeats)],
+                with_prefix=number == 0,
             )
-            for turn in range(options.turns)
-        )
-        sessions.append(Session(turns, None if times is None else times[index], options.think_ms / 1000))
+            turns.append(Turn(prompt, output_tokens.draw(rng), ""))
+        sessions.append(Session(tuple(turns), at, options.think_ms / 1000))
     return tuple(sessions)
 
 
@@ -212,42 +329,38 @@ def _output_tokens(options: WorkloadOptions) -> Lengths:
     return parse_lengths(options.output_tokens, "--output-tokens")
 
 
-def _arrivals(options: WorkloadOptions) -> Arrivals | None:
-    """None is a closed loop."""
+def _arrival_times(options: WorkloadOptions) -> Sequence[float | None]:
+    """Return the time of each session; None in a closed loop."""
+    if options.at_ms is not None:
+        times = sorted(time / 1000 for time in _numbers(options.at_ms, "--at-ms", float))
+        return times[: _count(options, len(times), "--at-ms")]
+    count = options.num_requests
+    assert count is not None, f"not resolved: {options}"
     if options.submit_interval_ms is not None:
-        return Every(options.submit_interval_ms / 1000)
+        return fixed_times(count, options.submit_interval_ms / 1000)
     if options.request_rate is not None:
-        return Random(options.request_rate, options.burstiness)
+        rng = random.Random(f"{options.seed}/arrivals")
+        return random_times(count, options.request_rate, options.burstiness, rng)
     if options.burst_size is not None:
         assert options.burst_interval_ms is not None, f"not resolved: {options}"
-        return Bursts(options.burst_size, options.burst_interval_ms / 1000)
-    if options.at_ms is not None:
-        return At(sorted(time / 1000 for time in _numbers(options.at_ms, "--at-ms")))
-    return None
+        return fixed_times(count, options.burst_interval_ms / 1000, options.burst_size)
+    return [None] * count
 
 
-def _integers(text: str, flag: str) -> list[int]:
+def _numbers(text: str, flag: str, kind: type[Number]) -> list[Number]:
+    """Read numbers with commas between them: integers of at least 1, or any numbers of at least 0."""
     try:
-        found = [int(part) for part in text.split(",")]
+        found = [kind(part) for part in text.split(",")]
     except ValueError:
-        found = [0]
-    if min(found) < 1:
-        raise ConfigError(f"{flag} must be integers of at least 1 with commas between them, got {text!r}")
-    return found
-
-
-def _numbers(text: str, flag: str) -> list[float]:
-    try:
-        found = [float(part) for part in text.split(",")]
-    except ValueError:
-        found = [-1.0]
-    if not all(0 <= number < math.inf for number in found):
-        raise ConfigError(f"{flag} must be numbers of at least 0 with commas between them, got {text!r}")
+        found = [kind(-1)]
+    lowest, accepted = (1, "integers of at least 1") if kind is int else (0, "numbers of at least 0")
+    if not all(lowest <= number < math.inf for number in found):
+        raise ConfigError(f"{flag} must be {accepted} with commas between them, got {text!r}")
     return found
 
 
 def _classified(workload: Workload, threshold: int | None) -> Workload:
-    """Every turn called short or long by its own new tokens, unless a file named it."""
+    """Call every turn short or long by its own new tokens, unless a file names its class."""
     firsts = [len(session.turns[0].prompt) for session in workload.sessions]
     typical = [_typical(item) for item in workload.background]
     bound = threshold or LONG_FACTOR * median_low(firsts + typical)
