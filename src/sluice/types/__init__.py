@@ -1,0 +1,21 @@
+"""The vocabulary: what passes between the scheduler, the engine and the runner.
+
+A request is two counters and a step closes the gap between them. A step is one immutable `BatchPlan`, and its outcome
+is one `BatchResult`. Everything here is plain data: no tensor, no clock, no text.
+"""
+
+from sluice.types.limits import Bound, OffloadLimits, SchedulerLimits
+from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, PlanError
+from sluice.types.result import BatchResult, CachedTokens, FinishReason, Occupancy, Output, RowError, TokenLogprobs
+from sluice.types.sampling import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_SAMPLES,
+    MAX_TOKEN_ID,
+    MAX_TOP_K,
+    REPETITION_PENALTIES,
+    SEED_RANGE,
+    SamplingParams,
+)
+from sluice.types.tiers import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse

@@ -1,0 +1,106 @@
+"""The limits of a scheduler, and which of them bound a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sluice.types.tiers import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """The scheduler's limits: the resolved form of `config.SchedulerConfig`, which describes each.
+
+    `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`,
+    `max_prefill_requests`, `max_queued_requests` and `max_queued_tokens` means no such limit.
+    `max_running_requests < max_batch_tokens`, so decodes alone never fill a step. `dynamic_chunking` is the position at
+    which a prompt token takes twice as long as the first one; 0: all tokens count the same.
+    """
+
+    schedule: str
+    chunked_prefill_size: int
+    max_batch_tokens: int
+    max_running_requests: int
+    lookahead: int = 0
+    max_prefill_tokens: int = 0
+    long_prefill_token_threshold: int = 0
+    max_prefill_requests: int = 0
+    max_partial_prefills: int = 1
+    reserve: str = "ratio"
+    conservativeness: float = 1.0
+    policy: str = "fcfs"
+    low_priority_values_first: bool = False
+    priority_preemption: bool = False
+    max_queued_requests: int = 0
+    max_queued_tokens: int = 0
+    dynamic_chunking: int = 0
+
+
+class Bound(StrEnum):
+    """The limit that kept a step from holding more: the first one that cut or refused something."""
+
+    NOTHING = "nothing"
+    MAX_BATCH_TOKENS = "max_batch_tokens"
+    CHUNKED_PREFILL_SIZE = "chunked_prefill_size"
+    MAX_PREFILL_TOKENS = "max_prefill_tokens"
+    LONG_PREFILL_TOKEN_THRESHOLD = "long_prefill_token_threshold"
+    MAX_PREFILL_REQUESTS = "max_prefill_requests"
+    MAX_PARTIAL_PREFILLS = "max_partial_prefills"
+    MAX_RUNNING_REQUESTS = "max_running_requests"
+    KV_PAGES = "kv_pages"
+    PREFILL_FIRST = "prefill_first"
+    TIER_PAGES = "tier_pages"
+    """A context longer than the device waits for room on its tier."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadLimits:
+    """Limits and costs of *offloaded* requests, whose context is longer than the device.
+
+    Their KV lies on a lower tier. A chunk of such a request consists of work items: in each layer one for every group
+    of blocks of the ring, and one for the tokens on the device. Costs are in tokens of the step's budget: an item of
+    cost n takes as long as n ordinary tokens.
+    """
+
+    above: int
+    """Requests of more tokens than this, prompt and output together, are offloaded."""
+    tier: Tier
+    """Where their KV lies."""
+    page_bytes: int
+    """Size of a page on the tier."""
+    chunk_tokens: int
+    """Most tokens of a chunk, a multiple of the page size."""
+    window_pages: int
+    """Pages on the device that an offloaded request holds: more than a chunk fills."""
+    num_layers: int
+    block_pages: int
+    """Pages of a block of the ring."""
+    group_blocks: int
+    """Blocks attended to at once."""
+    decode_blocks: int = 0
+    """Most blocks that a decoded token attends to; 0: all."""
+    prefill_blocks: int = 0
+    """Most blocks that a chunk of a prompt attends to; 0: all."""
+    pair_cost: float = 0.0
+    """Cost of a query and a key in one layer."""
+    load_cost: float = 0.0
+    """Cost of loading the KV of one token in one layer, beside the computation."""
+    may_be_late: bool = False
+    """Whether loads may take longer than planned, as a disk's do: then items may be left undone
+    (`BatchResult.unfinished`). The last item of a chunk, which loads nothing, is planned once all others are done."""
+
+    def groups(self, base_pages: int, *, is_decode: bool) -> int:
+        """Return the groups of blocks in each layer, for a chunk after `base_pages` pages on the tier."""
+        blocks = -(-base_pages // self.block_pages)
+        most = self.decode_blocks if is_decode else self.prefill_blocks
+        return -(-(min(blocks, most) if most else blocks) // self.group_blocks)
+
+    def cost_of_group(self, length: int, page_size: int) -> float:
+        """Return what attending to one group costs a chunk of `length` tokens. Loads run beside the computation."""
+        keys = self.group_blocks * self.block_pages * page_size
+        return keys * max(length * self.pair_cost, self.load_cost)
+
+    def cost_of_rest(self, length: int) -> float:
+        """Return what the rest of a layer costs."""
+        return length / self.num_layers

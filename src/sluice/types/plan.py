@@ -1,0 +1,111 @@
+"""The plan of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sluice.types.limits import Bound
+from sluice.types.sampling import SamplingParams
+from sluice.types.tiers import PageCopy
+
+
+class Chunk(NamedTuple):
+    """`length` consecutive tokens of one request from position `start`; a decode is a chunk of length 1.
+
+    A NamedTuple and not a dataclass: one is made per request per step, and it is the cheaper of the two immutables.
+    """
+
+    request_id: int
+    slot: int
+    start: int
+    length: int
+    token_ids: tuple[int, ...]
+    """The input ids. One short of `length`: the last input is what this slot sampled last (still on the device)."""
+    new_pages: tuple[int, ...]
+    """Appended to the slot's page-table row before the forward."""
+    samples: bool
+    """Whether to sample the token at position `start + length`: the chunk reaches the end of what is known."""
+    targets: tuple[int, ...] = ()
+    """Prompt tokens at `start + 1` and on whose log-probabilities this chunk computes."""
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class ChunkSlice(NamedTuple):
+    """A slice of the work on one chunk of an offloaded request.
+
+    The KV of the request's first `base` tokens lies on a lower tier and is attended to through a ring; the tokens from
+    there to the chunk's end are on the device. A chunk consists of `total` work items, done in order, in one step or
+    over several: in each layer one for every group of blocks of the ring, and one for the tokens on the device.
+    """
+
+    chunk: Chunk
+    """The chunk; among the plan's chunks in the step that completes it. Its `new_pages` are empty."""
+    stored_pages: tuple[int, ...]
+    """Page numbers on the tier, appended to those of the slot; together these pages hold `base` tokens."""
+    base: int
+    """A multiple of the page size."""
+    pages: tuple[int, ...]
+    """Pages on the device that hold the tokens from `base` on, in order."""
+    first: int
+    """The first item planned for this step, besides unfinished ones."""
+    stop: int
+    """The item after the last one of this step; `first`, if the step only does unfinished ones."""
+    total: int
+    is_decode: bool = False
+    """Whether the chunk is a generated token, and not the last one of a prompt: then its blocks may be selected."""
+
+    @property
+    def completes(self) -> bool:
+        return self.stop == self.total
+
+
+class NewSlot(NamedTuple):
+    """What a newly filled slot needs. It empties the slot's page-table row; the first chunk brings the pages.
+
+    `sampling` is resolved: `seed` and `max_tokens` are set. Randomness is keyed by
+    (`sampling.seed`, `sample_index`, position of the token being sampled), never by slot, step or request id.
+    """
+
+    slot: int
+    request_id: int
+    sampling: SamplingParams
+    sample_index: int
+    prompt_len: int = 0
+    """Tokens of the prompt: those behind them are outputs."""
+    history: tuple[int, ...] = ()
+    """All tokens known, if the sampling has penalties: those of a cached prefix come in no chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPlan:
+    """One step. Decodes come first in `chunks`; result rows follow the order of the chunks that sample."""
+
+    step: int
+    new_slots: tuple[NewSlot, ...]
+    chunks: tuple[Chunk, ...]
+    bound_by: Bound = Bound.NOTHING
+    num_decodes: int = 0
+    """Number of leading chunks that are decodes."""
+    copies: tuple[PageCopy, ...] = ()
+    """Copies of pages, in order, before the chunks. A plan may hold copies alone."""
+    dropped: tuple[int, ...] = ()
+    """Pages of the disk tier to forget, before the copies: no restart may restore them."""
+    slices: tuple[ChunkSlice, ...] = ()
+    """Work on offloaded chunks. Those that it completes are the last of `chunks`, in the same order."""
+
+    @property
+    def num_decoded(self) -> int:
+        """Number of chunks that are decodes, with offloaded ones, which are not among the first."""
+        return self.num_decodes + sum(part.completes and part.is_decode for part in self.slices)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+
+class PlanError(ValueError):
+    """A plan does not fit the state of the device or the tiers. No part of it was executed."""

@@ -1,0 +1,133 @@
+"""The result of a step, and the outputs that clients receive of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from sluice.types.tiers import CopyDone, TierUse
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. STOP and LENGTH carry OpenAI's names; every other one is a failure."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    OVERLOAD = "overload"
+    """Refused: too much waits already."""
+    EXPIRED = "expired"
+    """Dropped: it had not begun at its start deadline."""
+    TIMEOUT = "timeout"
+    """Ended at its deadline."""
+
+    @property
+    def is_failure(self) -> bool:
+        return self not in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+class RowError(NamedTuple):
+    """A row that failed (with NaN logits, say): its request ends, the others go on. `row` indexes `plan.chunks`."""
+
+    row: int
+    message: str
+
+
+class TokenLogprobs(NamedTuple):
+    """How likely one token was, and which tokens were most likely in its place.
+
+    A log-probability is the log-softmax of the model's raw logits, before temperature, filters and noise (vLLM's
+    default too), in float32, or float64 for a model in float64. A probability of zero is -inf.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability) of the most likely tokens, best first: as many as requested, or the whole of a
+    smaller vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """The result of a step: per *sampling* chunk, in plan order, the sampled tokens (one, unless speculating).
+
+    A row named in `errors` still has its entry (empty) wherever it would have one.
+    """
+
+    step: int
+    token_ids: tuple[tuple[int, ...], ...]
+    errors: tuple[RowError, ...] = ()
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """Like `token_ids`; an entry is empty if its request did not ask, and all are left out if none did."""
+    prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
+    """Per chunk with targets, in plan order: one for each target."""
+    copies: tuple[CopyDone, ...] = ()
+    """How the plan's copies between device and host ended. Copies with the disk end at any time later, and
+    `engine.messages.Copied` reports them."""
+    slice_errors: tuple[RowError, ...] = ()
+    """Slices that failed: `row` indexes `plan.slices`."""
+    unfinished: int = 0
+    """Work items of the offloaded chunk, planned in this step or before, that are not done, as their blocks had not
+    arrived. The chunk's next slice begins with them."""
+
+
+class CachedTokens(NamedTuple):
+    """Prompt tokens found in the cache, and how many of them were loaded from lower tiers."""
+
+    total: int = 0
+    host: int = 0
+    disk: int = 0
+
+    @property
+    def device(self) -> int:
+        return self.total - self.host - self.disk
+
+
+class Output(NamedTuple):
+    """Tokens of a request that one commit produced. The output with a `finish_reason` is the request's last.
+
+    `start` is the number of output tokens before these, so a reader can drop what it has seen. Log-probabilities come
+    if asked for: `logprobs` one for each of `token_ids`; `prompt_logprobs` in the prompt's order from its second token
+    on, each once, a chunk at a time, all of them before or with the first output token.
+    """
+
+    request_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    num_cached_tokens: int
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    num_host_tokens: int = 0
+    """Cached tokens that were loaded from the host."""
+    num_disk_tokens: int = 0
+    """Cached tokens that were loaded from the disk."""
+
+    @property
+    def cached(self) -> CachedTokens:
+        """The cached tokens, by tier."""
+        return CachedTokens(self.num_cached_tokens, self.num_host_tokens, self.num_disk_tokens)
+
+
+class Occupancy(NamedTuple):
+    """How full a scheduler is."""
+
+    running: int
+    """Requests on the device, half-computed prompts included."""
+    waiting: int
+    free_pages: int
+    """Empty pages."""
+    cached_pages: int
+    """Pages of cached prefixes that no request uses at the moment; they can be evicted."""
+    total_pages: int
+    partial: int = 0
+    """Running requests whose prompt is not completely planned."""
+    preemptions: int = 0
+    """Preemptions since the scheduler was made."""
+    loading: int = 0
+    """Requests whose prefix is being loaded to the device."""
+    tiers: tuple[TierUse, ...] = ()
+    """The tiers behind the device, fastest first."""

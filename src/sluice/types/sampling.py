@@ -1,0 +1,183 @@
+"""The sampling parameters of a request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+MAX_TOP_K = 1 << 30
+MAX_LOGPROBS = 20
+"""Most alternatives reported for one token."""
+MAX_SAMPLES = 128
+"""Most samples of one prompt."""
+MAX_TOKEN_ID = (1 << 31) - 1
+MAX_BIAS = 100
+"""Largest `logit_bias`, up or down: enough to decide on its own."""
+MAX_PENALTY = 2
+"""Largest presence or frequency penalty, up or down."""
+REPETITION_PENALTIES = (0.01, 100)
+SEED_RANGE = (-(1 << 63), (1 << 64) - 1)
+
+Check = Callable[[Any], bool]
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_token_id(value: Any) -> bool:
+    return _is_int(value) and 0 <= value <= MAX_TOKEN_ID
+
+
+def _integer(low: float, high: float = math.inf) -> Check:
+    return lambda value: _is_int(value) and low <= value <= high
+
+
+def _number(low: float, high: float = math.inf) -> Check:
+    return lambda value: _is_number(value) and low <= value <= high
+
+
+def _optional(check: Check) -> Check:
+    return lambda value: value is None or check(value)
+
+
+_PENALTY = _number(-MAX_PENALTY, MAX_PENALTY), f"a number from -{MAX_PENALTY} to {MAX_PENALTY}"
+_LOGPROBS = _optional(_integer(0, MAX_LOGPROBS)), f"an integer from 0 to {MAX_LOGPROBS}"
+_CHECKS: Mapping[str, tuple[Check, str]] = MappingProxyType(
+    {
+        "max_tokens": (_optional(_integer(1)), "an integer of at least 1"),
+        "temperature": (_number(0), "a finite number of at least 0"),
+        "top_p": (lambda value: _is_number(value) and 0 < value <= 1, "in (0, 1]"),
+        "top_k": (_integer(-1, MAX_TOP_K), "an integer of at least 1, or 0 or -1 for off"),
+        "min_p": (_number(0, 1), "in [0, 1]"),
+        "seed": (_optional(_integer(*SEED_RANGE)), "an integer of at most 64 bits"),
+        "stop": (
+            lambda value: all(isinstance(text, str) and text for text in value),
+            "a non-empty string or a list of them",
+        ),
+        "stop_token_ids": (lambda value: all(map(_is_token_id, value)), "a list of token ids"),
+        "ignore_eos": (lambda value: isinstance(value, bool), "true or false"),
+        "n": (_integer(1, MAX_SAMPLES), f"an integer from 1 to {MAX_SAMPLES}"),
+        "logprobs": _LOGPROBS,
+        "prompt_logprobs": _LOGPROBS,
+        "presence_penalty": _PENALTY,
+        "frequency_penalty": _PENALTY,
+        "repetition_penalty": (_number(*REPETITION_PENALTIES), "in [{}, {}]".format(*REPETITION_PENALTIES)),
+    }
+)
+"""Parameter -> its check, and what is accepted in words."""
+
+
+def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
+    """Return `logit_bias` as pairs, from a mapping or pairs."""
+    try:
+        return tuple((token, value) for token, value in (bias.items() if isinstance(bias, Mapping) else bias))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"logit_bias must be numbers by token id, got {bias!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen. Field names are those of the HTTP API.
+
+    `max_tokens=None` means as many as the context allows. `top_k` 0 or -1 is off. `temperature=0` is greedy.
+    `stop` (strings) is matched against text outside the engine, which only sees `stop_token_ids`.
+    `n` samples are drawn of each prompt; they differ by their number alone, so with temperature 0 they are equal.
+    `logprobs` requests the log-probability of each output token and of that many of the most likely tokens beside it
+    (0: its own alone, None: nothing); `prompt_logprobs` the same for the prompt's tokens from the second on, and
+    then no prefix is taken from the cache. They are returned as `TokenLogprobs`.
+
+    Logits are changed first, in this order: `logit_bias` is added, by token id; `repetition_penalty` divides positive
+    logits, and multiplies the others, of tokens in the prompt or the output (Keskar et al., "CTRL", 2019);
+    `frequency_penalty` is subtracted for each time a token was generated, and `presence_penalty` once if it was
+    (OpenAI's); stop tokens are excluded until there are `min_tokens` outputs, and stop strings are not searched for in
+    these.
+
+    Raises:
+        ValueError: a field is out of range; the message names it, its value and what would be accepted.
+    """
+
+    max_tokens: int | None = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    min_tokens: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, number added to its logit); a mapping is accepted too."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
+        for name, (is_valid, accepted) in _CHECKS.items():
+            value = getattr(self, name)
+            if not is_valid(value):
+                raise ValueError(f"{name} must be {accepted}, got {value!r}")
+        self._check_min_tokens()
+        self._check_bias()
+
+    def _check_min_tokens(self) -> None:
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        if not _integer(0, most)(self.min_tokens):
+            bound = "" if self.max_tokens is None else f" and at most {most}"
+            raise ValueError(f"min_tokens must be an integer of at least 0{bound}, got {self.min_tokens!r}")
+
+    def _check_bias(self) -> None:
+        for token, bias in self.logit_bias:
+            if not _is_token_id(token):
+                raise ValueError(f"logit_bias must be by token id, got {token!r}")
+            if not (_is_number(bias) and abs(bias) <= MAX_BIAS):
+                raise ValueError(
+                    f"logit_bias must be a number from -{MAX_BIAS} to {MAX_BIAS} for each token, got { {token: bias}!r}"
+                )
+        if len(dict(self.logit_bias)) < len(self.logit_bias):
+            raise ValueError(f"logit_bias must be one number for each token, got {self.logit_bias!r}")
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the logits depend on earlier tokens."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    def of_sample(self, index: int) -> SamplingParams:
+        """Return the parameters of one of several samples of a prompt: only the first reports the prompt's logprobs."""
+        return self if index == 0 or self.prompt_logprobs is None else replace(self, prompt_logprobs=None)
+
+    def resolved(self, *, eos_ids: Iterable[int], room: int, seed: int) -> SamplingParams:
+        """Return what the engine gets for each of the `n` samples: no text, and nothing left open.
+
+        Args:
+            eos_ids: become stop ids unless `ignore_eos`.
+            room: tokens that the context still holds, for an open `max_tokens`.
+            seed: for an open seed.
+        """
+        stop_ids = set(self.stop_token_ids)
+        if not self.ignore_eos:
+            stop_ids.update(eos_ids)
+        return replace(
+            self,
+            max_tokens=room if self.max_tokens is None else self.max_tokens,
+            seed=seed if self.seed is None else self.seed,
+            stop=(),
+            stop_token_ids=tuple(sorted(stop_ids)),
+            n=1,
+        )
