@@ -348,7 +348,7 @@ def test_orphans_of_a_restart_are_forgotten() -> None:
     bench.inherit(before)
     assert bench.taken == 0
     bench.step()
-    assert bench.disk.tiers.index.keys() <= {stored[0].slot}
+    assert bench.disk.tiers.index.keys() <= {stored[0].page}
     bench.check()
 
 
