@@ -1,25 +1,26 @@
-"""A page with figures of several configurations: plots on logarithmic axes and a table. It loads nothing."""
+"""Makes a page with the figures of several configurations: plots on logarithmic axes and a table. It loads nothing."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from sluice.bench.html import document
-from sluice.bench.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, legend, line, x_tick, x_title, y_ticks
+from sluice.bench.plots import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Axis, line
+from sluice.bench.plots import plot as draw
 
 Figures = Mapping[str, Mapping[str, float | None]]
-"""By configuration and name; None: there is none."""
+"""Figures by configuration and name; None where there is none."""
 SERIES = 4
-"""Colours of the style."""
+"""Number of colours of the style."""
 LOG_MARGIN = 1.3
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Some of the figures, in one unit, over all configurations."""
+    """A plot of some of the figures, in one unit, over all configurations."""
 
     name: str
     title: str
@@ -38,18 +39,19 @@ def page(
     of: str,
     caption: str = "",
 ) -> str:
-    """
+    """Return the page.
+
     Args:
-        record: what else is to be kept: settings, versions, machine.
-        of: what the names of configurations are.
-        caption: of the table.
+        record: what else the page keeps: settings, versions, machine.
+        of: the heading of the configurations' names.
+        caption: the table's caption.
     """
     settings = escape(json.dumps(record, indent=2, default=str))
     return document(
         title,
         introduction,
         [
-            *("\n".join(_plot(plot, figures)) for plot in plots),
+            *(_plot(plot, figures) for plot in plots),
             _table(figures, of, caption),
             f"<details><summary>settings</summary><pre>{settings}</pre></details>",
         ],
@@ -57,7 +59,7 @@ def page(
 
 
 def in_milliseconds(figures: Figures) -> Figures:
-    """From seconds."""
+    """Return figures that are given in seconds in milliseconds."""
     return {
         label: {name: None if value is None else 1000 * value for name, value in own.items()}
         for label, own in figures.items()
@@ -65,7 +67,7 @@ def in_milliseconds(figures: Figures) -> Figures:
 
 
 def number(value: float | None) -> str:
-    """With as many digits as say something."""
+    """Return a number with three digits, or all of a large one."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
@@ -82,29 +84,36 @@ def _table(figures: Figures, of: str, caption: str) -> str:
     return f'<div class="scroll"><table>{above}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-def _plot(plot: Plot, figures: Figures) -> Iterator[str]:
+def _plot(plot: Plot, figures: Figures) -> str:
     assert len(plot.shown) <= SERIES, f"{len(plot.shown)} series, the style has {SERIES}"
     values = [value for own in figures.values() for name in plot.shown if (value := own[name])]
     if not values:
-        yield f"<p>{escape(plot.title)}: nothing to show.</p>"
-        return
+        return f"<p>{escape(plot.title)}: nothing to show.</p>"
     y = Axis(min(values) / LOG_MARGIN, max(values) * LOG_MARGIN, HEIGHT - BOTTOM, TOP, log=True)
     places = {label: LEFT + (WIDTH - LEFT - RIGHT) * (at + 0.5) / len(figures) for at, label in enumerate(figures)}
-    yield f'<figure id="{escape(plot.name)}"><figcaption><h3>{escape(plot.title)}</h3></figcaption>'
-    yield legend(plot.shown)
-    yield f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-label="{escape(_spoken(plot, figures))}">'
-    yield from y_ticks(y, plot.unit)
-    yield from (x_tick(place, label) for label, place in places.items())
-    yield x_title(plot.x_label)
-    for index, name in enumerate(plot.shown):
-        yield line(index, [(places[label], y.place(value)) for label, own in figures.items() if (value := own[name])])
-    yield "</svg></figure>"
+    lines = [
+        line(index, [(places[label], y.place(value)) for label, own in figures.items() if (value := own[name])])
+        for index, name in enumerate(plot.shown)
+    ]
+    return draw(
+        name=plot.name,
+        title=plot.title,
+        description="",
+        spoken=_spoken(plot, figures),
+        series=plot.shown,
+        x_ticks=[(place, label) for label, place in places.items()],
+        has_x_grid=False,
+        x_label=plot.x_label,
+        y_ticks=y.labels(),
+        y_label=plot.unit,
+        marks=lines,
+    )
 
 
 def _spoken(plot: Plot, figures: Figures) -> str:
-    """The plot in words."""
-    said = (
+    """Return the plot in words."""
+    parts = (
         f"{label}: " + ", ".join(f"{name} {number(own[name])} {plot.unit}" for name in plot.shown)
         for label, own in figures.items()
     )
-    return f"{plot.title}. " + "; ".join(said)
+    return f"{plot.title}. " + "; ".join(parts)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bench_makers import record
 from sluice.bench.metrics import (
     Goodput,
-    Window,
+    Span,
     add_latency,
     e2e,
     errors,
@@ -104,7 +104,7 @@ def test_windows_cover_what_the_long_prompts_wait_and_no_more(found: list[Record
 @given(st.lists(records(), max_size=4), st.lists(st.tuples(TIMES, TIMES), max_size=4))
 def test_split_itls_against_asking_for_each_gap(found: list[Record], drawn: list[tuple[float, float]]) -> None:
     edges = sorted({edge for pair in drawn for edge in pair})
-    windows = [Window(*pair) for pair in zip(edges[::2], edges[1::2], strict=False)]
+    windows = [Span(*pair) for pair in zip(edges[::2], edges[1::2], strict=False)]
     inside, outside = split_itls(found, windows)
     every = [gap for one in found for gap in gaps(one)]
     touching = [gap for gap in every if any(gap.start < window.end and gap.end > window.start for window in windows)]

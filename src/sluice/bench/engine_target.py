@@ -8,6 +8,7 @@ import queue
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -36,14 +37,13 @@ class EngineExchange:
 
     sent: float
     prompt_tokens: int
-    loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[None]
     accepted: float | None = None
     ended: float = 0.0
     arrivals: list[Arrival] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     last: Output | None = None
     refusal: str | None = None
+    done: Future[None] = field(default_factory=Future)
 
     def take(self, output: Output, now: float) -> None:
         if output.token_ids:
@@ -59,10 +59,7 @@ class EngineExchange:
 
     def end(self, now: float) -> None:
         self.ended = now
-        self.loop.call_soon_threadsafe(self._wake)
-
-    def _wake(self) -> None:
-        if not self.done.done():
+        with suppress(InvalidStateError):  # the client has given up waiting
             self.done.set_result(None)
 
     def answer(self) -> Answer:
@@ -160,8 +157,7 @@ class EngineTarget:
     async def send(self, prepared: object) -> Exchange:
         assert isinstance(prepared, tuple)
         prompt, max_tokens = prepared
-        loop = asyncio.get_running_loop()
-        exchange = EngineExchange(self.timer.now(), len(prompt), loop, loop.create_future())
+        exchange = EngineExchange(self.timer.now(), len(prompt))
         try:
             room = self.limits.check(prompt, max_tokens)
         except LimitError as error:
@@ -171,7 +167,7 @@ class EngineTarget:
             sampling = params.resolved(eos_ids=self.eos_ids, room=room, seed=secrets.randbits(63))
             self.link.submit(Submit(next(self.ids), prompt, sampling), exchange)
             exchange.accepted = self.timer.now()
-        await exchange.done
+        await asyncio.wrap_future(exchange.done)
         return Exchange(exchange.sent, exchange.accepted, exchange.ended, exchange.answer)
 
 

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from sluice.bench.metrics import Summary, e2e, errors, gaps, itls, prefill_windows, ttft
-from sluice.bench.plots import cdf, scatter
+from sluice.bench.plots import cdf, render, scatter
 from sluice.bench.records import Record
 from sluice.bench.report import HEADINGS, figures, milliseconds, remarks, sections, summaries, title
 from sluice.bench.results import Result
 from sluice.bench.workload import LONG
-
-PAGES = Path(__file__).parent / "pages"
 
 
 def page(result: Result) -> str:
@@ -37,7 +31,7 @@ def page(result: Result) -> str:
             }
         )
     shown = {name: getattr(result, name) for name in ("settings", "target", "versions", "machine")}
-    return _render(
+    return render(
         "report.html",
         heading=f"sluice bench: {result.target['model']}",
         introduction=title(result),
@@ -51,19 +45,7 @@ def page(result: Result) -> str:
 
 def document(heading: str, introduction: str, parts: Iterable[str]) -> str:
     """Return a page of these parts, which are HTML."""
-    return _render("document.html", heading=heading, introduction=introduction, parts=list(parts))
-
-
-def _render(template: str, **content: Any) -> str:
-    environment = Environment(
-        loader=FileSystemLoader(PAGES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    return environment.get_template(template).render(content)
+    return render("document.html", heading=heading, introduction=introduction, parts=list(parts))
 
 
 def _tiles(summary: Summary) -> dict[str, str]:

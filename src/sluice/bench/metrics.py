@@ -86,8 +86,8 @@ def add_latency(record: Record) -> float | None:
     return _seconds(record.sent, record.accepted)
 
 
-class Gap(NamedTuple):
-    """The time between two tokens of a request."""
+class Span(NamedTuple):
+    """A period of the run: the gap between two tokens of a request, or a window with a long prompt in prefill."""
 
     start: float
     end: float
@@ -97,14 +97,14 @@ class Gap(NamedTuple):
         return self.end - self.start
 
 
-def gaps(record: Record) -> list[Gap]:
+def gaps(record: Record) -> list[Span]:
     """Return one gap for each token but the first. Of an event's tokens the first has the whole gap, the others 0."""
     found = []
     before: float | None = None
     for at, tokens in record.arrivals:
         if before is not None:
-            found.append(Gap(before, at))
-        found += [Gap(at, at)] * (tokens - 1)
+            found.append(Span(before, at))
+        found += [Span(at, at)] * (tokens - 1)
         before = at
     return found
 
@@ -113,32 +113,25 @@ def itls(records: Iterable[Record]) -> list[float]:
     return [gap.seconds for record in records for gap in gaps(record)]
 
 
-class Window(NamedTuple):
-    """A period in which at least one long prompt was in prefill."""
-
-    start: float
-    end: float
-
-
-def prefill_windows(records: Iterable[Record], kind: str = LONG) -> list[Window]:
+def prefill_windows(records: Iterable[Record], kind: str = LONG) -> list[Span]:
     """Return the periods from the send of each long request to its first token, or its end if none came.
 
     Those that overlap are joined.
     """
-    found: list[Window] = []
+    found: list[Span] = []
     for start, end in sorted(
         (record.sent, record.ended if record.first_token is None else record.first_token)
         for record in records
         if record.kind == kind
     ):
         if found and start <= found[-1].end:
-            found[-1] = Window(found[-1].start, max(found[-1].end, end))
+            found[-1] = Span(found[-1].start, max(found[-1].end, end))
         else:
-            found.append(Window(start, end))
+            found.append(Span(start, end))
     return found
 
 
-def split_itls(records: Iterable[Record], windows: Sequence[Window]) -> tuple[list[float], list[float]]:
+def split_itls(records: Iterable[Record], windows: Sequence[Span]) -> tuple[list[float], list[float]]:
     """Return the ITLs of gaps that overlap a window, and the others.
 
     The first belong to requests that were decoding while a long prompt was in prefill. A gap that reaches into a
@@ -288,7 +281,7 @@ def summarize(records: Sequence[Record], goodput: Goodput | None = None) -> Summ
             for kind in sorted({record.kind for record in records}, key=lambda kind: (kind == LONG, kind))
         },
         windows=len(windows),
-        window_seconds=sum(window.end - window.start for window in windows),
+        window_seconds=sum(window.seconds for window in windows),
         itl_in_windows=spread(inside),
         itl_outside=spread(outside),
     )

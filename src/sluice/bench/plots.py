@@ -6,10 +6,14 @@ Colours come from classes that the page's style defines for light and dark.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from pathlib import Path
+from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+PAGES = Path(__file__).parent / "pages"
 WIDTH, HEIGHT = 760, 300
 LEFT, RIGHT, TOP, BOTTOM = 72, 16, 34, 62
 """Room around the plot for text that a narrow page shows larger."""
@@ -48,6 +52,12 @@ class Axis:
             found = [index * step for index in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
         return [tick for tick in found if self.low <= tick <= self.high * 1.000001]
 
+    def labels(self) -> list[tuple[float, str]]:
+        """Return places and texts of `MOST_TICKS` ticks at most: a logarithmic axis over many decades has more."""
+        ticks = self.ticks()
+        step = math.ceil(len(ticks) / MOST_TICKS) or 1
+        return [(self.place(tick), f"{tick:g}") for tick in ticks[::step]]
+
 
 def _round_step(rough: float) -> float:
     power = 10.0 ** math.floor(math.log10(rough))
@@ -67,24 +77,21 @@ def value_axis(values: Sequence[float], first: float, last: float) -> Axis:
 
 
 def scatter(
-    *,
-    name: str,
-    title: str,
-    description: str,
-    series: Mapping[str, Sequence[Point]],
-    windows: Sequence[tuple[float, float]],
-    x_label: str,
-    y_label: str,
+    *, series: Mapping[str, Sequence[Point]], windows: Sequence[tuple[float, float]], y_label: str, **words: str
 ) -> str:
-    """Plot points over time, with windows as bands behind them. Points that would cover each other are drawn once."""
+    """Plot points over time, with windows as bands behind them. Points that would cover each other are drawn once.
+
+    Args:
+        words: `name`, `title`, `description` and `x_label` of the plot.
+    """
     points = [point for own in series.values() for point in own]
     edges = [x for x, _ in points] + [edge for window in windows for edge in window]
     x = Axis(0.0, max([*edges, 1e-3]), LEFT, WIDTH - RIGHT)
     y = value_axis([value for _, value in points], HEIGHT - BOTTOM, TOP)
-    body = []
+    marks = []
     for start, end in windows:
         left, right = x.place(start), x.place(end)
-        body.append(
+        marks.append(
             f'<rect class="window" x="{left:.1f}" y="{TOP}" width="{max(1.0, right - left):.1f}"'
             f' height="{HEIGHT - BOTTOM - TOP}"><title>a long prompt in prefill, {start:.2f} s to {end:.2f} s'
             f"</title></rect>"
@@ -92,23 +99,25 @@ def scatter(
     for index, own in enumerate(series.values()):
         places = dict.fromkeys((round(x.place(at), 1), round(y.place(value), 1)) for at, value in own if value > 0)
         path = "".join(f"M{left:g} {top:g}h0" for left, top in places)
-        body.append(f'<path class="dots series-{index}" d="{path}"/>')
-    axes = [*y_ticks(y, y_label), *_x_ticks(x), *body, x_title(x_label)]
-    return _figure(name, title, description, list(series), axes)
+        marks.append(f'<path class="dots series-{index}" d="{path}"/>')
+    return plot(series=list(series), x_ticks=x.labels(), y_ticks=y.labels(), y_label=y_label, marks=marks, **words)
 
 
-def cdf(*, name: str, title: str, description: str, series: Mapping[str, Sequence[float]], x_label: str) -> str:
-    """Plot the share of values up to each value."""
+def cdf(*, series: Mapping[str, Sequence[float]], **words: str) -> str:
+    """Plot the share of values up to each value.
+
+    Args:
+        words: `name`, `title`, `description` and `x_label` of the plot.
+    """
     x = value_axis([value for own in series.values() for value in own], LEFT, WIDTH - RIGHT)
     y = Axis(0.0, 1.0, HEIGHT - BOTTOM, TOP)
-    body = []
+    marks = []
     for index, own in enumerate(series.values()):
         steps = "".join(f"H{x.place(value):.1f}V{y.place(share):.1f}" for value, share in cdf_points(own))
         if own:
             first = f"M{x.place(min(own)):.1f} {y.place(0):.1f}"
-            body.append(f'<path class="line series-{index}" d="{first}{steps}"/>')
-    axes = [*y_ticks(y, "share"), *_x_ticks(x), *body, x_title(x_label)]
-    return _figure(name, title, description, list(series), axes)
+            marks.append(f'<path class="line series-{index}" d="{first}{steps}"/>')
+    return plot(series=list(series), x_ticks=x.labels(), y_ticks=y.labels(), y_label="share", marks=marks, **words)
 
 
 def cdf_points(values: Sequence[float]) -> list[Point]:
@@ -121,22 +130,16 @@ def cdf_points(values: Sequence[float]) -> list[Point]:
     return [(ordered[rank - 1], rank / count) for rank in ranks]
 
 
-def _figure(name: str, title: str, description: str, names: Sequence[str], body: Sequence[str]) -> str:
-    parts = [
-        f'<figure id="{name}"><figcaption><h3>{escape(title)}</h3><p>{escape(description)}</p></figcaption>',
-        legend(names) if len(names) > 1 else "",
-        f'<svg role="img" viewBox="0 0 {WIDTH} {HEIGHT}" aria-labelledby="{name}-title {name}-desc">',
-        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>',
-        *body,
-        "</svg></figure>",
-    ]
-    return "\n".join(parts)
+def plot(**content: Any) -> str:
+    """Return a plot as SVG in a figure.
 
-
-def legend(names: Sequence[str]) -> str:
-    """Return the list of names with their colours."""
-    items = (f'<li><span class="key series-{index}"></span>{escape(name)}</li>' for index, name in enumerate(names))
-    return f'<ul class="legend">{"".join(items)}</ul>'
+    Args:
+        content: `name`, `title`, `description`, `x_label`, `y_label`; `series`, the names of the legend; `x_ticks` and
+            `y_ticks`, pairs of a place and a text; `marks`, SVG elements; optionally `spoken`, a longer description
+            for screen readers, and `has_x_grid`.
+    """
+    edges = {"left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM}
+    return render("plot.html", **({"spoken": "", "has_x_grid": True} | content | edges), width=WIDTH, height=HEIGHT)
 
 
 def line(index: int, points: Sequence[Point]) -> str:
@@ -148,33 +151,14 @@ def line(index: int, points: Sequence[Point]) -> str:
     return f'<path class="line series-{index}" d="M{path}"/><path class="dots series-{index}" d="{dots}"/>'
 
 
-def y_ticks(y: Axis, title: str) -> Iterator[str]:
-    """Return the vertical axis: lines across the plot, their values, and the title above them."""
-    for tick in _thinned(y.ticks()):
-        place = y.place(tick)
-        yield f'<path class="grid" d="M{LEFT} {place:.1f}H{WIDTH - RIGHT}"/>'
-        yield f'<text class="tick" x="{LEFT - 6}" y="{place + 5:.1f}" text-anchor="end">{tick:g}</text>'
-    yield f'<text class="label" x="4" y="18">{escape(title)}</text>'
-
-
-def _x_ticks(x: Axis) -> Iterator[str]:
-    for tick in _thinned(x.ticks()):
-        place = x.place(tick)
-        yield f'<path class="grid" d="M{place:.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
-        yield x_tick(place, f"{tick:g}")
-
-
-def x_tick(place: float, text: str) -> str:
-    """Return a value below the horizontal axis."""
-    return f'<text class="tick" x="{place:.1f}" y="{HEIGHT - BOTTOM + 26}" text-anchor="middle">{escape(text)}</text>'
-
-
-def x_title(text: str) -> str:
-    """Return the title of the horizontal axis."""
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    return f'<text class="label" x="{middle:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(text)}</text>'
-
-
-def _thinned(ticks: Sequence[float]) -> Sequence[float]:
-    """Return at most `MOST_TICKS` of them: a logarithmic axis over many decades has more."""
-    return ticks[:: math.ceil(len(ticks) / MOST_TICKS)] if ticks else ticks
+def render(template: str, **content: Any) -> str:
+    """Fill in a template of `pages`."""
+    environment = Environment(
+        loader=FileSystemLoader(PAGES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template).render(content)
