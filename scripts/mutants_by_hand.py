@@ -21,8 +21,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/manager.py",
-        "full = computed // self.page_size",
-        "full = self.pages_for(computed)",
+        "full = computed // self._kv.page_size",
+        "full = self._kv.pages_for(computed)",
         "a half-computed page becomes visible to other requests",
     ),
     (
@@ -69,8 +69,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/manager.py",
-        "        self.tree.unlock(lease.path)\n        lease.path, lease.pages = [], []",
-        "        lease.path, lease.pages = [], []",
+        "        tree.unlock(self.path)\n        self.path, self.pages = [], []",
+        "        self.path, self.pages = [], []",
         "a finished request holds its cached pages for ever",
     ),
     (
@@ -93,8 +93,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/scheduler.py",
-        "        self.state.kv.publish(request.lease, request.tokens, computed)\n",
-        "        pass\n",
+        "            request.lease.publish(request.tokens, end)\n",
+        "",
         "nothing is shared while a request runs",
     ),
     (
@@ -158,16 +158,16 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "a second prompt is started while one is half computed",
     ),
     (
-        "scheduler/prefill.py",
-        "            self.note(Bound.KV_PAGES)\n"
-        "            kv.release(lease, request.tokens, len(request.path) * kv.page_size)\n"
-        "            return AddResult.NO_TOKEN\n",
-        "            pass\n",
+        "scheduler/admission.py",
+        "        adder.note(Bound.KV_PAGES)\n"
+        "        lease.release(request.tokens, lease.capacity)\n"
+        "        return None\n",
+        "        pass\n",
         "memory is not checked again after the prefix is locked",
     ),
     (
         "scheduler/prefill.py",
-        "return max(0, wanted - wanted % self._state.kv.page_size), cut_by",
+        "return max(0, wanted - wanted % self.state.kv.page_size), cut_by",
         "return max(0, wanted), cut_by",
         "a prompt is cut inside a page",
     ),
@@ -208,21 +208,21 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "an idle engine spins",
     ),
     (
-        "scheduler/prefill.py",
-        "may_cut = may_cut and len(state.partial) < self._limits.max_partial_prefills",
-        "may_cut = len(state.partial) < self._limits.max_partial_prefills",
+        "scheduler/admission.py",
+        "not (may_cut and len(state.partial) < adder.limits.max_partial_prefills)",
+        "not len(state.partial) < adder.limits.max_partial_prefills",
         "a younger prompt takes the place the oldest waits for",
     ),
     (
         "scheduler/prefill.py",
-        "floor = 0 if self._num_prompts else self._state.kv.page_size",
+        "floor = 0 if self._num_prompts else self.state.kv.page_size",
         "floor = 0",
         "decodes use up the prefill budget and prompts starve",
     ),
     (
         "scheduler/prefill.py",
-        "self._limits.max_prefill_tokens - used)",
-        "self._limits.max_prefill_tokens)",
+        "self.limits.max_prefill_tokens - used)",
+        "self.limits.max_prefill_tokens)",
         "decodes do not come off the prefill budget",
     ),
     (
@@ -244,9 +244,9 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "the number of prompts in a step is not limited",
     ),
     (
-        "scheduler/prefill.py",
-        "            self._reserved = None\n            result = self.add_one_req(request, at_most, may_cut=may_cut)",
-        "            result = self.add_one_req(request, at_most, may_cut=may_cut)",
+        "scheduler/admission.py",
+        "        adder.recount()\n        result = _admit_once(adder, request, at_most, may_cut)",
+        "        result = _admit_once(adder, request, at_most, may_cut)",
         "memory freed by a preemption is not seen",
     ),
     (
@@ -324,10 +324,10 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     (
         "scheduler/state.py",
         "        if request.finish_reason is FinishReason.ERROR:\n"
-        "            self.kv.discard(request.lease)\n"
+        "            request.lease.discard()\n"
         "        else:\n"
-        "            self.kv.release(request.lease, request.tokens, request.computed)\n",
-        "        self.kv.release(request.lease, request.tokens, request.computed)\n",
+        "            request.lease.release(request.tokens, request.computed)\n",
+        "        request.lease.release(request.tokens, request.computed)\n",
         "the NaNs of a failed request stay in the cache",
     ),
     (
@@ -464,20 +464,20 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/manager.py",
-        "        self.tiers.hold(nodes)  # first: eviction may look for room on their tier\n",
+        "        kv.tiers.hold(nodes)  # first: eviction may look for room on their tier\n",
         "",
         "what is to be loaded is evicted to make room for it",
     ),
     (
         "kv/manager.py",
-        "come = list(takewhile(lambda node: node.page >= 0, nodes))",
-        "come = nodes",
+        "come = list(takewhile(lambda node: node.page >= 0, load.nodes))",
+        "come = load.nodes",
         "a request goes on behind pages that did not come",
     ),
     (
         "kv/manager.py",
-        "        return max(0, self.pages_for(num_tokens) - len(lease.pages) - coming)",
-        "        return max(0, self.pages_for(num_tokens) - len(lease.pages))",
+        "return max(0, -(-num_tokens // self._kv.page_size) - len(self.pages) - coming)",
+        "return max(0, -(-num_tokens // self._kv.page_size) - len(self.pages))",
         "memory is counted twice for what is being loaded",
     ),
     (
@@ -493,21 +493,21 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "what one request loads another computes",
     ),
     (
-        "scheduler/prefill.py",
-        "if needed > kv.available or not self._fits_beside_loads(request, len(nodes)):",
-        "if needed > kv.available:",
+        "scheduler/admission.py",
+        "if needed > kv.available or not adder.fits_beside_loads((request,), to_load):",
+        "if needed > kv.available or (not to_load and not adder.fits_beside_loads((request,), to_load)):",
         "a stream waits for a disk",
     ),
     (
-        "scheduler/prefill.py",
-        "if needed > kv.available or not self._fits_beside_loads(request):",
-        "if needed > kv.available:",
+        "scheduler/admission.py",
+        "if needed > kv.available or not adder.fits_beside_loads((request,), to_load):",
+        "if needed > kv.available or (to_load and not adder.fits_beside_loads((request,), to_load)):",
         "a newcomer needs the pages that a disk is about to fill",
     ),
     (
         "scheduler/state.py",
-        "                self.kv.loaded(request.lease)\n                self._count_cached(request)\n",
-        "                self.kv.loaded(request.lease)\n",
+        "                request.lease.end_load()\n                self._count_cached(request)\n",
+        "                request.lease.end_load()\n",
         "what was loaded is computed all the same",
     ),
     (

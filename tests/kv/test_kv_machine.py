@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sluice.kv.manager import KVManager, Lease
+from sluice.kv.manager import KVManager, ResidentLease
 
 Key = tuple[str, tuple[int, ...]]
 """A cached page by what is in it: namespace and all tokens from the beginning to its end."""
@@ -52,7 +52,7 @@ class Twin:
 class Holder:
     """A live request on both sides."""
 
-    lease: Lease
+    lease: ResidentLease
     tokens: tuple[int, ...]
     extra_key: str
     path: list[Key]
@@ -100,9 +100,9 @@ class KVMachine(RuleBasedStateMachine):
             return
         target = data.draw(st.integers(holder.computed + 1, target))
         missing = max(0, -(-target // size) - holder.pages)
-        assert self.kv.missing(holder.lease, target) == missing
+        assert holder.lease.missing(target) == missing
         before = list(holder.lease.pages)
-        added = self.kv.extend(holder.lease, target)
+        added = holder.lease.extend(target)
         assert len(added) == missing
         assert holder.lease.pages == before + list(added)
         holder.pages += missing
@@ -113,7 +113,7 @@ class KVMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         upper = min(len(holder.tokens), holder.pages * self.kv.page_size)
         holder.computed = data.draw(st.integers(min(holder.computed, upper), upper))
-        self.kv.publish(holder.lease, array("i", holder.tokens), holder.computed)
+        holder.lease.publish(array("i", holder.tokens), holder.computed)
         for key in self.twin.keys(holder.tokens, holder.computed // self.kv.page_size, holder.extra_key):
             if key in holder.path:
                 continue
@@ -129,7 +129,7 @@ class KVMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
-        self.kv.release(holder.lease, array("i", holder.tokens), holder.computed)
+        holder.lease.release(array("i", holder.tokens), holder.computed)
         for key in self.twin.keys(holder.tokens, holder.computed // self.kv.page_size, holder.extra_key):
             if key not in holder.path:
                 self.twin.refs.setdefault(key, 0)
@@ -160,7 +160,7 @@ class KVMachine(RuleBasedStateMachine):
         assert len(set(private)) == len(private)
         assert self.kv.pool.num_free + len(private) + len(cached) == self.kv.num_pages
         for holder in self.holders:
-            assert self.kv.reclaimable(holder.lease) == len(holder.lease.private_pages) + sum(
+            assert holder.lease.reclaimable() == len(holder.lease.private_pages) + sum(
                 self.twin.refs[key] == 1 for key in holder.path
             )
 

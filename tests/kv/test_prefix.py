@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from sluice.kv.lower_tiers import NoTiers
-from sluice.kv.manager import KVManager, Lease
+from sluice.kv.manager import KVManager, ResidentLease
 from sluice.kv.prefix import PrefixTree
 
 
@@ -15,17 +15,17 @@ def tokens_of(*values: int) -> array:
     return array("i", values)
 
 
-def run_request(kv: KVManager, tokens: Sequence[int], extra_key: str = "") -> Lease:
+def run_request(kv: KVManager, tokens: Sequence[int], extra_key: str = "") -> ResidentLease:
     """Admit, compute and publish a whole prompt; the lease is still held."""
     tokens = array("i", tokens)
     lease = kv.acquire(kv.match(tokens, len(tokens) - 1, extra_key), extra_key)
-    kv.extend(lease, len(tokens))
-    kv.publish(lease, tokens, len(tokens))
+    lease.extend(len(tokens))
+    lease.publish(tokens, len(tokens))
     return lease
 
 
-def leave(kv: KVManager, lease: Lease, tokens: Sequence[int]) -> None:
-    kv.release(lease, array("i", tokens), len(tokens))
+def leave(kv: KVManager, lease: ResidentLease, tokens: Sequence[int]) -> None:
+    lease.release(array("i", tokens), len(tokens))
 
 
 def test_a_second_request_finds_the_pages_of_the_first() -> None:
@@ -74,7 +74,7 @@ def test_use_makes_recent() -> None:
     for prompt in ([1, 1], [2, 2]):
         leave(kv, run_request(kv, prompt), prompt)
     lease = kv.acquire(kv.match(tokens_of(1, 1), 2, ""), "")
-    kv.release(lease, tokens_of(1, 1), 2)
+    lease.release(tokens_of(1, 1), 2)
     kv.pool.give(kv.tree.evict(2))
     assert len(kv.match(tokens_of(1, 1), 2, "")) == 2
     assert kv.match(tokens_of(2, 2), 2, "") == []
@@ -95,7 +95,7 @@ def test_what_a_twin_leaves_behind_is_recent() -> None:
     leave(kv, run_request(kv, [1, 1]), [1, 1])
     first = run_request(kv, [7])
     second = kv.acquire([], "")
-    kv.extend(second, 2)
+    second.extend(2)
     leave(kv, second, [7, 8])
     leave(kv, first, [7])
     kv.pool.give(kv.tree.evict(1))
@@ -108,7 +108,7 @@ def test_a_leaf_that_gains_a_child_is_no_leaf() -> None:
     kv = KVManager(num_pages=8, page_size=1)
     first = run_request(kv, [7])
     second = kv.acquire([], "")
-    kv.extend(second, 2)
+    second.extend(2)
     leave(kv, first, [7])
     leave(kv, second, [7, 8])
     kv.pool.give(kv.tree.evict(1))
@@ -146,8 +146,8 @@ def test_twins_keep_their_own_pages_and_hold_no_others() -> None:
     first = kv.acquire([], "")
     second = kv.acquire([], "")
     for lease in (first, second):
-        kv.extend(lease, 3)
-        kv.publish(lease, tokens_of(7, 8, 9), 3)
+        lease.extend(3)
+        lease.publish(tokens_of(7, 8, 9), 3)
     assert not set(first.pages) & set(second.pages)
     assert [node.page for node in first.path] == first.pages
     assert second.path == []
@@ -160,8 +160,8 @@ def test_a_twin_that_leaves_gives_its_doubles_back_and_keeps_the_rest_cached() -
     kv = KVManager(num_pages=8, page_size=1)
     first = run_request(kv, [7, 8])
     second = kv.acquire([], "")
-    kv.extend(second, 4)
-    kv.publish(second, tokens_of(7, 8, 5, 6), 4)
+    second.extend(4)
+    second.publish(tokens_of(7, 8, 5, 6), 4)
     leave(kv, second, [7, 8, 5, 6])
     assert kv.pool.num_free == 4
     path = kv.match(tokens_of(7, 8, 5, 6, 1), 5, "")
@@ -175,7 +175,7 @@ def test_a_twin_behind_a_shared_beginning_leaves_its_pages_where_they_belong() -
     leave(kv, run_request(kv, [7, 8]), [7, 8])
     second = kv.acquire(kv.match(tokens_of(7, 8), 2, ""), "")
     first = run_request(kv, [7, 8, 9])
-    kv.extend(second, 4)
+    second.extend(4)
     leave(kv, second, [7, 8, 9, 5])
     assert kv.match(tokens_of(7, 9), 2, "") == kv.match(tokens_of(7), 1, "")
     assert len(kv.match(tokens_of(7, 8, 9, 5), 4, "")) == 4
@@ -186,12 +186,12 @@ def test_a_twin_goes_on_publishing_when_the_other_is_evicted() -> None:
     kv = KVManager(num_pages=8, page_size=1)
     first = run_request(kv, [7])
     second = kv.acquire([], "")
-    kv.extend(second, 2)
-    kv.publish(second, tokens_of(7, 8), 2)
+    second.extend(2)
+    second.publish(tokens_of(7, 8), 2)
     assert second.path == []
     leave(kv, first, [7])
     kv.flush()
-    kv.publish(second, tokens_of(7, 8), 2)
+    second.publish(tokens_of(7, 8), 2)
     assert [node.page for node in second.path] == second.pages
 
 
@@ -280,10 +280,10 @@ def test_clearing_the_eviction_queue_keeps_its_order() -> None:
     latest: list[int] = []
     for _ in range(600):
         token = draw.randrange(40)
-        kv.release(kv.acquire([], ""), tokens_of(1), 0)  # time passes without anything to offer
+        kv.acquire([], "").release(tokens_of(1), 0)  # time passes without anything to offer
         lease = kv.acquire(kv.match(tokens_of(token, 0), 1, ""), "")
-        kv.extend(lease, 1)
-        kv.release(lease, tokens_of(token), 1)
+        lease.extend(1)
+        lease.release(tokens_of(token), 1)
         latest = [other for other in latest if other != token] + [token]
     while latest:
         kv.pool.give(kv.tree.evict(1))

@@ -24,8 +24,8 @@ def compute(kv: KVManager, tokens: list[int]) -> None:
     """A request that computes these tokens and leaves."""
     known = array("i", tokens)
     lease = kv.acquire(kv.match(known, len(tokens), ""), "")
-    kv.extend(lease, len(tokens))
-    kv.release(lease, known, len(tokens))
+    lease.extend(len(tokens))
+    lease.release(known, len(tokens))
 
 
 def end_copies(kv: KVManager, error: str | None = None) -> list[PageCopy]:
@@ -106,8 +106,8 @@ def test_names_are_of_all_tokens_and_of_the_namespace() -> None:
     for tokens, extra_key in (([1, 1, 5, 5], ""), ([2, 2, 5, 5], ""), ([1, 1, 5, 5], "tenant")):
         known = array("i", tokens)
         lease = kv.acquire([], extra_key)
-        kv.extend(lease, 4)
-        kv.release(lease, known, 4)
+        lease.extend(4)
+        lease.release(known, 4)
         end = kv.tiers.take_copies()[0]
         assert [copy.key.token_ids for copy in end if copy.key] == [tuple(tokens[:2]), (5, 5)]
         for copy in end:
@@ -216,7 +216,7 @@ def test_who_leaves_the_tree_while_it_is_read_leaves_each_tier_once() -> None:
     assert first.copies is not None
     assert first.copies.children == [0, 0]
     kv.tiers.unread([second])
-    kv.release(lease, array("i", A), 2)
+    lease.release(array("i", A), 2)
 
 
 def test_a_place_that_is_written_anew_is_not_forgotten() -> None:
@@ -252,9 +252,9 @@ def test_what_was_on_its_way_from_a_runner_that_is_gone_has_not_come() -> None:
     nodes = kv.loadable(known, [], 4, "")
     assert len(nodes) == 2
     lease = kv.acquire([], "")
-    kv.load(lease, nodes)
+    lease.start_load(nodes)
     copies, _ = kv.tiers.take_copies()
     assert any(copy.target is Tier.DEVICE for copy in copies)
     kv.forget_flights()
-    kv.release(lease, known, 0)
+    lease.release(known, 0)
     assert kv.match(known, 4, "") == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from array import array
 
 from sluice.kv.manager import KVManager
+from sluice.scheduler.admission import admit
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.passes import decode
 from sluice.scheduler.preempt import make_room
@@ -37,7 +38,7 @@ def running(
     request = waiting(state, request_id, length or scheduled)
     lease = state.kv.acquire([], "")
     state.start(request, lease)
-    state.kv.extend(lease, scheduled)
+    lease.extend(scheduled)
     request.computed = request.scheduled = scheduled
     request.in_flight = in_flight
     if length is None:
@@ -50,7 +51,7 @@ def retracted(*requests: Request) -> list[int]:
 
 
 def adder_of(state: SchedulerState, chunk: int = 8) -> PrefillAdder:
-    return PrefillAdder(state, limits_of(chunk=chunk, running=state.num_slots), BatchBuilder(state.kv))
+    return PrefillAdder(state, limits_of(chunk=chunk, running=state.num_slots), BatchBuilder())
 
 
 def test_the_victim_is_who_loses_least() -> None:
@@ -120,7 +121,7 @@ def test_the_oldest_alone_is_left_alone() -> None:
 def test_a_decode_with_room_in_its_last_page_costs_nobody_anything() -> None:
     state = state_of(2, page_size=2)
     everyone = running(state, 0, 1), running(state, 1, 1)
-    batch = BatchBuilder(state.kv)
+    batch = BatchBuilder()
     decode(state, limits_of(), batch, adder_of(state))
     assert len(batch) == 2
     assert retracted(*everyone) == []
@@ -166,11 +167,11 @@ def test_a_prompt_is_admitted_with_room_for_its_output() -> None:
     """Admitted into the last page, it would have to take one from somebody in the next step."""
     for length, answer in ((5, AddResult.CONTINUE), (6, AddResult.NO_TOKEN)):
         state = state_of(3, page_size=2)
-        assert adder_of(state).admit(waiting(state, 0, length, max_tokens=1)) is answer
+        assert admit(adder_of(state), waiting(state, 0, length, max_tokens=1)) is answer
 
 
 def test_a_prompt_as_long_as_the_budget_is_not_cut() -> None:
     state = state_of(9, page_size=4)
     request = waiting(state, 0, 5)
-    assert adder_of(state, chunk=5).admit(request) is AddResult.CONTINUE
+    assert admit(adder_of(state, chunk=5), request) is AddResult.CONTINUE
     assert request.status is Status.DECODING

@@ -127,7 +127,7 @@ def full_of_two(spare: int = 0, **rest: int) -> SchedulerState:
     state = bench.scheduler.state
     lease = state.requests[0].lease
     assert lease is not None
-    state.kv.extend(lease, 2 * (len(lease.pages) + state.kv.available - spare))
+    lease.extend(2 * (len(lease.pages) + state.kv.available - spare))
     assert (sorted(state.decoding), state.kv.available) == ([0, 1], spare)
     return state
 
@@ -163,7 +163,7 @@ def test_a_page_on_its_way_back_is_a_page_the_oldest_finds() -> None:
     assert leaving.in_flight
     state.preempt(leaving)
     assert oldest.lease is not None
-    state.kv.extend(oldest.lease, 2 * (len(oldest.lease.pages) + state.kv.available))
+    oldest.lease.extend(2 * (len(oldest.lease.pages) + state.kv.available))
     last.preemptions = PROTECT_AFTER
     make_room(state, [oldest, last, leaving])
     assert last.status is not Status.DRAINING

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.prefix import Node
 from sluice.types import PageKey
 
@@ -38,18 +38,31 @@ class Store:
     page: int
 
 
+class StoreOwner(Protocol):
+    """A request that keeps its pages on a tier, as far as the stores of these pages concern it."""
+
+    sending: set[int]
+    """Pages of its context whose stores were planned and have not ended."""
+    is_closed: bool
+
+    def ended(self, index: int, error: str | None) -> None:
+        """Note that the store of a page has ended."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class OffloadStore:
-    """A copy of a offloaded request's page on its way down."""
+    """A copy of an offloaded request's page on its way down."""
 
-    lease: OffloadLease
+    owner: StoreOwner
     index: int
-    """Of the page in its context."""
+    """The page's place in the request's context."""
     source: int
-    """On the device."""
+    """Page of the device."""
     place: int
-    """Of the tier."""
+    """The tier's place in the order of tiers."""
     page: int
+    """Page of the tier."""
     key: PageKey | None
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-from sluice.kv.flights import Load
-from sluice.kv.offload_lease import OffloadLease
+from sluice.kv.flights import Load, StoreOwner
 from sluice.kv.prefix import Node, PrefixTree
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierUse
 
@@ -115,7 +114,9 @@ class LowerTiers(Protocol):
         """Give pages of `take` back."""
         ...
 
-    def store_offloaded(self, lease: OffloadLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
+    def store_offloaded(
+        self, owner: StoreOwner, index: int, source: int, tier: Tier, page: int, key: PageKey | None
+    ) -> None:
         """Copy a page of the device to where a offloaded request keeps it, as soon as the budgets let it."""
         ...
 
@@ -156,8 +157,10 @@ class NoTiers:
     def give(self, tier: Tier, pages: Iterable[int]) -> None:
         raise AssertionError("nobody took these")
 
-    def store_offloaded(self, lease: OffloadLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
-        raise AssertionError(f"page {index} of {lease} has nowhere to go")
+    def store_offloaded(
+        self, owner: StoreOwner, index: int, source: int, tier: Tier, page: int, key: PageKey | None
+    ) -> None:
+        raise AssertionError(f"page {index} of {owner} has nowhere to go")
 
     def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
         return []

@@ -1,4 +1,4 @@
-"""KVManager: which pages a request holds, from admission to release.
+"""KVManager: which pages a request holds, from the moment it gets a slot until it leaves it.
 
 It knows token ids and pages, not requests: a request is a `Lease` here.
 """
@@ -7,44 +7,186 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import Protocol
 
 from sluice.kv.flights import Load
 from sluice.kv.lower_tiers import LowerTiers, NoTiers
-from sluice.kv.offload_lease import OffloadLease
-from sluice.kv.offload_pool import OffloadPool
+from sluice.kv.offload import OffloadPool
 from sluice.kv.pages import PagePool
-from sluice.kv.prefix import Node, NoPrefix, PrefixCache, PrefixTree
+from sluice.kv.prefix import Node, PrefixTree
+from sluice.kv.prefix_cache import NoPrefix, PrefixCache
 from sluice.kv.tiers import Tiers
-from sluice.types import CopyDone, OffloadLimits, TierLimits
+from sluice.types import CachedTokens, CopyDone, OffloadLimits, Tier, TierLimits
 
 
-@dataclass(slots=True, eq=False)
-class Lease:
-    """The pages of one live request, in row order.
+class Lease(Protocol):
+    """The pages that one request holds while it has a slot.
+
+    A lease has a kind, which `scheduler/admission.py` chooses when the request gets its slot:
+
+        ResidentLease   all of the context is on the device; a cached prefix may be loaded from a tier first
+        OffloadLease    the context lies on a tier, and a window of it on the device
+
+    The scheduler asks the lease and never its kind. A new kind implements this protocol.
+    """
+
+    path: list[Node]
+    """Nodes of the prefix tree that hold the beginning of the context."""
+    cached: CachedTokens
+    """Tokens of the context that were found in the cache, and the tiers they came from."""
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the context that have a page."""
+        ...
+
+    @property
+    def num_loading(self) -> int:
+        """Pages that are being loaded for this lease."""
+        ...
+
+    def missing(self, num_tokens: int) -> int:
+        """Return the pages of the device that are still needed to hold `num_tokens` tokens."""
+        ...
+
+    def reclaimable(self) -> int:
+        """Return the pages of the device that become available when this lease alone is released."""
+        ...
+
+    def publish(self, tokens: array[int], computed: int) -> None:
+        """Let other requests use the full pages among the first `computed` tokens."""
+        ...
+
+    def release(self, tokens: array[int], computed: int) -> None:
+        """Give all pages back. Full pages among the first `computed` tokens stay cached."""
+        ...
+
+    def discard(self) -> None:
+        """Give all pages back and keep none of them cached: the request failed, and its KV may be the cause."""
+        ...
+
+
+class ResidentLease:
+    """The pages of a request whose context is on the device, in row order.
 
         pages   [ 0 ........... len(path) ................ len(pages) )
                   published: the        private: written by this
                   tree owns them        request, full or not
 
-    A full page is private where a twin has published the same tokens first, and before its step is committed.
+    A full page is private until its step is committed, and stays private if another request has published the same
+    tokens first.
+
+    Args:
+        kv: where the pages come from.
+        path: cached nodes that are held already.
     """
 
-    extra_key: str
-    path: list[Node]
-    pages: list[int] = field(default_factory=list)
-    load: Load | None = None
-    """On the way to the device, to lengthen the path."""
+    __slots__ = ("_kv", "cached", "capacity", "extra_key", "load", "pages", "path")
+
+    def __init__(self, kv: KVManager, path: list[Node], extra_key: str) -> None:
+        self._kv = kv
+        self.path = path
+        self.extra_key = extra_key
+        self.pages = [node.page for node in path]
+        self.capacity = len(path) * kv.page_size
+        self.cached = CachedTokens(self.capacity)
+        self.load: Load | None = None
+        """Nodes on their way to the device, which are to lengthen the path. None: the lease is not loading."""
 
     @property
     def private_pages(self) -> list[int]:
-        """The pages only this lease holds."""
+        """Pages that this lease alone holds."""
         return self.pages[len(self.path) :]
+
+    @property
+    def num_loading(self) -> int:
+        return 0 if self.load is None else len(self.load.pages)
+
+    def missing(self, num_tokens: int) -> int:
+        """Return the pages still needed to hold `num_tokens` tokens. Pages that are being loaded are there already."""
+        coming = 0 if self.load is None else len(self.load.pages)
+        return max(0, -(-num_tokens // self._kv.page_size) - len(self.pages) - coming)
+
+    def extend(self, num_tokens: int) -> tuple[int, ...]:
+        """Add pages to hold `num_tokens` tokens, evicting cached ones if needed. As many as are `missing` must be
+        available.
+
+        Returns:
+            The pages added.
+        """
+        assert self.load is None, f"pages for {num_tokens} tokens while others are loaded"
+        added = self._kv.take(self.missing(num_tokens))
+        self.pages += added
+        self.capacity = len(self.pages) * self._kv.page_size
+        return tuple(added)
+
+    def publish(self, tokens: array[int], computed: int) -> None:
+        full = computed // self._kv.page_size
+        if full > len(self.path):
+            self._kv.tree.publish(self.path, tokens, self.pages, full, self.extra_key)
+
+    def start_load(self, nodes: list[Node]) -> None:
+        """Begin to load the nodes that follow the path. As many pages must be available."""
+        kv = self._kv
+        kv.tiers.hold(nodes)  # first: eviction may look for room on their tier
+        self.load = kv.tiers.load(nodes, kv.take(len(nodes)))
+
+    def end_load(self) -> None:
+        """Hold the nodes that the load, which is over, brought to the device."""
+        assert self.load is not None, "nothing was loaded"
+        load, self.load = self.load, None
+        come = list(takewhile(lambda node: node.page >= 0, load.nodes))
+        self._kv.tree.lock(come)
+        self.path += come
+        self.pages += [node.page for node in come]
+        size, order = self._kv.page_size, self._kv.tiers.order
+        self.capacity = len(self.pages) * size
+        on_host = sum(order[place] is Tier.HOST for place, _ in load.sources[: len(come)])
+        self.cached = CachedTokens(self.capacity, on_host * size, (len(come) - on_host) * size)
+
+    def reclaimable(self) -> int:
+        """Return the pages that become available when this lease alone is released. Pages that copies are on their way
+        to are not among them."""
+        not_begun = 0 if self.load is None else len(self.load.pages) - self.load.begun
+        return len(self.private_pages) + sum(node.refs == 1 for node in self.path) + not_begun
+
+    def release(self, tokens: array[int], computed: int) -> None:
+        """Give all pages back. Full pages among the first `computed` tokens stay cached, unless the same tokens are
+        cached already."""
+        self._cancel_load()
+        tree, count = self._kv.tree, computed // self._kv.page_size
+        self._kv.pool.give(tree.adopt(self.path, tokens, self.pages, count, self.extra_key))
+        tree.unlock(self.path)
+        self.path, self.pages = [], []
+
+    def discard(self) -> None:
+        self._cancel_load()
+        pool, tree = self._kv.pool, self._kv.tree
+        pool.give(self.private_pages)
+        tree.unlock(self.path)
+        pool.give(tree.forget(self.path))
+        self.path, self.pages = [], []
+
+    def _cancel_load(self) -> None:
+        if self.load is not None:
+            load, self.load = self.load, None
+            self._kv.pool.give(self._kv.tiers.cancel(load))
 
 
 class KVManager:
-    """Pages, prefix cache and tiers behind one set of verbs: match, acquire, load, extend, publish, release."""
+    """The pages of the device, the prefix cache and the tiers behind the device.
+
+    Args:
+        num_pages: pages of the device.
+        page_size: tokens of a page.
+        prefix_caching: whether computed pages are kept for other requests.
+        tiers: sizes of the tiers behind the device.
+        offload: how contexts longer than the device are held. None: such contexts are refused.
+
+    Raises:
+        ValueError: no pages, or pages of no tokens.
+    """
 
     def __init__(
         self,
@@ -67,21 +209,22 @@ class KVManager:
             tree = self.tree = PrefixTree(page_size, self.tiers)
             self.tiers.attach(tree)
         self._offload = (
-            None if offload is None else OffloadPool(offload, self.tiers, self.tree, page_size, self._take, num_pages)
+            None if offload is None else OffloadPool(offload, self.tiers, self.tree, page_size, self.pool, self.take)
         )
 
     @property
     def num_pages(self) -> int:
+        """Pages of the device."""
         return self.pool.num_pages
 
     @property
     def can_offload(self) -> bool:
-        """Contexts longer than the device are served."""
+        """Whether contexts longer than the device are served."""
         return self._offload is not None
 
     @property
     def offload(self) -> OffloadPool:
-        """Where they lie."""
+        """The pages of offloaded requests; only if `can_offload`."""
         assert self._offload is not None, "contexts longer than the device are refused"
         return self._offload
 
@@ -92,15 +235,21 @@ class KVManager:
 
     @property
     def available(self) -> int:
-        """Pages that can be had now: free, or cached and held by nobody."""
+        """Pages that can be taken now: free, or cached and held by no request."""
         return self.pool.num_free + self.tree.num_evictable
 
     def pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
+        """Return the pages that hold `num_tokens` tokens."""
         return -(-num_tokens // self.page_size)
 
+    def take(self, count: int) -> list[int]:
+        """Take `count` pages, evicting cached ones if needed; as many must be available."""
+        if count > self.pool.num_free:
+            self.pool.give(self.tree.evict(count - self.pool.num_free))
+        return self.pool.take(count)
+
     def match(self, tokens: array[int], limit: int, extra_key: str, path: list[Node] | None = None) -> list[Node]:
-        """The cached pages equal to the beginning of `tokens`, at most `limit` tokens. Holds nothing.
+        """Find the cached pages equal to the beginning of `tokens`, at most `limit` tokens. They are not held.
 
         Args:
             path: what an earlier match of the same tokens found; it is brought up to date and returned.
@@ -110,127 +259,37 @@ class KVManager:
         return path
 
     def next_page(self, tokens: array[int], path: Sequence[Node], extra_key: str) -> tuple[object, ...]:
-        """Names the first page of `tokens` behind `path`: equal names mean equal tokens from the beginning on."""
+        """Return a name for the first page of `tokens` behind `path`. Equal names mean equal tokens from the beginning
+        on."""
         size, start = self.page_size, len(path) * self.page_size
         return (extra_key, path[-1] if path else None, tokens[start : start + size].tobytes())
 
-    def acquire(self, path: Sequence[Node], extra_key: str) -> Lease:
-        """Hold a matched path. What was evictable in it no longer is."""
+    def acquire(self, path: Sequence[Node], extra_key: str) -> ResidentLease:
+        """Hold a matched path: its pages can no longer be evicted."""
         self.tree.lock(path)
         self.tiers.used(path)
-        return Lease(extra_key, list(path), [node.page for node in path])
-
-    def missing(self, lease: Lease, num_tokens: int) -> int:
-        """Pages a lease lacks to hold `num_tokens` tokens; those being loaded for it are its own."""
-        coming = 0 if lease.load is None else len(lease.load.pages)
-        return max(0, self.pages_for(num_tokens) - len(lease.pages) - coming)
-
-    def extend(self, lease: Lease, num_tokens: int) -> tuple[int, ...]:
-        """Lengthen a lease to hold `num_tokens` tokens, evicting what is needed; `missing` must be `available`.
-
-        Returns the pages added.
-        """
-        assert lease.load is None, f"pages for {num_tokens} tokens while others are loaded"
-        added = self._take(self.missing(lease, num_tokens))
-        lease.pages += added
-        return tuple(added)
-
-    def publish(self, lease: Lease, tokens: array[int], computed: int) -> None:
-        """Let others see the full pages among the first `computed` tokens."""
-        full = computed // self.page_size
-        if full > len(lease.path):
-            self.tree.publish(lease.path, tokens, lease.pages, full, lease.extra_key)
+        return ResidentLease(self, list(path), extra_key)
 
     def loadable(self, tokens: array[int], path: Sequence[Node], limit: int, extra_key: str) -> list[Node]:
-        """What follows a path that was just matched and is worth loading, at most up to `limit` tokens."""
+        """Return the nodes behind a path that was just matched that are worth loading, at most up to `limit` tokens."""
         return self.tiers.loadable(self.tree.match_below(path, tokens, limit, extra_key))
 
     def is_loading(self, tokens: array[int], path: Sequence[Node], limit: int, extra_key: str) -> bool:
-        """The page behind a path that was just matched is on its way to the device."""
+        """Return whether the page behind a path that was just matched is on its way to the device."""
         return self.tiers.is_loading(self.tree.match_below(path, tokens, limit, extra_key))
 
-    def load(self, lease: Lease, nodes: list[Node]) -> None:
-        """Begin to load what follows a lease's path; as many pages must be `available`."""
-        self.tiers.hold(nodes)  # first: eviction may look for room on their tier
-        lease.load = self.tiers.load(nodes, self._take(len(nodes)))
-
-    def loaded(self, lease: Lease) -> None:
-        """The load of this lease is over: hold what came of it."""
-        assert lease.load is not None, "nothing was loaded"
-        nodes, lease.load = lease.load.nodes, None
-        come = list(takewhile(lambda node: node.page >= 0, nodes))
-        self.tree.lock(come)
-        lease.path += come
-        lease.pages += [node.page for node in come]
-
     def copied(self, done: CopyDone) -> Load | None:
-        """A copy ended. Returns the load that is over with it, if one is."""
+        """Note that a copy has ended. Returns the load that is over with it, if there is one."""
         load, pages = self.tiers.ended(done)
         self.pool.give(pages)
         return load
 
-    def open_offloaded(
-        self, tokens: array[int], cacheable: int, num_tokens: int, extra_key: str
-    ) -> OffloadLease | None:
-        """All that a offloaded request of `num_tokens` tokens will ever hold, which begins with `tokens`; None if the
-        tier has no room for it now. As many pages as its window has must be `available`.
-
-        Args:
-            cacheable: most tokens that may come from the cache.
-        """
-        return self.offload.open(tokens, cacheable, self.pages_for(num_tokens), extra_key)
-
-    def close_offloaded(self, lease: OffloadLease, tokens: array[int], *, keep: bool) -> None:
-        """Give everything back.
-
-        Args:
-            tokens: of its context.
-            keep: what it has read and published is sound; else none of it stays cached, as far as nobody else uses it.
-        """
-        if keep:
-            self.offload.publish(lease, tokens, is_over=True)
-        path = list(lease.path)
-        self.pool.give(self.offload.close(lease))
-        if not keep:
-            self.pool.give(self.tree.forget_below(path))
-
-    def reclaimable(self, lease: Lease) -> int:
-        """Pages that become available when this lease alone is released: not those that copies are on their way to."""
-        not_begun = 0 if lease.load is None else len(lease.load.pages) - lease.load.begun
-        return len(lease.private_pages) + sum(node.refs == 1 for node in lease.path) + not_begun
-
-    def release(self, lease: Lease, tokens: array[int], computed: int) -> None:
-        """Give everything back. Full pages among the first `computed` tokens stay cached, twins excepted."""
-        self._cancel(lease)
-        count = computed // self.page_size
-        self.pool.give(self.tree.adopt(lease.path, tokens, lease.pages, count, lease.extra_key))
-        self.tree.unlock(lease.path)
-        lease.path, lease.pages = [], []
-
-    def discard(self, lease: Lease) -> None:
-        """Give everything back and keep none of it: the request failed, and its KV may be what is wrong with it."""
-        self._cancel(lease)
-        self.pool.give(lease.private_pages)
-        self.tree.unlock(lease.path)
-        self.pool.give(self.tree.forget(lease.path))
-        lease.path, lease.pages = [], []
-
     def flush(self) -> int:
-        """Forget every cached page that nobody holds, on all tiers. Returns how many."""
+        """Forget every cached page that no request holds, on all tiers. Returns how many."""
         count, pages = self.tree.clear()
         self.pool.give(pages)
         return count
 
     def forget_flights(self) -> None:
-        """The runner is gone: no copy in flight will end."""
+        """Give up all copies in flight: the runner is gone, and none of them will end."""
         self.pool.give(self.tiers.forget_flights())
-
-    def _take(self, count: int) -> list[int]:
-        if count > self.pool.num_free:
-            self.pool.give(self.tree.evict(count - self.pool.num_free))
-        return self.pool.take(count)
-
-    def _cancel(self, lease: Lease) -> None:
-        if lease.load is not None:
-            load, lease.load = lease.load, None
-            self.pool.give(self.tiers.cancel(load))

@@ -22,8 +22,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
-from sluice.kv.flights import Load, LoadedPage, OffloadStore, Store
-from sluice.kv.offload_lease import OffloadLease
+from sluice.kv.flights import Load, LoadedPage, OffloadStore, Store, StoreOwner
 from sluice.kv.page_names import digest_of, key_of
 from sluice.kv.prefix import Node, PrefixTree
 from sluice.kv.tier_copies import NOWHERE, TierCopies
@@ -358,9 +357,11 @@ class Tiers:
         """How many pages a tier has."""
         return sum(slots.pool.num_pages for slots in self.pools if slots.tier is tier)
 
-    def store_offloaded(self, lease: OffloadLease, index: int, source: int, tier: Tier, key: PageKey | None) -> None:
+    def store_offloaded(
+        self, owner: StoreOwner, index: int, source: int, tier: Tier, page: int, key: PageKey | None
+    ) -> None:
         """Copy a page of the device to where a offloaded request keeps it, as soon as the budgets let it."""
-        self._offloaded.append(OffloadStore(lease, index, source, self._of(tier).place, lease.row[index], key))
+        self._offloaded.append(OffloadStore(owner, index, source, self._of(tier).place, page, key))
 
     def uses(self) -> tuple[TierUse, ...]:
         return tuple(tier.use() for tier in self.pools)
@@ -393,11 +394,11 @@ class Tiers:
                 self._store(node, place, Tier.DEVICE, node.page)
 
     def _begin_offloaded(self) -> None:
-        while self._offloaded and (self._offloaded[0].lease.is_closed or self._has_room()):
+        while self._offloaded and (self._offloaded[0].owner.is_closed or self._has_room()):
             store = self._offloaded.popleft()
-            if store.lease.is_closed:
+            if store.owner.is_closed:
                 continue
-            store.lease.sending.add(store.index)
+            store.owner.sending.add(store.index)
             tier = self.pools[store.place].tier
             key = store.key if tier is Tier.DISK else None
             self._copies.append(PageCopy(self._ticket(store), Tier.DEVICE, store.source, tier, store.page, 0, key))
@@ -409,8 +410,8 @@ class Tiers:
         else:
             slots.num_failed_stores += 1
         slots.checksums[store.page] = done.checksum
-        store.lease.ended(store.index, done.error)
-        if store.lease.is_closed:  # it was kept, since the copy might have overwritten what came there next
+        store.owner.ended(store.index, done.error)
+        if store.owner.is_closed:  # it was kept, since the copy might have overwritten what came there next
             self.give(slots.tier, [store.page])
 
     def _store(self, node: Node, place: int, source: Tier, source_page: int) -> None:

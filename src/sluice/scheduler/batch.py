@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sluice.kv.manager import KVManager
+from sluice.kv.manager import ResidentLease
 from sluice.scheduler.request import Request
 from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, PageCopy
 
@@ -10,8 +10,7 @@ from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, PageCopy
 class BatchBuilder:
     """One step in the making."""
 
-    def __init__(self, kv: KVManager) -> None:
-        self._kv = kv
+    def __init__(self) -> None:
         self._new_slots: list[NewSlot] = []
         self._chunks: list[Chunk] = []
         self._slices: list[ChunkSlice] = []
@@ -37,12 +36,12 @@ class BatchBuilder:
     def promise(self, request: Request, length: int) -> None:
         """Plan the next `length` tokens of a request. Its first chunk brings the pages of the matched prefix."""
         lease = request.lease
-        assert lease is not None and length > 0, f"request {request.id}: {length} tokens, lease {lease}"
+        assert isinstance(lease, ResidentLease) and length > 0, f"request {request.id}: {length} tokens, lease {lease}"
         start = request.scheduled
         end = start + length
         known = len(request.tokens)
         row = tuple(lease.pages) if start == request.cached else ()
-        new_pages = self._kv.extend(lease, end) if end > len(lease.pages) * self._kv.page_size else ()
+        new_pages = lease.extend(end) if end > lease.capacity else ()
         samples = end == known + request.pending
         self._chunks.append(
             Chunk(

@@ -13,8 +13,8 @@ first (`laws.steps_to_prefill` has the formula).
 
 from __future__ import annotations
 
+from sluice.scheduler.admission import NO_ROOM, admit, admit_without_chunk
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.offloading import is_offloaded
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.prefix_dedup import are_duplicates, is_follower
 from sluice.scheduler.request import Request, Status
@@ -23,9 +23,6 @@ from sluice.types import SchedulerLimits
 
 DUE_AFTER = 4
 """Steps without a token after which a half-computed prompt is due."""
-
-NO_ROOM = (AddResult.NO_TOKEN, AddResult.NO_SLOT)
-"""Nobody behind the refused one is admitted in this step: the small ones would keep taking what it waits for."""
 
 
 def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
@@ -37,25 +34,23 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
     served = {request.id for request in partial if request.planned_at == state.step}
     partial = [request for request in partial if request.id not in served and request.status is Status.PARTIAL]
     waiting: list[Request] = state.ready()
-    offloaded: list[Request] = []
+    was_refused = False
     if state.waiting and (limits.dynamic_chunking or not adder.is_full()):
-        for request in state.waiting.candidates(state.kv):
-            if not is_follower(state, request):
-                (offloaded if is_offloaded(state.kv, request) else waiting).append(request)
-    # These take no prefill tokens and are never cut: one that waits for its tier is nobody's first, head or twin.
-    refusals = sum(adder.admit(request) in NO_ROOM for request in offloaded)
+        candidates = [r for r in state.waiting.candidates(state.kv) if not is_follower(state, r)]
+        candidates, was_refused = admit_without_chunk(adder, candidates)
+        waiting += candidates
     first = first_of(state, limits, partial, waiting)
     if first is None:
         return
     rest = [r for r in (*partial, *waiting) if r is not first and not are_duplicates(state.kv, r, first)]
     in_turn = sorted(waiting, key=state.waiting.rank)
-    may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM and not refusals
+    may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM and not was_refused
     adder.share()
     for request in sorted(rest, key=lambda r: order(state, limits, r)):
         if adder.is_full():
             break
         if request.status is Status.WAITING and may_admit and not is_follower(state, request):
-            may_admit = adder.admit(request, may_cut=request is head_of(in_turn)) not in NO_ROOM
+            may_admit = admit(adder, request, may_cut=request is head_of(in_turn)) not in NO_ROOM
         elif request.status is Status.LOADING:
             may_cut = request in (head_of(in_turn), head_of(state.ready()))
             may_admit = adder.add_loaded(request, may_cut=may_cut) not in NO_ROOM and may_admit
@@ -107,4 +102,4 @@ def offer(adder: PrefillAdder, request: Request, at_most: int) -> AddResult:
         return adder.add_partial(request, at_most)
     if request.status is Status.LOADING:
         return adder.add_loaded(request, at_most)
-    return adder.admit(request, at_most)
+    return admit(adder, request, at_most)

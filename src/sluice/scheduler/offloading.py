@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sluice.kv.manager import KVManager
-from sluice.kv.offload_lease import OffloadLease
+from sluice.kv.offload import OffloadLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
@@ -55,33 +54,6 @@ def plan_offloaded(
     return plan_part(state, limits, chunk, batch, room)
 
 
-def is_offloaded(kv: KVManager, request: Request) -> bool:
-    """Return whether a request's context, prompt and output, is longer than the device; or, if the tier can hold it,
-    longer than `offload_above`, or than what offloaded requests leave of the device now: otherwise it would wait, and
-    others behind it, until one of them ends."""
-    if not kv.can_offload:
-        return False
-    length = request.prompt_len + request.max_tokens
-    pages = kv.pages_for(length)
-    if length <= kv.offload.limits.above and pages <= kv.num_pages - kv.num_window_pages:
-        return False
-    return pages > kv.num_pages or pages <= kv.offload.num_pages
-
-
-def check_offload(kv: KVManager, request: Request) -> None:
-    """
-    Raises:
-        ValueError: the tier could never hold the request.
-    """
-    limits = kv.offload.limits
-    needed, there = kv.pages_for(request.prompt_len + request.max_tokens), kv.offload.num_pages
-    if needed > there:
-        raise ValueError(
-            f"prompt of {request.prompt_len} tokens + max_tokens {request.max_tokens} need"
-            f" {needed * limits.page_bytes} bytes on the {limits.tier} tier, which has {there * limits.page_bytes}"
-        )
-
-
 def is_prefill(request: Request) -> bool:
     """Its next chunk is of its prompt, or of what it knew when it was taken up again."""
     return request.scheduled < request.prefill_end
@@ -117,11 +89,11 @@ def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch
         samples=length == request.extend_len,
         targets=request.targets(start, end),
     )
-    if not request.is_open:
-        request.is_open = True
+    if not lease.has_slot:
+        lease.has_slot = True
         batch.open_slot(request)
     groups = limits.groups(lease.stored, is_decode=not is_prefill(request))
-    places = lease.places(lease.stored, state.kv.pages_for(end))
+    places = lease.window_pages(lease.stored, state.kv.pages_for(end))
     return OpenChunk(request, chunk, lease.stored, places, groups, 0, limits.num_layers * (groups + 1))
 
 
@@ -142,8 +114,8 @@ def plan_part(
             break
         cost += more
         unit += 1
-    new_rows = tuple(lease.row[lease.told : open_chunk.base])
-    lease.told = open_chunk.base
+    new_rows = tuple(lease.row[lease.known : open_chunk.base])
+    lease.known = open_chunk.base
     size = state.kv.page_size
     part = ChunkSlice(
         chunk,
@@ -199,5 +171,5 @@ def note_unfinished(state: SchedulerState, plan: BatchPlan, unfinished: int) -> 
 
 
 def lease_of(request: Request) -> OffloadLease:
-    assert request.offload is not None, f"request {request.id} is offloaded without pages"
-    return request.offload
+    assert isinstance(request.lease, OffloadLease), f"request {request.id} is offloaded with {request.lease}"
+    return request.lease

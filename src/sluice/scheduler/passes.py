@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from sluice.scheduler.admission import admit as admit_request
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.fair import fair
 from sluice.scheduler.loading import load_back
@@ -29,8 +30,7 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
     ready = [r for r in state.decoding.values() if r.wants_chunk(limits.lookahead)]
     if ready:
         state.reservation.decoded()
-    page_size = state.kv.page_size
-    needy = [r for r in ready if r.lease is not None and r.scheduled == len(r.lease.pages) * page_size]
+    needy = [r for r in ready if r.lease is not None and r.scheduled == r.lease.capacity]
     if len(needy) > state.kv.available:
         adder.note(Bound.KV_PAGES)
         make_room(state, needy)
@@ -64,7 +64,7 @@ def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
             continue
         if is_follower(state, request):
             continue
-        if adder.admit(request) is not AddResult.CONTINUE:
+        if admit_request(adder, request) is not AddResult.CONTINUE:
             break
 
 
@@ -72,7 +72,7 @@ def offloaded(
     state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
 ) -> None:
     """A part of a offloaded chunk, unless this step has one, out of what is left of the step."""
-    if not state.kv.can_offload or batch.has_slices:
+    if not state.offloaded or batch.has_slices:
         return
     room = adder.room()
     if room <= 0 and len(batch):

@@ -22,10 +22,9 @@ def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
     be retracted.
     """
     oldest = state.oldest_running()
-    kv = state.kv
-    coming = sum(state.kv.reclaimable(r.lease) for r in state.draining.values() if r.lease is not None)
+    coming = sum(r.lease.reclaimable() for r in state.draining.values() if r.lease is not None)
     candidates = [r for r in state.running() if r is not oldest]
-    candidates += [r for r in state.loading.values() if r is not oldest and r.lease and kv.reclaimable(r.lease)]
+    candidates += [r for r in state.loading.values() if r is not oldest and r.lease and r.lease.reclaimable()]
     candidates.sort(
         key=lambda r: (is_protected(r), r.status is not Status.LOADING, lost_work(state, r), -r.id), reverse=True
     )
@@ -37,7 +36,7 @@ def make_room(state: SchedulerState, wanted: Collection[Request]) -> None:
             break
         needy.discard(victim.id)
         assert victim.lease is not None, f"request {victim.id} runs without pages"
-        coming += state.kv.reclaimable(victim.lease) if victim.in_flight else 0
+        coming += victim.lease.reclaimable() if victim.in_flight else 0
         victim.preemptions += 1
         state.preempt(victim)
         retracted = True
@@ -59,7 +58,7 @@ def preempt_for(state: SchedulerState, request: Request) -> bool:
     may make room enough.
     """
     level = state.waiting.level
-    below = [r for r in (*state.started(), *state.offloaded.values()) if level(r) > level(request)]
+    below = [r for r in state.seated() if level(r) > level(request)]
     if state.draining or not below:
         return False
     victim = max(below, key=lambda r: (level(r), r.id))

@@ -8,7 +8,7 @@ the page's publication, or with the other's end: nothing has to be remembered.
 from __future__ import annotations
 
 from sluice.kv.manager import KVManager
-from sluice.kv.prefix import NoPrefix
+from sluice.kv.prefix_cache import NoPrefix
 from sluice.scheduler.queue import cached_len
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState

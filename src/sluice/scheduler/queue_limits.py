@@ -70,8 +70,7 @@ class QueueLimits:
 
     def _to_compute(self, request: Request) -> int:
         """Of one whose prefix is being loaded, what is left if all goes well."""
-        lease = request.lease
-        coming = 0 if lease is None or lease.load is None else len(lease.load.pages)
+        coming = 0 if request.lease is None else request.lease.num_loading
         return request.extend_len - coming * self._state.kv.page_size
 
     def _uncached(self, request: Request) -> int:

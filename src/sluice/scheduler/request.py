@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluice.kv.manager import Lease
-from sluice.kv.offload_lease import OffloadLease
 from sluice.kv.prefix import Node
 from sluice.types import FinishReason, SamplingParams
 
@@ -48,10 +47,7 @@ class Request:
     status: Status = Status.WAITING
     slot: int = -1
     lease: Lease | None = None
-    offload: OffloadLease | None = None
-    """Instead of a lease, if its context is longer than the device."""
-    is_open: bool = False
-    """The runner was told of a offloaded request's slot."""
+    """The pages it holds while it has a slot."""
     cached: int = 0
     computed: int = 0
     scheduled: int = 0

@@ -17,8 +17,9 @@ from array import array
 from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
+from sluice.scheduler.admission import check_fits
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.offloading import check_offload, is_offloaded, is_prefill, note_unfinished
+from sluice.scheduler.offloading import is_prefill, lease_of, note_unfinished
 from sluice.scheduler.passes import groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
@@ -112,16 +113,9 @@ class Scheduler:
             priority,
             prompt_logprobs_sent=prompt_logprobs_sent,
         )
-        kv = self.state.kv
         if not prompt_len:
             raise ValueError("the prompt is empty; it needs at least one token")
-        if is_offloaded(kv, request):
-            check_offload(kv, request)
-        elif kv.pages_for(prompt_len + request.max_tokens) > kv.num_pages:
-            raise ValueError(
-                f"prompt of {prompt_len} tokens + max_tokens {request.max_tokens} exceed the KV pool of"
-                f" {kv.num_pages * kv.page_size} tokens"
-            )
+        check_fits(self.state.kv, request)
         if not 0 <= prompt_logprobs_sent <= request.num_targets:
             raise ValueError(
                 f"{prompt_logprobs_sent} log-probabilities of the prompt were told, it has {request.num_targets}"
@@ -167,7 +161,7 @@ class Scheduler:
 
     def _plan(self, state: SchedulerState) -> BatchPlan | None:
         for group in self._groups:
-            batch = BatchBuilder(state.kv)
+            batch = BatchBuilder()
             adder = PrefillAdder(state, self.limits, batch)
             for each_pass in group:
                 each_pass(state, self.limits, batch, adder)
@@ -220,9 +214,7 @@ class Scheduler:
     def _let_go(self, plan: BatchPlan) -> None:
         """The plan's offloaded work looks at nothing on the device any more."""
         for part in plan.slices:
-            lease = self.state.requests[part.chunk.request_id].offload
-            assert lease is not None, f"{part} has no pages"
-            lease.bases.popleft()
+            lease_of(self.state.requests[part.chunk.request_id]).bases.popleft()
 
     def _land_parts(self, plan: BatchPlan) -> None:
         """Work on chunks that go on was committed or failed."""
@@ -237,9 +229,8 @@ class Scheduler:
             if load is not None:
                 self.state.loaded(load)
         for request in self.state.offloaded.values():
-            assert request.offload is not None, f"request {request.id} is offloaded without pages"
-            self.state.kv.offload.publish(request.offload, request.tokens)
-        lost = [(request, request.offload.error) for request in self.state.offloaded.values() if request.offload]
+            lease_of(request).share_stored(request.tokens)
+        lost = [(request, lease_of(request).error) for request in self.state.offloaded.values()]
         return [self._end(request, FinishReason.ERROR, error) for request, error in lost if error is not None]
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
@@ -274,7 +265,7 @@ class Scheduler:
     def forget_device(self) -> None:
         """The device lost its state, with nothing in flight: nothing is cached any more, and what ran waits again."""
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
-        for request in [*self.state.started(), *self.state.offloaded.values()]:
+        for request in self.state.seated():
             self.state.preempt(request)
         self.state.kv.forget_flights()
         self.state.kv.flush()
@@ -320,7 +311,8 @@ class Scheduler:
                 tokens, of_tokens = tokens[:count], of_tokens[:count]
                 break
         if end // self._page_size > chunk.start // self._page_size:
-            self._keep(request, end)
+            assert request.lease is not None, f"request {request.id} was computed without pages"
+            request.lease.publish(request.tokens, end)
         if tokens or of_targets:
             outputs.append(
                 Output(
@@ -338,14 +330,6 @@ class Scheduler:
             )
         if reason is not None:
             self.state.end(request, reason)
-
-    def _keep(self, request: Request, computed: int) -> None:
-        """Pages are full among the first `computed` tokens."""
-        if request.offload is not None:
-            self.state.kv.offload.send(request.offload, request.tokens, computed)
-            return
-        assert request.lease is not None, f"request {request.id} was computed without pages"
-        self.state.kv.publish(request.lease, request.tokens, computed)
 
     def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
         cached = max(0, request.num_cached_tokens)

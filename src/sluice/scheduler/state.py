@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sluice.kv.flights import Load
-from sluice.kv.manager import KVManager, Lease
-from sluice.kv.offload_lease import OffloadLease
+from sluice.kv.manager import KVManager, Lease, ResidentLease
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.reserve import reservation_of
-from sluice.types import Chunk, FinishReason, SchedulerLimits, Tier
+from sluice.types import Chunk, FinishReason, SchedulerLimits
 
 
 @dataclass(slots=True, eq=False)
@@ -81,13 +80,17 @@ class SchedulerState:
         yield from self.decoding.values()
 
     def started(self) -> Iterator[Request]:
-        """Those that hold a slot and are to go on."""
+        """Yield the requests whose context is on the device, or is being loaded, and that are to go on."""
         yield from self.running()
         yield from self.loading.values()
 
+    def seated(self) -> list[Request]:
+        """Return every request that has a slot and is to go on."""
+        return [*self.started(), *self.offloaded.values()]
+
     def ready(self) -> list[Request]:
-        """Those of `loading` that wait for nothing but their turn, in order of arrival."""
-        ready = (r for r in self.loading.values() if r.lease is not None and r.lease.load is None)
+        """Return the loading requests that wait for nothing but their turn, in order of arrival."""
+        ready = (r for r in self.loading.values() if r.lease is not None and not r.lease.num_loading)
         return sorted(ready, key=lambda request: request.id)
 
     def oldest_running(self) -> Request:
@@ -107,35 +110,21 @@ class SchedulerState:
         self.loading[request.id] = request
 
     def loaded(self, load: Load) -> None:
-        """A load is over. Whoever waited for it holds what came, and may go on."""
+        """A load is over: the request that waited for it, if it is still there, holds what came and may go on."""
         for request in self.loading.values():
-            if request.lease is not None and request.lease.load is load:
-                before = len(request.lease.path)
-                self.kv.loaded(request.lease)
+            if isinstance(request.lease, ResidentLease) and request.lease.load is load:
+                request.lease.end_load()
                 self._count_cached(request)
-                if not request.has_begun:
-                    self._count_tiers(request, load, len(request.lease.path) - before)
 
     def begin(self, request: Request) -> None:
         """LOADING to PARTIAL."""
         del self.loading[request.id]
         self._begin(request)
 
-    def start_offloaded(self, request: Request, lease: OffloadLease) -> None:
+    def start_offloaded(self, request: Request, lease: Lease) -> None:
         """WAITING to OFFLOADED, with a fresh slot."""
-        self.waiting.remove(request)
-        request.path = []
-        request.slot = self.free_slots.pop()
-        request.offload = lease
-        request.is_open = False
-        request.prefill_end = len(request.tokens)
-        request.cached = request.computed = request.scheduled = lease.stored * self.kv.page_size
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = min(request.cached, request.prompt_len)
-            if self.kv.offload.limits.tier is Tier.HOST:
-                request.num_host_tokens = request.num_cached_tokens
-            else:
-                request.num_disk_tokens = request.num_cached_tokens
+        self._seat(request, lease)
+        self._note_cached(request)
         request.status = Status.OFFLOADED
         self.offloaded[request.id] = request
 
@@ -190,17 +179,12 @@ class SchedulerState:
             self._forget(request)
 
     def _give_back(self, request: Request) -> None:
-        """All its pages."""
-        if request.offload is not None:
-            keep = request.finish_reason is not FinishReason.ERROR
-            self.kv.close_offloaded(request.offload, request.tokens, keep=keep)
-            request.offload = None
-            return
+        """Give all its pages back."""
         assert request.lease is not None, f"request {request.id} drains without pages"
         if request.finish_reason is FinishReason.ERROR:
-            self.kv.discard(request.lease)
+            request.lease.discard()
         else:
-            self.kv.release(request.lease, request.tokens, request.computed)
+            request.lease.release(request.tokens, request.computed)
         request.lease = None
 
     def _members(self, request: Request) -> dict[int, Request]:
@@ -222,23 +206,23 @@ class SchedulerState:
 
     def _count_cached(self, request: Request) -> None:
         assert request.lease is not None, f"request {request.id} has no pages"
-        request.cached = request.computed = request.scheduled = len(request.lease.pages) * self.kv.page_size
-
-    def _count_tiers(self, request: Request, load: Load, num_pages: int) -> None:
-        """Where the pages came from that a load brought it."""
-        for place, _ in load.sources[:num_pages]:
-            if self.kv.tiers.order[place] is Tier.HOST:
-                request.num_host_tokens += self.kv.page_size
-            else:
-                request.num_disk_tokens += self.kv.page_size
+        request.cached = request.computed = request.scheduled = request.lease.cached.total
 
     def _begin(self, request: Request) -> None:
-        """To PARTIAL, from wherever it is."""
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = min(request.cached, request.prompt_len)  # its own outputs may be cached too
+        """LOADING or WAITING to PARTIAL."""
+        self._note_cached(request)
         request.status = Status.PARTIAL
         self.partial[request.id] = request
         self.computing[request.id] = request
+
+    def _note_cached(self, request: Request) -> None:
+        """Note how much of its prompt was cached when the request was first admitted."""
+        assert request.lease is not None, f"request {request.id} has no pages"
+        if request.num_cached_tokens < 0:
+            total, on_host, on_disk = request.lease.cached
+            count = request.num_cached_tokens = min(total, request.prompt_len)  # its own outputs may be cached too
+            request.num_host_tokens = min(on_host, count)
+            request.num_disk_tokens = min(on_disk, count - request.num_host_tokens)
 
     def _forget(self, request: Request) -> None:
         request.status = Status.GONE

@@ -5,9 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from sluice.kv.manager import KVManager, Lease
-from sluice.kv.offload_lease import OffloadLease
-from sluice.kv.offload_pool import PUT_OFF
+from sluice.kv.manager import KVManager, ResidentLease
+from sluice.kv.offload import RETRY_AFTER, OffloadLease
 from sluice.types import CopyDone, PageCopy, TierLimits
 from worlds import offload_of
 
@@ -26,7 +25,7 @@ def manager() -> KVManager:
 
 def opened(kv: KVManager, tokens: array[int], num_pages: int | None = None) -> OffloadLease | None:
     num_tokens = len(tokens) if num_pages is None else num_pages * SIZE
-    return kv.open_offloaded(tokens, len(tokens) - 1, num_tokens, "")
+    return kv.offload.open(tokens, len(tokens) - 1, num_tokens, "")
 
 
 def end_copies(kv: KVManager) -> list[PageCopy]:
@@ -43,9 +42,9 @@ def compute(kv: KVManager, offload: OffloadLease, tokens: array[int]) -> list[Pa
     """Page by page, each stored and published before the next. Returns the stores."""
     copies = []
     for end in range(offload.sent + 1, len(tokens) // SIZE + 1):
-        kv.offload.send(offload, tokens, end * SIZE)
+        offload.publish(tokens, end * SIZE)
         copies += end_copies(kv)
-        kv.offload.publish(offload, tokens)
+        offload.share_stored(tokens)
     return copies
 
 
@@ -53,8 +52,8 @@ def compute_resident(kv: KVManager, tokens: Sequence[int]) -> None:
     """An ordinary request that computes these tokens and leaves."""
     known = array("i", tokens)
     lease = kv.acquire([], "")
-    kv.extend(lease, len(tokens))
-    kv.release(lease, known, len(tokens))
+    lease.extend(len(tokens))
+    lease.release(known, len(tokens))
 
 
 def test_pages_have_the_names_that_the_tree_gives_them() -> None:
@@ -86,19 +85,19 @@ def test_a_page_that_two_computed_is_kept_once() -> None:
     assert other.row == one.row
 
 
-def begin_to_load(kv: KVManager, tokens: array[int]) -> Lease:
+def begin_to_load(kv: KVManager, tokens: array[int]) -> ResidentLease:
     """A page that lies on the tier alone is on its way to the device."""
     compute_resident(kv, tokens)
     end_copies(kv)
     kv.pool.give(kv.tree.evict(1))
     lease = kv.acquire([], "")
-    kv.load(lease, kv.loadable(tokens, [], SIZE, ""))
+    lease.start_load(kv.loadable(tokens, [], SIZE, ""))
     return lease
 
 
-def end_load(kv: KVManager, lease: Lease) -> None:
+def end_load(kv: KVManager, lease: ResidentLease) -> None:
     end_copies(kv)
-    kv.loaded(lease)
+    lease.end_load()
 
 
 def test_room_that_comes_without_anybody_leaving_is_found() -> None:
@@ -110,7 +109,7 @@ def test_room_that_comes_without_anybody_leaving_is_found() -> None:
     other = array("i", [3, *[0] * 9])
     assert opened(kv, other) is None, "one page is being read"
     end_load(kv, lease)
-    assert [opened(kv, other) for _ in range(PUT_OFF)] == [None] * PUT_OFF
+    assert [opened(kv, other) for _ in range(RETRY_AFTER)] == [None] * RETRY_AFTER
     assert opened(kv, other) is not None
 
 
@@ -133,17 +132,18 @@ def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
     assert first is not None
     compute(kv, first, LONG)
     assert opened(kv, array("i", [4] * 6)) is not None
-    for _ in range(2 * PUT_OFF):
+    for _ in range(2 * RETRY_AFTER):
         assert opened(kv, array("i", [3] * 12)) is None
     assert kv.tiers.uses()[0].used == 10
-    kv.close_offloaded(first, LONG, keep=True)
+    first.release(LONG, 0)
     assert opened(kv, array("i", [3] * 12)) is not None
 
 
 def test_a_page_counts_when_all_before_it_do() -> None:
     """Stores end in any order. One that is behind a gap would be read before what is in it is there; and of a context
     of millions of tokens nothing is to be kept for each page."""
-    offload = OffloadLease("", [0, 1, 2], [0], [], sending={0, 1, 2})
+    offload = OffloadLease(manager().offload, "", [0, 1, 2], [0], [])
+    offload.sending = {0, 1, 2}
     offload.ended(1, None)
     assert offload.stored == 0
     offload.ended(0, None)
@@ -155,11 +155,12 @@ def test_a_page_counts_when_all_before_it_do() -> None:
 
 def test_a_place_is_in_use_while_a_step_in_flight_looks_at_it() -> None:
     """The oldest step in flight would see the keys of another part of the context."""
-    offload = OffloadLease("", [0] * 9, [7, 8, 9], [], stored=4)
+    offload = OffloadLease(manager().offload, "", [0] * 9, [7, 8, 9], [])
+    offload.stored = 4
     assert (offload.first_held, offload.end_of_window) == (4, 7)
     offload.bases.extend((2, 3))
     assert (offload.first_held, offload.end_of_window) == (2, 5)
-    assert offload.places(2, 5) == (9, 7, 8)
+    assert offload.window_pages(2, 5) == (9, 7, 8)
 
 
 def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
@@ -169,15 +170,15 @@ def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
     (of_twin,), _ = kv.tiers.take_copies()
     offload = opened(kv, LONG)
     assert offload is not None
-    kv.offload.send(offload, LONG, 2)
+    offload.publish(LONG, 2)
     (own,), _ = kv.tiers.take_copies()
     kv.copied(CopyDone(own.ticket))
-    kv.offload.publish(offload, LONG)
-    offload.told = 1  # its next chunk attends to it
+    offload.share_stored(LONG)
+    offload.known = 1  # its next chunk attends to it
     kv.copied(CopyDone(of_twin.ticket))
     compute(kv, offload, LONG)
     assert offload.row[0] == own.target_page
-    kv.close_offloaded(offload, LONG, keep=True)
+    offload.release(LONG, 0)
     assert kv.tiers.uses()[0].used == 5, "what follows it is cached behind the twin"
     again = opened(kv, LONG)
     assert again is not None

@@ -1,0 +1,42 @@
+"""What must hold at every moment, one function a law. Used by the tests, the simulator and for debugging.
+
+The numbers are those of the design. Laws 1-6 are about the state, 7-9 about a plan, 10-12 about a whole run, 15 about
+the end of one. (13, all modes agree, and 14, plans are a function of the calls, need several runs; they live in the
+tests.) `Lawful` wraps a scheduler and checks them after every call.
+"""
+
+from sluice.scheduler.laws.lawful import Lawful
+from sluice.scheduler.laws.pages import (
+    LawBroken,
+    live,
+    pages_are_conserved,
+    pages_cover_the_promise,
+    references_are_counted,
+    resident_leases,
+    slots_are_conserved,
+    tree_is_reachable,
+)
+from sluice.scheduler.laws.plans import check_plan, steps_to_prefill, writes_are_private
+from sluice.scheduler.laws.state import check_state, counters_are_ordered, everyone_is_in_one_place, quiet_means_empty
+from sluice.scheduler.laws.tiers import loads_are_apart, tiers_are_conserved
+
+__all__ = (
+    "LawBroken",
+    "Lawful",
+    "check_plan",
+    "check_state",
+    "counters_are_ordered",
+    "everyone_is_in_one_place",
+    "live",
+    "loads_are_apart",
+    "pages_are_conserved",
+    "pages_cover_the_promise",
+    "quiet_means_empty",
+    "references_are_counted",
+    "resident_leases",
+    "slots_are_conserved",
+    "steps_to_prefill",
+    "tiers_are_conserved",
+    "tree_is_reachable",
+    "writes_are_private",
+)

@@ -1,0 +1,290 @@
+"""Lawful: a scheduler whose every call is checked. Laws 10, 11 and 12 are about a whole run and are checked here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.kv.manager import ResidentLease
+from sluice.kv.offload import OffloadLease
+from sluice.scheduler.laws.pages import (
+    LawBroken,
+    live,
+    require,
+)
+from sluice.scheduler.laws.plans import check_plan, resident
+from sluice.scheduler.laws.state import check_state
+from sluice.scheduler.request import Status
+from sluice.scheduler.reserve import PROTECT_AFTER
+from sluice.scheduler.scheduler import Scheduler
+from sluice.types import (
+    BatchPlan,
+    BatchResult,
+    ChunkSlice,
+    CopyDone,
+    FinishReason,
+    Occupancy,
+    Output,
+    SamplingParams,
+    StoredPage,
+)
+
+
+class Lawful:
+    """A scheduler under the eye of the law: the same verbs, and every law checked after each."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.state = scheduler.state
+        self.in_flight: list[tuple[BatchPlan, dict[int, tuple[int, ...]]]] = []
+        """Plans not committed, each with the page-table row of every request in it."""
+        self.ended: dict[int, FinishReason] = {}
+        self._next_start: dict[int, int] = {}
+        self._rows: dict[int, list[int]] = {}
+        self._stored_rows: dict[int, list[int]] = {}
+        self._slices: dict[int, ChunkSlice] = {}
+        """Request -> the latest part of a chunk of its that is not complete."""
+        self._num_outputs: dict[int, int] = {}
+        self._asked: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self._num_sent: dict[int, int] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    @property
+    def awaits_copies(self) -> bool:
+        return self.scheduler.awaits_copies
+
+    def add(
+        self,
+        request_id: int,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        sample_index: int = 0,
+        extra_key: str = "",
+        priority: int = 0,
+        output_ids: Sequence[int] = (),
+        prompt_logprobs_sent: int = 0,
+        is_resumed: bool = False,
+    ) -> None:
+        self.scheduler.add(
+            request_id,
+            prompt,
+            sampling,
+            sample_index=sample_index,
+            extra_key=extra_key,
+            priority=priority,
+            output_ids=output_ids,
+            prompt_logprobs_sent=prompt_logprobs_sent,
+            is_resumed=is_resumed,
+        )
+        self._num_outputs[request_id], self._num_sent[request_id] = len(output_ids), prompt_logprobs_sent
+        self._asked[request_id] = (tuple(prompt), sampling)
+        check_state(self.state)
+
+    def occupancy(self) -> Occupancy:
+        return self.scheduler.occupancy()
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
+        return self._told(self.scheduler.abort(request_id, reason))
+
+    def flush_cache(self) -> int:
+        pages = self.scheduler.flush_cache()
+        check_state(self.state)
+        return pages
+
+    def restore(self, pages: Sequence[StoredPage]) -> int:
+        taken = self.scheduler.restore(pages)
+        check_state(self.state)
+        return taken
+
+    def forget_device(self) -> None:
+        self.scheduler.forget_device()
+        check_state(self.state)
+
+    def schedule(self) -> BatchPlan | None:
+        plan = self.scheduler.schedule()
+        check_state(self.state)
+        if plan is None:
+            require(
+                bool(self.in_flight) or not self.has_work or self.awaits_copies,
+                f"law 12: nothing to plan, nothing in flight, and requests {sorted(self.state.requests)} wait",
+            )
+            require(
+                bool(self.in_flight) or not any(self.state.running()),
+                f"law 12: requests {[r.id for r in self.state.running()]} wait for a disk that is not theirs",
+            )
+            return None
+        check_plan(self.state, self.scheduler.limits, plan)
+        self._retractions_are_bounded()
+        self._decodes_go_first(plan)
+        self._chunks_tile(plan)
+        rows = self._rows_follow(plan)
+        self._writes_disturb_nobody(plan, rows)
+        self.in_flight.append((plan, rows))
+        self._nothing_in_flight_is_free()
+        return plan
+
+    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+        require(self.in_flight[0][0] is plan, f"plan {plan.step} is committed out of order")
+        del self.in_flight[0]
+        return self._told(self.scheduler.commit(plan, result))
+
+    def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
+        require(self.in_flight[0][0] is plan, f"plan {plan.step} fails out of order")
+        del self.in_flight[0]
+        return self._told(self.scheduler.fail(plan, error, launched=launched))
+
+    def copied(self, done: Sequence[CopyDone]) -> list[Output]:
+        return self._told(self.scheduler.copied(done))
+
+    def _told(self, outputs: list[Output]) -> list[Output]:
+        """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""
+        for output in outputs:
+            require(output.request_id not in self.ended, f"law 11: {output} after the end of its request")
+            seen = self._num_outputs[output.request_id]
+            require(output.start == seen, f"law 11: {output} comes when {seen} tokens were sent")
+            self._num_outputs[output.request_id] += len(output.token_ids)
+            self._logprobs_are_told(output)
+            if output.finish_reason is not None:
+                self.ended[output.request_id] = output.finish_reason
+        unfinished = {r.id for r in self.state.requests.values() if r.finish_reason is None}
+        require(
+            unfinished == self._num_outputs.keys() - self.ended.keys(),
+            f"law 11: unfinished {unfinished}, without an end {self._num_outputs.keys() - self.ended.keys()}",
+        )
+        check_state(self.state)
+        self._nothing_in_flight_is_free()
+        return outputs
+
+    def _logprobs_are_told(self, output: Output) -> None:
+        """11, for log-probabilities: those asked for and no others; the prompt's once each and before its outputs."""
+        prompt, asked = self._asked[output.request_id]
+        told = tuple(item.token_id for item in output.logprobs)
+        require(
+            told == (() if asked.logprobs is None else output.token_ids),
+            f"law 11: {output} has the logprobs of tokens {told}",
+        )
+        start = self._num_sent[output.request_id]
+        end = self._num_sent[output.request_id] = start + len(output.prompt_logprobs)
+        told = tuple(item.token_id for item in output.prompt_logprobs)
+        targets = () if asked.prompt_logprobs is None else prompt[1:]
+        require(
+            told == targets[start:end] and (end == len(targets) or not output.token_ids),
+            f"law 11: {output} tells of the prompt's tokens {told} when {start} of {len(targets)} were told",
+        )
+
+    def _retractions_are_bounded(self) -> None:
+        """12. Nobody is sent back for ever; under full reservation nobody is retracted at all."""
+        limits = self.scheduler.limits
+        bound = 0 if limits.reserve == "full" else PROTECT_AFTER + limits.max_running_requests
+        for request in self.state.requests.values():
+            require(
+                request.preemptions <= bound,
+                f"law 12: request {request.id} was retracted {request.preemptions} times, {bound} at most",
+            )
+
+    def _decodes_go_first(self, plan: BatchPlan) -> None:
+        """A mixed plan passes over a running request only for want of a page."""
+        if self.scheduler.limits.schedule != "mixed":
+            return
+        planned = {chunk.request_id for chunk in plan.chunks}
+        size = self.state.kv.page_size
+        for request in self.state.decoding.values():
+            ready = (
+                request.pending <= self.scheduler.limits.lookahead
+                and request.num_outputs + request.pending < request.max_tokens
+            )
+            at_boundary = request.scheduled % size == 0
+            require(
+                request.id in planned or not ready or (at_boundary and self.state.kv.available == 0),
+                f"decode first: plan {plan.step} passes over request {request.id}",
+            )
+
+    def _chunks_tile(self, plan: BatchPlan) -> None:
+        """8, over a run: a request's chunks follow each other without gap or overlap from its cached prefix on."""
+        opened = {new.request_id for new in plan.new_slots}
+        for part in plan.slices:
+            request, before = self.state.requests[part.chunk.request_id], self._slices.pop(part.chunk.request_id, None)
+            if part.first:
+                goes_on = before is not None and before.chunk == part.chunk and before.stop == part.first
+                require(goes_on, f"law 8: {part} follows {before}")
+            elif request.id in opened:
+                self._next_start[request.id] = request.cached
+            opened.discard(request.id)
+            start = self._next_start.get(request.id)
+            require(part.chunk.start == start, f"law 8: {part} should start at {start}")
+            if part.completes:
+                self._next_start[request.id] = part.chunk.end
+            else:
+                self._slices[request.id] = part
+        for chunk in resident(plan):
+            request = self.state.requests[chunk.request_id]
+            expected = request.cached if chunk.request_id in opened else self._next_start.get(chunk.request_id)
+            require(chunk.start == expected, f"law 8: {chunk} should start at {expected}")
+            self._next_start[chunk.request_id] = chunk.end
+            opened.discard(chunk.request_id)
+            if request.status is Status.WAITING:
+                raise LawBroken(f"law 6: {chunk} of a request that waits")
+        require(not opened, f"law 8: slots opened without a chunk: {opened}")
+
+    def _rows_follow(self, plan: BatchPlan) -> dict[int, tuple[int, ...]]:
+        """What the device's page table says of each row, rebuilt from the plans alone, is what the host thinks."""
+        for new in plan.new_slots:
+            self._rows[new.slot] = []
+            self._stored_rows[new.slot] = []
+        rows: dict[int, tuple[int, ...]] = {}
+        for part in plan.slices:
+            lease = self.state.requests[part.chunk.request_id].lease
+            row = self._stored_rows[part.chunk.slot]
+            row.extend(part.stored_pages)
+            base = part.base // self.state.kv.page_size
+            require(
+                isinstance(lease, OffloadLease)
+                and row == lease.row[: len(row)]
+                and base <= min(len(row), lease.stored),
+                f"law 5: {part} leaves row {row}, host has {lease}",
+            )
+            assert isinstance(lease, OffloadLease)
+            end = self.state.kv.pages_for(part.chunk.end)
+            require(part.pages == lease.window_pages(base, end), f"law 5: {part} is not where {lease} has it")
+            rows[part.chunk.request_id] = part.pages
+        for chunk in resident(plan):
+            row = self._rows[chunk.slot]
+            row.extend(chunk.new_pages)
+            held = self.state.requests[chunk.request_id].lease
+            is_right = isinstance(held, ResidentLease) and row == held.pages
+            require(is_right, f"law 5: {chunk} leaves row {row}, host has {held}")
+            rows[chunk.request_id] = tuple(row)
+        return rows
+
+    def _writes_disturb_nobody(self, plan: BatchPlan, rows: dict[int, tuple[int, ...]]) -> None:
+        """9 and 10, over plans in flight: no row writes a page that a row of another request may be using."""
+        size = self.state.kv.page_size
+        bases = {part.chunk.request_id: part.base // size for part in plan.slices}
+        for chunk in (*resident(plan), *(part.chunk for part in plan.slices)):
+            base = bases.get(chunk.request_id, 0)
+            written = set(rows[chunk.request_id][chunk.start // size - base : -(-chunk.end // size) - base])
+            for earlier, used in self.in_flight:
+                for request_id, pages in used.items():
+                    require(
+                        request_id == chunk.request_id or written.isdisjoint(pages),
+                        f"law 10: {chunk} writes {written} while request {request_id} of plan {earlier.step} runs",
+                    )
+
+    def _nothing_in_flight_is_free(self) -> None:
+        """10. No page or slot of an uncommitted plan is free or belongs to another request."""
+        free = self.state.kv.pool.free_pages()
+        holders = {request.slot: request.id for request in live(self.state)}
+        for plan, rows in self.in_flight:
+            for chunk in (*plan.chunks, *(part.chunk for part in plan.slices)):
+                require(
+                    holders.get(chunk.slot) == chunk.request_id,
+                    f"law 10: slot {chunk.slot} of plan {plan.step} in flight is held by {holders.get(chunk.slot)}",
+                )
+            for request_id, pages in rows.items():
+                require(
+                    free.isdisjoint(pages),
+                    f"law 10: pages {free & set(pages)} of request {request_id}, plan {plan.step} in flight, are free",
+                )

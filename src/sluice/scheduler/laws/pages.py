@@ -1,0 +1,118 @@
+"""Laws of the pages and slots of the device: 1, 2, 3 and 5."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sluice.kv.manager import KVManager, ResidentLease
+from sluice.kv.offload import OffloadLease
+from sluice.kv.prefix import PrefixTree
+from sluice.kv.tiers import Tiers
+from sluice.scheduler.request import Request
+from sluice.scheduler.state import SchedulerState
+
+
+class LawBroken(AssertionError):
+    """A law does not hold; the message says which, and where."""
+
+
+def require(holds: bool, message: str) -> None:
+    if not holds:
+        raise LawBroken(message)
+
+
+def live(state: SchedulerState) -> list[Request]:
+    """The requests that hold pages."""
+    places = (state.loading, state.partial, state.decoding, state.offloaded, state.draining)
+    return [request for place in places for request in place.values()]
+
+
+def resident_leases(state: SchedulerState) -> list[tuple[Request, ResidentLease]]:
+    """Return the live requests whose context is on the device, and their leases."""
+    return [(request, lease) for request in live(state) if isinstance(lease := request.lease, ResidentLease)]
+
+
+def offloaded_leases(state: SchedulerState) -> list[tuple[Request, OffloadLease]]:
+    """Return the live requests whose context lies on a tier, and their leases."""
+    return [(request, lease) for request in live(state) if isinstance(lease := request.lease, OffloadLease)]
+
+
+def slots_are_conserved(state: SchedulerState) -> None:
+    """1, for slots: every slot is free or held by one live request."""
+    slots = sorted([*state.free_slots, *(request.slot for request in live(state))])
+    require(slots == list(range(state.num_slots)), f"law 1: slots {slots} of {state.num_slots}")
+
+
+def pages_are_conserved(state: SchedulerState) -> None:
+    """1. Every page is free, in the tree, about to be loaded, or private to one request: exactly one of them."""
+    owners = Counter(state.kv.pool.free_pages())
+    owners.update(node.page for node in state.kv.tree.nodes() if node.page >= 0)
+    if isinstance(state.kv.tiers, Tiers):
+        owners.update(page for load in state.kv.tiers.loads for page in load.pages)
+    for request in live(state):
+        require(request.lease is not None, f"law 1: request {request.id} is {request.status} without a lease")
+    for _, lease in resident_leases(state):
+        owners.update(lease.private_pages)
+    windows = [page for _, offloaded in offloaded_leases(state) for page in offloaded.window]
+    owners.update(windows)
+    require(
+        len(windows) == state.kv.num_window_pages,
+        f"law 1: offloaded requests hold {len(windows)} pages, {state.kv.num_window_pages} are counted",
+    )
+    wrong = {page: owners[page] for page in range(state.kv.num_pages) if owners[page] != 1}
+    require(not wrong and len(owners) == state.kv.num_pages, f"law 1: owners of pages {wrong}, {len(owners)} seen")
+
+
+def references_are_counted(state: SchedulerState) -> None:
+    """2. A tree page's count is the number of live requests whose path holds it; no child's count is larger."""
+    held = Counter(id(node) for _, lease in resident_leases(state) for node in lease.path)
+    evictable = 0
+    for node in state.kv.tree.nodes():
+        require(node.refs == held[id(node)], f"law 2: {node} is held by {held[id(node)]} requests")
+        require(
+            all(child.refs <= node.refs for child in node.children.values()),
+            f"law 2: a child of {node} is held more often than it",
+        )
+        evictable += node.refs == 0 and node.page >= 0
+    require(
+        evictable == state.kv.tree.num_evictable,
+        f"law 2: {evictable} pages are evictable, the tree counts {state.kv.tree.num_evictable}",
+    )
+
+
+def tree_is_reachable(kv: KVManager) -> None:
+    """3. Walking from the roots finds exactly the tree's pages; whoever lies on the device has its ancestors there, and
+    whoever does not lies elsewhere; whoever nobody holds can be evicted, leaves first."""
+    if not isinstance(kv.tree, PrefixTree):
+        return
+    count = 0
+    for node in kv.tree.nodes():
+        linked = node.parent is not None and node.parent.children.get(node.key) is node
+        require(linked, f"law 3: {node} is not its parent's child under its key")
+        resident = sum(child.page >= 0 for child in node.children.values())
+        require(resident == node.resident, f"law 3: {node} counts {node.resident} of {resident} children on the device")
+        if node.page < 0:
+            require(node.copies is not None and node.copies.is_kept, f"law 3: {node} is in the tree and lies nowhere")
+            require(resident == 0 and node.refs == 0, f"law 3: {node} is not on the device, but what follows it is")
+            continue
+        count += 1
+        require(
+            node.refs > 0 or resident > 0 or kv.tree.is_offered(node),
+            f"law 3: {node} is a leaf nobody holds, and eviction does not know it",
+        )
+    require(count == kv.tree.num_pages, f"law 3: {count} pages reachable, the tree counts {kv.tree.num_pages}")
+
+
+def pages_cover_the_promise(kv: KVManager, request: Request, lease: ResidentLease) -> None:
+    """5. A row has the pages its promised tokens need and no more."""
+    held, needed = len(lease.pages), kv.pages_for(request.scheduled)
+    require(held == needed, f"law 5: request {request.id} holds {held} pages, {needed} are promised")
+    path, full = lease.path, request.computed // kv.page_size
+    require(
+        [node.page for node in path] == lease.pages[: len(path)],
+        f"law 5: request {request.id} reads pages {lease.pages}, its path is {path}",
+    )
+    require(
+        len(path) <= full,
+        f"law 5: request {request.id} has published {len(path)} pages with {request.computed} tokens computed",
+    )

@@ -1,0 +1,208 @@
+"""Laws of one plan: 7, 8 and 9, and the bound of law 12 on the steps of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.kv.manager import ResidentLease
+from sluice.kv.tiers import Tiers
+from sluice.scheduler.fair import DUE_AFTER
+from sluice.scheduler.laws.pages import (
+    require,
+)
+from sluice.scheduler.offloading import ALONE
+from sluice.scheduler.state import SchedulerState
+from sluice.types import (
+    BatchPlan,
+    Chunk,
+    SchedulerLimits,
+)
+
+
+def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """Laws 7, 8 (one plan's part) and 9."""
+    budgets_hold(state, limits, plan)
+    chunks_are_well_formed(state, limits, plan)
+    writes_are_private(state, plan)
+    offloaded_work_is_paid_for(state, limits, plan)
+
+
+def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool:
+    return chunk_start < state.requests[request_id].prefill_end
+
+
+def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """7. No plan is empty; tokens and prefill tokens are within their budgets; prefill-first mixes nothing."""
+    contents = len(plan.chunks) + len(plan.slices) + len(plan.copies) + len(plan.dropped)
+    require(contents > 0, f"law 7: plan {plan.step} is empty")
+    tiers = state.kv.tiers
+    if isinstance(tiers, Tiers):
+        most = tiers.limits.copies_per_step
+        require(len(plan.copies) <= most, f"law 7: plan {plan.step} makes {len(plan.copies)} copies of {most}")
+        most = tiers.limits.copies_in_flight
+        require(tiers.num_in_flight <= most, f"law 7: {tiers.num_in_flight} copies are in flight, of {most}")
+    chunks = resident(plan)
+    prefill = [c.length for c in chunks if is_prefill(state, c.start, c.request_id)]
+    num_tokens = sum(chunk.length for chunk in chunks)
+    total, page_size = sum(prefill), state.kv.page_size
+    alone_unchunked = limits.chunked_prefill_size == 0 and len(prefill) == 1
+    require(
+        num_tokens <= limits.max_batch_tokens or alone_unchunked,
+        f"law 7: plan {plan.step} has {num_tokens} tokens of {limits.max_batch_tokens}",
+    )
+    if limits.chunked_prefill_size:
+        require(
+            total <= limits.chunked_prefill_size,
+            f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}",
+        )
+    if limits.max_prefill_tokens and prefill:
+        left = max(page_size, limits.max_prefill_tokens - (num_tokens - total))
+        require(
+            total <= left or alone_unchunked,
+            f"law 7: plan {plan.step} prefills {total} tokens, {left} are left of {limits.max_prefill_tokens}",
+        )
+    if limits.long_prefill_token_threshold:
+        require(
+            max(prefill, default=0) <= limits.long_prefill_token_threshold,
+            f"law 7: one prompt of plan {plan.step} takes {prefill} of {limits.long_prefill_token_threshold}",
+        )
+    if limits.max_prefill_requests:
+        require(
+            len(prefill) <= limits.max_prefill_requests,
+            f"law 7: plan {plan.step} has {len(prefill)} prompts of {limits.max_prefill_requests}",
+        )
+    require(
+        len(state.partial) <= limits.max_partial_prefills,
+        f"law 7: {len(state.partial)} prompts are half computed, of {limits.max_partial_prefills}",
+    )
+    if limits.schedule == "prefill-first":
+        require(
+            len(prefill) in (0, len(chunks)),
+            f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
+        )
+
+
+def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """8, one plan: a row a request, decodes first, cuts on page boundaries, samples exactly at the end."""
+    ids = [chunk.request_id for chunk in (*resident(plan), *(part.chunk for part in plan.slices))]
+    require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
+    done = tuple(part.chunk for part in plan.slices if part.completes)
+    require(plan.chunks[len(plan.chunks) - len(done) :] == done, f"law 8: plan {plan.step} ends with other than {done}")
+    kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in resident(plan)]
+    require(kinds == sorted(kinds), f"law 8: plan {plan.step} has a decode behind a prefill")
+    require(
+        plan.num_decodes == kinds.count(False),
+        f"law 8: plan {plan.step} says it has {plan.num_decodes} decodes, it has {kinds.count(False)}",
+    )
+    for chunk in plan.chunks:
+        request = state.requests[chunk.request_id]
+        require(chunk.length > 0, f"law 8: empty chunk {chunk}")
+        require(chunk.slot == request.slot, f"law 8: {chunk} is not in slot {request.slot}")
+        unread = chunk.length - len(chunk.token_ids)
+        require(unread in (0, 1), f"law 8: {chunk} names {len(chunk.token_ids)} of {chunk.length} tokens")
+        was_late = chunk in done  # the sample may have come since it was begun
+        require(
+            unread == 0 or was_late or request.pending > chunk.samples,
+            f"law 8: {chunk} waits for a sample nobody makes",
+        )
+        require(
+            chunk.samples == (chunk.end == len(request.tokens) + request.pending - chunk.samples),
+            f"law 8: {chunk} samples={chunk.samples} with {len(request.tokens)} tokens known",
+        )
+        require(
+            request.pending - chunk.samples <= limits.lookahead,
+            f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {limits.lookahead}",
+        )
+        end = min(chunk.end, request.num_targets)
+        asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.prompt_logprobs_sent < end else ()
+        require(chunk.targets == asked, f"law 8: {chunk} should have the targets {asked}")
+        require(
+            chunk.samples or chunk.end % state.kv.page_size == 0,
+            f"law 8: {chunk} is cut inside a page of {state.kv.page_size}",
+        )
+
+
+def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
+    """9. No two rows write one page slot, and nobody writes a published page."""
+    published = {node.page for node in state.kv.tree.nodes() if node.page >= 0}
+    if isinstance(state.kv.tiers, Tiers):
+        published.update(page for load in state.kv.tiers.loads for page in load.pages)
+    written: set[tuple[int, int]] = set()
+    size = state.kv.page_size
+    chunks = {chunk: leases(state, chunk) for chunk in resident(plan)}
+    chunks |= {part.chunk: [0] * (part.base // size) + list(part.pages) for part in plan.slices}
+    for chunk, row in chunks.items():
+        targets = {(row[at // size], at % size) for at in range(chunk.start, chunk.end)}
+        require(written.isdisjoint(targets), f"law 9: plan {plan.step} writes twice to what {chunk} writes")
+        pages = {page for page, _ in targets}
+        require(published.isdisjoint(pages), f"law 9: {chunk} writes published pages {published & pages}")
+        written |= targets
+
+
+def resident(plan: BatchPlan) -> tuple[Chunk, ...]:
+    """The chunks that are computed together: all but the offloaded ones."""
+    return plan.chunks[: len(plan.chunks) - sum(part.completes for part in plan.slices)]
+
+
+def leases(state: SchedulerState, chunk: Chunk) -> list[int]:
+    lease = state.requests[chunk.request_id].lease
+    assert isinstance(lease, ResidentLease), f"{chunk} has {lease}"
+    return lease.pages
+
+
+def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+    """7, for offloaded work: one part a step; with the prefill beside it, it costs no more than the step may, unless it
+    is a single unit."""
+    size = state.kv.page_size
+    require(len(plan.slices) <= 1, f"law 7: plan {plan.step} works on {len(plan.slices)} offloaded chunks")
+    for part in plan.slices:
+        offload = state.kv.offload.limits
+        length, per_layer = part.chunk.length, part.total // offload.num_layers
+        require(
+            per_layer - 1 == offload.groups(part.base // size, is_decode=part.is_decode)
+            and per_layer * offload.num_layers == part.total,
+            f"law 8: {part} has another number of units than its context",
+        )
+        rests = sum(unit % per_layer == per_layer - 1 for unit in range(part.first, part.stop))
+        groups = part.stop - part.first - rests
+        cost = rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(length, size)
+        most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
+        most *= 1 if resident(plan) else ALONE
+        catches_up = state.open_chunk is not None and state.open_chunk.unfinished > 0 and part.stop == part.first
+        require(
+            catches_up or part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
+            f"law 7: {part} costs {cost} tokens of {most}",
+        )
+        require(
+            not part.completes or not offload.may_be_late or per_layer == 1 or part.first == part.total - 1,
+            f"law 7: the step of {part} may have to wait for what it reads",
+        )
+        require(
+            not (is_prefill(state, part.chunk.start, part.chunk.request_id) and plan.num_decodes)
+            or limits.schedule == "mixed",
+            f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
+        )
+
+
+def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence[int]) -> int:
+    """12, for prompts: a bound on the steps until one is computed, under mixed steps with several partial prefills.
+
+    Args:
+        uncached: tokens to compute of the prompt and of all that came before it and are not done.
+
+    It holds as long as there are pages and a slot for whoever came first; `fair.py` says who gets what. Each of the
+    other half-computed prompts is due for a page at most once in `DUE_AFTER` steps. If all of them fit into half of
+    the smallest step, the first has a quarter of it always. If not, or where chunks deep in a prompt are shorter, they
+    take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps.
+    """
+    decodes, partial = limits.max_running_requests, limits.max_partial_prefills
+    room = min(limits.chunked_prefill_size, limits.max_batch_tokens - decodes)
+    if limits.max_prefill_tokens:
+        room = min(room, max(page_size, limits.max_prefill_tokens - decodes))
+    tokens, turn = max(1, room // 4 // page_size), 1
+    crowded = room < 2 * partial * page_size or 0 < limits.max_prefill_requests <= partial
+    if crowded or limits.dynamic_chunking:
+        tokens, turn = 1, DUE_AFTER + partial
+    if limits.long_prefill_token_threshold:
+        tokens = min(tokens, limits.long_prefill_token_threshold // page_size)
+    return sum(-(-length // (tokens * page_size)) * turn for length in uncached)

@@ -1,0 +1,142 @@
+"""Laws of the whole state: 4, 6 and 15, and the check of all laws of the state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from sluice.kv.manager import ResidentLease
+from sluice.kv.offload import OffloadLease
+from sluice.scheduler.laws.pages import (
+    offloaded_leases,
+    pages_are_conserved,
+    pages_cover_the_promise,
+    references_are_counted,
+    require,
+    resident_leases,
+    slots_are_conserved,
+    tree_is_reachable,
+)
+from sluice.scheduler.laws.tiers import (
+    loads_are_apart,
+    offloaded_pages_are_conserved,
+    offloaded_pages_cover_the_promise,
+    tiers_are_conserved,
+)
+from sluice.scheduler.request import Request, Status
+from sluice.scheduler.state import SchedulerState
+
+
+def check_state(state: SchedulerState) -> None:
+    """Laws 1-6."""
+    pages_are_conserved(state)
+    references_are_counted(state)
+    tree_is_reachable(state.kv)
+    tiers_are_conserved(state)
+    offloaded_pages_are_conserved(state)
+    loads_are_apart(state)
+    for request in state.requests.values():
+        counters_are_ordered(request)
+    for request, resident in resident_leases(state):
+        pages_cover_the_promise(state.kv, request, resident)
+    for request, offloaded in offloaded_leases(state):
+        offloaded_pages_cover_the_promise(state, request, offloaded)
+    everyone_is_in_one_place(state)
+    slots_are_conserved(state)
+
+
+KIND_OF: Mapping[Status, type] = {
+    Status.LOADING: ResidentLease,
+    Status.PARTIAL: ResidentLease,
+    Status.DECODING: ResidentLease,
+    Status.OFFLOADED: OffloadLease,
+}
+"""The kind of lease that a request of each status holds."""
+
+
+def counters_are_ordered(request: Request) -> None:
+    """4. cached <= computed <= scheduled <= known + pending; a request that waits has promised nothing."""
+    known = len(request.tokens) + request.pending
+    if request.status is Status.WAITING:
+        counters = (request.computed, request.scheduled, request.pending, request.in_flight)
+        require(counters == (0, 0, 0, 0), f"law 4: request {request.id} waits with counters {counters}")
+        require(request.lease is None and request.slot == -1, f"law 4: request {request.id} waits with pages")
+    ended = request.finish_reason is not None  # its rows in flight may have run past its end
+    require(
+        0 <= request.cached <= request.computed <= request.scheduled and (ended or request.scheduled <= known),
+        f"law 4: request {request.id}: cached {request.cached}, computed {request.computed},"
+        f" scheduled {request.scheduled}, known and pending {known}",
+    )
+    require(
+        0 <= request.pending <= request.in_flight,
+        f"law 4: request {request.id}: {request.pending} samples pending in {request.in_flight} rows",
+    )
+    require(
+        request.num_outputs <= request.max_tokens,
+        f"law 4: request {request.id}: {request.num_outputs} outputs of at most {request.max_tokens}",
+    )
+    require(
+        0 <= request.prompt_logprobs_sent <= request.num_targets
+        and (request.status is Status.WAITING or is_told(request)),
+        f"law 4: request {request.id}: {request.prompt_logprobs_sent} of {request.num_targets} prompt logprobs told,"
+        f" {request.cached} tokens cached and {request.computed} computed",
+    )
+    if request.status is Status.DECODING:
+        require(
+            known - request.scheduled <= 1,
+            f"law 4: request {request.id} decodes with {known - request.scheduled} tokens left to compute",
+        )
+
+
+def is_told(request: Request) -> bool:
+    """What was taken from the cache or computed has been told, as far as it is asked for."""
+    return request.prompt_logprobs_sent >= min(request.computed, request.num_targets)
+
+
+def everyone_is_in_one_place(state: SchedulerState) -> None:
+    """6. A request is waiting, loading, partial, decoding or draining: exactly one, and it says so itself."""
+    places = Counter(request.id for request in state.waiting)
+    for place, members in (
+        (Status.LOADING, state.loading),
+        (Status.PARTIAL, state.partial),
+        (Status.DECODING, state.decoding),
+        (Status.OFFLOADED, state.offloaded),
+        (Status.DRAINING, state.draining),
+    ):
+        places.update(members.keys())
+        for request in members.values():
+            require(request.status is place, f"law 6: request {request.id} is {request.status}, stored in {place}")
+            is_right = place is Status.DRAINING or isinstance(request.lease, KIND_OF[place])
+            require(is_right, f"law 6: request {request.id} is {place} with {request.lease}")
+    for request in state.waiting:
+        require(request.status is Status.WAITING, f"law 6: request {request.id} waits but is {request.status}")
+    require(
+        places == Counter(state.requests.keys()),
+        f"law 6: places {dict(places)} for requests {sorted(state.requests)}",
+    )
+    require(
+        all(request.in_flight > 0 for request in state.draining.values()),
+        f"law 6: a request drains with nothing in flight: {sorted(state.draining)}",
+    )
+    prefilling = {request.id for request in state.running() if request.is_prefilling}
+    require(
+        state.computing.keys() == prefilling,
+        f"law 6: prompts of {sorted(prefilling)} are being computed, not of {sorted(state.computing)}",
+    )
+
+
+def quiet_means_empty(state: SchedulerState) -> None:
+    """15. With no requests nothing is held, and after a flush every page is free."""
+    require(not state.requests, f"law 15: requests {sorted(state.requests)} are left")
+    require(
+        len(state.free_slots) == state.num_slots,
+        f"law 15: {len(state.free_slots)} of {state.num_slots} slots free",
+    )
+    state.kv.flush()
+    uses = state.kv.tiers.uses()
+    require(not state.kv.tiers.num_in_flight, f"law 15: {state.kv.tiers.num_in_flight} copies are in flight")
+    require(not any(use.used for use in uses), f"law 15: pages of {uses} are held after a flush")
+    require(
+        state.kv.pool.num_free == state.kv.num_pages and state.kv.tree.num_pages == 0,
+        f"law 15: {state.kv.pool.num_free} of {state.kv.num_pages} pages free after a flush",
+    )

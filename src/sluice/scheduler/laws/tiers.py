@@ -1,0 +1,116 @@
+"""Laws 1, 2, 3, 5 and 6 for the tiers behind the device: their pages, offloaded requests and loads."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sluice.kv.flights import OffloadStore, Store
+from sluice.kv.offload import OffloadLease
+from sluice.kv.tiers import Tiers
+from sluice.scheduler.laws.pages import (
+    offloaded_leases,
+    require,
+    resident_leases,
+)
+from sluice.scheduler.request import Request, Status
+from sluice.scheduler.state import SchedulerState
+
+
+def tiers_are_conserved(state: SchedulerState) -> None:
+    """1 and 3, for the tiers behind the device: every page there is free, a node's, on its way to one, or private to a
+    request; and whoever may give one up is known."""
+    kv = state.kv
+    if not isinstance(kv.tiers, Tiers):
+        return
+    nodes = list(kv.tree.nodes())
+    read = [node for load in kv.tiers.loads for node in load.nodes]
+    read += [node for _, lease in offloaded_leases(state) for node in lease.path]
+    gone = {id(node): node for node in read if node.copies is not None and node.copies.gone}
+    stores = [copy for copy in kv.tiers.tickets.values() if isinstance(copy, Store)]
+    for tier in kv.tiers.pools:
+        place = tier.place
+        owners = Counter(tier.pool.free_pages())
+        owners.update(kv.tiers.private[place])
+        owners.update(store.page for store in stores if store.tier == place)
+        for node in (*nodes, *gone.values()):
+            if node.copies is not None and node.copies.pages[place] >= 0:
+                owners[node.copies.pages[place]] += 1
+        wrong = {page: count for page, count in owners.items() if count != 1}
+        require(not wrong and len(owners) == tier.pool.num_pages, f"law 1: owners of {tier.tier} {wrong}")
+        for node in nodes:
+            copies = node.copies
+            require(copies is not None and not copies.gone, f"law 3: {node} is in the tree and has left it")
+            assert copies is not None
+            kept = [child.copies for child in node.children.values()]
+            children = sum(each is not None and (each.pages[place] >= 0 or each.storing[place]) for each in kept)
+            require(
+                children == copies.children[place], f"law 3: {node} counts {copies.children} of {children} children"
+            )
+            require(
+                copies.pages[place] < 0 or children > 0 or copies.is_read or tier.is_offered(node),
+                f"law 3: {node} may leave {tier.tier}, which does not know it",
+            )
+
+
+def offloaded_pages_are_conserved(state: SchedulerState) -> None:
+    """1, for offloaded requests: what is private on a tier is theirs, or on its way to where one was that has left."""
+    tiers = state.kv.tiers
+    if not isinstance(tiers, Tiers) or not state.kv.can_offload:
+        return
+    limits = state.kv.offload.limits
+    private = Counter(page for _, lease in offloaded_leases(state) for page in lease.row[len(lease.path) :])
+    private.update(
+        copy.page for copy in tiers.tickets.values() if isinstance(copy, OffloadStore) and copy.owner.is_closed
+    )
+    there = tiers.private[tiers.order.index(limits.tier)]
+    require(private == Counter(there), f"law 1: pages {private} of offloaded requests, {there} are private")
+    place = tiers.order.index(limits.tier)
+    readers = Counter(id(node) for _, lease in offloaded_leases(state) for node in lease.path)
+    nodes = {id(node): node for node in state.kv.tree.nodes()}
+    nodes |= {id(node): node for _, lease in offloaded_leases(state) for node in lease.path}
+    for key, node in nodes.items():
+        counted = 0 if node.copies is None else node.copies.readers
+        require(counted == readers[key], f"law 2: {node} counts {counted} of {readers[key]} readers")
+    require(tiers.num_read == len(readers), f"law 2: {tiers.num_read} nodes are read, {len(readers)} have readers")
+    for request, lease in offloaded_leases(state):
+        pages = [node.copies.pages[place] for node in lease.path if node.copies is not None]
+        require(
+            pages == lease.row[: len(lease.path)] and len(lease.path) <= lease.stored,
+            f"law 5: request {request.id} reads {lease.row}, its path lies on {pages}",
+        )
+
+
+def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, lease: OffloadLease) -> None:
+    """5, for offloaded requests: all of the context has its page on the tier, and what is not there yet, or is looked
+    at by a step in flight, its place on the device."""
+    kv, chunk = state.kv, state.open_chunk
+    needed = kv.pages_for(request.prompt_len + request.max_tokens)
+    require(len(lease.row) == needed, f"law 5: request {request.id} holds {len(lease.row)} of {needed} pages")
+    promised = request.scheduled if chunk is None or chunk.request is not request else chunk.chunk.end
+    require(
+        lease.known <= lease.stored <= lease.sent <= request.computed // kv.page_size
+        and kv.pages_for(promised) <= lease.end_of_window
+        and all(base <= lease.stored for base in lease.bases),
+        f"law 5: request {request.id} with {request.computed} tokens computed and {promised} promised has {lease}",
+    )
+
+
+def loads_are_apart(state: SchedulerState) -> None:
+    """6, for loads: each has at most one request, which is loading; its nodes are marked, and no others."""
+    tiers = state.kv.tiers
+    waited_for = Counter(id(lease.load) for _, lease in resident_leases(state) if lease.load is not None)
+    loads = tiers.loads if isinstance(tiers, Tiers) else []
+    require(waited_for.keys() <= {id(load) for load in loads}, "law 6: a request waits for a load that is over")
+    require(all(count == 1 for count in waited_for.values()), "law 6: two requests wait for one load")
+    require(
+        all(lease.load is None for request, lease in resident_leases(state) if request.status is not Status.LOADING),
+        "law 6: a request that runs waits for a load",
+    )
+    marked = {id(node) for node in state.kv.tree.nodes() if node.copies is not None and node.copies.is_loading}
+    loading = {id(node) for load in loads for node in load.nodes if node.copies is not None and not node.copies.gone}
+    require(marked == loading, f"law 6: {len(marked)} nodes are marked as loading, {len(loading)} are")
+    for load in loads:
+        require(
+            len(load.nodes) == len(load.pages) == len(load.sources) and 0 <= load.open <= load.begun <= len(load.nodes),
+            f"law 6: {len(load.nodes)} nodes go to {len(load.pages)} pages, {load.begun} begun, {load.open} open",
+        )
