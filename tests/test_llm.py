@@ -1,4 +1,4 @@
-"""LLM: the engine in process, as a user meets it."""
+"""LLM: the engine in this process, as users call it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sluice.types import FinishReason
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
 IDS = [7, 8, 9, 300]
-"""Of a vocabulary of 384."""
+"""Ids of a vocabulary of 384 tokens."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_defaults_are_those_of_sampling_params(llm: LLM) -> None:
     assert 1 <= len(result.token_ids) <= SamplingParams().max_tokens
 
 
-def test_the_cache_is_seen(llm: LLM) -> None:
+def test_cached_tokens_are_reported(llm: LLM) -> None:
     prompt = list(range(50, 90))
     (cold,) = llm.generate([prompt], GREEDY)
     (warm,) = llm.generate([prompt], GREEDY)
@@ -94,7 +94,7 @@ def test_the_cache_is_seen(llm: LLM) -> None:
     assert cold.token_ids == warm.token_ids
 
 
-def test_stop_token_ends_and_is_not_text(llm: LLM, folder: Path) -> None:
+def test_a_stop_token_ends_the_text_and_is_not_part_of_it(llm: LLM, folder: Path) -> None:
     (free,) = llm.generate([IDS], GREEDY)
     stop = free.token_ids[5]
     first = free.token_ids.index(stop)
@@ -104,8 +104,8 @@ def test_stop_token_ends_and_is_not_text(llm: LLM, folder: Path) -> None:
     assert stopped.text == Tokenizer.from_folder(folder).decode(free.token_ids[:first])
 
 
-def test_stop_string_ends_at_once_and_gives_its_pages_back(llm: LLM) -> None:
-    """The engine sees no text: keeps out a request that runs on to max_tokens after its text is complete."""
+def test_a_stop_string_ends_the_request_and_frees_its_pages(llm: LLM) -> None:
+    """The engine sees no text, so without an abort the request would run on to max_tokens."""
     (free,) = llm.generate([IDS], GREEDY)
     assert len(free.text) > 6
     stop = free.text[3:5]
@@ -134,7 +134,7 @@ def test_open_max_tokens_means_what_fits(llm: LLM) -> None:
         ([5] * 512, None, ["512 tokens", "at least 1 more"]),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_runs(
+def test_a_prompt_that_does_not_fit_is_refused_before_any_prompt_runs(
     llm: LLM, prompt: Any, max_tokens: int | None, parts: list[str]
 ) -> None:
     with pytest.raises(LimitError) as caught:
@@ -162,6 +162,12 @@ def test_wrong_types_are_named(llm: LLM, arguments: tuple[Any, ...], part: str) 
     assert part in str(caught.value)
 
 
+def test_a_stream_of_no_prompt_is_refused(llm: LLM) -> None:
+    """A number alone was taken for a prompt of that token."""
+    with pytest.raises(ValueError, match="prompt 0 must be a text or a list of token ids, got 5"):
+        llm.stream(5, GREEDY)
+
+
 def test_stream_gives_a_piece_for_each_token(llm: LLM) -> None:
     (whole,) = llm.generate([IDS], GREEDY)
     pieces = list(llm.stream(IDS, GREEDY))
@@ -170,7 +176,7 @@ def test_stream_gives_a_piece_for_each_token(llm: LLM) -> None:
     assert [piece.finish_reason for piece in pieces] == [None] * 11 + [FinishReason.LENGTH]
 
 
-def test_streams_run_beside_each_other_and_may_be_left(llm: LLM) -> None:
+def test_streams_run_side_by_side_and_may_be_closed(llm: LLM) -> None:
     """Two half-read streams and a batch share the engine; closing a stream ends its request and frees its pages."""
     whole = [result.token_ids for result in llm.generate([IDS, IDS[::-1]], GREEDY)]
     first, second = llm.stream(IDS, GREEDY), llm.stream(IDS[::-1], GREEDY)
@@ -213,7 +219,7 @@ def test_a_failed_request_raises_and_the_next_one_runs(folder: Path, tmp_path: P
             list(llm.stream(IDS, GREEDY))
 
 
-def test_closed_is_closed(folder: Path) -> None:
+def test_a_closed_llm_refuses_calls(folder: Path) -> None:
     llm = LLM(folder, max_total_tokens=64)
     stream = llm.stream(IDS, GREEDY)
     next(stream)
@@ -283,7 +289,7 @@ def test_without_a_name_the_bundled_model_is_loaded() -> None:
 
 
 def test_public_names_load_when_used() -> None:
-    """`import sluice` alone must stay cheap; the names are there all the same."""
+    """`import sluice` alone loads no torch."""
     assert {"LLM", "EngineConfig", "SamplingParams"} <= set(dir(sluice))
     with pytest.raises(AttributeError, match="LLMs"):
         sluice.LLMs  # noqa: B018
@@ -291,11 +297,11 @@ def test_public_names_load_when_used() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_logprobs_are_told_if_asked_for(llm: LLM) -> None:
+def test_logprobs_are_returned_if_requested(llm: LLM) -> None:
     """One for each output token and each prompt token but the first; the samples share the prompt's."""
-    asked = SamplingParams(max_tokens=5, seed=1, ignore_eos=True, logprobs=2, prompt_logprobs=1, n=2)
+    sampling = SamplingParams(max_tokens=5, seed=1, ignore_eos=True, logprobs=2, prompt_logprobs=1, n=2)
     plain = SamplingParams(max_tokens=5, seed=1, ignore_eos=True)
-    result, other = llm.generate([IDS, IDS], [asked, plain])
+    result, other = llm.generate([IDS, IDS], [sampling, plain])
     assert [len(sample.logprobs) for sample in result.samples] == [5, 5]
     for sample in result.samples:
         assert tuple(item.token_id for item in sample.logprobs) == sample.token_ids
@@ -308,7 +314,7 @@ def test_logprobs_are_told_if_asked_for(llm: LLM) -> None:
     assert other.token_ids == result.token_ids
 
 
-def test_a_stream_tells_logprobs_of_its_tokens_only(llm: LLM) -> None:
+def test_a_stream_has_logprobs_of_its_tokens_only(llm: LLM) -> None:
     pieces = list(llm.stream(IDS, SamplingParams(max_tokens=3, ignore_eos=True, logprobs=0)))
     assert [piece.logprobs.token_id for piece in pieces] == [piece.token_id for piece in pieces]
     with pytest.raises(ValueError, match="prompt_logprobs must be None, got 0; use generate"):

@@ -1,4 +1,4 @@
-"""Several samples, parts of the prefix cache, priorities and overlap: the real engine in process."""
+"""Several samples, salts of the prefix cache, priorities and overlap, with the real engine in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluice.types import BatchPlan
 PAGE_SIZE = 16
 PROMPT = [(7 * i) % 250 + 5 for i in range(100)]
 SHARED = 96
-"""Tokens of the prompt's full pages."""
+"""Tokens in the prompt's full pages."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 def recorded(llm: LLM) -> list[BatchPlan]:
-    """The plans that its engine launches from now on."""
+    """Return a list that receives the plans that its engine launches from now on."""
     assert llm._engine is not None
     runner = RecordingRunner(llm._engine.runner)
     llm._engine.runner = runner
@@ -44,8 +44,8 @@ def prefill_tokens(plans: list[BatchPlan]) -> int:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_samples_share_the_prompt_and_differ_by_chance_alone(llm: LLM, temperature: float) -> None:
-    """The full pages of the prompt are computed once for all of them; each computes the rest itself."""
+def test_samples_share_the_prompt(llm: LLM, temperature: float) -> None:
+    """The full pages of the prompt are computed once for all samples; each sample computes the rest."""
     plans = recorded(llm)
     sampling = SamplingParams(n=4, max_tokens=12, temperature=temperature, seed=5, ignore_eos=True)
     (result,) = llm.generate([PROMPT], sampling)
@@ -58,8 +58,8 @@ def test_samples_share_the_prompt_and_differ_by_chance_alone(llm: LLM, temperatu
     assert all(sample.finish_reason == "length" for sample in result.samples)
 
 
-def test_the_first_sample_is_the_one_alone(llm: LLM) -> None:
-    """More samples change nothing about the first ones, whatever runs beside them."""
+def test_more_samples_do_not_change_the_first(llm: LLM) -> None:
+    """Nor do other requests in the same steps."""
     params = [SamplingParams(n=n, max_tokens=8, seed=5, ignore_eos=True) for n in (1, 2, 3)]
     alone, two, three = llm.generate([PROMPT] * 3, params)
     assert [len(result.samples) for result in (alone, two, three)] == [1, 2, 3]
@@ -72,13 +72,13 @@ def test_samples_without_a_seed_share_a_random_one(llm: LLM) -> None:
     assert len({sample.token_ids for result in (one, other) for sample in result.samples}) == 4
 
 
-def test_a_stream_is_of_one_sample(llm: LLM) -> None:
+def test_a_stream_has_one_sample(llm: LLM) -> None:
     with pytest.raises(ValueError, match="n must be 1, got 2; use generate"):
         llm.stream(PROMPT, SamplingParams(n=2))
 
 
 def test_equal_prompts_under_different_salts_share_nothing(llm: LLM) -> None:
-    """Proved by what is found in the cache, and by page ids: what the first left cached is not given to the second."""
+    """Shown by the cached tokens and by page ids: a request gets no page that was cached under another salt."""
     plans = recorded(llm)
     greedy = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
     results = [llm.generate([PROMPT], greedy, cache_salt=salt)[0] for salt in ("a", "b", "", "a")]
@@ -95,7 +95,7 @@ def test_equal_prompts_under_different_salts_share_nothing(llm: LLM) -> None:
 
 
 def test_salts_of_a_batch(llm: LLM) -> None:
-    """At once, too: who computes for one tenant is no twin of another's."""
+    """Requests that arrive together share a prefix only within their salt."""
     plans = recorded(llm)
     llm.generate([PROMPT] * 3, SamplingParams(max_tokens=2), cache_salt=["a", "b", "a"])
     assert prefill_tokens(plans) == 2 * 100 + (100 - SHARED)
@@ -122,7 +122,7 @@ def test_priorities(folder: Path) -> None:
         ({"cache_salt": 5}, "cache_salt must be str or a list of them, got 5"),
     ],
 )
-def test_what_is_refused(llm: LLM, keywords: dict[str, Any], message: str) -> None:
+def test_wrong_salts_and_priorities_are_refused(llm: LLM, keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         llm.generate([PROMPT], **keywords)
     if "priority" in keywords:
@@ -132,9 +132,9 @@ def test_what_is_refused(llm: LLM, keywords: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.parametrize("name", ["--enable-overlap", "--async-scheduling"])
-def test_overlap_from_the_command_line_on(folder: Path, name: str) -> None:
-    """The flag reaches the loop: a decode is planned before the token it starts from is known to the host, and the
-    tokens are those without it."""
+def test_overlap_from_the_command_line(folder: Path, name: str) -> None:
+    """The flag takes effect: a decode is planned before the host knows the token it starts from, and the tokens do not
+    change."""
     given = vars(cli.build_parser().parse_args(["generate", str(folder), "--prompt", "x", name, "--page-size", "16"]))
     options = {key: value for key, value in given.items() if key not in ("run", "prompt", "model")}
     sampling = SamplingParams(max_tokens=10, seed=1, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""`LLM(trace=...)` over the real engine, and the files it leaves."""
+"""The files that `LLM(trace=...)` writes, with the real engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.tracing.reader import TraceReader
 from sluice.tracing.replay import Replayed, ReplayError, replay
 
 PROMPTS = ["The river rises over its banks and the sluice gates open.", "The river falls", "Good evening"]
-ASKED = SamplingParams(max_tokens=6, seed=1, ignore_eos=True)
+SAMPLING = SamplingParams(max_tokens=6, seed=1, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +39,13 @@ def replayed(path: Path) -> Replayed:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_trace_holds_every_step_and_replays(folder: Path, tmp_path: Path, overlap: bool) -> None:
-    """With the tokens of a real model, log-probabilities, several samples and salts."""
+    """With a real model, log-probabilities, several samples and salts."""
     path = tmp_path / "trace.jsonl"
-    asked = [ASKED, SamplingParams(max_tokens=4, n=2, logprobs=1, prompt_logprobs=0, seed=2), ASKED]
+    sampling = [SAMPLING, SamplingParams(max_tokens=4, n=2, logprobs=1, prompt_logprobs=0, seed=2), SAMPLING]
     with llm_of(folder, trace=path, enable_overlap=overlap) as llm:
-        results = llm.generate(PROMPTS, asked, cache_salt=["", "a", "b"])
+        results = llm.generate(PROMPTS, sampling, cache_salt=["", "a", "b"])
     with llm_of(folder, enable_overlap=overlap) as plain:
-        again = plain.generate(PROMPTS, asked, cache_salt=["", "a", "b"])
+        again = plain.generate(PROMPTS, sampling, cache_salt=["", "a", "b"])
     assert [r.token_ids for r in again] == [r.token_ids for r in results]
     header, *rest = lines_of(path)
     assert (header["kind"], header["depth"], header["token_ids"]) == ("header", 1 + overlap, True)
@@ -67,7 +67,7 @@ def test_a_trace_holds_every_step_and_replays(folder: Path, tmp_path: Path, over
 def test_without_token_ids_there_are_none(folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     with llm_of(folder, trace=str(path), trace_token_ids=False) as llm:
-        (result,) = llm.generate(PROMPTS[0], ASKED)
+        (result,) = llm.generate(PROMPTS[0], SAMPLING)
     header, add, first, *_ = lines_of(path)
     assert header["token_ids"] is False
     assert (add["prompt_len"], "prompt" in add) == (len(result.prompt_token_ids), False)
@@ -78,10 +78,10 @@ def test_without_token_ids_there_are_none(folder: Path, tmp_path: Path) -> None:
 
 
 def test_an_interrupted_llm_leaves_a_whole_trace(folder: Path, tmp_path: Path) -> None:
-    """What was in flight is there too, and an unknown end of it."""
+    """The steps in flight are in the trace too, without their results."""
     path = tmp_path / "trace.jsonl"
     llm = llm_of(folder, trace=path, enable_overlap=True)
-    pieces = llm.stream(PROMPTS[0], ASKED)
+    pieces = llm.stream(PROMPTS[0], SAMPLING)
     next(pieces)
     llm.close()
     llm.close()

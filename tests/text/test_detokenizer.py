@@ -1,4 +1,4 @@
-"""Text as it comes: never a torn character, and in the end exactly what decoding everything at once gives."""
+"""Streamed text has no partial characters, and equals the text of all tokens decoded at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SNIPPETS = [
 ]
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 TEXT = st.lists(st.sampled_from(SNIPPETS) | CHARACTERS, max_size=8).map("".join)
-"""Text as it is written, and as nobody would write it."""
+"""Ordinary and unusual text."""
 
 
 def deltas(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
@@ -43,14 +43,14 @@ def deltas(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
 
 
 def random_ids(backend: tokenizers.Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Any ids, some of them beyond the tokenizer's (a model's vocabulary is often padded)."""
+    """Return a strategy for ids, some beyond the tokenizer's (a model's vocabulary is often padded)."""
     return st.lists(st.integers(0, backend.get_vocab_size() + 3), max_size=30)
 
 
 @pytest.mark.parametrize("backend", [BYTE_LEVEL, BYTE_FALLBACK], ids=["byte-level", "byte-fallback"])
 @given(text=TEXT)
-def test_text_comes_back_and_no_character_is_torn(backend: tokenizers.Tokenizer, text: str) -> None:
-    """A U+FFFD in the middle of an emoji that took several tokens."""
+def test_text_is_restored_without_partial_characters(backend: tokenizers.Tokenizer, text: str) -> None:
+    """An emoji of several tokens must not become U+FFFD."""
     tokenizer = Tokenizer(backend)
     ids = tokenizer.encode(text)
     pieces = deltas(tokenizer.detokenizer(), ids)
@@ -67,13 +67,13 @@ def test_any_ids_decode_as_the_library_decodes_them(backend: tokenizers.Tokenize
 
 @given(st.lists(st.integers(259, BYTE_FALLBACK.get_vocab_size() + 3) | st.integers(3, 2 + 128), max_size=30))
 def test_byte_fallback_ids_decode_as_the_library_decodes_them(ids: list[int]) -> None:
-    """Without malformed byte runs, where the library looks ahead and a stream cannot (see the module)."""
+    """Malformed byte runs are excluded: the library decodes them differently (see the module)."""
     assert "".join(deltas(Tokenizer(BYTE_FALLBACK).detokenizer(), ids)) == BYTE_FALLBACK.decode(ids)
 
 
 @given(random_ids(BYTE_FALLBACK))
-def test_decode_is_the_sum_of_the_stream(ids: list[int]) -> None:
-    """A response that reads differently with and without streaming."""
+def test_decode_equals_the_stream(ids: list[int]) -> None:
+    """A response must be the same with and without streaming."""
     tokenizer = Tokenizer(BYTE_FALLBACK)
     assert "".join(deltas(tokenizer.detokenizer(), ids)) == tokenizer.decode(ids)
 
@@ -81,7 +81,7 @@ def test_decode_is_the_sum_of_the_stream(ids: list[int]) -> None:
 @pytest.mark.parametrize("backend", [BYTE_LEVEL, BYTE_FALLBACK, METASPACE], ids=["level", "fallback", "metaspace"])
 @given(prompt=TEXT, text=TEXT)
 def test_a_text_continues_its_prompt(backend: tokenizers.Tokenizer, prompt: str, text: str) -> None:
-    """The lost space between a prompt's last word and the first one generated."""
+    """The space between a prompt's last word and the first generated word must not be lost."""
     tokenizer = Tokenizer(backend)
     ids = tokenizer.encode(prompt + text)
     for cut in range(len(ids) + 1):
@@ -117,7 +117,7 @@ def test_special_tokens_are_not_text() -> None:
     ids=["WordPiece", "strips two"],
 )
 def test_an_unknown_decoder_is_refused(decoder: Callable[[], decoders.Decoder]) -> None:
-    """Guessing how tokens spell text would garble it silently."""
+    """A wrong guess would garble text silently."""
     backend = byte_tokenizer()
     backend.decoder = decoder()
     with pytest.raises(TokenizerError, match=r"not supported; accepted are ByteLevel"):

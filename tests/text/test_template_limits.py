@@ -1,4 +1,4 @@
-"""A chat template comes with a checkpoint: it may be broken or hostile, and must not take the server with it."""
+"""A checkpoint's chat template may be broken or hostile, and must not stop the server."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ HUNGRY = {
 
 @pytest.fixture
 def _little_memory() -> Iterator[None]:
-    """A template that gets through fails here, and not the machine."""
+    """Limit the memory of the test, so that a template that gets through does not exhaust the machine's."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), before[1]))
@@ -92,7 +92,7 @@ def _little_memory() -> Iterator[None]:
 @pytest.mark.usefixtures("_little_memory")
 @pytest.mark.parametrize("case", HUNGRY)
 def test_a_hungry_template_is_stopped(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the limits, and not by the memory at its end."""
+    """By the limits, before memory runs out."""
     monkeypatch.setattr(template_limits, "SECONDS", 0.05)  # two seconds, fifty times over
     template = ChatTemplate(HUNGRY[case], {})
     with pytest.raises(ChatTemplateError) as caught:
@@ -102,12 +102,12 @@ def test_a_hungry_template_is_stopped(case: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_constants_are_not_folded() -> None:
-    """What is folded is computed when a server starts, without a budget."""
+    """A folded constant is computed when a server starts, without a budget."""
     ChatTemplate("{% if false %}{{ 'a' * 10 ** 12 }}{{ 'a'|center(10 ** 10) }}{% endif %}ok", {})
 
 
 def test_a_rendering_has_its_own_budget() -> None:
-    """One after the other, and one that was stopped before: what one used must not be missing to the next."""
+    """A rendering must not use up the budget of the next, even if it was stopped."""
     template = ChatTemplate("{% for i in range(3) %}{{ 'a' * 1000000 }}{% endfor %}", {})
     assert {len(template.render(TALK)) for _ in range(5)} == {3_000_000}
     hungry = ChatTemplate(HUNGRY["doubling by ~"], {})
@@ -158,7 +158,7 @@ ORDINARY: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", ORDINARY)
-def test_ordinary_templates_are_as_before(case: str) -> None:
+def test_ordinary_templates_render(case: str) -> None:
     source, expected = ORDINARY[case]
     assert ChatTemplate(source, {}).render(TALK) == expected
 
@@ -179,6 +179,6 @@ ESCAPES = (
 
 @pytest.mark.parametrize("source", ESCAPES)
 def test_no_way_out_of_the_sandbox(source: str) -> None:
-    """What is private is either refused or not there."""
+    """Private attributes are refused or missing."""
     with suppress(ChatTemplateError):
         assert ChatTemplate(source, {}).render(TALK) == ""

@@ -18,7 +18,7 @@ STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
 def first_stop(text: str, stops: Sequence[str]) -> str | None:
-    """The text before the first stop string, by trying every end in turn."""
+    """Return the text before the first stop string, found by trying every end in turn."""
     for end in range(len(text) + 1):
         starts = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if starts:
@@ -31,7 +31,7 @@ def stream(*stops: str) -> TextStream:
 
 
 def feed(text: TextStream, data: bytes, reason: FinishReason | None = None) -> list[Piece]:
-    """One output per byte, the last with a finish reason."""
+    """Push one output per byte, the last with a finish reason."""
     pieces: list[Piece] = []
     for index, token in enumerate(data):
         pieces += text.push(Output(1, index, (token,), 0, reason if index == len(data) - 1 else None))
@@ -40,7 +40,7 @@ def feed(text: TextStream, data: bytes, reason: FinishReason | None = None) -> l
 
 @given(st.lists(LETTERS, max_size=6), STOPS)
 def test_stops_do_not_depend_on_how_the_text_was_cut(pieces: list[str], stops: list[str]) -> None:
-    """A stop string across a token boundary that is missed, or text of it that is shown."""
+    """A stop string across several tokens must be found, and no part of it shown."""
     finder = StopFinder(stops)
     shown = ""
     for piece in pieces:
@@ -54,7 +54,7 @@ def test_stops_do_not_depend_on_how_the_text_was_cut(pieces: list[str], stops: l
 
 @given(LETTERS, STOPS)
 def test_no_more_than_needed_is_held_back(text: str, stops: list[str]) -> None:
-    """Text that cannot become a stop string but waits for the end anyway stalls a stream."""
+    """Text that cannot become a stop string must not wait for the end of the stream."""
     finder = StopFinder(stops)
     shown = finder.push(text)
     if not finder.found:
@@ -77,7 +77,7 @@ def test_a_stop_string_ends_the_text_and_counts_its_tokens() -> None:
 
 
 def test_tokens_after_a_stop_string_in_one_output_do_not_count() -> None:
-    """Several tokens a step (speculation): usage must not pay for what was thrown away."""
+    """With several tokens a step, usage must not include discarded tokens."""
     text = stream("b")
     pieces = list(text.push(Output(1, 0, tuple(b"abc"), 0, FinishReason.LENGTH)))
     assert [piece.token_id for piece in pieces] == list(b"ab")
@@ -92,27 +92,27 @@ def test_a_stop_token_is_counted_and_not_shown() -> None:
     assert text.num_tokens == 3
 
 
-def test_what_only_looked_like_a_stop_string_is_shown_at_the_end() -> None:
+def test_the_beginning_of_a_stop_string_is_shown_at_the_end() -> None:
     assert feed(stream("stop"), b"sto", FinishReason.LENGTH)[-1].text == "sto"
     assert feed(stream("stop"), b"stoX", FinishReason.STOP)[-1].text == "sto"
 
 
-def test_an_end_without_a_token_releases_what_was_held() -> None:
+def test_an_end_without_a_token_releases_the_held_text() -> None:
     text = stream("stop")
     feed(text, b"st")
     assert list(text.push(Output(1, 2, (), 0, FinishReason.STOP))) == [Piece(None, "st", FinishReason.STOP)]
 
 
 def test_offsets_count_text_that_is_held_back() -> None:
-    """A token's place is known when it comes, even if a stop string may still swallow it."""
+    """A token's offset is known when it arrives, even if its text may be part of a stop string."""
     text = stream("bcX")
     pieces = [piece for index, token in enumerate(b"abcd") for piece in text.push(Output(1, index, (token,), 0))]
     assert [piece.text for piece in pieces] == ["a", "", "", "bcd"]
     assert [piece.offset for piece in pieces] == [0, 1, 2, 3]
 
 
-def test_stop_strings_are_looked_for_behind_the_minimum() -> None:
-    """A minimum that holds back the end of the sequence but not a stop string is no minimum."""
+def test_stop_strings_count_only_after_min_tokens() -> None:
+    """`min_tokens` must apply to stop strings as it does to stop tokens."""
     text = TextStream(TOKENIZER.detokenizer(), ["b"], min_tokens=3)
     pieces = feed(text, b"abxabx")
     assert "".join(piece.text for piece in pieces) == "abxa"

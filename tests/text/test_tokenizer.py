@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer: read as transformers reads it, or refused with a reason."""
+"""A checkpoint's tokenizer is read as transformers reads it, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TALK = [{"role": "user", "content": " Is that <b>né</b>? "}, {"role": "assistan
 
 
 def write(folder: Path, **files: object) -> Path:
-    """A folder with a byte-level tokenizer and the given JSON files (or a text, for `chat_template_jinja`)."""
+    """Write a byte-level tokenizer and the given JSON files (or a text, for `chat_template_jinja`) to a folder."""
     byte_level_bpe().save(str(folder / "tokenizer.json"))
     for name, content in files.items():
         if isinstance(content, str):
@@ -38,7 +38,7 @@ def write(folder: Path, **files: object) -> Path:
 @pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": True, "add_eos_token": True}])
 @pytest.mark.parametrize("has_processor", [True, False])
 def test_bos_and_eos_are_those_of_transformers(tmp_path: Path, flags: dict[str, bool], has_processor: bool) -> None:
-    """A missing or doubled BOS changes every answer of a model and breaks no test that looks at text alone."""
+    """A missing or doubled BOS changes every answer of a model, but not the decoded text."""
     backend = byte_fallback_bpe()
     if has_processor:
         backend.post_processor = TemplateProcessing(single=["<s>", "$A"], special_tokens=[("<s>", 1)])
@@ -61,7 +61,7 @@ def test_chats_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     assert Tokenizer.from_folder(tmp_path).encode_chat(TALK) == theirs
 
 
-def test_the_template_file_goes_before_the_config(tmp_path: Path) -> None:
+def test_the_template_file_takes_precedence_over_the_config(tmp_path: Path) -> None:
     folder = write(tmp_path, chat_template_jinja="from the file", tokenizer_config={"chat_template": "from config"})
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.decode(tokenizer.encode_chat(TALK)) == "from the file"
@@ -83,7 +83,7 @@ def test_messages_that_the_template_refuses(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("escape", ["messages.__class__.__mro__", "messages.append(1)", "''.join.__globals__"])
 def test_a_template_cannot_leave_its_sandbox(tmp_path: Path, escape: str) -> None:
-    """A template is a program from the internet."""
+    """A template is a program that was downloaded."""
     tokenizer = Tokenizer.from_folder(write(tmp_path, chat_template_jinja="{{ " + escape + ".x.y }}"))
     with pytest.raises(TokenizerError, match="refuses the messages"):
         tokenizer.encode_chat(TALK)
@@ -100,13 +100,13 @@ def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
     ("declared", "ids"), [({"eos_token_id": 7}, {7, 1}), ({"eos_token_id": [7, 8]}, {7, 8, 1}), ({}, {1})]
 )
 def test_every_declared_end_of_sequence_counts(tmp_path: Path, declared: dict[str, object], ids: set[int]) -> None:
-    """A chat model that runs on because only one of its two end tokens stops it."""
+    """A chat model with two end tokens must stop at either."""
     folder = write(tmp_path, generation_config=declared, tokenizer_config={"eos_token": {"content": "<|end|>"}})
     assert Tokenizer.from_folder(folder).eos_token_ids == ids
 
 
-def test_tokens_that_only_the_config_knows(tmp_path: Path) -> None:
-    """Fine-tunes add chat markers in `tokenizer_config.json` alone; read as text they would be several tokens."""
+def test_tokens_that_are_only_in_the_config(tmp_path: Path) -> None:
+    """Fine-tuned models add chat markers only in `tokenizer_config.json`; as text they would be several tokens."""
     first = byte_level_bpe().get_vocab_size()
     entry = {"content": "<|turn|>", "special": True, "normalized": False}
     tokenizer = Tokenizer.from_folder(write(tmp_path, tokenizer_config={"added_tokens_decoder": {str(first): entry}}))
@@ -142,13 +142,13 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, said: s
 
 
 def test_text_must_be_unicode() -> None:
-    """JSON may spell half of a surrogate pair, which has no UTF-8 form."""
+    """JSON may contain half of a surrogate pair, which has no UTF-8 form."""
     with pytest.raises(TokenizerError, match="surrogate"):
         Tokenizer(byte_tokenizer()).encode("a\ud83d")
 
 
 def test_truncation_in_the_file_is_ignored() -> None:
-    """Files saved after training may ask for truncation; prompts must never be cut silently."""
+    """Files saved after training may configure truncation; prompts must never be truncated silently."""
     backend = byte_tokenizer()
     backend.enable_truncation(4)
     backend.enable_padding(length=10)

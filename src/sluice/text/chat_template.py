@@ -1,8 +1,8 @@
-"""Messages to a prompt: the checkpoint's own chat template, in a sandbox and within limits (`template_limits`).
+"""Renders chat messages to a prompt with the checkpoint's chat template, in a sandbox with limits (`template_limits`).
 
-The template and its special tokens come from the checkpoint, never from a request. What a template may use follows
-Hugging Face's conventions: blocks are trimmed, `raise_exception`, `strftime_now`, `tojson`, `{% generation %}`, loop
-controls.
+The template and its special tokens come from the checkpoint, never from a request. Templates follow Hugging Face's
+conventions: blocks are trimmed, and `raise_exception`, `strftime_now`, `tojson`, `{% generation %}` and loop controls
+are available.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ REFUSALS = (
     *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
     *(RecursionError, MemoryError),
 )
-"""What a template may raise that does not fit the messages, or that was not written for them."""
+"""Exceptions of a template that refuses the messages, or does not work with them."""
 
 
 class ChatTemplateError(ValueError):
-    """A template that cannot be read, or messages that it refuses."""
+    """The template cannot be compiled, or it refuses the messages."""
 
 
 class ChatTemplate:
-    """One compiled template and the special tokens it may name (`bos_token`, ...)."""
+    """A compiled template, and the special tokens it may use (`bos_token`, ...)."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)
@@ -41,13 +41,13 @@ class ChatTemplate:
             raise ChatTemplateError(f"the checkpoint's chat template cannot be read: {error}") from error
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt for the next assistant message.
+        """Return the prompt for the next assistant message.
 
         Args:
             messages: each with "role" and "content".
 
         Raises:
-            ChatTemplateError: the template refuses these messages; the text is the template's own.
+            ChatTemplateError: the template refuses these messages, with its own text.
         """
         budget = BUDGET.set(Budget.of(sum(len(text) for message in messages for text in message.values())))
         try:
@@ -66,9 +66,9 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks the assistant's text for training, changes nothing here."""
+    """Accepts `{% generation %}`, which marks the assistant's text for training and has no effect here."""
 
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it like this)
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -90,7 +90,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is: jinja2's own filter escapes for HTML."""
+    """Return plain JSON; jinja2's own filter escapes it for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

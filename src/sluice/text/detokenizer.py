@@ -1,12 +1,13 @@
-"""Token ids to text as they come.
+"""Decodes token ids to text one at a time.
 
-A token spells a few bytes, and text is those bytes read as UTF-8. So the state of a stream is what an incremental
-UTF-8 decoder keeps: at most three bytes of an unfinished character. Each token costs the same, however long the text.
+A token stands for a few bytes, and the text is these bytes decoded as UTF-8. The only state is therefore that of an
+incremental UTF-8 decoder: at most three bytes of an unfinished character. The cost of a token does not depend on the
+length of the text.
 
-How a token spells bytes depends on the tokenizer's decoder; `spelling_of` knows the ones language models use. The
-result equals the `tokenizers` library's own decoding, with one exception. For a byte-fallback tokenizer the library
-replaces *every* byte of a run of byte tokens if *any* byte in it is malformed, which cannot be known before the run
-ends; here only the malformed bytes are replaced, so that a script written in byte tokens streams at all.
+Which bytes a token stands for depends on the tokenizer's decoder; `spelling_of` supports the decoders that language
+models use. The result equals that of the `tokenizers` library with one exception. For a byte-fallback tokenizer, the
+library replaces all bytes of a run of byte tokens if any of them is malformed, which is known only at the end of the
+run. Here only the malformed bytes are replaced, so that text made of byte tokens can be streamed.
 """
 
 from __future__ import annotations
@@ -16,25 +17,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-LONGEST_CHARACTER = 4
+MAX_CHARACTER_BYTES = 4
 """Bytes of the longest UTF-8 character."""
 
 
 class UnsupportedDecoder(ValueError):
-    """A decoder in `tokenizer.json` whose tokens do not each spell fixed bytes."""
+    """The decoder in `tokenizer.json` is not supported: its tokens do not each stand for fixed bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """The bytes of a token: in the middle of a text, and as its first token."""
+    """How tokens are written as bytes: in the middle of a text, and as its first token."""
 
     inner: Callable[[str], bytes]
     first: Callable[[str], bytes]
 
 
 class Vocabulary:
-    """The bytes of each token id. Special tokens, unless they are to be shown, and ids that the tokenizer does not know
-    spell nothing."""
+    """The bytes of each token id. Unknown ids have none, nor have special tokens, unless `shows_special`."""
 
     def __init__(
         self,
@@ -51,29 +51,29 @@ class Vocabulary:
         self._inner: dict[int, bytes] = {}
 
     def with_special_tokens(self) -> Vocabulary:
-        """The same, in which special tokens spell their names."""
+        """Return a copy in which special tokens are shown by their names."""
         return Vocabulary(self._spelling, self._id_to_token, self._special_ids, shows_special=True)
 
     def inner(self, token_id: int) -> bytes:
-        """What a token spells behind others."""
+        """Return the bytes of a token that follows others."""
         piece = self._inner.get(token_id)
         if piece is None:
             piece = self._inner[token_id] = self._spell(token_id, self._spelling.inner)
         return piece
 
     def first(self, token_id: int) -> bytes:
-        """What a token spells at the beginning of a text."""
+        """Return the bytes of a token at the beginning of a text."""
         return self._spell(token_id, self._spelling.first)
 
     def spelled(self, token_id: int) -> bytes | None:
-        """What a token spells when it is shown by itself: a special one its own name; None if the id is unknown."""
+        """Return the bytes of a token that is shown by itself, a special one by its name; None if the id is unknown."""
         token = self._id_to_token(token_id)
         if token is None:
             return None
         return token.encode() if token_id in self._special_ids else self.inner(token_id)
 
     def shows(self, token_id: int) -> bool:
-        """Whether the token is part of the text at all."""
+        """Return whether the token is part of the text."""
         return self._visible(token_id) is not None
 
     def _spell(self, token_id: int, spell: Callable[[str], bytes]) -> bytes:
@@ -87,42 +87,42 @@ class Vocabulary:
 
 
 class Detokenizer:
-    """The text of one stream of tokens.
+    """Decodes the tokens of one stream.
 
-    With a `prompt` the text continues it: `decode(prompt) + pushed text == decode(prompt + pushed ids)`, so a word's
-    leading space is kept where the prompt ended with a word. Without one the text stands alone.
+    The text continues the `prompt`: `decode(prompt) + pushed text == decode(prompt + pushed ids)`. So a word keeps its
+    leading space if the prompt ended with a word.
     """
 
     def __init__(self, vocabulary: Vocabulary, prompt: Sequence[int] = ()) -> None:
         self._vocabulary = vocabulary
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._begun = any(vocabulary.shows(token) for token in reversed(prompt))
-        for token in prompt[-LONGEST_CHARACTER:]:
+        for token in prompt[-MAX_CHARACTER_BYTES:]:
             self._utf8.decode(vocabulary.inner(token))
 
     def push(self, token_id: int) -> str:
-        """The text that this token completes, possibly empty; never a part of a character."""
+        """Return the text that this token completes, possibly empty; never a part of a character."""
         if self._begun:
             return self._utf8.decode(self._vocabulary.inner(token_id))
         self._begun = self._vocabulary.shows(token_id)
         return self._utf8.decode(self._vocabulary.first(token_id))
 
     def flush(self) -> str:
-        """The end: U+FFFD if a character was left unfinished, else nothing."""
+        """Return the end of the text: U+FFFD if the last character is unfinished, otherwise nothing."""
         return self._utf8.decode(b"", final=True)
 
 
 def decode(vocabulary: Vocabulary, token_ids: Iterable[int]) -> str:
-    """The text of a whole list of ids."""
+    """Return the text of a list of ids."""
     stream = Detokenizer(vocabulary)
     return "".join([stream.push(token) for token in token_ids]) + stream.flush()
 
 
 def spelling_of(decoder: Mapping[str, Any] | None) -> Spelling:
-    """How tokens spell bytes under a `decoder` entry of `tokenizer.json`.
+    """Return how tokens are written as bytes under a `decoder` entry of `tokenizer.json`.
 
     Raises:
-        UnsupportedDecoder: naming its type and the ones that are understood.
+        UnsupportedDecoder: it is not supported; the message names what is.
     """
     if decoder is None:
         return Spelling(inner=lambda token: b" " + token.encode(), first=str.encode)
@@ -148,16 +148,16 @@ def _byte_level() -> Spelling:
     def spell(token: str) -> bytes:
         try:
             return bytes([table[char] for char in token])
-        except KeyError:  # an added token, written as plain text
+        except KeyError:  # an added token is plain text
             return token.encode()
 
     return Spelling(inner=spell, first=spell)
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable character by which GPT-2's byte-level BPE writes each byte.
+    """Return the printable characters with which GPT-2's byte-level BPE writes bytes, and the byte of each.
 
-    Printable Latin-1 characters stand for themselves; the other 68 bytes take the characters from U+0100 on, in order.
+    Printable Latin-1 characters stand for themselves, the other 68 bytes are written as U+0100 and following.
     Source: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, and its released encoder.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -177,7 +177,7 @@ def _metaspace(decoder: Mapping[str, Any]) -> Spelling:
 
 
 def _sentencepiece(steps: Sequence[Mapping[str, Any]]) -> Spelling:
-    """Replace..., ByteFallback, Fuse, and at most one leading space stripped from the fused text."""
+    """Return the spelling under the steps Replace..., ByteFallback, Fuse and Strip of at most one leading character."""
     replacements: list[tuple[str, str]] = []
     byte_fallback = fused = False
     strip = b""
@@ -204,7 +204,7 @@ def _sentencepiece(steps: Sequence[Mapping[str, Any]]) -> Spelling:
 
 
 def _byte_token(token: str) -> bytes | None:
-    """The byte of a token such as "<0xE2>"."""
+    """Return the byte of a token such as "<0xE2>", or None."""
     if len(token) != 6 or not (token.startswith("<0x") and token.endswith(">")):
         return None
     try:

@@ -1,8 +1,8 @@
-"""A Jinja sandbox in which a template can neither run on nor fill the memory.
+"""A Jinja sandbox that limits the time and memory of a template.
 
-Jinja's own sandbox keeps a template from reaching Python; it lets it loop for ever and build strings of any size. Here
-every turn of a loop and every call of a macro looks at the clock, and whatever can make a long text asks first.
-Constants are not folded, so nothing happens when a template is compiled.
+Jinja's own sandbox keeps a template from reaching Python, but lets it loop forever and build strings of any size. Here
+every turn of a loop and every call of a macro checks the time, and every operation that can make a long text checks its
+length first. Constants are not folded, so compiling a template computes nothing.
 """
 
 from __future__ import annotations
@@ -25,33 +25,34 @@ from jinja2.visitor import NodeTransformer
 T = TypeVar("T")
 
 SECONDS = 2.0
-"""Of processor time, for one rendering."""
+"""Processor time of one rendering."""
 FREE_CHARACTERS = 1 << 24
 PER_CHARACTER = 16
-"""A rendering may make `FREE_CHARACTERS`, and so many for each that it was given, intermediate texts counted."""
+"""A rendering may make `FREE_CHARACTERS` and so many for each of the messages, intermediate texts included."""
 LARGEST_WIDTH = 1000
 LARGEST_BITS = 4096
-"""Of an integer."""
+"""Bits of the largest integer."""
 WIDE = re.compile(r"\d{4}")
-"""In a format: a width that fills memory."""
+"""Matches a format with a width that fills memory."""
 WIDTH_BY_VALUE = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
-"""In a format: a width that one of the values gives."""
+"""Matches a format with a width that is given by a value."""
 
 
 class LimitReached(TemplateRuntimeError):
-    """A template that did too much."""
+    """The template exceeds a limit."""
 
 
 @dataclass(slots=True)
 class Budget:
-    """What one rendering may still do."""
+    """What is left of the limits of one rendering."""
 
     characters: int
     until: float
 
     @classmethod
     def of(cls, given: int) -> Budget:
-        """
+        """Return the full budget of a rendering.
+
         Args:
             given: characters of the messages.
         """
@@ -59,10 +60,10 @@ class Budget:
 
     def check_time(self) -> None:
         if time.thread_time() > self.until:
-            raise LimitReached(f"it works for more than {SECONDS:g} seconds")
+            raise LimitReached(f"it runs for more than {SECONDS:g} seconds")
 
     def spend(self, characters: int) -> None:
-        """Before a text of this length is made."""
+        """Count a text of this length, before it is made."""
         self.check_time()
         self.characters -= characters
         if self.characters < 0:
@@ -70,7 +71,7 @@ class Budget:
 
 
 BUDGET: ContextVar[Budget | None] = ContextVar("sluice_template_budget", default=None)
-"""Of the rendering that runs."""
+"""The budget of the present rendering."""
 
 
 def _budget() -> Budget:
@@ -79,7 +80,7 @@ def _budget() -> Budget:
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """The sandbox. Renderings happen with `BUDGET` set."""
+    """The sandbox. `BUDGET` must be set while a template renders."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -96,35 +97,35 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Joins what was written: of a macro, a block or the whole."""
+        """Join the output of a macro, a block or the whole template."""
         written = list(_accounted(parts))
         return "".join(written)
 
     @staticmethod
     def tick() -> str:
-        """At the beginning of each turn of a loop and each call of a macro."""
+        """Check the time; inserted at the beginning of each loop turn and macro call."""
         _budget().check_time()
         return ""
 
     @staticmethod
     def join_all(*values: object) -> str:
-        """The operator `~`."""
+        """Concatenate, for the operator `~`."""
         return "".join(_accounted(map(str, values)))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Arithmetic and what looks like it."""
+        """Check and apply an operator."""
         _check_operands(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, called: Any, *args: Any, **kwargs: Any) -> Any:
-        """Functions, macros and methods."""
+        """Check and call a function, macro or method."""
         if isinstance(called, BuiltinMethodType) and isinstance(called.__self__, str):
             args = _checked_arguments(called, args)
             return _spent(super().call(context, called, *args, **kwargs))
         return super().call(context, called, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`format` and `format_map` of texts."""
+        """Check calls of `str.format` and `str.format_map`."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -138,7 +139,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Checks(NodeTransformer):
-    """Puts the checks into a template's tree."""
+    """Inserts the checks into a template's syntax tree."""
 
     def _with_tick(self, node: Any) -> Any:
         self.generic_visit(node)
@@ -161,7 +162,7 @@ def _accounted(parts: Iterable[str]) -> Iterable[str]:
 
 
 def _spent(result: T) -> T:
-    """Count what was made."""
+    """Count the size of a result, and return it."""
     if isinstance(result, str):
         _budget().spend(len(result))
     elif isinstance(result, list | tuple | dict):
@@ -191,9 +192,9 @@ def _check_repetition(left: Any, right: Any) -> None:
 
 
 def _check_format(text: str, values: Iterable[Any]) -> None:
-    """A format may ask for a width, in figures or by a value."""
+    """Refuse a format with a large width, given in digits or by a value."""
     if WIDE.search(text) or (WIDTH_BY_VALUE.search(text) and any(_is_wide(value) for value in values)):
-        raise LimitReached("it asks for a width that no text needs")
+        raise LimitReached("it uses a width that no text needs")
     _budget().check_time()
 
 
@@ -202,18 +203,18 @@ def _is_wide(value: Any) -> bool:
 
 
 def _width(value: Any) -> int:
-    """Of an argument that says how wide or how often, be it a number or the text itself."""
+    """Return the width or count that an argument gives: a number, or the length of a text."""
     width = len(value) if isinstance(value, str) else value if isinstance(value, int) else 0
     if width > LARGEST_WIDTH:
-        raise LimitReached(f"it asks for a width of {width}; {LARGEST_WIDTH} is the most")
+        raise LimitReached(f"it uses a width of {width}; the largest is {LARGEST_WIDTH}")
     return width
 
 
 def _checked_arguments(method: BuiltinMethodType, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a method of a text is called with; what could be read only once is a list now."""
+    """Check the arguments of a text's method, and return them with iterators replaced by lists."""
     text, name = str(method.__self__), method.__name__
     if name == "translate":
-        raise LimitReached("it uses str.translate, which templates have no need of")
+        raise LimitReached("it uses str.translate, which is not available")
     if name in ("center", "ljust", "rjust", "zfill", "expandtabs"):
         widest = max(map(_width, args), default=8)
         _budget().spend(len(text) + widest * (1 + text.count("\t")))
@@ -226,34 +227,34 @@ def _checked_arguments(method: BuiltinMethodType, args: tuple[Any, ...]) -> tupl
 
 
 def _check_replace(given: Sequence[Any]) -> None:
-    """Text, old, new."""
+    """Check the arguments (text, old, new)."""
     text, old, new = map(str, given[:3])
     _budget().spend(len(text) + text.count(old) * len(new))
 
 
 def _check_join(given: Sequence[Any]) -> None:
-    """List, separator."""
+    """Check the arguments (list, separator)."""
     _budget().spend(len(given[0]) * len(str(given[1])) if len(given) > 1 else 0)
 
 
 def _check_indent(given: Sequence[Any]) -> None:
-    """Text, width."""
+    """Check the arguments (text, width)."""
     _budget().spend((1 + str(given[0]).count("\n")) * _width(given[1] if len(given) > 1 else 4))
 
 
 def _check_wordwrap(given: Sequence[Any]) -> None:
-    """Text, width, and in the fourth place what comes between lines."""
+    """Check the arguments (text, width, break_long_words, wrapstring)."""
     _budget().spend(len(str(given[0])) * (1 + (_width(given[3]) if len(given) > 3 else 1)))
 
 
 def _check_counts(given: Sequence[Any]) -> None:
-    """A value, and how wide, how many or how deep."""
+    """Check arguments (value, widths or counts...)."""
     for value in given[1:]:
         _width(value)
 
 
 def _check_sum(given: Sequence[Any]) -> None:
-    """Adding up lists takes the square of their number."""
+    """Refuse to add up lists, which takes quadratic time."""
     if any(isinstance(value, list | tuple) for value in given[2:]):
         raise LimitReached("it adds lists up")
 
@@ -274,11 +275,11 @@ FILTER_CHECKS: Mapping[str, Callable[[Sequence[Any]], None]] = {
     "sum": _check_sum,
     "format": _check_format_filter,
 }
-"""What is asked of a filter's arguments, positional and then named, before it works."""
+"""Checks of a filter's arguments, positional and then named."""
 
 
 def bounded_filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that asks before, and counts after."""
+    """Return a filter that checks its arguments and counts the size of its result."""
     check = FILTER_CHECKS.get(name)
     takes_context = _PassArg.from_obj(work) is not None
 
@@ -295,7 +296,7 @@ def bounded_filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _whole(value: Any) -> list[Any]:
-    """What may be read only once, as a list whose texts were counted."""
+    """Return the items of an iterable as a list, with their texts counted."""
     items = list(value)
     _budget().spend(sum(len(item) for item in items if isinstance(item, str)))
     return items

@@ -1,22 +1,22 @@
-"""The text of one generation: detokenized as it comes, cut at the first stop string, counted.
+"""The text of one request: decodes its tokens, ends it at the first stop string, and counts the tokens.
 
-Used wherever text is shown: by the HTTP server, `LLM` and the command line, so that they agree to the letter.
+The HTTP server, `LLM` and the command line all use it, so their texts are equal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from sluice.text.detokenizer import Detokenizer
-from sluice.types import FinishReason, Output, TokenLogprobs
+from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
 
 
 class StopFinder:
-    """Cuts a text that comes in pieces at the first stop string.
+    """Ends a text that arrives in pieces before the first stop string.
 
-    First is the one that is complete first (of several that end together, the longest), so the result does not depend
-    on how the text was cut into pieces. Text that may turn out to be the beginning of a stop string is held back.
+    The first stop string is the one that is complete first, and of several that end together the longest. So the result
+    does not depend on the pieces. Text that may be the beginning of a stop string is held back.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -25,7 +25,7 @@ class StopFinder:
         self.found = False
 
     def push(self, text: str) -> str:
-        """The text that is now certain to come before any stop string."""
+        """Add a piece, and return the text that certainly precedes any stop string."""
         if not self._stops or not text:
             return text
         text = self._held + text
@@ -34,18 +34,18 @@ class StopFinder:
             self.found = True
             self._held = ""
             return text[: min(ends)[1]]
-        keep = max(_longest_beginning(stop, text) for stop in self._stops)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        end = len(text) - max(_overlap(text, stop) for stop in self._stops)
+        self._held = text[end:]
+        return text[:end]
 
     def flush(self) -> str:
-        """The end without a stop string: what was held back is text after all."""
+        """Return the text that was held back, when the text ends without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
-def _longest_beginning(stop: str, text: str) -> int:
-    """The length of the longest end of `text` that begins `stop` without being all of it."""
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:length]):
             return length
@@ -53,24 +53,24 @@ def _longest_beginning(stop: str, text: str) -> int:
 
 
 class Piece(NamedTuple):
-    """What one token added. The one with a `finish_reason` is the last; it has no token id if no token ended it."""
+    """The text that one token adds. The last piece has a `finish_reason`, and no token id if it ended otherwise."""
 
     token_id: int | None
     text: str
     finish_reason: FinishReason | None = None
     logprobs: TokenLogprobs | None = None
-    """If asked for."""
+    """None unless requested."""
     offset: int = 0
-    """Where the token begins: characters of text before it, those of a stop string counted."""
+    """Characters of text before the token, including those of a stop string."""
 
 
 class TextStream:
-    """Folds the outputs of one request into pieces of text, one per token.
+    """Turns the outputs of one request into pieces of text, one for each token.
 
     Args:
-        detokenizer: of this request.
+        detokenizer: continues the request's prompt.
         stop: strings that end the text.
-        min_tokens: stop strings are looked for behind the text of so many tokens.
+        min_tokens: stop strings do not count in the text of so many tokens.
     """
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -78,35 +78,47 @@ class TextStream:
         self._min_tokens = min_tokens
         self._stops = StopFinder(stop)
         self.num_tokens = 0
-        """Tokens generated, up to and including the one that ended the text."""
+        """Tokens of the output, including the one that ended the text."""
         self.finish_reason: FinishReason | None = None
         self._length = 0
+        self.cached = CachedTokens()
+        self.prompt_logprobs: list[TokenLogprobs | None] = [None]
+        """None for the first token of the prompt; the others only if they were requested."""
 
-    def push(self, output: Output) -> Iterator[Piece]:
-        """The pieces of one output, in order.
+    def push(self, output: Output) -> list[Piece]:
+        """Return the pieces of one output, in order.
 
-        Once a stop string is complete the text is finished with STOP, whatever the engine still sends; the caller then
-        owes the engine an abort. An output that ends with ERROR or ABORT is the caller's to report.
+        Once a stop string is complete the text has ended with STOP: later outputs give no pieces, and the caller must
+        abort the request. If an output ends with ERROR or ABORT, the caller must report it.
         """
+        if self.finish_reason is None:
+            self.add_prompt_facts(output)
+        pieces: list[Piece] = []
         last = len(output.token_ids) - 1
         for index, token in enumerate(output.token_ids):
             if self.finish_reason is not None:
-                return
+                return pieces
             logprobs = output.logprobs[index] if output.logprobs else None
-            yield self._token(token, output.finish_reason if index == last else None, logprobs)
+            pieces.append(self._token(token, output.finish_reason if index == last else None, logprobs))
         if self.finish_reason is None and output.finish_reason is not None:
             self.finish_reason = output.finish_reason
-            yield Piece(None, self._rest(), output.finish_reason)
+            pieces.append(Piece(None, self._rest(), output.finish_reason))
+        return pieces
+
+    def add_prompt_facts(self, output: Output) -> None:
+        """Keep what an output says about the prompt: its cached tokens and its log-probabilities."""
+        self.cached = output.cached
+        self.prompt_logprobs += output.prompt_logprobs
 
     def end(self, reason: FinishReason) -> Piece:
-        """Finish without a token."""
+        """End the text without a token."""
         self.finish_reason = reason
         return Piece(None, "", reason)
 
     def _token(self, token: int, reason: FinishReason | None, logprobs: TokenLogprobs | None) -> Piece:
         self.num_tokens += 1
         offset = self._length
-        # A stop token ends the text and is no part of it.
+        # A stop token ends the text and is not part of it.
         own = "" if reason is FinishReason.STOP else self._detokenizer.push(token)
         self._length += len(own)
         text = self._stops.push(own) if self.num_tokens > self._min_tokens else own
@@ -116,6 +128,6 @@ class TextStream:
         return Piece(token, text, self.finish_reason, logprobs, offset)
 
     def _rest(self) -> str:
-        """What the end releases: an unfinished character, then what only looked like a stop string."""
+        """Return the text that was held back: an unfinished character and the beginning of a stop string."""
         text = self._stops.push(self._detokenizer.flush())
         return text if self._stops.found else text + self._stops.flush()

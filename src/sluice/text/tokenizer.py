@@ -1,6 +1,6 @@
-"""Text to token ids and back, as the checkpoint's `tokenizer.json` says.
+"""Encodes text to token ids and decodes ids to text with a checkpoint's tokenizer.
 
-Reads `tokenizer.json` (the `tokenizers` library's format) and, where they exist, `tokenizer_config.json`,
+Reads `tokenizer.json` (the format of the `tokenizers` library) and, if they exist, `tokenizer_config.json`,
 `special_tokens_map.json`, `generation_config.json` and `chat_template.jinja`. No other code of a checkpoint runs.
 """
 
@@ -22,11 +22,11 @@ NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
 
 
 class TokenizerError(ValueError):
-    """A checkpoint whose tokenizer cannot be used, or a request that it cannot serve."""
+    """The checkpoint's tokenizer cannot be used, or cannot serve a request."""
 
 
 class Tokenizer:
-    """Text to ids, ids to text, messages to ids. Holds no state of any request; safe to use from several threads."""
+    """A checkpoint's tokenizer. It holds no state of any request, so several threads may use it."""
 
     def __init__(
         self,
@@ -49,13 +49,14 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer:
-        """The tokenizer of a checkpoint.
+        """Load the tokenizer of a checkpoint.
 
         Raises:
-            TokenizerError: no `tokenizer.json`, or one of its files cannot be understood; the message names the file.
+            TokenizerError: `tokenizer.json` is missing, or a file cannot be read; the message names it.
         """
         backend = _read_backend(folder)
-        settings = _read_settings(folder)
+        # The map is an older format, and gives only what the config does not.
+        settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(settings)
         _add_missing_tokens(backend, settings, special, folder)
         _apply_bos_eos(backend, settings, special)
@@ -68,12 +69,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Token ids known to the tokenizer; a model's vocabulary may be padded beyond it."""
+        """Number of token ids of the tokenizer; a model's vocabulary may be padded beyond it."""
         return self._backend.get_vocab_size(with_added_tokens=True)
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token as the vocabulary spells it: as many as its text has, or more."""
+        """Characters of the longest token in the vocabulary; at least as many as its text has."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
 
     @property
@@ -81,10 +82,10 @@ class Tokenizer:
         return self._chat_template is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. With `add_special_tokens`, bos and eos as the checkpoint asks for them.
+        """Return the ids of a text, with bos and eos as the checkpoint configures them if `add_special_tokens`.
 
         Raises:
-            TokenizerError: the text holds an unpaired surrogate, which no UTF-8 text can.
+            TokenizerError: the text has an unpaired surrogate, so it is not valid Unicode.
         """
         try:
             text.encode()
@@ -92,11 +93,11 @@ class Tokenizer:
             raise TokenizerError(
                 f"the text must be valid Unicode, got the unpaired surrogate {text[error.start]!r} at {error.start}"
             ) from error
-        # A batch of one, because only the batch call lets other threads run meanwhile.
+        # Only the batch call releases the GIL.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """The ids of a conversation, up to where the assistant's next message begins.
+        """Return the ids of a conversation, up to the beginning of the assistant's next message.
 
         Raises:
             TokenizerError: the checkpoint has no chat template, or its template refuses the messages.
@@ -112,15 +113,15 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of a list of ids; without special tokens it equals what a `detokenizer` gives piece by piece."""
+        """Return the text of a list of ids. Without special tokens it equals the pieces of a `detokenizer`."""
         return decode(self._vocabulary if skip_special_tokens else self._whole_vocabulary, token_ids)
 
     def spelled(self, token_id: int) -> bytes | None:
-        """The bytes of one token by itself, special or not; they may be a part of a character. None: an unknown id."""
+        """Return the bytes of one token by itself, perhaps a part of a character; None if the id is unknown."""
         return self._vocabulary.spelled(token_id)
 
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
-        """A stream of text that continues `prompt` (see `Detokenizer`)."""
+        """Return a detokenizer for text that continues `prompt`."""
         return Detokenizer(self._vocabulary, prompt)
 
 
@@ -137,8 +138,8 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise TokenizerError(
-            f"{folder} has no tokenizer.json, the only tokenizer format that is accepted; a checkpoint with another one"
-            " gains it by AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
+            f"{folder} has no tokenizer.json, the only tokenizer format that is accepted; convert another format with"
+            " AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
         )
     try:
         return tokenizers.Tokenizer.from_file(str(path))
@@ -147,7 +148,7 @@ def _read_backend(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file, or an empty one if there is no such file."""
+    """Return the JSON object in a file; an empty one if there is no such file."""
     if not path.is_file():
         return {}
     try:
@@ -159,25 +160,15 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read_settings(folder: Path) -> dict[str, Any]:
-    """`tokenizer_config.json`, and the older `special_tokens_map.json` for what it leaves open."""
-    older = _read_json(folder / "special_tokens_map.json")
-    return older | _read_json(folder / "tokenizer_config.json")
-
-
 def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The named special tokens, each spelled as a text or as an object with "content"."""
-    found: dict[str, str] = {}
-    for name in NAMED_TOKENS:
-        value = settings.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[name] = text
-    return found
+    """Return the special tokens with a role, by its name. Each is given as a text or as an object with "content"."""
+    values = {name: settings.get(name) for name in NAMED_TOKENS}
+    texts = {name: value.get("content") if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
 def _extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
-    """Special tokens without a role: a list, or (transformers 5) by name."""
+    """Return the special tokens without a role: given as a list, or (transformers 5) by name."""
     found: list[str] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = settings.get(name) or []
@@ -189,7 +180,7 @@ def _extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
 def _add_missing_tokens(
     backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str], folder: Path
 ) -> None:
-    """Tokens that only `tokenizer_config.json` knows, at the ids it gives them; named ones become special."""
+    """Add the tokens that only `tokenizer_config.json` has, with its ids, and make named tokens special."""
     declared = settings.get("added_tokens_decoder") or {}
     for token_id, entry in sorted((int(key), value) for key, value in declared.items()):
         known = backend.get_added_tokens_decoder().get(token_id)
@@ -214,7 +205,7 @@ def _add_missing_tokens(
 
 
 def _apply_bos_eos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """`add_bos_token` / `add_eos_token`, where given, decide over the post-processor of `tokenizer.json`."""
+    """Let `add_bos_token` and `add_eos_token`, if given, replace the post-processor of `tokenizer.json`."""
     if "add_bos_token" not in settings and "add_eos_token" not in settings:
         return
     bos = special.get("bos_token") if settings.get("add_bos_token") else None
@@ -237,7 +228,7 @@ def _chat_template_source(folder: Path, settings: Mapping[str, Any]) -> str | No
 
 
 def _eos_ids(folder: Path, backend: tokenizers.Tokenizer, special: Mapping[str, str]) -> frozenset[int]:
-    """The tokenizer's own end of sequence and those of `generation_config.json`."""
+    """Return the tokenizer's end-of-sequence id and those of `generation_config.json`."""
     declared = _read_json(folder / "generation_config.json").get("eos_token_id")
     ids = set(declared if isinstance(declared, list) else [] if declared is None else [declared])
     own = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
