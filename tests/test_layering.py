@@ -62,7 +62,7 @@ ARROWS = {unit: {*CORE[: index + 1]} for index, unit in enumerate(CORE)} | {
     "bench": {"types", "config", "engine", "limits", "assembly", "text", "process", "bench"},
     "tracing": {"types", "config", "scheduler", "engine", "tracing"},
     "text": {"types", "text"},
-    "process": {"types", "footprint", "config", "engine", "limits", "faults", "assembly", "http", "process"},
+    "process": {"types", "footprint", "config", "engine", "limits", "faults", "assembly", "process"},
     "http": {
         "types",
         "footprint",

@@ -16,7 +16,7 @@ import torch
 import tiny_models
 from serve_process import announced, server, shadow
 from serving import run, serving
-from sluice.http.exposure import exposure_warning
+from sluice.http.serve import exposure_warning
 from sluice.models.hub import WANTED
 from sluice.models.loader import load_model
 from sluice.process.wire import WireError, decode

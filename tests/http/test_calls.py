@@ -15,9 +15,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from serving import Server, run, serving
-from sluice.http.calls import Call
-from sluice.http.failures import Failures
-from sluice.http.logs import JsonFormatter, RequestLog, TextFormatter, facts_of, show_log
+from sluice.http.calls import Call, RequestLog, facts_of
+from sluice.http.errors import Failures
+from sluice.process.logs import JsonFormatter, TextFormatter, configure_logging
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer
 
@@ -230,7 +230,7 @@ def test_the_format_is_the_one_asked_for(style: str, formatter: type[logging.For
     root, ours = logging.getLogger(), logging.getLogger("sluice")
     handlers, level = root.handlers[:], ours.level
     try:
-        show_log("info", style)
+        configure_logging("info", style)
         (handler,) = root.handlers
         assert isinstance(handler.formatter, formatter)
         assert ours.isEnabledFor(logging.INFO)

@@ -16,9 +16,8 @@ from serving import MODEL, run, serving
 from sluice.engine.messages import Message, QueryStats, Stats, Submit
 from sluice.engine.meter import Totals
 from sluice.http.backend import Backend
-from sluice.http.exposition import of_engine, render
 from sluice.http.metrics import Metrics
-from sluice.http.metrics_page import add_metrics
+from sluice.http.metrics_page import Page, add_metrics
 from sluice.process.client import EngineClient, NewRequest
 from sluice.testing import Faults, resolved
 from sluice.types import FinishReason, Occupancy, Output, Tier, TierUse
@@ -171,7 +170,7 @@ def test_a_long_step_does_not_hold_a_scrape_up() -> None:
             backend = Backend(server.backend.engine)
             backend.open(replace(server.backend.service(), client=client))
             app = FastAPI()
-            add_metrics(app, backend, server.metrics, patience=0.001)
+            add_metrics(app, backend, server.metrics, wait_seconds=0.001)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
                 samples = await scrape(http)
                 assert value(samples, "sluice:engine_up") == 1
@@ -299,11 +298,11 @@ def test_every_metric_is_described() -> None:
 
 def test_what_lies_behind_the_device_is_told() -> None:
     """Which tier is too small, and whether its disk can be trusted. One that is not there has no pages."""
-    metrics = Metrics()
-    metrics.model = MODEL
+    page = Page(MODEL)
     disk = TierUse(Tier.DISK, 10, 7, stored=8, failed_stores=1, loaded=5, failed_loads=2)
     occupancy = Occupancy(1, 2, 3, 4, 9, loading=3, tiers=(disk,))
-    samples = samples_of(render(of_engine(metrics, Stats(1, occupancy, None))).decode())
+    page.add_engine(Stats(1, occupancy, None))
+    samples = samples_of(page.render().decode())
     told = {name: value for (name, labels), value in samples.items() if ("tier", "disk") in labels}
     assert told == {
         "sluice:tier_pages": 10,

@@ -14,7 +14,7 @@ from uvicorn.server import ServerState
 from serving import run
 from sluice.http.app import create_app
 from sluice.http.backend import Backend
-from sluice.http.timeouts import PatientProtocol
+from sluice.http.timeouts import TimeLimitedProtocol
 
 HEAD = b"GET /version HTTP/1.1\r\nHost: test\r\n"
 
@@ -22,11 +22,11 @@ HEAD = b"GET /version HTTP/1.1\r\nHost: test\r\n"
 REFUSED = b"POST /nowhere HTTP/1.1\r\nHost: test\r\nContent-Length: 10\r\n\r\n"
 
 
-class Impatient(PatientProtocol):
+class Impatient(TimeLimitedProtocol):
     head_seconds = 0.2
 
 
-class Patient(PatientProtocol):
+class Patient(TimeLimitedProtocol):
     head_seconds = 1000.0
     linger_seconds = 1000.0
 
@@ -37,7 +37,7 @@ class Brief(Patient):
 
 @asynccontextmanager
 async def connected(
-    protocol: type[PatientProtocol] = Impatient,
+    protocol: type[TimeLimitedProtocol] = Impatient,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     config = uvicorn.Config(create_app(Backend()), log_config=None, lifespan="off", timeout_keep_alive=1000)
     config.load()

@@ -1,36 +1,28 @@
-"""What a call answers with, in OpenAI's words: one object, or a stream of events with one event per token."""
+"""Answers in OpenAI's form: one object, or a stream of server-sent events with one event per token."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from sluice.http.backend import Service
 from sluice.http.errors import ApiError
+from sluice.http.generate_call import GenerateCall
 from sluice.http.generation import Generation, Usage
-from sluice.http.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, told_of_pieces, told_of_prompt
-from sluice.http.sse import DONE, event
+from sluice.http.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_pieces, scored_prompt
+from sluice.http.openai import ChatFields, CompletionFields
 from sluice.text.text_stream import Piece
-from sluice.text.tokenizer import Tokenizer
-from sluice.types import FinishReason, TokenLogprobs
+from sluice.types import FinishReason
 
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One finished choice of an answer that is sent whole."""
-
-    pieces: Sequence[Piece]
-    prompt: Sequence[int]
-    prompt_logprobs: Sequence[TokenLogprobs | None] | None
-
-    @property
-    def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.pieces[-1].finish_reason
+T = TypeVar("T")
+DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +36,27 @@ class Head:
 
 
 class Answer(Protocol):
-    """How one kind of call spells its answer."""
+    """How one route spells its answer."""
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """What comes before the first token of a choice, in a stream."""
+        """Return what comes before the first token of a choice, in a stream."""
         ...
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """One token in a stream."""
+        """Return one token of a choice, in a stream."""
         ...
 
     def closing(self, usage: Usage) -> dict[str, Any] | None:
-        """What comes behind the last token of all, in a stream."""
+        """Return what comes behind the last token of all choices, in a stream."""
         ...
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> Any:
-        """The answer in one piece."""
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Any:
+        """Return the answer in one piece, from all pieces of each choice."""
         ...
+
+
+def text_of(pieces: Sequence[Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
 
 
 class CompletionAnswer:
@@ -68,25 +64,30 @@ class CompletionAnswer:
 
     Args:
         head: of this call.
-        echo: text of each choice's prompt, which comes before the completion; empty if nobody asked for it.
-        tells_prompt_logprobs: the answer has a field for them.
-        include_usage: in a stream, every event has a `usage`, null but for the last.
+        generation: the prompts of its choices.
     """
 
-    def __init__(
-        self, head: Head, *, echo: Sequence[str], tells_prompt_logprobs: bool = False, include_usage: bool = False
-    ) -> None:
+    def __init__(self, head: Head, call: GenerateCall[CompletionFields], generation: Generation) -> None:
         self._head: dict[str, Any] = {
             "id": f"cmpl-{head.id}",
             "object": "text_completion",
             "created": head.created,
             "model": head.service.model,
         }
-        self._event_head = self._head | _no_usage(include_usage)
+        self._event_head = self._head | _null_usage(call)
         self._tokenizer = head.service.tokenizer
-        self._echo = echo
-        self._tells_prompt_logprobs = tells_prompt_logprobs
-        self._include_usage = include_usage
+        self._call = call
+        self._generation = generation
+        self._echo = self._prompt_texts() if call.fields.echo else []
+
+    def _prompt_texts(self) -> list[str]:
+        """Return the prompt of each choice as the client wrote it, or what its token ids spell."""
+        samples = self._call.sampling.n
+        texts = [
+            prompt if isinstance(prompt, str) else self._tokenizer.decode(choice.prompt)
+            for prompt, choice in zip(self._call.prompts, self._generation.choices[::samples], strict=True)
+        ]
+        return [text for text in texts for _ in range(samples)]
 
     def opening(self, index: int) -> dict[str, Any] | None:
         if not self._echo:
@@ -96,33 +97,32 @@ class CompletionAnswer:
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         offset = len(self._echo[index]) if self._echo else 0
-        logprobs = (
-            None if piece.logprobs is None else completion_logprobs(self._tokenizer, told_of_pieces([piece], offset))
-        )
+        logprobs = completion_logprobs(self._tokenizer, scored_pieces([piece], offset))
         choice = {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
         return self._event_head | {"choices": [choice]}
 
     def closing(self, usage: Usage) -> dict[str, Any] | None:
-        return self._head | {"choices": [], "usage": usage.as_json()} if self._include_usage else None
+        return self._head | {"choices": [], "usage": usage.as_json()} if self._call.include_usage else None
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
-        told = [self._choice(index, choice) for index, choice in enumerate(choices)]
-        return self._head | {"choices": told, "usage": usage.as_json()}
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
+        answers = [self._choice(index, pieces) for index, pieces in enumerate(choices)]
+        return self._head | {"choices": answers, "usage": usage.as_json()}
 
-    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         echo = self._echo[index] if self._echo else ""
-        told = told_of_pieces(choice.pieces, len(echo))
-        if echo and choice.prompt_logprobs is not None:
-            told = told_of_prompt(self._tokenizer, choice.prompt, choice.prompt_logprobs) + told
-        whole = {
+        in_prompt = self._generation.prompt_logprobs(index)
+        logprobs = scored_pieces(pieces, len(echo))
+        if echo and in_prompt is not None:
+            logprobs = scored_prompt(self._tokenizer, self._generation.choices[index].prompt, in_prompt) + logprobs
+        choice = {
             "index": index,
-            "text": echo + choice.text,
-            "logprobs": completion_logprobs(self._tokenizer, told),
-            "finish_reason": choice.finish_reason,
+            "text": echo + text_of(pieces),
+            "logprobs": completion_logprobs(self._tokenizer, logprobs),
+            "finish_reason": pieces[-1].finish_reason,
         }
-        if self._tells_prompt_logprobs:
-            whole |= _prompt_logprobs(self._tokenizer, choice.prompt_logprobs)
-        return whole
+        if self._call.fields.prompt_logprobs is not None and in_prompt is not None:
+            choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
+        return choice
 
 
 class ChatAnswer:
@@ -130,38 +130,43 @@ class ChatAnswer:
 
     Args:
         head: of this call.
-        include_usage: in a stream, every event has a `usage`, null but for the last.
     """
 
-    def __init__(self, head: Head, *, include_usage: bool = False) -> None:
-        common = {"id": f"chatcmpl-{head.id}", "created": head.created, "model": head.service.model}
-        self._whole_head: dict[str, Any] = common | {"object": "chat.completion"}
-        self._chunk_head: dict[str, Any] = common | {"object": "chat.completion.chunk"}
-        self._event_head = self._chunk_head | _no_usage(include_usage)
+    def __init__(self, head: Head, call: GenerateCall[ChatFields], generation: Generation) -> None:
+        self._head: dict[str, Any] = {
+            "id": f"chatcmpl-{head.id}",
+            "created": head.created,
+            "model": head.service.model,
+        }
+        self._chunk_head = self._head | {"object": "chat.completion.chunk"}
+        self._event_head = self._chunk_head | _null_usage(call)
         self._tokenizer = head.service.tokenizer
-        self._include_usage = include_usage
+        self._include_usage = call.include_usage
+        self._generation = generation
 
     def opening(self, index: int) -> dict[str, Any] | None:
         return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        logprobs = None if piece.logprobs is None else chat_logprobs(self._tokenizer, [piece])
+        logprobs = chat_logprobs(self._tokenizer, [piece])
         return self._chunk(index, {"content": piece.text}, logprobs, piece.finish_reason)
 
     def closing(self, usage: Usage) -> dict[str, Any] | None:
         return self._chunk_head | {"choices": [], "usage": usage.as_json()} if self._include_usage else None
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
-        told = [
+    def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
+        answers = [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": choice.text},
-                "logprobs": chat_logprobs(self._tokenizer, choice.pieces),
-                "finish_reason": choice.finish_reason,
+                "message": {"role": "assistant", "content": text_of(pieces)},
+                "logprobs": chat_logprobs(self._tokenizer, pieces),
+                "finish_reason": pieces[-1].finish_reason,
             }
-            for index, choice in enumerate(choices)
+            for index, pieces in enumerate(choices)
         ]
-        answer = self._whole_head | {"choices": told} | _prompt_logprobs(self._tokenizer, choices[0].prompt_logprobs)
+        answer = self._head | {"object": "chat.completion", "choices": answers}
+        if (in_prompt := self._generation.prompt_logprobs(0)) is not None:
+            answer["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
         return answer | {"usage": usage.as_json()}
 
     def _chunk(
@@ -171,77 +176,118 @@ class ChatAnswer:
         return self._event_head | {"choices": [choice]}
 
 
-def _no_usage(include_usage: bool) -> dict[str, Any]:
-    return {"usage": None} if include_usage else {}
+def _null_usage(call: GenerateCall[Any]) -> dict[str, Any]:
+    """Return the `usage` that OpenAI's events have if the last one brings the counts."""
+    return {"usage": None} if call.include_usage else {}
 
 
-def _prompt_logprobs(tokenizer: Tokenizer, told: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
-    """The field, if it was asked for."""
-    return {} if told is None else {"prompt_logprobs": prompt_logprobs(tokenizer, told)}
+async def whole(generation: Generation, answer: Answer) -> Any:
+    """Return the answer of a call as one object.
+
+    Raises:
+        ApiError: as `Generation.pieces`.
+    """
+    pieces: list[list[Piece]] = [[] for _ in generation.choices]
+    with generation:
+        async for arrived in generation.pieces():
+            for index, piece in arrived:
+                pieces[index].append(piece)
+        return answer.whole(pieces, generation.usage())
 
 
 async def events(
     generation: Generation, answer: Answer, *, continuous_usage: bool = False
 ) -> AsyncGenerator[bytes, None]:
-    """The call as server-sent events. Tokens that arrived together are sent together, each as its own event.
+    """Yield the answer of a call as server-sent events. Tokens that arrived together are sent together, an event each.
 
-    With `continuous_usage` each tells the usage of its choice so far.
+    Nothing comes before the first token, so a call that fails until then can be answered with an error's status. A
+    later failure is an event with an `error`, and no `[DONE]` follows it.
 
-    Nothing comes before the first token, so that what fails until then is an answer with a status of its own. A later
-    failure is an event with an `error`, and no `[DONE]` follows it.
+    Args:
+        continuous_usage: each event has the usage of its choice so far.
 
     Raises:
         ApiError: as `Generation.pieces`, before the first event.
     """
     has_begun = False
-    told = _told(generation, answer) if continuous_usage else answer.chunk
+    chunk = _chunks_with_usage(generation, answer) if continuous_usage else answer.chunk
     try:
         with generation:
             async for pieces in generation.pieces():
-                data = [] if has_begun else _openings(generation, answer)
-                data += [event(told(index, piece)) for index, piece in pieces]
-                if data:
+                data: list[dict[str, Any] | None]
+                data = [] if has_begun else [answer.opening(index) for index in range(len(generation.choices))]
+                data += [chunk(index, piece) for index, piece in pieces]
+                if sent := b"".join(map(_event, filter(None, data))):
                     has_begun = True
-                    yield b"".join(data)
-            closing = answer.closing(generation.usage())
-            yield (b"" if closing is None else event(closing)) + DONE
+                    yield sent
+            yield b"".join(map(_event, filter(None, [answer.closing(generation.usage())]))) + DONE
     except ApiError as error:
         if not has_begun:
             raise
-        yield event(error.body())
+        yield _event(error.body())
 
 
-def _told(generation: Generation, answer: Answer) -> Callable[[int, Piece], dict[str, Any]]:
-    """`answer.chunk` with a usage in each."""
-    counts = [0] * generation.num_choices
+def _event(content: Any) -> bytes:
+    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+
+
+def _chunks_with_usage(generation: Generation, answer: Answer) -> Callable[[int, Piece], dict[str, Any]]:
+    """Return `answer.chunk` with the usage of the choice so far in each chunk."""
+    counts = [0] * len(generation.choices)
 
     def chunk(index: int, piece: Piece) -> dict[str, Any]:
         counts[index] += piece.token_id is not None
-        usage = Usage(len(generation.prompt_of(index)), generation.cached_of(index), counts[index])
+        choice = generation.choices[index]
+        usage = Usage(len(choice.prompt), choice.cached, counts[index])
         return answer.chunk(index, piece) | {"usage": usage.as_json()}
 
     return chunk
 
 
-def _openings(generation: Generation, answer: Answer) -> list[bytes]:
-    openings = [answer.opening(index) for index in range(generation.num_choices)]
-    return [event(opening) for opening in openings if opening is not None]
+class EventStream(StreamingResponse):
+    """Server-sent events. Their generator is closed as soon as the client leaves, even if no event comes.
 
-
-async def whole(generation: Generation, answer: Answer) -> Any:
-    """The call as one object.
-
-    Raises:
-        ApiError: as `Generation.pieces`.
+    Args:
+        first: the events that have been generated already.
     """
-    pieces: list[list[Piece]] = [[] for _ in range(generation.num_choices)]
-    with generation:
-        async for arrived in generation.pieces():
-            for index, piece in arrived:
-                pieces[index].append(piece)
-        choices = [
-            Choice(own, generation.prompt_of(index), generation.prompt_logprobs(index))
-            for index, own in enumerate(pieces)
-        ]
-        assert all(choice.finish_reason is not None for choice in choices), choices
-        return answer.whole(choices, generation.usage())
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(_chained(first, events), headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_disconnected(receive, self.stream_response(send))
+
+    async def stream_response(self, send: Send) -> None:
+        async with aclosing(self._events):
+            await super().stream_response(send)
+
+
+async def _chained(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
+    yield first
+    async for event in events:
+        yield event
+
+
+async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T | None:
+    """Return the result of `work`, or None if the client left first; the work is cancelled and over then.
+
+    `receive` must have given the whole body of the request already.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+        await asyncio.wait({working, leaving})
+    return None if working.cancelled() else working.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,4 +1,4 @@
-"""The API key: whoever has none gets no further than the questions whether the server is well."""
+"""API keys: a request without one is answered with 401, except for health checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
 
 
 def read_keys(server: ServerConfig) -> frozenset[str]:
-    """The keys that the options name; without any, none is needed.
+    """Return the keys that the options name; without any, requests need none.
 
     Raises:
         ConfigError: a file that cannot be read or holds no key, or a key that no header could carry. No key is shown.
@@ -45,7 +45,7 @@ def _checked(where: str, key: str) -> str:
 
 
 class KeyRequired:
-    """Lets requests through that carry one of the keys, as `Authorization: Bearer KEY`.
+    """ASGI middleware that lets requests through which carry one of the keys, as `Authorization: Bearer KEY`.
 
     Keys are compared by their hashes, in a time that depends on neither the keys nor what was sent.
     """
@@ -55,7 +55,7 @@ class KeyRequired:
         self._hashes = [_hash(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(scope):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(scope):
             await self._app(scope, receive, send)
             return
         response = ApiError(
@@ -64,12 +64,12 @@ class KeyRequired:
         response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)
 
-    def _knows(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = (given[0] if len(given) == 1 else b"").partition(b" ")
+    def _has_key(self, scope: Scope) -> bool:
+        headers = [value for name, value in scope["headers"] if name == b"authorization"]
+        scheme, _, key = (headers[0] if len(headers) == 1 else b"").partition(b" ")
         sent = _hash(key.strip())
-        known = [hmac.compare_digest(sent, own) for own in self._hashes]
-        return any(known) and scheme.lower() == b"bearer"
+        matches = [hmac.compare_digest(sent, own) for own in self._hashes]
+        return any(matches) and scheme.lower() == b"bearer"
 
 
 def _hash(key: bytes) -> bytes:

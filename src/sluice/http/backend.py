@@ -1,4 +1,4 @@
-"""What the routes serve with: nothing while the model loads, then a `Service`, nothing once the engine is gone."""
+"""What the routes serve with: a `Service` once the model is loaded, and none before that or after the last engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Service:
-    """A loaded model: its name in the API, its tokenizer, its limits, the way to its engine, and how it was set up."""
+    """A loaded model: its name in the API, its tokenizer and limits, the client of its engine, and its options."""
 
     model: str
     tokenizer: Tokenizer
@@ -27,15 +27,16 @@ class Service:
     memory: Footprint
     """What the engine allocated."""
 
-    def check_model(self, asked: str | None) -> None:
-        """
+    def check_model(self, model: str | None) -> None:
+        """Refuse a request for another model.
+
         Raises:
-            ApiError: 404, a request for another model.
+            ApiError: 404.
         """
-        if asked is not None and asked != self.model:
+        if model is not None and model != self.model:
             raise ApiError(
                 404,
-                f"the model {asked!r} does not exist; this server has {self.model!r}",
+                f"the model {model!r} does not exist; this server has {self.model!r}",
                 param="model",
                 code="model_not_found",
             )
@@ -55,15 +56,15 @@ class Backend:
         self._is_draining = False
 
     def open(self, service: Service) -> None:
-        """Requests can be served from now on."""
+        """Serve requests from now on."""
         self._service = service
 
     def drain(self) -> None:
-        """What runs goes on, nothing new begins."""
+        """Refuse new requests; those that run go on."""
         self._is_draining = True
 
     def close(self, reason: str) -> None:
-        """Nothing can be served any more: what runs ends with an error that says why. The first reason stays."""
+        """Refuse all requests, and end those that run with an error that gives the reason. The first reason stays."""
         if self._closed is not None:
             return
         self._closed = reason
@@ -73,12 +74,11 @@ class Backend:
 
     @property
     def is_closed(self) -> bool:
-        """For good."""
         return self._closed is not None
 
     @property
     def has_service(self) -> bool:
-        """A model was loaded, and will be served again if it is not at the moment."""
+        """A model was loaded and the server is not closed, although there may be no engine at the moment."""
         return self._service is not None
 
     @property
@@ -88,7 +88,7 @@ class Backend:
 
     @property
     def status(self) -> str:
-        """In a few words: "ok", or why it is not ready."""
+        """Either "ok" or why it is not ready."""
         if self._closed is not None:
             return self._closed
         if self._is_draining:
@@ -97,19 +97,15 @@ class Backend:
             return LOADING
         return "ok" if self.engine.is_serving else self.engine.status
 
-    def check_admits(self) -> None:
-        """
-        Raises:
-            ApiError: 503, nothing new begins any more.
-        """
-        if self._is_draining:
-            raise unavailable(self.status)
+    def service(self, *, for_new: bool = False) -> Service:
+        """Return the service.
 
-    def service(self) -> Service:
-        """
+        Args:
+            for_new: a new request is to be generated for, which is refused while the server drains.
+
         Raises:
             ApiError: 503, there is none.
         """
-        if self._service is None:
+        if self._service is None or (for_new and self._is_draining):
             raise unavailable(self.status)
         return self._service

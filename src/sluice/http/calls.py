@@ -1,50 +1,60 @@
-"""One HTTP call from its first byte to its last: an id for it, and what became of it, for logs, metrics and traces."""
+"""One HTTP call from its first byte to its last: its id, what became of it, and the line that the log has of it."""
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sluice.process.logs import REQUEST_ID
 from sluice.types import FinishReason, SamplingParams
 
+REQUESTS = logging.getLogger("sluice.requests")
 ID_HEADER = b"x-request-id"
 GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-"""Ids of clients that are taken over: nothing that could break a log line or a header."""
+"""Ids that are taken from clients: they cannot break a log line or a header."""
 
 
 @dataclass(slots=True)
 class Call:
-    """What is known of a call. Times are seconds of one clock; nothing of what was said is kept."""
+    """A call's sizes, times and ends, without any of its text. Times are seconds of one clock."""
 
     request_id: str
     method: str
     path: str
     headers: dict[str, str]
-    """Of its trace only: traceparent and tracestate."""
+    """The headers of its trace alone: traceparent and tracestate."""
     began: float
     handler: str = ""
-    """The path with its variables unfilled, if there is such a path."""
+    """The path of its route, such as `/v1/models/{name:path}`; empty if no route has this path."""
     status: int = 0
-    """0: it ended before it was answered."""
+    """0: the call ended before it was answered."""
     streams: bool = False
+    """It is answered with server-sent events."""
     first_chunk: float | None = None
+    """When the first bytes of the answer's body were sent."""
     ended: float | None = None
     model: str = ""
     sampling: SamplingParams | None = None
     engine_ids: list[int] = field(default_factory=list)
-    """One for each choice."""
+    """Ids of its requests at the engine, one for each choice."""
     num_prompts: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
     finish_reasons: list[FinishReason] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return 0.0 if self.ended is None else self.ended - self.began
 
 
 CALL: ContextVar[Call | None] = ContextVar("sluice_call", default=None)
@@ -52,13 +62,13 @@ CALL: ContextVar[Call | None] = ContextVar("sluice_call", default=None)
 
 
 class Listener(Protocol):
-    """Is told of every call once it is over."""
+    """Receives every call when it is over."""
 
     def answered(self, call: Call) -> None: ...
 
 
 class Calls:
-    """ASGI middleware: numbers calls, answers with the id, and tells listeners how they went.
+    """ASGI middleware that gives each call an id, sends it back in a header, and reports the call to listeners.
 
     Args:
         clock: seconds.
@@ -75,8 +85,8 @@ class Calls:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = _call_of(scope, self._clock())
-        token = CALL.set(call)
+        call = _new_call(scope, self._clock())
+        tokens = CALL.set(call), REQUEST_ID.set(call.request_id)
 
         async def answer(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -91,29 +101,59 @@ class Calls:
         try:
             await self._app(scope, receive, answer)
         except Exception:
-            call.status = call.status or 500  # which somebody further out answers
+            call.status = call.status or 500  # which the server outside of this application answers with
             raise
         finally:
-            CALL.reset(token)
+            CALL.reset(tokens[0])
+            REQUEST_ID.reset(tokens[1])
             call.ended = self._clock()
-            call.handler = _handler(scope)
+            route = scope.get("route")
+            # A client chooses its path, so only the paths of routes may become labels.
+            call.handler = "" if route is None else str(route.path)
             for listener in self._listeners:
                 listener.answered(call)
 
 
-def _call_of(scope: Scope, now: float) -> Call:
-    given = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-    asked = given.get(ID_HEADER.decode(), "")
+def _new_call(scope: Scope, now: float) -> Call:
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    request_id = headers.get(ID_HEADER.decode(), "")
     return Call(
-        request_id=asked if GOOD_ID.fullmatch(asked) else secrets.token_hex(12),
+        request_id=request_id if GOOD_ID.fullmatch(request_id) else secrets.token_hex(12),
         method=scope["method"],
         path=scope["path"],
-        headers={name: given[name] for name in ("traceparent", "tracestate") if name in given},
+        headers={name: headers[name] for name in ("traceparent", "tracestate") if name in headers},
         began=now,
     )
 
 
-def _handler(scope: Scope) -> str:
-    """A client chooses its path, so only paths that exist may become labels."""
-    route = scope.get("route")
-    return "" if route is None else str(route.path)
+class RequestLog:
+    """Logs a line about every call, at level info."""
+
+    def answered(self, call: Call) -> None:
+        if not REQUESTS.isEnabledFor(logging.INFO):
+            return
+        facts = facts_of(call)
+        words = [f"{name} {value}" for name, value in facts.items() if name not in ("method", "path", "status")]
+        message = f"{call.method} {call.path} {call.status or 'client left'}: {', '.join(words)}"
+        REQUESTS.info("%s", message, extra={"request_id": call.request_id, **facts})
+
+
+def facts_of(call: Call) -> dict[str, Any]:
+    """Return what the log says about a call: sizes, times and ends."""
+    facts: dict[str, Any] = {
+        "method": call.method,
+        "path": call.path,
+        "status": call.status,
+        "seconds": round(call.seconds, 6),
+    }
+    if not call.engine_ids:
+        return facts
+    if call.first_chunk is not None:
+        facts["first_chunk_seconds"] = round(call.first_chunk - call.began, 6)
+    return facts | {
+        "prompt_tokens": call.prompt_tokens,
+        "cached_tokens": call.cached_tokens,
+        "output_tokens": call.output_tokens,
+        "finish_reasons": [reason.value for reason in call.finish_reasons],
+        "engine_requests": call.engine_ids,
+    }

@@ -1,24 +1,32 @@
-"""What goes wrong with a request, in OpenAI's error shape."""
+"""Errors in the shape of OpenAI's API, and how the application answers with them."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+LOGGER = logging.getLogger("sluice.server")
 RETRY_SECONDS = 5
 """When to try again with a server that has no engine at the moment."""
-
-
 LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
-"""Characters. A message names what it refuses, and that may be a field of megabytes."""
+"""Characters. A message names the value that it refuses, which may be megabytes long."""
+CLIENT_LEFT = 499
+"""The status in logs and traces of a call whose client left; it is sent to no client."""
 
 
 class ApiError(Exception):
     """An answer other than 2xx.
 
-    `param` names the field at fault, as a path ("messages[0].role"); `code` is OpenAI's where one exists; `retry_after`
-    is the seconds after which the same request may well succeed.
+    Args:
+        param: the field at fault, as a path ("messages[0].role").
+        code: OpenAI's code where it has one.
+        retry_after: seconds after which the same request may succeed.
     """
 
     def __init__(
@@ -51,10 +59,59 @@ def _clipped(text: str, length: int) -> str:
 
 
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
-    """400: the request itself is at fault."""
+    """Return a 400: the request itself is at fault."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unavailable(reason: str) -> ApiError:
-    """503: no engine to serve it, now or any more."""
+    """Return a 503: there is no engine at the moment, or there will be none."""
     return ApiError(503, f"cannot serve requests: {reason}", code="service_unavailable", retry_after=RETRY_SECONDS)
+
+
+class Failures:
+    """ASGI middleware that turns an exception into a 500 that names its type, unless the answer has begun.
+
+    It stands within `calls.Calls`, so that the answer carries the id of its call, and the log the traceback under it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        has_begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, answer)
+        except Exception as error:
+            if has_begun:
+                raise  # too late for a status; the connection is closed
+            LOGGER.exception("%s %s failed", scope["method"], scope["path"])
+            await ApiError(500, f"internal error: {type(error).__name__}").response()(scope, receive, send)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Answer every error in OpenAI's shape."""
+
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(ClientDisconnect)
+    async def client_left(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_LEFT)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        known = {404: "there is no such path", 405: "the path exists, but not for this method"}
+        message = f"{request.method} {request.url.path}: {known.get(error.status_code, error.detail)}"
+        response = ApiError(error.status_code, message).response()
+        response.headers.update(error.headers or {})
+        return response

@@ -1,16 +1,34 @@
-"""What a client asks for, checked and typed, whichever API it came by."""
+"""One checked call, whichever route it came by, and the request fields that the routes have in common.
+
+A new sampling parameter is a field of `SamplingFields`; a new field of a request that only the engine needs is one of
+`EngineFields`. Both reach the engine by their names.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, TypeVar
 
-from sluice.http.errors import bad_request
+import msgspec
+from msgspec import Meta
+
+from sluice.http.body import are_ids, kind_of
+from sluice.http.errors import ApiError, bad_request
 from sluice.limits import LimitError, check_cache_salt
-from sluice.types import SamplingParams
+from sluice.process.client import NewRequest
+from sluice.types import (
+    MAX_BIAS,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_SAMPLES,
+    MAX_TOP_K,
+    REPETITION_PENALTIES,
+    SEED_RANGE,
+    SamplingParams,
+)
 
 MAX_CHOICES = 4096
 """Most requests that one call may become: prompts times samples."""
@@ -20,54 +38,153 @@ MAX_STOP_LENGTH = 1000
 LONGEST_SECONDS = 1e7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateCall:
-    """What all calls that generate have in common."""
+def documented(**schema: Any) -> Meta:
+    """Return what the published schema adds to a type. Bounds are checked elsewhere, in words that name the field."""
+    return Meta(extra_json_schema=schema)
 
-    names: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """What is called otherwise in this API than in `limits` and `SamplingParams`."""
 
-    model: str | None = None
-    sampling: SamplingParams
+Text = Annotated[str, documented(minLength=1)]
+Count = Annotated[int, documented(minimum=0)]
+Penalty = Annotated[float, documented(minimum=-MAX_PENALTY, maximum=MAX_PENALTY)]
+Logprobs = Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)]
+Seconds = Annotated[float, documented(exclusiveMinimum=0, maximum=LONGEST_SECONDS)]
+TopK = Annotated[int, documented(minimum=-1, maximum=MAX_TOP_K)]
+Seed = Annotated[int, documented(minimum=SEED_RANGE[0], maximum=SEED_RANGE[1])]
+
+
+class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of `SamplingParams` that every generating route takes. `null` is the same as leaving a field out."""
+
+    max_tokens: Count | None = None
+    min_tokens: Count = 0
+    temperature: Annotated[float, documented(minimum=0)] = 1.0
+    top_p: Annotated[float, documented(exclusiveMinimum=0, maximum=1)] = 1.0
+    top_k: TopK = 0
+    min_p: Annotated[float, documented(minimum=0, maximum=1)] = 0.0
+    seed: Seed | None = None
+    stop: str | list[Text] = []
+    stop_token_ids: list[Count] = []
+    ignore_eos: bool = False
+    n: Annotated[int, documented(minimum=1, maximum=MAX_SAMPLES)] = 1
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[
+        float, documented(minimum=REPETITION_PENALTIES[0], maximum=REPETITION_PENALTIES[1])
+    ] = 1.0
+    logit_bias: dict[str, Annotated[float, documented(minimum=-MAX_BIAS, maximum=MAX_BIAS)]] = {}
+
+
+class EngineFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields that the engine's request has under the same names, passed on as they are."""
+
+    priority: int = 0
+
+
+class RequestFields(EngineFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields beside those of sampling that every generating route takes."""
+
     stream: bool = False
+    cache_salt: str | None = None
+    max_queue_time: Seconds | None = None
+    timeout: Seconds | None = None
+
+
+F = TypeVar("F", bound=RequestFields)
+Prompt = str | list[int] | tuple[dict[str, str], ...]
+"""A text, token ids, or messages as chat templates take them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall(Generic[F]):
+    """A checked call. Each prompt becomes `sampling.n` choices."""
+
+    fields: F
+    """The body."""
+    prompts: tuple[Prompt, ...]
+    request: NewRequest
+    """What every choice's request has in common: all but its prompt and deadlines, with the sampling unresolved."""
+    model: str | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The names that fields have in this API where `Limits` and `SamplingParams` have others."""
     include_usage: bool = False
     continuous_usage: bool = False
-    """Every event of a stream tells the usage so far."""
-    priority: int = 0
-    extra_key: str = ""
-    """Namespace of the prefix cache: the salt, or the one of all who send none."""
-    max_queue_time: float | None = None
-    """Seconds after which a request that has not begun is dropped."""
-    timeout: float | None = None
-    """Seconds after which it is ended, wherever it is."""
-    tells_prompt_logprobs: bool = False
-    """The answer has a field for them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionCall(GenerateCall):
-    """`POST /v1/completions`: each prompt is a text or token ids, and becomes `sampling.n` choices."""
-
-    prompts: tuple[str | list[int], ...]
-    echo: bool = False
-    """The prompt comes before the completion."""
+    """Every event of a stream has the usage so far."""
     is_empty: bool = False
-    """Nothing is to be generated: what `sampling` asks for, a token, is not shown."""
+    """Nothing is to be generated: the one token that the engine samples is not sent."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.request.sampling
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChatCall(GenerateCall):
-    """`POST /v1/chat/completions`: messages as chat templates take them."""
+def sampling_params(fields: SamplingFields, names: Mapping[str, str], **others: Any) -> SamplingParams:
+    """Return the sampling parameters that a body asks for.
 
-    names: ClassVar[Mapping[str, str]] = MappingProxyType({"prompt": "messages"})
-    messages: tuple[dict[str, str], ...]
+    Args:
+        names: field -> its name in this API, where that is another one.
+        others: values beside those of `fields`, or in their place.
 
-
-def checked_stops(stop: str | list[str]) -> tuple[str, ...]:
-    """
     Raises:
-        ApiError: 400, too many or too long.
+        ApiError: 400, naming the field.
     """
+    values = msgspec.structs.asdict(fields)
+    values |= {"stop": _checked_stops(fields.stop), "logit_bias": _bias_by_id(fields.logit_bias)}
+    try:
+        return SamplingParams(**values | others)
+    except ValueError as error:
+        name, _, rest = str(error).partition(" ")
+        param = names.get(name, name)
+        raise bad_request(f"{param} {rest}", param=param) from error
+
+
+def new_request(fields: RequestFields, sampling: SamplingParams, *, salt_name: str = "cache_salt") -> NewRequest:
+    """Return the request of a call, still without a prompt.
+
+    Args:
+        salt_name: the name of `cache_salt` in this API.
+
+    Raises:
+        ApiError: 400, a salt or a time that cannot be honoured.
+    """
+    for name, seconds in (("max_queue_time", fields.max_queue_time), ("timeout", fields.timeout)):
+        _check_seconds(name, seconds)
+    passed_on = {name: getattr(fields, name) for name in EngineFields.__struct_fields__}
+    return NewRequest((), sampling, extra_key=_checked_salt(salt_name, fields.cache_salt), **passed_on)
+
+
+def checked_prompts(name: str, value: Any, samples: int) -> tuple[str | list[int], ...]:
+    """Return the prompts of a field that holds a text, token ids, or a list of either.
+
+    Args:
+        name: of the field.
+        samples: of each prompt.
+
+    Raises:
+        ApiError: 400, anything else, or more choices than one call may have.
+    """
+    prompts = [value] if isinstance(value, str) or are_ids(value) else value
+    if not isinstance(prompts, list) or not prompts:
+        raise _bad_prompt(name, prompts)
+    for index, item in enumerate(prompts):
+        if not (are_ids(item) or (isinstance(item, str) and item)):
+            raise _bad_prompt(name if len(prompts) == 1 else f"{name}[{index}]", item)
+    if len(prompts) * samples > MAX_CHOICES:
+        raise bad_request(
+            f"{len(prompts)} prompts with {samples} samples each are {len(prompts) * samples} choices; at most"
+            f" {MAX_CHOICES} are accepted in one call",
+            param="prompt" if len(prompts) > 1 else "n",
+        )
+    return tuple(prompts)
+
+
+def _bad_prompt(param: str, value: Any) -> ApiError:
+    return bad_request(
+        f"{param} must be a non-empty text, a non-empty list of token ids, or a list of either; got {kind_of(value)}",
+        param=param,
+    )
+
+
+def _checked_stops(stop: str | list[str]) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_LENGTH for each in stops):
         raise bad_request(
@@ -78,27 +195,15 @@ def checked_stops(stop: str | list[str]) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def checked_choices(prompts: int, samples: int) -> None:
-    """
-    Raises:
-        ApiError: 400, one call would become too many requests.
-    """
-    if prompts * samples > MAX_CHOICES:
-        raise bad_request(
-            f"{prompts} prompts with {samples} samples each are {prompts * samples} choices; at most {MAX_CHOICES} are"
-            " accepted in one call",
-            param="prompt" if prompts > 1 else "n",
-        )
+def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """Return biases by token id, which JSON spells as a text."""
+    for token in given:
+        if re.fullmatch(r"[0-9]{1,10}", token) is None:
+            raise bad_request(f"logit_bias must be by token id, got {token!r}", param="logit_bias")
+    return tuple((int(token), bias) for token, bias in given.items())
 
 
-def checked_salt(name: str, salt: str | None) -> str:
-    """
-    Args:
-        name: of the field.
-
-    Raises:
-        ApiError: 400, a text that is no salt.
-    """
+def _checked_salt(name: str, salt: str | None) -> str:
     if salt is None:
         return ""
     try:
@@ -108,13 +213,8 @@ def checked_salt(name: str, salt: str | None) -> str:
     return salt
 
 
-def checked_seconds(name: str, seconds: float | None) -> float | None:
-    """
-    Raises:
-        ApiError: 400, no time to wait.
-    """
+def _check_seconds(name: str, seconds: float | None) -> None:
     if seconds is not None and not (math.isfinite(seconds) and 0 < seconds <= LONGEST_SECONDS):
         raise bad_request(
             f"{name} must be a number of seconds above 0 and at most {LONGEST_SECONDS:g}, got {seconds}", param=name
         )
-    return seconds

@@ -1,26 +1,125 @@
-"""What `GET /server_info` says: every option as it came out, and how the engine stands."""
+"""Routes that describe the server: its health, its model, its options, and how full it is."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from importlib.metadata import version
 from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse, Response
 
 from sluice.engine.messages import Stats
 from sluice.engine.trace import StepRecord
-from sluice.http.backend import Service
+from sluice.http.backend import Backend, Service
+from sluice.http.errors import RETRY_SECONDS
+from sluice.http.openapi import openapi
 from sluice.process.client import EngineGone
 from sluice.process.engine_state import EngineState
 from sluice.types import Occupancy
 
 
-async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
-    """The answer, once the engine has said how it stands: at the end of the step that it is at.
+def add_health(app: FastAPI, backend: Backend) -> None:
+    """Add the routes of health checks, which are answered from the engine's heartbeat even during a long step.
 
-    While another engine is started it comes at once: nothing runs, and no page is there.
+    GET /live    should this process live on? Not once it has given its engine up and is about to end.
+    GET /ready   may new work be sent here? Not while the model loads, another engine is started, or it shuts down.
+    GET /health  the same as /ready, with the engine's step and phase
     """
-    stats = await _asked(service.client.stats())
-    last_step = None if stats is None else stats.last_step
-    occupancy = nothing_runs(service.client.num_open) if stats is None else stats.occupancy
+
+    @app.get("/live")
+    async def live() -> Response:
+        gone = backend.is_closed or backend.engine.has_given_up
+        return JSONResponse({"status": backend.status if gone else "ok"}, status_code=503 if gone else 200)
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        return _readiness(backend, {"status": backend.status})
+
+    @app.get("/health")
+    async def health() -> Response:
+        return _readiness(backend, {"status": backend.status, "engine": backend.engine.as_json()})
+
+
+def _readiness(backend: Backend, body: dict[str, Any]) -> Response:
+    if backend.is_ready:
+        return JSONResponse(body)
+    return JSONResponse(body, status_code=503, headers={"Retry-After": str(RETRY_SECONDS)})
+
+
+def add_info(app: FastAPI, backend: Backend, started: int) -> None:
+    """Add the routes that describe the model and the server.
+
+    Args:
+        started: when the server was, in Unix seconds.
+    """
+
+    def model_entry(service: Service) -> dict[str, object]:
+        """A model as OpenAI lists it; `max_model_len` is vLLM's addition, here the most tokens of one request."""
+        return {
+            "id": service.model,
+            "object": "model",
+            "created": started,
+            "owned_by": "sluice",
+            "max_model_len": service.limits.max_request_tokens,
+        }
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [model_entry(backend.service())]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> Response:
+        service = backend.service()
+        service.check_model(name)
+        return JSONResponse(model_entry(service))
+
+    @app.get("/server_info")
+    @app.get("/get_server_info")
+    async def info() -> Response:
+        return JSONResponse(await server_info(backend.service(), backend.engine))
+
+    @app.get("/model_info")
+    @app.get("/get_model_info")
+    async def model_info() -> Response:
+        service = backend.service()
+        return JSONResponse(
+            {
+                "model_path": service.model,
+                "tokenizer_path": service.model,
+                "is_generation": True,
+                "max_total_num_tokens": service.limits.max_total_tokens,
+                "context_length": service.limits.max_model_len,
+            }
+        )
+
+    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    async def flush_cache() -> Response:
+        """Forget what is cached and not in use. While there is no engine, there is no cache."""
+        stats = await _or_none(backend.service().client.flush_cache())
+        cached = 0 if stats is None else stats.occupancy.cached_pages
+        return JSONResponse({"success": True, "cached_pages": cached})
+
+    @app.get("/version")
+    async def show_version() -> Response:
+        return JSONResponse({"version": version("sluice")})
+
+    @app.get("/openapi.json")
+    async def schema() -> Response:
+        return JSONResponse(openapi(version("sluice")))
+
+
+async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
+    """Return every option with its reason, and how the engine stands at the end of its step.
+
+    While another engine is started, the answer comes at once: no request runs, and there is no page.
+    """
+    stats = await _or_none(service.client.stats())
+    occupancy = (
+        Occupancy(running=0, waiting=service.client.num_open, free_pages=0, cached_pages=0, total_pages=0)
+        if stats is None
+        else stats.occupancy
+    )
     return {
         "model": service.model,
         "config": {setting.name: setting.as_json() for setting in service.settings},
@@ -29,49 +128,27 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         "recovery": engine.stats.as_json(),
         **occupancy_as_json(occupancy),
         "memory": service.memory.as_dict(),
-        "last_step": None if last_step is None else _step(last_step),
+        "last_step": None if stats is None or stats.last_step is None else _step(stats.last_step),
     }
 
 
 def occupancy_as_json(occupancy: Occupancy) -> dict[str, Any]:
-    """How full the pool is, and what lies behind the device, a tier each."""
+    """Return how full the pool is, and each tier behind the device."""
     fields = occupancy._asdict()
     # SGLang's word for it, which the answer has had from the start.
     return fields | {"retractions": fields["preemptions"], "tiers": [use._asdict() for use in occupancy.tiers]}
 
 
-async def flush_cache(service: Service) -> dict[str, Any]:
-    """Forget what is cached and not in use; what is left of the cache. An engine that is not there has none."""
-    stats = await _asked(service.client.flush_cache())
-    return {"success": True, "cached_pages": 0 if stats is None else stats.occupancy.cached_pages}
-
-
-def model_info(service: Service) -> dict[str, Any]:
-    """The model as SGLang describes it."""
-    return {
-        "model_path": service.model,
-        "tokenizer_path": service.model,
-        "is_generation": True,
-        "max_total_num_tokens": service.limits.max_total_tokens,
-        "context_length": service.limits.max_model_len,
-    }
-
-
-async def _asked(question: Awaitable[Stats]) -> Stats | None:
-    """The answer; None if there is no engine to give it."""
+async def _or_none(stats: Awaitable[Stats]) -> Stats | None:
+    """Return the engine's answer; None while there is no engine to give it."""
     try:
-        return await question
+        return await stats
     except EngineGone:
         return None
 
 
-def nothing_runs(waiting: int) -> Occupancy:
-    """How full no engine is."""
-    return Occupancy(running=0, waiting=waiting, free_pages=0, cached_pages=0, total_pages=0)
-
-
 def _step(record: StepRecord) -> dict[str, Any]:
-    """Of the times only the difference means anything to others."""
+    """Return a step with its length in place of its times, which are seconds of a clock without a known zero."""
     numbers = record._asdict()
     seconds = numbers.pop("ended_at") - numbers.pop("launched_at")
     return numbers | {"seconds": seconds}

@@ -1,6 +1,6 @@
-"""Log-probabilities in the words of OpenAI's API: completions have one spelling and chats another.
+"""Log-probabilities in the form of OpenAI's API, which has one for completions and another for chats.
 
-Those of the prompt, which OpenAI's API does not know, are spelled as vLLM spells them.
+OpenAI's API has none for prompts; these are in vLLM's form.
 """
 
 from __future__ import annotations
@@ -16,69 +16,69 @@ LEAST = -9999.0
 """OpenAI's number for a probability of zero. JSON has no infinity."""
 
 
-class Told(NamedTuple):
-    """A token of a completion's text, in the prompt that it repeats or behind it."""
+class ScoredToken(NamedTuple):
+    """A token of a completion's text, which may begin with the prompt."""
 
     token_id: int
     offset: int
     """Characters before it."""
     logprobs: TokenLogprobs | None
-    """None for the first of all."""
+    """None for a prompt's first token."""
 
 
-def told_of_pieces(pieces: Iterable[Piece], offset: int = 0) -> list[Told]:
-    """What there is to tell of an output that `offset` characters come before: nothing if nobody asked."""
+def scored_pieces(pieces: Iterable[Piece], offset: int = 0) -> list[ScoredToken]:
+    """Return the tokens of an output that have log-probabilities; `offset` characters come before the output."""
     return [
-        Told(piece.logprobs.token_id, offset + piece.offset, piece.logprobs)
+        ScoredToken(piece.logprobs.token_id, offset + piece.offset, piece.logprobs)
         for piece in pieces
         if piece.logprobs is not None
     ]
 
 
-def told_of_prompt(tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None]) -> list[Told]:
-    """What there is to tell of a prompt that is repeated."""
-    told, offset, stream = [], 0, tokenizer.detokenizer()
+def scored_prompt(
+    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+) -> list[ScoredToken]:
+    """Return the tokens of a prompt that comes before its completion."""
+    scored, offset, detokenizer = [], 0, tokenizer.detokenizer()
     for token, item in zip(prompt, logprobs, strict=True):
-        told.append(Told(token, offset, item))
-        offset += len(stream.push(token))
-    return told
+        scored.append(ScoredToken(token, offset, item))
+        offset += len(detokenizer.push(token))
+    return scored
 
 
-def completion_logprobs(tokenizer: Tokenizer, told: Sequence[Told]) -> dict[str, Any] | None:
-    """The `logprobs` of a completion's choice; None if nobody asked.
+def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
+    """Return the `logprobs` of a completion's choice; None if no token has any.
 
     `top_logprobs` holds the most likely tokens and the token itself; `text_offset` is where a token begins in the
     choice's `text`.
     """
-    if not told:
+    if not scored:
         return None
     return {
-        "tokens": [completion_token(tokenizer, item.token_id) for item in told],
-        "token_logprobs": [None if item.logprobs is None else finite(item.logprobs.logprob) for item in told],
-        "top_logprobs": [None if item.logprobs is None else _top(tokenizer, item.logprobs) for item in told],
-        "text_offset": [item.offset for item in told],
+        "tokens": [completion_token(tokenizer, item.token_id) for item in scored],
+        "token_logprobs": [None if item.logprobs is None else finite(item.logprobs.logprob) for item in scored],
+        "top_logprobs": [None if item.logprobs is None else _top(tokenizer, item.logprobs) for item in scored],
+        "text_offset": [item.offset for item in scored],
     }
 
 
 def chat_logprobs(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> dict[str, Any] | None:
-    """The `logprobs` of a chat's choice; None if nobody asked."""
-    told = [piece.logprobs for piece in pieces if piece.logprobs is not None]
-    if not told:
-        return None
+    """Return the `logprobs` of a chat's choice; None if no token has any."""
     content = [
-        _chat_token(tokenizer, item.token_id, item.logprob)
-        | {"top_logprobs": [_chat_token(tokenizer, token, logprob) for token, logprob in item.top]}
-        for item in told
+        _chat_token(tokenizer, piece.logprobs.token_id, piece.logprobs.logprob)
+        | {"top_logprobs": [_chat_token(tokenizer, token, logprob) for token, logprob in piece.logprobs.top]}
+        for piece in pieces
+        if piece.logprobs is not None
     ]
-    return {"content": content, "refusal": None}
+    return {"content": content, "refusal": None} if content else None
 
 
-def prompt_logprobs(tokenizer: Tokenizer, told: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
-    """For each token of a prompt the token itself and the most likely ones by id; null for the first.
+def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+    """Return for each token of a prompt the token itself and the most likely ones, by id; None for the first.
 
-    The rank of a token that is none of the most likely is not known, and null.
+    The rank of a token that is not among the most likely is unknown, and None.
     """
-    return [None if item is None else _by_id(tokenizer, item) for item in told]
+    return [None if item is None else _by_id(tokenizer, item) for item in logprobs]
 
 
 def _by_id(tokenizer: Tokenizer, item: TokenLogprobs) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _by_id(tokenizer: Tokenizer, item: TokenLogprobs) -> dict[str, Any]:
 
 
 def _top(tokenizer: Tokenizer, item: TokenLogprobs) -> dict[str, float]:
-    """Where two tokens read alike the more likely one is shown."""
+    """Return log-probabilities by text; of two tokens with the same text the more likely one is shown."""
     top: dict[str, float] = {}
     for token, logprob in (*item.top, (item.token_id, item.logprob)):
         top.setdefault(completion_token(tokenizer, token), finite(logprob))
@@ -101,7 +101,7 @@ def _top(tokenizer: Tokenizer, item: TokenLogprobs) -> dict[str, float]:
 
 
 def completion_token(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as a text; one that is only a part of a character as its bytes, in OpenAI's notation."""
+    """Return a token's text; of one that is only a part of a character its bytes, in OpenAI's notation."""
     spelled = tokenizer.spelled(token_id)
     try:
         return _readable(tokenizer, token_id) if spelled is None else spelled.decode()
@@ -124,5 +124,5 @@ def _readable(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def finite(logprob: float) -> float:
-    """What JSON can say."""
+    """Return a number that JSON can hold."""
     return max(logprob, LEAST)

@@ -1,6 +1,6 @@
 """What the server counts: requests, tokens and their times as clients see them.
 
-It watches what the engine's client sends and receives, so every request passes here, whatever route it came by.
+`Metrics` watches what the engine's client sends and receives, so it sees every request, whatever route it came by.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Open:
 
 
 class Metrics(Observer):
-    """Counts for as long as the server lives, whatever becomes of its engines.
+    """Counts for as long as the server lives, whichever engine serves. It is a `calls.Listener` as well.
 
     Args:
         clock: seconds.
@@ -51,26 +51,24 @@ class Metrics(Observer):
         self._clock = clock
         self._open: dict[int, _Open] = {}
         self.model = ""
-        """Its name in the API, once it is known."""
+        """The model's name in the API, once it is known."""
         self.prompt_tokens = 0
-        self.cached_tokens = 0
         self.cached_by_tier = dict.fromkeys(Tier, 0)
-        """The same, by where they lay."""
+        """Prompt tokens found in the cache, by the tier where they lay."""
         self.generation_tokens = 0
         self.cached_requests = 0
-        """That found a beginning of their prompt in the cache."""
+        """Requests with a beginning of their prompt in the cache."""
         self.finished: Counter[FinishReason] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()
-        """Calls by handler, method and status; 0 for clients that left before the answer."""
+        """Calls by handler, method and status; status 0 for clients that left before the answer."""
         self.prompt_lengths = Histogram(TOKENS)
         self.output_lengths = Histogram(TOKENS)
-        self.limits = Histogram(TOKENS)
-        """`max_tokens` of each request."""
+        self.max_tokens = Histogram(TOKENS)
         self.to_first = Histogram(TO_FIRST_SECONDS)
         self.between = Histogram(BETWEEN_SECONDS)
         """Between the tokens of a request; of tokens that came together the later ones count as 0 s."""
         self.per_token = Histogram(BETWEEN_SECONDS)
-        """Of a request, its mean."""
+        """The mean of each request."""
         self.to_end = Histogram(REQUEST_SECONDS)
 
     @property
@@ -78,13 +76,17 @@ class Metrics(Observer):
         """Requests that are being timed."""
         return len(self._open)
 
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self.cached_by_tier.values())
+
     def submitted(self, request: Submit) -> None:
         call, prompt_tokens = CALL.get(), len(request.prompt)
         # A call's time begins before its prompt is tokenized.
         arrived = self._clock() if call is None else call.began
         self._open[request.request_id] = _Open(arrived, prompt_tokens, call)
         assert request.sampling.max_tokens is not None, f"not resolved: {request.sampling}"
-        self.limits.add(request.sampling.max_tokens)
+        self.max_tokens.add(request.sampling.max_tokens)
         if call is not None:
             call.model, call.sampling = self.model, request.sampling
             call.engine_ids.append(request.request_id)
@@ -99,7 +101,7 @@ class Metrics(Observer):
             if request is None:
                 continue
             if output.token_ids:
-                self._tokens(request, output, now)
+                self._count_tokens(request, output, now)
             if output.finish_reason is not None:
                 self._end(output.request_id, output.finish_reason, now)
 
@@ -108,24 +110,22 @@ class Metrics(Observer):
             self._end(request_id, reason, self._clock())
 
     def answered(self, call: Call) -> None:
-        """See `calls.Listener`."""
         self.http[call.handler, call.method, call.status] += 1
 
-    def _tokens(self, request: _Open, output: Output, now: float) -> None:
-        count = len(output.token_ids)
+    def _count_tokens(self, request: _Open, output: Output, now: float) -> None:
         if request.output_tokens == 0:
             request.first = now
             self.to_first.add(now - request.arrived)
             self.prompt_tokens += request.prompt_tokens
-            self.cached_tokens += output.num_cached_tokens
             cached = output.cached
-            for tier, tokens in ((Tier.DEVICE, cached.device), (Tier.HOST, cached.host), (Tier.DISK, cached.disk)):
+            for tier, tokens in zip(Tier, (cached.device, cached.host, cached.disk), strict=True):
                 self.cached_by_tier[tier] += tokens
             self.cached_requests += output.num_cached_tokens > 0
             if request.call is not None:
                 request.call.cached_tokens += output.num_cached_tokens
         else:
             self.between.add(now - request.last)
+        count = len(output.token_ids)
         for _ in range(count - 1):
             self.between.add(0.0)
         request.last = now

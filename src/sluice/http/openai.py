@@ -1,49 +1,33 @@
-"""OpenAI's request schema: bytes of a body to a checked, typed call.
+"""OpenAI's request schemas: the body of a completion or a chat to a checked call.
 
-Unknown fields are refused by name (see `inert`), and nothing is filled in that the caller did not leave open.
+Unknown fields are refused by name (see `unsupported_fields`), and only what the client left open is filled in.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
 
-from sluice.http.errors import ApiError, bad_request
+from sluice.http import unsupported_fields
+from sluice.http.body import convert, fields_of, json_object, known_fields
+from sluice.http.errors import bad_request
 from sluice.http.generate_call import (
-    LONGEST_SECONDS,
-    ChatCall,
-    CompletionCall,
-    checked_choices,
-    checked_salt,
-    checked_seconds,
-    checked_stops,
+    Count,
+    GenerateCall,
+    Logprobs,
+    RequestFields,
+    SamplingFields,
+    checked_prompts,
+    documented,
+    new_request,
+    sampling_params,
 )
-from sluice.http.json_body import are_ids, convert, fields_of, json_object, kind_of
-from sluice.http.unsupported_fields import CHAT_ASKS_NOTHING, COMPLETION_ASKS_NOTHING, without_inert
-from sluice.types import (
-    MAX_BIAS,
-    MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_SAMPLES,
-    MAX_TOP_K,
-    REPETITION_PENALTIES,
-    SEED_RANGE,
-    SamplingParams,
-)
+from sluice.types import MAX_LOGPROBS, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; a chat may fill the context."""
-
-
-def shown(minimum: float | None = None, maximum: float | None = None) -> Meta:
-    """Bounds as the published schema shows them. They are checked elsewhere, in words that name the field."""
-    bounds = {"minimum": minimum, "maximum": maximum}
-    return Meta(extra_json_schema={name: bound for name, bound in bounds.items() if bound is not None})
-
 
 PROMPT_SCHEMA = {
     "anyOf": [
@@ -68,54 +52,32 @@ MESSAGE_SCHEMA = {
     },
 }
 MESSAGE_ACCEPTS = {"role": "system, developer, user, assistant", "type": "text"}
-AnyMessage = Annotated[dict[str, Any], Meta(extra_json_schema=MESSAGE_SCHEMA)]
-Text = Annotated[str, Meta(extra_json_schema={"minLength": 1})]
-Penalty = Annotated[float, shown(-MAX_PENALTY, MAX_PENALTY)]
-Count = Annotated[int, shown(0)]
-Logprobs = Annotated[int, shown(0, MAX_LOGPROBS)]
-Seconds = Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": LONGEST_SECONDS})]
+UNUSED_IN_MESSAGES = ("tool_calls", "function_call", "refusal", "audio", "annotations")
+"""Fields of messages that clients repeat from answers, accepted while they hold nothing."""
+AnyMessage = Annotated[dict[str, Any], documented(**MESSAGE_SCHEMA)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: bool | None = None
+    """vLLM's addition, which its benchmarks and guidellm use."""
 
 
-class Fields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What completions and chats have in common. `null` is the same as leaving a field out."""
+class OpenAIFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
+    """What completions and chats have in common beside `SamplingFields`, which stand next to these in a body."""
 
     model: str | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    temperature: Annotated[float, shown(0)] = 1.0
-    top_p: Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": 1})] = 1.0
-    top_k: Annotated[int, shown(-1, MAX_TOP_K)] = 0
-    min_p: Annotated[float, shown(0, 1)] = 0.0
-    seed: Annotated[int, shown(*SEED_RANGE)] | None = None
-    stop: str | list[Text] = []
-    stop_token_ids: list[Count] = []
-    ignore_eos: bool = False
-    n: Annotated[int, shown(1, MAX_SAMPLES)] = 1
     best_of: Count | None = None
-    priority: int = 0
-    cache_salt: str | None = None
     prompt_logprobs: Logprobs | None = None
-    min_tokens: Count = 0
-    presence_penalty: Penalty = 0.0
-    frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[float, shown(*REPETITION_PENALTIES)] = 1.0
-    logit_bias: dict[str, Annotated[float, shown(-MAX_BIAS, MAX_BIAS)]] = {}
-    max_queue_time: Seconds | None = None
-    timeout: Seconds | None = None
 
 
-class CompletionFields(Fields, kw_only=True, forbid_unknown_fields=True):
+class CompletionFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/completions`."""
 
-    prompt: Annotated[Any, Meta(extra_json_schema=PROMPT_SCHEMA)]
+    prompt: Annotated[Any, documented(**PROMPT_SCHEMA)]
     logprobs: Logprobs | None = None
     echo: bool = False
 
@@ -130,70 +92,86 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str | None = None
 
 
-class ChatFields(Fields, kw_only=True, forbid_unknown_fields=True):
+class ChatFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /v1/chat/completions`."""
 
-    messages: Annotated[list[AnyMessage], Meta(extra_json_schema={"minItems": 1})]
+    messages: Annotated[list[AnyMessage], documented(minItems=1)]
     logprobs: bool = False
     top_logprobs: Logprobs = 0
 
 
-def parse_completion(body: bytes) -> CompletionCall:
-    """
+B = TypeVar("B", bound=OpenAIFields)
+
+
+def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
+    """Check the body of a completion.
+
     Raises:
         ApiError: 400, naming the field.
     """
-    content = without_inert(json_object(body), fields_of(CompletionFields), COMPLETION_ASKS_NOTHING)
-    fields = convert(content, CompletionFields)
-    asked = _max_tokens(fields)
-    max_tokens = COMPLETION_MAX_TOKENS if asked is None else asked
+    fields, sampling = _read(body, CompletionFields, unsupported_fields.COMPLETION)
+    max_tokens, name = _max_tokens(fields, sampling)
     is_empty = max_tokens == 0
     if is_empty and not fields.echo:
-        name = _max_tokens_name(fields)
         raise bad_request(f"{name} must be at least 1, got 0; 0 is only allowed with echo: true", param=name)
-    prompts = checked_prompts("prompt", fields.prompt)
-    sampling = _sampling(fields, max(1, max_tokens) if is_empty else max_tokens, fields.logprobs, _of_prompt(fields))
-    checked_choices(len(prompts), sampling.n)
-    return CompletionCall(prompts=prompts, sampling=sampling, echo=fields.echo, is_empty=is_empty, **_common(fields))
+    if max_tokens is None:
+        max_tokens = COMPLETION_MAX_TOKENS
+    params = sampling_params(
+        sampling,
+        {"max_tokens": name},
+        max_tokens=1 if is_empty else max_tokens,
+        logprobs=fields.logprobs,
+        prompt_logprobs=_echoed_logprobs(fields),
+    )
+    prompts = checked_prompts("prompt", fields.prompt, params.n)
+    return _call(fields, params, prompts=prompts, is_empty=is_empty)
 
 
-def parse_chat(body: bytes) -> ChatCall:
-    """
+def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
+    """Check the body of a chat.
+
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = convert(without_inert(json_object(body), fields_of(ChatFields), CHAT_ASKS_NOTHING), ChatFields)
-    if not fields.messages:
-        raise bad_request("messages must hold at least one message, got []", param="messages")
-    return ChatCall(
-        messages=checked_messages(fields.messages),
-        sampling=_sampling(fields, _max_tokens(fields), _chat_logprobs(fields), fields.prompt_logprobs),
-        **_common(fields),
-    )
-
-
-def _common(fields: Fields) -> dict[str, Any]:
-    """The rest of a `Call`."""
-    if fields.best_of not in (None, fields.n):
+    fields, sampling = _read(body, ChatFields, unsupported_fields.CHAT)
+    if not 0 <= fields.top_logprobs <= MAX_LOGPROBS:
         raise bad_request(
-            f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {fields.n}",
-            param="best_of",
+            f"top_logprobs must be an integer from 0 to {MAX_LOGPROBS}, got {fields.top_logprobs}", param="top_logprobs"
         )
-    return {
-        "model": fields.model,
-        "stream": fields.stream,
-        "include_usage": _include_usage(fields),
-        "continuous_usage": _continuous_usage(fields),
-        "priority": fields.priority,
-        "extra_key": checked_salt("cache_salt", fields.cache_salt),
-        "max_queue_time": checked_seconds("max_queue_time", fields.max_queue_time),
-        "timeout": checked_seconds("timeout", fields.timeout),
-        "tells_prompt_logprobs": fields.prompt_logprobs is not None,
-    }
+    if fields.top_logprobs and not fields.logprobs:
+        raise bad_request("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+    max_tokens, name = _max_tokens(fields, sampling)
+    params = sampling_params(
+        sampling,
+        {"max_tokens": name},
+        max_tokens=max_tokens,
+        logprobs=fields.top_logprobs if fields.logprobs else None,
+        prompt_logprobs=fields.prompt_logprobs,
+    )
+    return _call(fields, params, prompts=(checked_messages(fields.messages),), names={"prompt": "messages"})
 
 
-def _of_prompt(fields: CompletionFields) -> int | None:
-    """Alternatives to tell for each token of the prompt: an echo is told of like the rest of the text."""
+def _read(body: bytes, kind: type[B], unsupported: Mapping[str, Any]) -> tuple[B, SamplingFields]:
+    """Split a body into the fields of sampling and the others."""
+    of_sampling = fields_of(SamplingFields)
+    content = known_fields(json_object(body), fields_of(kind) | of_sampling, unsupported)
+    sampling = {name: content.pop(name) for name in of_sampling & content.keys()}
+    return convert(content, kind), convert(sampling, SamplingFields)
+
+
+def _max_tokens(fields: OpenAIFields, sampling: SamplingFields) -> tuple[int | None, str]:
+    """Return the value of `max_tokens` or `max_completion_tokens`, which mean the same, and the name that was used."""
+    one, other = sampling.max_tokens, fields.max_completion_tokens
+    if one is not None and other is not None and one != other:
+        raise bad_request(
+            f"max_tokens {one} and max_completion_tokens {other} contradict each other; send one of them",
+            param="max_completion_tokens",
+        )
+    return (other, "max_completion_tokens") if one is None else (one, "max_tokens")
+
+
+def _echoed_logprobs(fields: CompletionFields) -> int | None:
+    """Return the alternatives to give for each token of the prompt: an echo has log-probabilities like the output."""
     if not fields.echo or fields.logprobs is None:
         return fields.prompt_logprobs
     if fields.stream:
@@ -209,154 +187,52 @@ def _of_prompt(fields: CompletionFields) -> int | None:
     return fields.logprobs
 
 
-def checked_prompts(name: str, value: Any) -> tuple[str | list[int], ...]:
-    """A text, token ids, or a list of either.
-
-    Args:
-        name: of the field.
-
-    Raises:
-        ApiError: 400, anything else.
-    """
-    if isinstance(value, str) or are_ids(value):
-        value = [value]
-    if not isinstance(value, list) or not value:
-        raise _bad_prompt(name, value)
-    for index, item in enumerate(value):
-        if not (are_ids(item) or (isinstance(item, str) and item)):
-            raise _bad_prompt(name if len(value) == 1 else f"{name}[{index}]", item)
-    return tuple(value)
-
-
-def _bad_prompt(param: str, value: Any) -> ApiError:
-    return bad_request(
-        f"{param} must be a non-empty text, a non-empty list of token ids, or a list of either; got {kind_of(value)}",
-        param=param,
-    )
-
-
-def checked_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Messages as chat templates take them.
-
-    Raises:
-        ApiError: 400, naming the message and its field.
-    """
-    return tuple(_message(index, message) for index, message in enumerate(messages))
-
-
-def _message(index: int, content: dict[str, Any]) -> dict[str, str]:
-    """One message as chat templates take it: text parts joined by line breaks, "developer" is "system"."""
-    unused = ("tool_calls", "function_call", "refusal", "audio", "annotations")
-    said = {name: value for name, value in content.items() if not (name in unused and value in (None, []))}
-    message = convert(said, Message, f"messages[{index}]", MESSAGE_ACCEPTS)
-    text = message.content
-    if not isinstance(text, str):
-        text = "\n".join(part.text for part in text)
-    role = "system" if message.role == "developer" else message.role
-    rendered = {"role": role, "content": text}
-    return rendered if message.name is None else rendered | {"name": message.name}
-
-
-def _max_tokens(fields: Fields) -> int | None:
-    """The two names mean the same."""
-    one, other = fields.max_tokens, fields.max_completion_tokens
-    if one is not None and other is not None and one != other:
-        raise bad_request(
-            f"max_tokens {one} and max_completion_tokens {other} contradict each other; send one of them",
-            param="max_completion_tokens",
-        )
-    return one if other is None else other
-
-
-def _max_tokens_name(fields: Fields) -> str:
-    """The one that the caller used."""
-    return "max_completion_tokens" if fields.max_tokens is None else "max_tokens"
-
-
-def _chat_logprobs(fields: ChatFields) -> int | None:
-    if not 0 <= fields.top_logprobs <= MAX_LOGPROBS:
-        raise bad_request(
-            f"top_logprobs must be an integer from 0 to {MAX_LOGPROBS}, got {fields.top_logprobs}", param="top_logprobs"
-        )
-    if fields.top_logprobs and not fields.logprobs:
-        raise bad_request("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
-    return fields.top_logprobs if fields.logprobs else None
-
-
-def _include_usage(fields: Fields) -> bool:
-    if fields.stream_options is None:
-        return False
-    if not fields.stream:
-        raise bad_request("stream_options is only allowed with stream: true", param="stream_options")
-    return bool(fields.stream_options.include_usage)
-
-
-def _continuous_usage(fields: Fields) -> bool:
-    """vLLM's addition, which its benchmarks and guidellm ask for."""
-    options = fields.stream_options
-    if options is None or not options.continuous_usage_stats:
-        return False
-    if not options.include_usage:
-        raise bad_request(
-            "stream_options.continuous_usage_stats is only allowed with include_usage: true", param="stream_options"
-        )
-    return True
-
-
-def logit_bias_by_id(given: dict[str, float]) -> tuple[tuple[int, float], ...]:
-    """JSON spells token ids as texts.
-
-    Raises:
-        ApiError: 400, a text that is none.
-    """
-    for token in given:
-        if re.fullmatch(r"[0-9]{1,10}", token) is None:
-            raise bad_request(f"logit_bias must be by token id, got {token!r}", param="logit_bias")
-    return tuple((int(token), bias) for token, bias in given.items())
-
-
-def _sampling(
-    fields: Fields, max_tokens: int | None, logprobs: int | None, prompt_logprobs: int | None
-) -> SamplingParams:
+def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
+    """Check what the fields of completions and chats may be together."""
     if fields.stream and fields.prompt_logprobs is not None:
         raise bad_request(
             "prompt_logprobs is not supported with stream: true, whose events are tokens of the answer; send"
             " stream: false",
             param="prompt_logprobs",
         )
-    return checked_sampling(
-        {"max_tokens": _max_tokens_name(fields)},
-        max_tokens=max_tokens,
-        temperature=fields.temperature,
-        top_p=fields.top_p,
-        top_k=fields.top_k,
-        min_p=fields.min_p,
-        seed=fields.seed,
-        stop=checked_stops(fields.stop),
-        stop_token_ids=tuple(fields.stop_token_ids),
-        ignore_eos=fields.ignore_eos,
-        n=fields.n,
-        logprobs=logprobs,
-        prompt_logprobs=prompt_logprobs,
-        min_tokens=fields.min_tokens,
-        presence_penalty=fields.presence_penalty,
-        frequency_penalty=fields.frequency_penalty,
-        repetition_penalty=fields.repetition_penalty,
-        logit_bias=logit_bias_by_id(fields.logit_bias),
+    if fields.best_of not in (None, params.n):
+        raise bad_request(
+            f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {params.n}",
+            param="best_of",
+        )
+    options = fields.stream_options or StreamOptions()
+    if fields.stream_options is not None and not fields.stream:
+        raise bad_request("stream_options is only allowed with stream: true", param="stream_options")
+    if options.continuous_usage_stats and not options.include_usage:
+        raise bad_request(
+            "stream_options.continuous_usage_stats is only allowed with include_usage: true", param="stream_options"
+        )
+    return GenerateCall(
+        fields=fields,
+        request=new_request(fields, params),
+        model=fields.model,
+        include_usage=bool(options.include_usage),
+        continuous_usage=bool(options.continuous_usage_stats),
+        **others,
     )
 
 
-def checked_sampling(names: Mapping[str, str], **values: Any) -> SamplingParams:
-    """
-    Args:
-        names: field -> what the caller calls it, where that is something else.
+def checked_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, str], ...]:
+    """Return messages as chat templates take them: text parts joined by line breaks, "developer" as "system".
 
     Raises:
-        ApiError: 400, naming the field.
+        ApiError: 400, no message, or one whose field is named.
     """
-    try:
-        return SamplingParams(**values)
-    except ValueError as error:
-        field, _, rest = str(error).partition(" ")
-        param = names.get(field, field)
-        raise bad_request(f"{param} {rest}", param=param) from error
+    if not messages:
+        raise bad_request("messages must hold at least one message, got []", param="messages")
+    return tuple(_message(index, message) for index, message in enumerate(messages))
+
+
+def _message(index: int, content: dict[str, Any]) -> dict[str, str]:
+    used = {name: value for name, value in content.items() if name not in UNUSED_IN_MESSAGES or value not in (None, [])}
+    message = convert(used, Message, f"messages[{index}]", MESSAGE_ACCEPTS)
+    text = message.content
+    if not isinstance(text, str):
+        text = "\n".join(part.text for part in text)
+    rendered = {"role": "system" if message.role == "developer" else message.role, "content": text}
+    return rendered if message.name is None else rendered | {"name": message.name}

@@ -1,4 +1,4 @@
-"""`GET /openapi.json`: the API described for machines, from the very types that bodies are checked against."""
+"""`GET /openapi.json`: the API described for machines, by the types that bodies are checked against."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
+from sluice.http.generate_call import SamplingFields
 from sluice.http.openai import ChatFields, CompletionFields
 from sluice.http.sglang import NativeFields, NativeSampling
-from sluice.http.tokenizing import DetokenizeFields, TokenizeFields
+from sluice.http.tokenize import DetokenizeFields, TokenizeFields
 
 BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
     "/v1/completions": ("Continue prompts (OpenAI)", CompletionFields),
@@ -22,11 +23,11 @@ EITHER: Mapping[str, tuple[str, str]] = {
     "NativeFields": ("text", "input_ids"),
     "TokenizeFields": ("prompt", "messages"),
 }
-"""Fields of which one is given."""
+"""Fields of which exactly one is given."""
 NOT_NULL = {"not": {"type": "null"}}
 READINGS: Mapping[str, str] = {
     "/v1/models": "The model that is served (OpenAI)",
-    "/health": "Whether it can be used: 200 or 503; and what the engine is at",
+    "/health": "Whether it can be used: 200 or 503; and the engine's step and phase",
     "/live": "Whether its process should live on: 200 or 503",
     "/ready": "Whether new work may be sent to it: 200 or 503",
     "/server_info": "Every option with its reason, and how the engine stands",
@@ -52,10 +53,14 @@ ERROR = {
 
 
 def openapi(version: str) -> dict[str, Any]:
-    """The whole document. Fields that ask for nothing (`user`, `tools: []`, ...) are accepted beside those it lists."""
+    """Return the document. Besides the listed fields, those that ask for nothing (`user`, `tools: []`) are accepted."""
     schemas, components = msgspec.json.schema_components(
-        [*(kind for _, kind in BODIES.values()), NativeSampling], ref_template="#/components/schemas/{name}"
+        [*(kind for _, kind in BODIES.values()), NativeSampling, SamplingFields],
+        ref_template="#/components/schemas/{name}",
     )
+    sampling = components.pop("SamplingFields")["properties"]
+    for kind in (CompletionFields, ChatFields):
+        components[kind.__name__]["properties"] |= sampling
     components["NativeFields"]["properties"]["sampling_params"] = {"$ref": "#/components/schemas/NativeSampling"}
     for name, either in EITHER.items():
         components[name]["oneOf"] = [{"required": [field], "properties": {field: NOT_NULL}} for field in either]

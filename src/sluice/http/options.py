@@ -1,4 +1,4 @@
-"""What the server's options may be, beyond what `config` checks of each."""
+"""Checks of the server's options, beyond what `config` checks of each."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ SHORTEST_HEARTBEAT = 2.0
 
 
 def check_server(config: ServerConfig) -> None:
-    """
+    """Refuse options that cannot be honoured.
+
     Raises:
-        ConfigError: an option, or a combination, that cannot be honoured, by name and value.
+        ConfigError: an option, or a combination, by name and value.
     """
     check_values(config)
     if not 0 <= config.port <= 65535:

@@ -1,4 +1,9 @@
-"""`sluice serve`: HTTP from the first moment, an engine beside it, and an orderly end."""
+"""`sluice serve`: HTTP from the first moment, an engine beside it, and an orderly end.
+
+SIGTERM   finish what runs, begin no new requests, then end
+SIGINT    (Ctrl-C) end now: what runs is cut off with an error that says so
+a second  end at once
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,14 @@ import contextlib
 import json
 import logging
 import shlex
+import signal
 import socket
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -21,16 +29,15 @@ from sluice.http.app import create_app
 from sluice.http.auth import read_keys
 from sluice.http.backend import Backend, Service
 from sluice.http.body import BodyLimits
-from sluice.http.ending import StopSignals, finish
-from sluice.http.exposure import exposure_warning
-from sluice.http.logs import RequestLog, show_log
+from sluice.http.calls import Listener, RequestLog
 from sluice.http.metrics import Metrics
-from sluice.http.timeouts import PatientProtocol
-from sluice.http.traces import Traces, open_traces
+from sluice.http.otel import open_traces
+from sluice.http.timeouts import TimeLimitedProtocol
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineStartError, EngineTimeouts
+from sluice.process.logs import configure_logging
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import FACTORY, Ready, Start
 from sluice.text.tokenizer import Tokenizer, TokenizerError
@@ -46,15 +53,39 @@ class CannotListen(OSError):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, leaving the signals to `serve`."""
+    """uvicorn without its signal handlers: `serve` has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
+class StopSignals:
+    """The signals that the process was sent; to be made in the event loop."""
+
+    def __init__(self) -> None:
+        self.drain = asyncio.Event()
+        """Finish what runs."""
+        self.stop = asyncio.Event()
+        """End."""
+        self.hurry = asyncio.Event()
+        """Wait for nothing."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.received, number)
+
+    def received(self, number: signal.Signals) -> None:
+        if self.drain.is_set() or self.stop.is_set():
+            self.hurry.set()
+            self.stop.set()
+        elif number is signal.SIGTERM:
+            self.drain.set()
+        else:
+            self.stop.set()
+
+
 def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = (), factory: str = FACTORY) -> int:
-    """Serve until SIGINT or SIGTERM (see `ending`).
+    """Serve until SIGINT or SIGTERM.
 
     Args:
         given: names of the options that the user set.
@@ -62,20 +93,27 @@ def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = 
     Returns:
         The exit status: 1 if the engine did not start, or died too often; 2 for an option that cannot be honoured.
     """
-    show_log(server.log_level, server.log_format)
+    configure_logging(server.log_level, server.log_format)
+    listeners: list[Listener] = [RequestLog()]
     try:
-        traces = open_traces(server.otlp_traces_endpoint)
-        with contextlib.closing(traces):
-            return asyncio.run(serve(server, engine, traces, given=given, factory=factory))
+        with contextlib.ExitStack() as stack:
+            if server.otlp_traces_endpoint is not None:
+                traces = open_traces(server.otlp_traces_endpoint)
+                listeners.append(stack.enter_context(contextlib.closing(traces)))
+            return asyncio.run(serve(server, engine, listeners, given=given, factory=factory))
     except (CannotListen, ConfigError, EngineStartError, TokenizerError) as error:
         print(f"sluice: error: {error}", file=sys.stderr)
         return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 async def serve(
-    server: ServerConfig, engine: EngineConfig, traces: Traces, *, given: Collection[str], factory: str
+    server: ServerConfig, engine: EngineConfig, listeners: Sequence[Listener], *, given: Collection[str], factory: str
 ) -> int:
-    """
+    """Serve HTTP and run the engine until one of them ends, or a signal comes. Returns the exit status.
+
+    Args:
+        listeners: receive every call when it is over.
+
     Raises:
         CannotListen: the port is in use, or the address is not this machine's.
         ConfigError: the API keys cannot be read.
@@ -84,7 +122,6 @@ async def serve(
     keys = read_keys(server)
     listener = listen(server.host, server.port)
     address, port, *_ = listener.getsockname()
-    url = url_of(server.host, port)
     if (warning := exposure_warning(address, has_key=bool(keys))) is not None:
         LOGGER.warning("%s", warning)
     state, metrics = EngineState(), Metrics()
@@ -93,23 +130,25 @@ async def serve(
     start = Start(engine, factory, server.log_level, server.log_format, server.inject_fault or "")
     timeouts = EngineTimeouts(server.start_timeout, server.heartbeat_timeout, server.step_timeout)
     supervisor = Supervisor(start, client, state, server.max_engine_restarts, timeouts)
+    app = create_app(
+        backend,
+        body_limits=BodyLimits(server.max_request_bytes),
+        api_keys=keys,
+        metrics=metrics,
+        listeners=listeners,
+    )
     http = HttpServer(
         uvicorn.Config(
-            create_app(
-                backend,
-                body_limits=BodyLimits(server.max_request_bytes),
-                api_keys=keys,
-                metrics=metrics,
-                listeners=(RequestLog(), traces),
-            ),
-            http=PatientProtocol,
+            app,
+            http=TimeLimitedProtocol,
             lifespan="off",
-            log_config=None,  # what it has to say goes where our own log goes
+            log_config=None,  # its messages go where our own log goes
             access_log=False,
             timeout_graceful_shutdown=EXIT_SECONDS,
         )
     )
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
+    url = url_of(server.host, port)
     living = asyncio.create_task(live(backend, supervisor, client, server, url, metrics, given=given), name="engine")
     signals = StopSignals()
     stopping = asyncio.create_task(signals.stop.wait(), name="stop-signal")
@@ -119,7 +158,7 @@ async def serve(
         await asyncio.wait({*ends, draining}, return_when=asyncio.FIRST_COMPLETED)
         if draining.done():
             backend.drain()
-            await finish(http.server_state.tasks.copy(), ends, server.drain_timeout)
+            await _finish(http.server_state.tasks.copy(), ends, server.drain_timeout)
         if serving.done():
             serving.result()
         return 1 if living.done() and living.result() else 0
@@ -133,6 +172,14 @@ async def serve(
         await asyncio.wait({serving})
 
 
+async def _finish(work: Collection[asyncio.Task[None]], ends: Collection[asyncio.Task[Any]], seconds: float) -> None:
+    """Wait until all work is done, at most `seconds`, and no longer than until one of `ends` is done."""
+    if work:
+        done = asyncio.create_task(asyncio.wait(work))
+        await asyncio.wait({done, *ends}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        done.cancel()
+
+
 async def live(
     backend: Backend,
     supervisor: Supervisor,
@@ -143,7 +190,7 @@ async def live(
     *,
     given: Collection[str],
 ) -> str:
-    """Start the engine, serve with it and with those that follow it, and say why there is none any more.
+    """Start the engine, and serve with it and with those that follow it. Returns why there is none any more.
 
     Raises:
         EngineStartError, TokenizerError: the checkpoint cannot be served.
@@ -163,7 +210,8 @@ async def live(
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """
+    """Return a socket that listens.
+
     Raises:
         CannotListen: naming the address and what to do.
     """
@@ -184,14 +232,29 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def exposure_warning(address: str, *, has_key: bool) -> str | None:
+    """Return a warning if every client that reaches this machine can use the server, else None.
+
+    Args:
+        address: IP address that is listened on.
+        has_key: clients need an API key.
+    """
+    if has_key or ip_address(address.partition("%")[0]).is_loopback:
+        return None
+    return (
+        f"listening on {address} without an API key: every client that can reach it can use it and read its metrics;"
+        " see docs/security.md"
+    )
+
+
 def url_of(host: str, port: int) -> str:
-    """The URL by which this machine reaches a server that listens on `host`."""
+    """Return the URL by which this machine reaches a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def announcement(url: str, name: str, ready: Ready, *, chat: bool) -> str:
-    """What a person who started the server needs to know."""
+    """Return what a person who started the server needs to know: the model, its URL, and a command to try it."""
     limits = ready.limits
     lines = [f"Sluice serves {name} at {url}/v1 (up to {limits.max_request_tokens} tokens a request)."]
     if ready.is_bundled:
@@ -204,10 +267,10 @@ def announcement(url: str, name: str, ready: Ready, *, chat: bool) -> str:
 
 
 def curl(url: str, name: str, *, chat: bool) -> str:
-    """A command that streams an answer, ready to paste."""
-    asked = "What is a sluice?"
+    """Return a command that streams an answer, ready to paste."""
+    question = "What is a sluice?"
     body: dict[str, object] = {"model": name}
-    body |= {"messages": [{"role": "user", "content": asked}]} if chat else {"prompt": asked}
+    body |= {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": question}
     body |= {"max_tokens": 64, "stream": True}
     path = "chat/completions" if chat else "completions"
     data = shlex.quote(json.dumps(body))

@@ -27,8 +27,8 @@ from sluice.engine.heartbeat import Phase
 from sluice.engine.protocols import Pending, Runner
 from sluice.engine.watched import WatchedRunner
 from sluice.faults import FaultKind, of_engine, parse_faults
-from sluice.http.logs import show_log
 from sluice.process.faults import FaultyRunner
+from sluice.process.logs import configure_logging
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import SocketFolder, ZmqLink
 from sluice.types import BatchPlan, BatchResult
@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     link = ZmqLink(SocketFolder(Path(folder)))
     try:
         start = link.receive_start()
-        show_log(start.log_level, start.log_format)
+        configure_logging(start.log_level, start.log_format)
         try:
             engine, ready = find_factory(start.factory)(start, link)
         except Exception as error:

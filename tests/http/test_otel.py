@@ -18,7 +18,7 @@ from collecting import collector
 from serving import MODEL, Server, run, serving
 from sluice.config import ConfigError
 from sluice.http.calls import Call
-from sluice.http.traces import NoTraces, OtlpTraces, attributes_of, open_traces
+from sluice.http.otel import OtlpTraces, attributes_of, open_traces
 from sluice.testing import Faults
 from sluice.types import FinishReason
 
@@ -167,7 +167,7 @@ class DeafCollector(SpanExporter):
 def test_a_collector_that_never_answers_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """OpenTelemetry's own shutdown waits for it for 30 seconds: longer than whoever ends a server does."""
     collector = DeafCollector()
-    traces = OtlpTraces(collector, patience=0.01)
+    traces = OtlpTraces(collector, close_seconds=0.01)
     traces.answered(Call("id", "POST", "/generate", {}, 1.0, status=200, ended=2.5))
     closing = threading.Thread(target=traces.close)
     closing.start()
@@ -177,10 +177,6 @@ def test_a_collector_that_never_answers_does_not_hold_up_the_end(caplog: pytest.
     closing.join()
     assert has_ended
     assert "the last traces were not sent" in caplog.text
-
-
-def test_nobody_asked() -> None:
-    assert isinstance(open_traces(None), NoTraces)
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://a/b", "http://", ""])

@@ -1,7 +1,7 @@
-"""A span for every call that generates, sent by OTLP over HTTP, in the words of OpenTelemetry's `gen_ai` conventions.
+"""Traces: a span for every call that generates, sent by OTLP over HTTP under OpenTelemetry's `gen_ai` conventions.
 
-The span is made when the call is over, with the times that were noted, and hangs below the `traceparent` that the
-client sent (W3C Trace Context). It holds sizes and settings, nothing that was said. The conventions are those of
+The span is made when the call is over, from the times in its `Call`, as a child of the `traceparent` that the client
+sent (W3C Trace Context). It holds sizes and settings, and no text of the call. The conventions are those of
 semantic-conventions-genai as of version 1.44 of the attributes they build on.
 """
 
@@ -12,11 +12,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from sluice.config import ConfigError
 from sluice.http.calls import Call
+from sluice.http.errors import CLIENT_LEFT
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -28,42 +29,21 @@ OPERATIONS: Mapping[str, str] = {
     "/v1/completions": "text_completion",
     "/generate": "text_completion",
 }
-"""Paths that generate, and what the conventions call that."""
-CLIENT_LEFT = 499
+"""Paths that generate, with the conventions' name for what they do."""
 NANOSECONDS = 1_000_000_000
 CLOSE_SECONDS = 2.0
 LOGGER = logging.getLogger("sluice.server")
 
 
-class Traces(Protocol):
-    """Is told of every call once it is over (a `calls.Listener`), and at last to send what it holds."""
-
-    def answered(self, call: Call) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class NoTraces:
-    """Traces that nobody asked for."""
-
-    def answered(self, call: Call) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def open_traces(endpoint: str | None) -> Traces:
-    """Where calls are traced to.
+def open_traces(endpoint: str) -> OtlpTraces:
+    """Return the listener that traces calls.
 
     Args:
-        endpoint: URL of a collector; without a path, OTLP's own is added. None: no traces.
+        endpoint: URL of a collector; without a path, OTLP's own is added.
 
     Raises:
         ConfigError: it is no URL of HTTP, or OpenTelemetry is not installed.
     """
-    if endpoint is None:
-        return NoTraces()
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise ConfigError(
@@ -79,13 +59,13 @@ def open_traces(endpoint: str | None) -> Traces:
 
 
 class OtlpTraces:
-    """Spans in batches from a thread of its own.
+    """Sends spans in batches from a thread of its own.
 
     Args:
-        exporter: sends them.
+        exporter: sends a batch.
         now: seconds of the calls' clock.
         wall_now: nanoseconds since 1970.
-        patience: seconds that the last spans may take.
+        close_seconds: how long the last spans may take.
     """
 
     def __init__(
@@ -94,7 +74,7 @@ class OtlpTraces:
         *,
         now: Callable[[], float] = time.perf_counter,
         wall_now: Callable[[], int] = time.time_ns,
-        patience: float = CLOSE_SECONDS,
+        close_seconds: float = CLOSE_SECONDS,
     ) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -106,17 +86,15 @@ class OtlpTraces:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("sluice.server", own["service.version"])
         self._propagator = TraceContextTextMapPropagator()
-        self._now, self._wall_now, self._patience = now, wall_now, patience
+        self._now, self._wall_now, self._close_seconds = now, wall_now, close_seconds
 
     def answered(self, call: Call) -> None:
-        """See `calls.Listener`."""
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
         operation = OPERATIONS.get(call.path)
         if operation is None:
             return
         offset = self._wall_now() - int(self._now() * NANOSECONDS)
-        ended = call.began if call.ended is None else call.ended
         attributes = attributes_of(call, operation)
         span = self._tracer.start_span(
             f"{operation} {call.model}".rstrip(),
@@ -127,20 +105,25 @@ class OtlpTraces:
         )
         if "error.type" in attributes and not 400 <= call.status < 500:
             span.set_status(Status(StatusCode.ERROR))
-        span.end(end_time=offset + int(ended * NANOSECONDS))
+        span.end(end_time=offset + int((call.began + call.seconds) * NANOSECONDS))
 
     def close(self) -> None:
-        """Send what is left. A collector that cannot be reached must not hold up the end of the server: OpenTelemetry
-        itself would try for half a minute."""
+        """Send the spans that are left, within `close_seconds`.
+
+        A collector that cannot be reached must not delay the end of the server: OpenTelemetry itself would try for half
+        a minute.
+        """
         closing = threading.Thread(target=self._provider.shutdown, name="traces-close", daemon=True)
         closing.start()
-        closing.join(self._patience)
+        closing.join(self._close_seconds)
         if closing.is_alive():
-            LOGGER.warning("the last traces were not sent: the collector did not take them in %g s", self._patience)
+            LOGGER.warning(
+                "the last traces were not sent: the collector did not take them in %g s", self._close_seconds
+            )
 
 
 def attributes_of(call: Call, operation: str) -> dict[str, Any]:
-    """Of a span. Settings are left out where the conventions say so: what was not asked for, one choice, no seed."""
+    """Return the attributes of a span. As the conventions want, settings that were left open are left out."""
     found: dict[str, Any] = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "sluice",
@@ -179,7 +162,7 @@ def attributes_of(call: Call, operation: str) -> dict[str, Any]:
 
 
 def _error_of(call: Call) -> str | None:
-    """The class of error that a call ended with: its status, or how its stream broke off."""
+    """Return the class of error that a call ended with: its status, or why its stream broke off."""
     if call.status >= 400:
         return str(call.status)
     for reason in call.finish_reasons:
