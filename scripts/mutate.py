@@ -253,9 +253,8 @@ class Record:
 def fingerprint() -> str:
     """A digest of everything that a verdict depends on."""
     digest = hashlib.sha256(repr(PYTEST_ARGS).encode())
-    packages = ("types", "kv", "scheduler", "engine", "testing")
+    packages = ("types", "config", "kv", "scheduler", "engine", "testing")
     code = [path for name in packages for path in (PACKAGE / name).rglob("*.py")]
-    code.append(PACKAGE / "config.py")
     for path in [*sorted(code), *sorted(suite_files())]:
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

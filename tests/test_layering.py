@@ -123,7 +123,7 @@ def test_only_the_clock_reads_time() -> None:
 
 def test_only_config_and_cli_read_the_environment() -> None:
     for file in FILES:
-        if file in (SRC / "config.py", SRC / "cli.py"):
+        if file in (SRC / "config" / "engine.py", SRC / "cli.py"):
             continue
         nodes = list(ast.walk(ast.parse(file.read_text())))
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

@@ -14,7 +14,6 @@ from typing import Any
 from sluice.config import (
     CHUNKING_OFF,
     ENGINE_GROUPS,
-    MAX_PAGE_SIZE,
     CacheConfig,
     ConfigError,
     EngineConfig,
@@ -31,6 +30,8 @@ UNCHUNKED_BATCH_TOKENS = 8192
 PARTIAL_PREFILLS = 4
 """Prompts half computed at once, unless told otherwise. Measured in `docs/fairness.md`: what matters is to have more
 than one; beyond a few, each further one only spreads the same tokens over more prompts."""
+
+MAX_PAGE_SIZE = 1024
 
 RING_BLOCKS, RING_BLOCK_TOKENS, FULL = 8, 1024, "full"
 

@@ -1,0 +1,81 @@
+"""What an option is: its default, its help, its names and the check of its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+
+class ConfigError(ValueError):
+    """An option, or a combination of options, that cannot be honoured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How users see one field of a group."""
+
+    help: str
+    """One line, for `--help`."""
+    more: str = ""
+    """The rest of the description, for the documentation."""
+    unset: str = ""
+    """The value of an option that is left open, in words; needed where the default is None."""
+    choices: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    """Other accepted names: of other engines where they mean the same, and former names."""
+    sglang: str = ""
+    """SGLang's flag for the same thing, if any."""
+    vllm: str = ""
+    """vLLM's flag for the same thing, if any."""
+    metavar: str = "N"
+    positive: bool = False
+    """Set values must be integers of at least 1."""
+    secret: bool = False
+    """The value is never shown."""
+
+
+def option(default: Any, help: str, **rest: Any) -> Any:
+    """Return a dataclass field with an `Option`, whose further fields are `rest`."""
+    return field(default=default, metadata={"option": Option(help, **rest)})
+
+
+def flag(name: str) -> str:
+    """Return an option's flag on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def options_of(group: type) -> Iterator[tuple[str, Option]]:
+    """Yield the (field name, Option) pairs of one group, in order."""
+    for item in fields(group):
+        yield item.name, item.metadata["option"]
+
+
+def check_values(group: Any) -> None:
+    """Check each value by itself: choices, types, signs.
+
+    Raises:
+        ConfigError: naming the option, its value and what would be accepted.
+    """
+    for item in fields(group):
+        meta: Option = item.metadata["option"]
+        value = getattr(group, item.name)
+        shown = flag(item.name)
+        if value is None and item.default is None:
+            continue
+        if meta.choices and value not in meta.choices:
+            raise ConfigError(f"{shown} must be one of {', '.join(meta.choices)}, got {value!r}")
+        if "bool" in item.type:
+            if not isinstance(value, bool):
+                raise ConfigError(f"{shown} must be true or false, got {value!r}")
+        elif "float" in item.type:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
+                raise ConfigError(f"{shown} must be a number of at least 0, got {value!r}")
+        elif "int" in item.type:
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"{shown} must be an integer, got {value!r}")
+            if meta.positive and value < 1:
+                raise ConfigError(f"{shown} must be at least 1, got {value}")
+        elif not isinstance(value, str):
+            raise ConfigError(f"{shown} must be a text, got {value!r}")
