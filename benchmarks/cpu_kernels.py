@@ -30,7 +30,7 @@ from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.device.machine import usable_cores
 from sluice.models.linear import PlainPacker
 from sluice.models.native_linear import NativePacker
-from sluice.models.onednn import OneDNNPacker
+from sluice.models.packers import OneDNNPacker
 from sluice.native.library import Kernels, Library
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 16, 8, 128, 32
@@ -153,8 +153,8 @@ def linear(kernels: Kernels, name: str, rows: int, repeats: int) -> list[Measure
     x = torch.randn(rows, inputs).bfloat16()
     layers = {}
     for contender, packer in {
-        kernels.level.name.lower(): NativePacker(kernels, PlainPacker()),
-        "onednn": OneDNNPacker(PlainPacker()),
+        kernels.level.name.lower(): NativePacker(kernels),
+        "onednn": OneDNNPacker(),
         "plain": PlainPacker(),
     }.items():
         sources = [

@@ -19,7 +19,7 @@ from sluice.engine.protocols import Link, Pending
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.limits import Limits
-from sluice.models.bundled import BUNDLED
+from sluice.models.hub import BUNDLED
 from sluice.process.wire import Ready, Start
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ShadowRunner

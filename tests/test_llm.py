@@ -22,7 +22,7 @@ from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
 from sluice.limits import LimitError
 from sluice.llm import GenerationError
-from sluice.models.errors import CheckpointError
+from sluice.models.checkpoint import CheckpointError
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import FinishReason
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-from sluice.models.bundled import BUNDLED
+from sluice.models.hub import BUNDLED
 from training.questions import Question, question
 
 LENGTHS = (128, 256, 512, 1024, 2000, 3000, 4050)

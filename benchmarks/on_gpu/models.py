@@ -9,10 +9,9 @@ import torch
 
 from benchmarks.checkpoint.shapes import SHAPES, LlamaShape
 from sluice.models.base import CausalLM
-from sluice.models.fields import Fields
-from sluice.models.hf_config import CheckpointConfig
+from sluice.models.checkpoint import CheckpointConfig, Fields
 from sluice.models.linear import PlainPacker
-from sluice.models.registry import model_class
+from sluice.models.loader import model_class
 
 EMBEDDING_STD = 0.02
 SMALL, LARGE = "qwen3-0.6b", "llama-3.1-8b"

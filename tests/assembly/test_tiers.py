@@ -17,7 +17,7 @@ from sluice.assembly.build import LoadedModel, load
 from sluice.assembly.tiers import TierSetup
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.messages import Copied, Submit
-from sluice.models.fingerprint import fingerprint
+from sluice.models.weights import fingerprint
 from sluice.types import TierLimits
 from tier_schedules import BlockingLink, greedy, run_out
 

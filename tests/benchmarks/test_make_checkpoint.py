@@ -15,9 +15,8 @@ from benchmarks.checkpoint.shapes import SHAPES, TINY_VOCAB
 from benchmarks.checkpoint.tokenizer import make_tokenizer
 from benchmarks.make_checkpoint import main, write_checkpoint
 from paged_model import chunked_logits
-from sluice.models.hf_config import read_config
-from sluice.models.loader import load_model
-from sluice.models.registry import model_class
+from sluice.models.checkpoint import read_config
+from sluice.models.loader import load_model, model_class
 from sluice.text.tokenizer import Tokenizer
 
 PUBLISHED = {"gpt2-124m": 124_439_808, "qwen3-0.6b": 596_049_920, "llama-3.2-1b": 1_235_814_400}

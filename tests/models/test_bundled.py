@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paged_model import chunked_logits
-from sluice.models.bundled import BUNDLED
+from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model
 from training.model import Llama, Shape
 from training.tokenizer import train_tokenizer

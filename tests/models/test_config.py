@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from sluice.models.base import CausalLM
-from sluice.models.errors import CheckpointError
-from sluice.models.hf_config import read_config
+from sluice.models.checkpoint import CheckpointError, read_config
 from sluice.models.llama_config import LlamaConfig, read_llama_config
-from sluice.models.registry import ARCHITECTURES, model_class
+from sluice.models.loader import ARCHITECTURES, model_class
 from sluice.models.rope import DefaultRope, Llama3Rope, YarnRope
 
 LLAMA: dict[str, Any] = {

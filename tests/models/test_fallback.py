@@ -20,8 +20,8 @@ import tiny_models
 from paged_model import chunked_logits
 from sluice import LLM, SamplingParams
 from sluice.models.base import PagedLM
-from sluice.models.errors import CheckpointError
-from sluice.models.fallback.agree import check_agreement, sample_tokens
+from sluice.models.checkpoint import CheckpointError
+from sluice.models.fallback.checks import check_agreement, sample_tokens
 from sluice.models.loader import load_model
 from tiny_models import exact
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from sluice.models.errors import CheckpointError
+from sluice.models.checkpoint import CheckpointError
 from sluice.models.hub import resolve_checkpoint
 
 FILES = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice.models.activations import ACTIVATIONS
 from sluice.models.layers import RMSNorm, Rotary
-from sluice.models.ops import rotate
+from sluice.models.ops import ACTIVATIONS, rotate
 from sluice.models.rope import DefaultRope
 
 

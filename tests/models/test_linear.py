@@ -15,14 +15,14 @@ from paged_model import chunked_logits
 from sluice.models.linear import Packer, PlainPacker
 from sluice.models.loader import load_model
 from sluice.models.native_linear import NativePacker
-from sluice.models.onednn import OneDNNPacker, has_onednn_bfloat16
+from sluice.models.packers import OneDNNPacker, has_onednn_bfloat16
 from sluice.native.library import Kernels, KernelsUnavailable, Library
 
 PACKERS: dict[str, Packer] = {"plain": PlainPacker()}
 if has_onednn_bfloat16():
-    PACKERS["onednn"] = OneDNNPacker(PlainPacker())
+    PACKERS["onednn"] = OneDNNPacker()
 with contextlib.suppress(KernelsUnavailable):
-    PACKERS["native"] = NativePacker(Kernels(Library(), Library().best(), 2), PlainPacker())
+    PACKERS["native"] = NativePacker(Kernels(Library(), Library().best(), 2))
 
 
 def layer(outputs: int, inputs: int, *, bias: bool, dtype: torch.dtype, seed: int) -> nn.Linear:

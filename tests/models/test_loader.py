@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import tiny_models
 from paged_model import chunked_logits
 from sluice.models.base import CausalLM
-from sluice.models.errors import CheckpointError
+from sluice.models.checkpoint import CheckpointError
 from sluice.models.loader import load_model
 
 Folder = Callable[[str], Path]

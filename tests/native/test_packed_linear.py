@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sluice.models.activations import ACTIVATIONS
-from sluice.models.linear import PlainPacker
 from sluice.models.native_linear import NativePacker
-from sluice.models.ops import TorchOps
+from sluice.models.ops import ACTIVATIONS, TorchOps
 from sluice.native.library import Kernels, KernelsUnavailable, Level, Library
 
 try:
@@ -39,7 +37,7 @@ def test_errs_no_more_than_torch(level: Level, outputs: int, inputs: int) -> Non
     """A last block that is not whole, a tile higher than the rows that are left, a bias that is added twice."""
     source = layer(outputs, inputs, bias=outputs != 64)
     weight, bias = source.weight.double(), 0.0 if source.bias is None else source.bias.double()
-    packed = NativePacker(Kernels(LIBRARY, level, 2), PlainPacker()).linear(source)
+    packed = NativePacker(Kernels(LIBRARY, level, 2)).linear(source)
     for rows in ROWS:
         # Rows with a gap between them: part of what a wider layer gave.
         x = bfloat16(rows, inputs + 6, seed=rows)[:, 3 : inputs + 3]
@@ -55,7 +53,7 @@ def test_errs_no_more_than_torch(level: Level, outputs: int, inputs: int) -> Non
 @torch.inference_mode()
 def test_a_row_depends_on_itself_alone(level: Level) -> None:
     """Other rows in the batch, or another number of threads, would change a request's tokens."""
-    one, three = (NativePacker(Kernels(LIBRARY, level, threads), PlainPacker()) for threads in (1, 3))
+    one, three = (NativePacker(Kernels(LIBRARY, level, threads)) for threads in (1, 3))
     x = bfloat16(300, 64, seed=3)
     alone = torch.cat([one.linear(layer(100, 64, bias=True))(x[row : row + 1]) for row in range(0, 300, 29)])
     for packer in (one, three):
@@ -72,7 +70,7 @@ def test_a_row_depends_on_itself_alone(level: Level) -> None:
 @torch.inference_mode()
 def test_activations_and_gates(level: Level, activation: str, outputs: int) -> None:
     """The wrong half activated, or a gate that is rounded before it is multiplied."""
-    packer = NativePacker(Kernels(LIBRARY, level, 2), PlainPacker())
+    packer = NativePacker(Kernels(LIBRARY, level, 2))
     gate, up, again = (layer(outputs, 32, bias=True, seed=seed) for seed in (1, 5, 1))
     x = bfloat16(40, 32, seed=9)
     x[0], x[1] = 100 * x[0], torch.zeros(32)
@@ -88,7 +86,7 @@ def test_activations_and_gates(level: Level, activation: str, outputs: int) -> N
 @torch.inference_mode()
 def test_whole_blocks_are_packed_where_they_are() -> None:
     """The head of a large vocabulary would be there twice while it is packed."""
-    packer = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 1), PlainPacker())
+    packer = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 1))
     for outputs, is_same in ((64, True), (65, False)):
         source = layer(outputs, 16, bias=False)
         address = source.weight.data_ptr()
@@ -97,7 +95,7 @@ def test_whole_blocks_are_packed_where_they_are() -> None:
 
 @torch.inference_mode()
 def test_what_cannot_be_packed_is_left_to_others() -> None:
-    packer = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 1), PlainPacker())
+    packer = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 1))
     odd = nn.Linear(15, 32, dtype=torch.bfloat16)
     wide = nn.Linear(16, 32)
     for source in (odd, wide):
@@ -108,5 +106,5 @@ def test_what_cannot_be_packed_is_left_to_others() -> None:
 @torch.inference_mode()
 def test_no_rows_are_no_rows() -> None:
     """A step that asks for no logits."""
-    packed = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 2), PlainPacker()).linear(layer(64, 16, bias=True))
+    packed = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 2)).linear(layer(64, 16, bias=True))
     assert packed(torch.empty(0, 16, dtype=torch.bfloat16)).shape == (0, 64)

@@ -19,7 +19,7 @@ from processes import free_port, served_at
 from recording import RecordingRunner
 from sluice import LLM, SamplingParams
 from sluice.llm import Result
-from sluice.models.bundled import BUNDLED
+from sluice.models.hub import BUNDLED
 from sluice.types import BatchPlan
 from training.questions import Question, question
 from training.recall import ask_all

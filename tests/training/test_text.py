@@ -7,7 +7,7 @@ import random
 import pytest
 from tokenizers import Tokenizer
 
-from sluice.models.bundled import BUNDLED
+from sluice.models.hub import BUNDLED
 from training import dialogue, small_talk
 from training.facts import FactSource
 from training.questions import Question, question

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from sluice import LLM, SamplingParams
-from sluice.models.bundled import BUNDLED
+from sluice.models.hub import BUNDLED
 from training import train
 from training.checkpoint import write_checkpoint
 from training.model import Llama, Shape, initialise

@@ -9,8 +9,7 @@ import torch
 
 from sluice.attention.base import LayerKV
 from sluice.attention.triton.kv import TritonKV
-from sluice.models.activations import ACTIVATIONS
-from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
+from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, LayerNorm, Norm, TorchOps
 from sluice.models.triton_ops import TritonOps
 from triton_device import each_device, quiet
 

@@ -51,8 +51,7 @@ from sluice.faults import Fault, FaultKind
 from sluice.footprint import Footprint, KVSizes, OffloadSizes, device_footprint, stored_bytes
 from sluice.limits import Limits
 from sluice.models.base import CausalLM, PagedLM
-from sluice.models.bundled import BUNDLED
-from sluice.models.hub import resolve_checkpoint
+from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.native_ops import NativeOps
 from sluice.models.packers import packer_for

@@ -16,8 +16,8 @@ from sluice.device.background import Background
 from sluice.device.machine import free_memory
 from sluice.device.pages import DevicePages
 from sluice.device.queues import CudaQueue, pinned_host_buffer, plain_host_buffer
-from sluice.models.fingerprint import fingerprint
 from sluice.models.spec import ModelSpec
+from sluice.models.weights import fingerprint
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.tiers.copies import Copies, NoTiers, TierCopies
 from sluice.tiers.disk_tier import DiskTier

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.models.hf_config import CheckpointConfig
+from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.linear import Packer
 from sluice.models.ops import Ops
 from sluice.models.spec import ModelSpec

@@ -12,8 +12,7 @@ from torch import nn
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.spec import AttentionSpec
 from sluice.models.base import CausalLM, WeightRules
-from sluice.models.fields import Fields
-from sluice.models.hf_config import CheckpointConfig
+from sluice.models.checkpoint import CheckpointConfig, Fields
 from sluice.models.layers import read_activation
 from sluice.models.linear import Packer
 from sluice.models.ops import LayerNorm, Ops, TorchOps

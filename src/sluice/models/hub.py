@@ -1,4 +1,4 @@
-"""Where a model's files are: a folder on this machine, or a download from the Hugging Face hub."""
+"""Finds a model's files: the bundled model, a folder on this machine, or a download from the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
-from sluice.models.errors import CheckpointError
+from sluice.models.checkpoint import CheckpointError
+
+BUNDLED = Path(__file__).parent / "sluice-nano"
+"""A Hugging Face checkpoint: configuration, tokenizer, chat template, weights. The folder's name is the model's."""
+
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 UNWANTED = ["*/*", "consolidated*"]
-"""Sub-folders and files hold the same weights in other formats."""
+"""Folders and files with the same weights in other formats."""
 
 
 def resolve_checkpoint(model: str, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
-    """The folder that holds a model's files; downloads them if `model` is a hub id (`owner/name`).
+    """Return the folder with a model's files, downloading them if `model` is a hub id (`owner/name`).
 
     Args:
-        model: an existing folder, or a hub id. A folder goes first.
-        endpoint: address of the hub, if not Hugging Face's own.
-        cache: where downloads are kept, if not where `huggingface_hub` keeps them.
+        model: an existing folder, or a hub id. A folder takes precedence.
+        endpoint: address of the hub; None for Hugging Face's.
+        cache: folder for downloads; None for the default of `huggingface_hub`.
 
     Raises:
         CheckpointError: no such folder, no such model on the hub, or the hub cannot be reached.
@@ -47,7 +51,7 @@ def resolve_checkpoint(model: str, *, endpoint: str | None = None, cache: Path |
             f"{model!r} is neither an existing folder nor a model on the hub that you have access to"
         ) from None
     except Exception as error:
-        # Which exceptions mean "no connection" depends on the transport that this huggingface_hub uses.
+        # The exception for "no connection" depends on the transport of the installed huggingface_hub.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(
             f"{model!r} is no folder here and could not be downloaded from the hub: {reason}"

@@ -7,10 +7,9 @@ import math
 import torch
 from torch import nn
 
-from sluice.models.activations import ACTIVATIONS
-from sluice.models.fields import Fields
+from sluice.models.checkpoint import Fields
 from sluice.models.linear import Packer
-from sluice.models.ops import Angles, Norm, Ops, TorchOps, compute_dtype
+from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, TorchOps, compute_dtype
 from sluice.models.rope import Rope
 
 

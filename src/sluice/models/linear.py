@@ -1,8 +1,8 @@
-"""Linear layers in the form in which they are computed.
+"""Linear layers as they are computed, and the protocol of packers that create them.
 
-A checkpoint stores q, k and v, or gate and up, as matrices of their own, and `nn.Linear` holds them while they are
-read. A packer then makes one layer of those that read the same input, lays its weight out for the machine, and the
-originals are let go: a step makes fewer and larger products, and no weight is there twice.
+A checkpoint stores q, k and v, or gate and up, as separate matrices, and `nn.Linear` holds them while they are read. A
+packer then joins layers with the same input into one, lays out its weight for the machine and drops the originals. So a
+step computes fewer and larger products, and no weight is stored twice.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.models.activations import ACTIVATIONS
-from sluice.models.ops import Ops
+from sluice.models.ops import ACTIVATIONS, Ops
 
 
 class Tied(NamedTuple):
@@ -27,13 +26,13 @@ class Tied(NamedTuple):
 
 
 class Packer(Protocol):
-    """Lays weights out. What it takes is the packer's from then on."""
+    """Creates layers with packed weights. It owns the layers that are passed to it."""
 
     def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
-        """One layer for several with the same input.
+        """Join layers with the same input into one.
 
         Args:
-            parts: of one dtype, with or without biases all of them.
+            parts: layers of one dtype, all with or all without a bias.
             activation: applied to the outputs; a key of `ACTIVATIONS`.
 
         Returns:
@@ -42,7 +41,7 @@ class Packer(Protocol):
         ...
 
     def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
-        """Two layers with the same input and equal outputs, the first activated and multiplied with the second.
+        """Join two layers with the same input: the activation of the first, times the second.
 
         Returns:
             A module from (x [N, in_features], the model's `Ops`) to [N, out_features].
@@ -50,12 +49,12 @@ class Packer(Protocol):
         ...
 
     def tied(self, embedding: nn.Embedding) -> Tied:
-        """An embedding that is the head, too."""
+        """Create embedding and head from one weight."""
         ...
 
 
 class PlainLinear(nn.Module):
-    """Torch's own product."""
+    """A product by torch."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -68,7 +67,7 @@ class PlainLinear(nn.Module):
 
 
 class Activated(nn.Module):
-    """An activation after a layer."""
+    """A layer followed by an activation."""
 
     def __init__(self, layer: nn.Module, activation: str) -> None:
         super().__init__()
@@ -81,7 +80,7 @@ class Activated(nn.Module):
 
 
 class Gated(nn.Module):
-    """The gate after a layer that gives gate and up side by side."""
+    """A layer that computes gate and up side by side, followed by `activation(gate) * up`."""
 
     def __init__(self, layer: nn.Module, activation: str) -> None:
         super().__init__()
@@ -89,34 +88,31 @@ class Gated(nn.Module):
         self.activation = activation
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
-        """[N, in_features] to half of what the layer gives."""
+        """[N, in_features] to [N, half of the layer's outputs]."""
         gate, up = self.layer(x).chunk(2, dim=-1)
         return ops.gate_and_mul(gate, up, self.activation)
 
 
 class PlainPacker:
-    """Puts weights side by side and leaves the rest to torch: right on any device and in any dtype."""
+    """Concatenates weights and leaves the products to torch, on any device and in any dtype."""
 
     def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
-        """See `Packer.linear`."""
         return activated(PlainLinear(*joined(*parts)), activation)
 
     def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
-        """See `Packer.gated`."""
         return Gated(self.linear(gate, up), activation)
 
     def tied(self, embedding: nn.Embedding) -> Tied:
-        """See `Packer.tied`."""
         return Tied(embedding, PlainLinear(embedding.weight, None))
 
 
 def activated(layer: nn.Module, activation: str | None) -> nn.Module:
-    """The layer with an activation after it, or alone."""
+    """Return the layer, followed by an activation if one is given."""
     return layer if activation is None else Activated(layer, activation)
 
 
 def joined(*parts: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Weight [sum of out_features, in_features] and bias of layers side by side; a single one's own, not copies."""
+    """Return the joined weight [sum of out_features, in_features] and bias; of a single layer its own, no copy."""
     weights = [part.weight.data for part in parts]
     biases = [part.bias.data for part in parts if part.bias is not None]
     assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"

@@ -11,7 +11,7 @@ from torch import nn
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.spec import AttentionSpec
 from sluice.models.base import CausalLM, WeightRules
-from sluice.models.hf_config import CheckpointConfig
+from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
 from sluice.models.linear import Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sluice.models.errors import CheckpointError
-from sluice.models.fields import Fields
+from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.layers import read_activation
 from sluice.models.rope import Rope, YarnRope, read_rope
 

@@ -1,5 +1,8 @@
-"""From a checkpoint folder to a model: built without memory, then filled tensor by tensor; or, where we have no code
-for it, loaded by transformers (`fallback`)."""
+"""Loads the model of a checkpoint folder.
+
+A native model is built on the meta device and then filled tensor by tensor. A model without a native class is loaded
+through transformers (`fallback`).
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,39 @@ import torch
 from tqdm import tqdm
 
 from sluice.models.base import CausalLM, PagedLM
-from sluice.models.errors import CheckpointError
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_any_config, refuse_unsupported
 from sluice.models.fallback.load import load_fallback
-from sluice.models.hf_config import CheckpointConfig, read_any_config, refuse_unsupported
+from sluice.models.gpt2 import GPT2
 from sluice.models.linear import Packer, PlainPacker
-from sluice.models.registry import is_native, model_class
+from sluice.models.llama import Llama
+from sluice.models.llama_config import LLAMA_ARCHITECTURES
 from sluice.models.spec import ModelSpec
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
+
+ARCHITECTURES: Mapping[str, type[CausalLM]] = {
+    **dict.fromkeys(LLAMA_ARCHITECTURES, Llama),
+    "GPT2LMHeadModel": GPT2,
+}
+
+
+def is_native(architecture: str) -> bool:
+    """Return whether an architecture has a native class."""
+    return architecture in ARCHITECTURES
+
+
+def model_class(architecture: str) -> type[CausalLM]:
+    """Return the native class for a name in the `architectures` of a `config.json`.
+
+    Raises:
+        CheckpointError: there is none; the message lists the supported ones.
+    """
+    if architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            f"architecture {architecture!r} is not supported natively; known: {', '.join(ARCHITECTURES)}; others"
+            " may run with --model-impl transformers"
+        )
+    return ARCHITECTURES[architecture]
+
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
@@ -35,18 +64,18 @@ def load_model(
     implementation: str = "auto",
     packer: Packer | None = None,
 ) -> tuple[PagedLM, ModelSpec]:
-    """Load the checkpoint in `folder`, every parameter filled exactly once.
+    """Load the checkpoint in `folder`, filling every parameter exactly once.
 
     Args:
-        dtype: a key of `DTYPES`, or "auto" for what the checkpoint says.
-        device: where the weights go. Natively no more than one tensor is held beside them.
+        dtype: a key of `DTYPES`, or "auto" for the checkpoint's own.
+        device: the device of the weights. A native model holds at most one further tensor while it loads.
         progress: draw a progress bar on standard error.
-        implementation: "native", "transformers", or "auto": transformers where there is no native one.
-        packer: lays native weights out; None leaves them to torch as they are.
+        implementation: "native", "transformers", or "auto": transformers if there is no native class.
+        packer: lays out native weights; None keeps torch's layout.
 
     Raises:
         CheckpointError: the config is not supported, a file is missing or broken, or a tensor is missing,
-            unexpected, twice there, of the wrong shape or of no floating-point dtype.
+            unexpected, duplicated, of the wrong shape or not of a floating-point dtype.
     """
     checkpoint = read_any_config(folder)
     if implementation == "transformers" or (implementation == "auto" and not is_native(checkpoint.architecture)):
@@ -73,7 +102,7 @@ def _load_native(
             filler.fill(tensor)
             bar.update(tensor.value.nbytes)
     filler.finish(packer)
-    # What is left are buffers computed from the config.
+    # Moves the buffers that were computed from the config.
     return model.to(device)
 
 
@@ -88,7 +117,7 @@ def _resolve_dtype(folder: Path, checkpoint: CheckpointConfig, dtype: str) -> to
 
 
 class _Filler:
-    """Puts stored tensors where they belong in a model on the meta device, and knows what is still missing."""
+    """Copies stored tensors into a model on the meta device, and keeps track of what is missing."""
 
     def __init__(self, model: CausalLM, device: torch.device) -> None:
         self.model = model
@@ -98,7 +127,7 @@ class _Filler:
         self.sources: dict[str, tuple[str, str]] = {}
 
     def fill(self, tensor: StoredTensor) -> None:
-        """Copy one tensor, or drop it if it is a buffer of no weight."""
+        """Copy one tensor, or skip it if it is a buffer."""
         rules = self.model.rules
         name = tensor.name.removeprefix(rules.prefix)
         if name.endswith(rules.ignored):
@@ -111,7 +140,7 @@ class _Filler:
             )
         value = self._oriented(tensor, target)
         if target in self.filled:
-            self._check_twin(tensor, target, value)
+            self._check_duplicate(tensor, target, value)
             return
         filled = torch.empty(value.shape, dtype=self.model.spec.dtype, device=self.device)
         filled.copy_(value)
@@ -119,18 +148,18 @@ class _Filler:
         self.sources[target] = tensor.name, tensor.file
 
     def finish(self, packer: Packer) -> None:
-        """Hand the tensors to the model, which lays them out."""
+        """Load the tensors into the model, and pack them."""
         missing = [name for name in self.expected if name not in self.filled]
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(f"the checkpoint lacks the tensor {missing[0]}{more}")
         self.model.load_state_dict(self.filled, assign=True)
         self.model.requires_grad_(False)
-        self.filled.clear()  # or every weight would be there twice until all are packed
+        self.filled.clear()  # otherwise every weight would exist twice until all are packed
         self.model.pack(packer)
 
     def _oriented(self, tensor: StoredTensor, target: str) -> torch.Tensor:
-        """The stored value in the model's shape."""
+        """Return the stored value in the model's shape."""
         wanted, value = tuple(self.expected[target].shape), tensor.value
         transposed = target.endswith(self.model.rules.transposed)
         stored_shape = wanted[::-1] if transposed else wanted
@@ -145,8 +174,8 @@ class _Filler:
             )
         return value.t() if transposed else value
 
-    def _check_twin(self, tensor: StoredTensor, target: str, value: torch.Tensor) -> None:
-        """A second tensor for one parameter is only right for a head tied to the embedding, and equal to it."""
+    def _check_duplicate(self, tensor: StoredTensor, target: str, value: torch.Tensor) -> None:
+        """Refuse a second tensor for a parameter, unless it is a tied head equal to its embedding."""
         (name, file), rules = self.sources[target], self.model.rules
         names = {stored.removeprefix(rules.prefix) for stored in (name, tensor.name)}
         if names != {rules.head, rules.embedding}:

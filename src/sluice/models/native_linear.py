@@ -1,4 +1,4 @@
-"""Linear layers over our own kernels: one layout of the weights for any number of rows, and for lookups."""
+"""Linear layers over the compiled kernels: one weight layout for any number of rows, and for embedding lookups."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from sluice.models.linear import Gated, Packer, Tied, activated, joined
+from sluice.models.linear import PlainPacker, Tied, activated, joined
 from sluice.models.ops import Ops
 from sluice.native.abi import PackedLinearCall
 from sluice.native.library import Kernels
 
 BLOCK = 32
-"""Outputs that are computed together (`native/packing.h`)."""
+"""Outputs in a block of the packed weight (`native/packing.h`)."""
 CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
-"""Activations that the kernel applies, by the numbers of `native/abi.h`."""
+"""Numbers in `native/abi.h` of the activations that the kernel applies."""
 
 
 class NativeLinear(nn.Module):
-    """A product with a packed weight, and an activation.
+    """A product with a packed weight, followed by an activation.
 
     Args:
         packed: [blocks, in_features / 2, 32, 2] bfloat16, output `32 * block + n` at [block, :, n, :].
-        bias: bfloat16, as many as there are outputs.
-        out_features: the last block may hold more. If gated, half of the outputs.
+        bias: [outputs] bfloat16.
+        out_features: outputs of the layer, half of the packed ones if gated. The last block may hold more.
         activation: a key of `CODES`.
         is_gated: the first half of the outputs is activated and multiplied with the second.
     """
@@ -41,7 +41,7 @@ class NativeLinear(nn.Module):
     ) -> None:
         super().__init__()
         self._kernels = kernels
-        self._bias = bias  # kept: the kernel has its address
+        self._bias = bias  # keep it alive: the kernel has its address
         self.packed = packed
         self.out_features = out_features
         self._call = PackedLinearCall(
@@ -55,7 +55,7 @@ class NativeLinear(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[N, in_features] to [N, out_features]; rows of x may be apart."""
+        """[N, in_features] to [N, out_features]; the rows of x may be strided."""
         if x.stride(1) != 1:
             x = x.contiguous()
         y = torch.empty((x.shape[0], self.out_features), dtype=x.dtype)
@@ -66,7 +66,7 @@ class NativeLinear(nn.Module):
 
 
 class NativeGated(nn.Module):
-    """A gated product, which needs nobody's operations."""
+    """A gated product in one kernel. It does not need the model's `Ops`."""
 
     def __init__(self, layer: NativeLinear) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class NativeGated(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Looks tokens up in the packed weight of the head."""
+    """Looks up tokens in the packed weight of the head."""
 
     def __init__(self, packed: torch.Tensor) -> None:
         super().__init__()
@@ -89,43 +89,38 @@ class PackedEmbedding(nn.Module):
         return self.packed[ids // BLOCK, :, ids % BLOCK].flatten(1)
 
 
-class NativePacker:
-    """Packs bfloat16. An embedding that is the head is held once.
+class NativePacker(PlainPacker):
+    """Packs bfloat16 weights. A tied embedding is stored once.
 
-    Args:
-        otherwise: takes other types, and the odd input size, which no product of pairs can have.
+    Other dtypes stay plain, and odd input sizes, since the kernel multiplies pairs.
     """
 
-    def __init__(self, kernels: Kernels, otherwise: Packer) -> None:
+    def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._otherwise = otherwise
 
     def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
-        """See `Packer.linear`."""
         if not _can_be_packed(parts[0].weight):
-            return self._otherwise.linear(*parts, activation=activation)
+            return super().linear(*parts, activation=activation)
         weight, bias = joined(*parts)
         fused = activation if activation in CODES else None
         layer = NativeLinear(self._kernels, self._packed(weight), bias, weight.shape[0], fused)
         return layer if fused == activation else activated(layer, activation)
 
     def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
-        """See `Packer.gated`."""
         outputs = gate.out_features
         if not _can_be_packed(gate.weight) or activation not in CODES or outputs % BLOCK:
-            return Gated(self.linear(gate, up), activation)
+            return super().gated(gate, up, activation)
         weight, bias = joined(gate, up)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 
     def tied(self, embedding: nn.Embedding) -> Tied:
-        """See `Packer.tied`."""
         if not _can_be_packed(embedding.weight):
-            return self._otherwise.tied(embedding)
+            return super().tied(embedding)
         packed = self._packed(embedding.weight.data)
         return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed, None, embedding.num_embeddings))
 
     def _packed(self, weight: torch.Tensor) -> torch.Tensor:
-        """The weight [out, in] in blocks, in its own memory if whole blocks fill it."""
+        """Return the weight [out, in] in blocks, packed in place if it fills whole blocks."""
         outputs, inputs = weight.shape
         blocks = -(-outputs // BLOCK)
         packed = weight if outputs % BLOCK == 0 else weight.new_empty((blocks * BLOCK, inputs))

@@ -7,8 +7,7 @@ from torch.nn import functional
 
 from sluice.attention.base import PagedKV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
-from sluice.models.activations import ACTIVATIONS
-from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
+from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, LayerNorm, Norm, TorchOps
 from sluice.native.abi import NormCall, SiluMulCall
 from sluice.native.library import Kernels
 

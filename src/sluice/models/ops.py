@@ -1,18 +1,30 @@
-"""The small operations between a decoder's matrices, as an interface: chosen once, when a model is loaded.
+"""The small operations between a decoder's matrix products, as an interface that is chosen when a model is loaded.
 
-`TorchOps` defines what each of them computes and runs on every device and dtype; other implementations fuse the
-same arithmetic and may round less often.
+`TorchOps` defines each operation and runs on every device and dtype. Other implementations fuse the same arithmetic and
+may round less often.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
 from torch.nn import functional
 
 from sluice.attention.base import PagedKV
-from sluice.models.activations import ACTIVATIONS
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": functional.silu,
+    "swish": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_new": partial(functional.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+}
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from sluice.models.errors import CheckpointError
-from sluice.models.fields import Fields
+from sluice.models.checkpoint import CheckpointError, Fields
 
 DEFAULT_THETA = 10_000.0
 

@@ -1,8 +1,10 @@
-"""The weight files of a checkpoint folder: which there are, and the tensors in them. Safetensors only."""
+"""Reads and fingerprints the weight files of a checkpoint folder. Safetensors only."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +12,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from sluice.models.errors import CheckpointError
-from sluice.models.fields import Fields
+from sluice.models.checkpoint import CheckpointError, Fields
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -28,7 +29,7 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files, in order; all of them exist.
+    """Return the weight files in order; all of them exist.
 
     Raises:
         CheckpointError: there are none, only pickled ones, or a shard named by the index is missing.
@@ -52,10 +53,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
-    """Every tensor of the checkpoint, file by file, on the CPU and not yet read from disk.
+    """Iterate over the tensors of the checkpoint, file by file, on the CPU and memory-mapped.
 
     Raises:
-        CheckpointError: see `weight_files`; or a file is broken, or lacks a tensor that the index puts there.
+        CheckpointError: as `weight_files`; or a file is broken, or lacks a tensor that the index assigns to it.
     """
     index = _index(folder) if (folder / INDEX).exists() else {}
     for path in weight_files(folder):
@@ -69,10 +70,10 @@ def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
 
 
 def first_floating_dtype(folder: Path) -> str:
-    """The dtype of the first floating-point tensor, as PyTorch spells it.
+    """Return the name of the dtype of the first floating-point tensor, as PyTorch spells it.
 
     Raises:
-        CheckpointError: see `stored_tensors`; or there is none.
+        CheckpointError: as `stored_tensors`; or there is no such tensor.
     """
     for tensor in stored_tensors(folder):
         if tensor.value.is_floating_point():
@@ -90,7 +91,7 @@ def _opened(path: Path) -> Iterator[safe_open]:
 
 
 def _index(folder: Path) -> dict[str, str]:
-    """Tensor name to file name."""
+    """Return the file name of each tensor."""
     section = Fields.read(folder / INDEX).section("weight_map")
     if section is None:
         raise CheckpointError(f"{INDEX}: weight_map is missing or empty")
@@ -99,3 +100,27 @@ def _index(folder: Path) -> dict[str, str]:
         if Path(file).name != file:
             raise CheckpointError(f"{INDEX}: weight files must lie beside it, got {file!r}")
     return names
+
+
+THREADS = 8
+"""Files hashed at once, so that the disk and not a processor limits a checkpoint of many files."""
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a digest of a checkpoint's config and weights, in hex. It takes as long as reading every byte of them.
+
+    Raises:
+        OSError: a file cannot be read.
+    """
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    with ThreadPoolExecutor(THREADS) as executor:
+        digests = list(executor.map(_digest, files))
+    total = hashlib.sha256()
+    for file, digest in zip(files, digests, strict=True):
+        total.update(f"{file.name}\0".encode() + digest)
+    return total.hexdigest()
+
+
+def _digest(file: Path) -> bytes:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").digest()

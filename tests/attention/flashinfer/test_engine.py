@@ -10,7 +10,7 @@ from sluice.attention.flashinfer.attention import FlashInferAttention
 from sluice.attention.reference import ReferenceAttention
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
-from sluice.models.bundled import BUNDLED
+from sluice.models.hub import BUNDLED
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards

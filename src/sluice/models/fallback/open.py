@@ -1,4 +1,4 @@
-"""Opens a checkpoint with transformers, makes sure that it can be served, and takes it apart."""
+"""Opens a checkpoint with transformers, checks that Sluice can serve it, and separates decoder and head."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import logging as transformers_logging
 
-from sluice.models.errors import CheckpointError
-from sluice.models.fallback.agree import check_agreement, plain_logits, sample_tokens
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError
+from sluice.models.fallback.checks import check_agreement, model_class, model_type, plain_logits, probe, sample_tokens
 from sluice.models.fallback.paged import NAME, TransformersLM, register
-from sluice.models.fallback.probe import probe
-from sluice.models.fallback.refuse import model_class, model_type
-from sluice.models.hf_config import CheckpointConfig
 from sluice.models.spec import ModelSpec
 
 LOGGER = logging.getLogger("sluice.models")
 GROWING_ROPES = ("longrope", "dynamic")
-"""Rotary embeddings whose frequencies change once a text is longer than the first training's: keys in the cache, and
-other requests of a step, would have to be turned again."""
+"""Rotary embeddings whose frequencies change when a text exceeds the original context: cached keys, and the other
+requests of a step, would have to be rotated again."""
 
 
 def open_model(
     folder: Path, checkpoint: CheckpointConfig, *, dtype: torch.dtype, device: torch.device, progress: bool
 ) -> TransformersLM:
-    """See `load.load_fallback`."""
+    """Open a checkpoint as `load.load_fallback` describes."""
     config = _read_config(folder, checkpoint)
     kind = model_class(checkpoint, config)
     limit = _max_model_len(checkpoint, config)
@@ -39,7 +36,7 @@ def open_model(
         served = _take_apart(model, checkpoint, config, dtype, limit)
     except CheckpointError:
         raise
-    except Exception as error:  # whatever a model that was never tried here may run into
+    except Exception as error:  # an untested model may raise anything
         raise CheckpointError(
             f"{checkpoint.architecture} cannot run through transformers: {type(error).__name__}: {_one_line(error)}"
         ) from error
@@ -54,7 +51,7 @@ def open_model(
 def _take_apart(
     model: PreTrainedModel, checkpoint: CheckpointConfig, config: PreTrainedConfig, dtype: torch.dtype, limit: int
 ) -> TransformersLM:
-    """Give a whole model our attention, and make sure that it still computes the same."""
+    """Replace the attention of a complete model by ours, and check that it still computes the same."""
     device, vocab_size = next(model.parameters()).device, _vocab_size(model)
     tokens = sample_tokens(vocab_size, device)
     expected = plain_logits(model, tokens)
@@ -84,7 +81,7 @@ def _read_config(folder: Path, checkpoint: CheckpointConfig) -> PreTrainedConfig
     kind = CONFIG_MAPPING[model_type(checkpoint)]
     try:
         return kind.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # each class checks its fields in its own way
+    except Exception as error:  # each class raises its own errors
         raise CheckpointError(f"config.json: transformers refuses it: {_one_line(error)}") from error
 
 
@@ -99,13 +96,13 @@ def _load(kind: type[PreTrainedModel], folder: Path, config: PreTrainedConfig, d
             config=config,
             dtype=dtype,
             attn_implementation="eager",
-            # Grouped matrix products know no float64.
+            # Grouped matrix products do not support float64.
             experts_implementation="eager" if dtype == torch.float64 else None,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
         )
-    except Exception as error:  # errors of files, shapes and conversions have no common class
+    except Exception as error:  # file, shape and conversion errors have no common class
         raise CheckpointError(f"transformers cannot load {folder}: {_one_line(error)}") from error
     for problem, words in (("missing_keys", "lacks the tensor"), ("unexpected_keys", "holds an unexpected tensor")):
         if report[problem]:
@@ -115,10 +112,10 @@ def _load(kind: type[PreTrainedModel], folder: Path, config: PreTrainedConfig, d
 
 
 def _max_model_len(checkpoint: CheckpointConfig, config: PreTrainedConfig) -> int:
-    """Most tokens of a request.
+    """Return the most tokens of a request.
 
     Raises:
-        CheckpointError: the config does not say.
+        CheckpointError: the config does not give a limit.
     """
     name = "max_position_embeddings"
     fields = config.to_dict()
@@ -134,10 +131,10 @@ def _max_model_len(checkpoint: CheckpointConfig, config: PreTrainedConfig) -> in
 
 
 def _vocab_size(model: PreTrainedModel) -> int:
-    """Rows of the embedding; the head must have as many.
+    """Return the number of rows of the embedding.
 
     Raises:
-        CheckpointError: it has not, so a sampled id could have no embedding.
+        CheckpointError: the head has another number of rows, so a sampled id might have no embedding.
     """
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     if embedding.shape[0] != head.shape[0]:
@@ -147,7 +144,7 @@ def _vocab_size(model: PreTrainedModel) -> int:
 
 @contextmanager
 def _progress(wanted: bool) -> Iterator[None]:
-    """transformers draws a bar unless it is told not to, for the whole process."""
+    """Switch the progress bar of transformers on or off; it is a setting of the whole process."""
     was = transformers_logging.is_progress_bar_enabled()
     (transformers_logging.enable_progress_bar if wanted else transformers_logging.disable_progress_bar)()
     try:

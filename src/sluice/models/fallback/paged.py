@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.spec import AttentionSpec
 from sluice.models.base import PagedLM
-from sluice.models.errors import CheckpointError
+from sluice.models.checkpoint import CheckpointError
 from sluice.models.spec import ModelSpec
 
 NAME = "sluice_paged"

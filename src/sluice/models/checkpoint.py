@@ -1,0 +1,213 @@
+"""Reads the configuration of a checkpoint folder, in the spelling of transformers 4 and 5.
+
+`CheckpointConfig` holds what all families share; each family reads the rest of the fields itself. A field that would
+change the numbers and is not supported is refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be served: it is missing or broken, or it requires something that is not supported.
+
+    The message is one line. It names the file, field or tensor, and what would be accepted.
+    """
+
+
+class Fields:
+    """A JSON object with typed access to its fields. `null` counts as absent.
+
+    Every accessor raises `CheckpointError` with the field, its value and what would be accepted.
+    """
+
+    def __init__(self, values: Mapping[str, object], source: str) -> None:
+        self._values = values
+        self.source = source
+
+    @classmethod
+    def read(cls, path: Path) -> Fields:
+        """Read the object in a file.
+
+        Raises:
+            CheckpointError: the file is missing, unreadable, or does not hold a JSON object.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(f"{path.parent} holds no {path.name}: not a Hugging Face checkpoint") from None
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise CheckpointError(f"{path} is not valid JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise CheckpointError(f"{path} must hold a JSON object, got {type(values).__name__}")
+        return cls(values, path.name)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the fields that are not null."""
+        return (name for name, value in self._values.items() if value is not None)
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether the field exists, even if it is `null`."""
+        return name in self._values
+
+    def get(self, name: str) -> object:
+        """Return the unchecked value, None if absent."""
+        return self._values.get(name)
+
+    def error(self, name: str, accepted: str) -> CheckpointError:
+        """Return the error for a field whose value is not accepted."""
+        return CheckpointError(f"{self.source}: {name} must be {accepted}, got {self._values.get(name)!r}")
+
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
+        value = self._given(name, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise self.error(name, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a positive finite number."""
+        value = self._given(name, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.error(name, "a number above 0")
+        if not (value > 0 and math.isfinite(value)):
+            raise self.error(name, "a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self._given(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self._given(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, "a text")
+        return value
+
+    def section(self, name: str) -> Fields | None:
+        """Return a nested object, None if absent or empty."""
+        value = self._values.get(name)
+        if value is None or value == {}:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(name, "an object")
+        return Fields(value, f"{self.source}: {name}")
+
+    def _given(self, name: str, default: object) -> object:
+        value = self._values.get(name)
+        if value is not None:
+            return value
+        if default is None:
+            raise CheckpointError(f"{self.source}: {name} is missing")
+        return default
+
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "quantization_config": (),
+    "compression_config": (),
+    "partial_rotary_factor": (1, 1.0),
+    "rotary_pct": (1, 1.0),
+    "attn_logit_softcapping": (),
+    "final_logit_softcapping": (),
+    "logit_scale": (1, 1.0),
+    "clip_qkv": (),
+    "attention_chunk_size": (),
+    "no_rope_layers": ([],),
+    "num_experts": (0,),
+    "num_local_experts": (0,),
+    "add_cross_attention": (False,),
+    "is_encoder_decoder": (False,),
+    "use_mrope": (False,),
+}
+"""Fields that no native family supports, with the values at which they have no effect."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """`config.json`, and the end-of-sequence ids of `generation_config.json`."""
+
+    architecture: str
+    fields: Fields
+    dtype: str | None
+    """Dtype of the stored weights (`float32`, `bfloat16`, ...), None if the config has none."""
+    eos_token_ids: tuple[int, ...]
+
+
+def read_config(folder: Path) -> CheckpointConfig:
+    """Read the configuration of a checkpoint for a native family.
+
+    Raises:
+        CheckpointError: a file is missing or broken, or the config requires something unsupported.
+    """
+    checkpoint = read_any_config(folder)
+    refuse_unsupported(checkpoint.fields)
+    return checkpoint
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Refuse fields that no native family supports.
+
+    Raises:
+        CheckpointError: a field of `NEUTRAL` has a value that would have an effect.
+    """
+    for name, neutral in NEUTRAL.items():
+        value = fields.get(name)
+        if value is not None and value not in neutral:
+            raise CheckpointError(f"{fields.source}: {name} = {value!r} is not supported")
+
+
+def read_any_config(folder: Path) -> CheckpointConfig:
+    """Read the configuration that every implementation needs.
+
+    Raises:
+        CheckpointError: a file is missing or broken.
+    """
+    fields = Fields.read(folder / "config.json")
+    return CheckpointConfig(
+        architecture=_architecture(fields),
+        fields=fields,
+        dtype=_dtype(fields),
+        eos_token_ids=_eos_token_ids(folder, fields),
+    )
+
+
+def _architecture(fields: Fields) -> str:
+    names = fields.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise fields.error("architectures", "a list of one name")
+    return names[0]
+
+
+def _dtype(fields: Fields) -> str | None:
+    for name in ("dtype", "torch_dtype"):
+        if fields.get(name) is not None:
+            return fields.text(name).removeprefix("torch.")
+    return None
+
+
+def _eos_token_ids(folder: Path, fields: Fields) -> tuple[int, ...]:
+    """Return the ids in `generation_config.json`, as transformers does, or else those in `config.json`."""
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        ids = _token_ids(Fields.read(generation), "eos_token_id")
+        if ids:
+            return ids
+    return _token_ids(fields, "eos_token_id")
+
+
+def _token_ids(fields: Fields, name: str) -> tuple[int, ...]:
+    value = fields.get(name)
+    ids = [] if value is None else value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in ids):
+        raise fields.error(name, "a token id or a list of them")
+    return tuple(dict.fromkeys(ids))
