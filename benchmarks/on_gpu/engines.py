@@ -23,7 +23,7 @@ from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.engine.trace import StepTimes
 from sluice.models.base import CausalLM
-from sluice.models.ops import TorchOps
+from sluice.models.ops import Ops
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.graphs import DecodeGraphs, graph_sizes
@@ -149,7 +149,7 @@ def bench_of(
     if is_cuda and attention != REFERENCE:
         logit_ops = use_triton(model)
     else:
-        model.use(TorchOps())
+        model.use(Ops())
     transport, compute = _transport(device, depth)
     forwards: Forwards = EagerForwards(model, state, attending)
     if sizes and is_cuda:

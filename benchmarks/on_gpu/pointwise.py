@@ -16,7 +16,7 @@ import torch
 from benchmarks.on_gpu.clocks import seconds_queued
 from benchmarks.on_gpu.setting import Setting
 from sluice.attention.base import LayerKV
-from sluice.models.ops import Angles, HeadNorms, Norm, Ops, TorchOps
+from sluice.models.ops import Angles, HeadNorms, Norm, Ops
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.noise import noise_key
 from sluice.runner.penalties import Penalties
@@ -62,7 +62,7 @@ def _kernels(setting: Setting) -> tuple[Ops, LogitOps]:
     """Triton's where they can run: a CPU needs its interpreter."""
     interprets = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
     if setting.device.type != "cuda" and not interprets:
-        return TorchOps(), TORCH_LOGIT_OPS
+        return Ops(), TORCH_LOGIT_OPS
     from sluice.models.triton_ops import TritonOps
     from sluice.runner.triton_logit_ops import TritonLogitOps
 
@@ -85,7 +85,7 @@ def _row(setting: Setting, case: Case) -> dict[str, Any]:
 
 
 def _between_matrices(setting: Setting, ours: Ops, tokens: int) -> Iterator[Case]:
-    device, dtype, plain = setting.device, setting.dtype, TorchOps()
+    device, dtype, plain = setting.device, setting.dtype, Ops()
     hidden, inner = setting.pick(HIDDEN, 64), setting.pick(INNER, 96)
     size = dtype.itemsize
 
@@ -95,8 +95,8 @@ def _between_matrices(setting: Setting, ours: Ops, tokens: int) -> Iterator[Case
     x, delta, norm = normal(tokens, hidden), normal(tokens, hidden), Norm(normal(hidden), 1e-5)
     yield Case(
         f"add and norm, {tokens} tokens",
-        lambda: plain.add_rms_norm(x, delta, norm)[1],
-        lambda: ours.add_rms_norm(x, delta, norm)[1],
+        lambda: plain.add_norm(x, delta, norm)[1],
+        lambda: ours.add_norm(x, delta, norm)[1],
         4 * tokens * hidden * size,
         _near,
     )

@@ -153,15 +153,15 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "encoder": ({"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}, "it has an encoder"),
     "classifier": (
         OLMO | {"architectures": ["Olmo2ForSequenceClassification"]},
-        "no causal language model over text; that of its configuration is Olmo2ForCausalLM",
+        "not a causal language model over text; that of its configuration is Olmo2ForCausalLM",
     ),
     "images": (
         {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava"},
-        "it is no causal language model over text",
+        "it is not a causal language model over text",
     ),
     "state": (
         {"architectures": ["MambaForCausalLM"], "model_type": "mamba"},
-        "keep a state between tokens that is no keys and values",
+        "keep a state between tokens other than keys and values",
     ),
     "attention of its own": (
         {"architectures": ["FalconForCausalLM"], "model_type": "falcon"},

@@ -12,11 +12,11 @@ from sluice.attention.base import LayerKV
 from sluice.attention.packed import PackedKV
 from sluice.attention.spec import KVShape
 from sluice.models.native_ops import NativeOps
-from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm, TorchOps
+from sluice.models.ops import Angles, HeadNorms, Norm, Ops
 from sluice.native.library import Kernels
 
 KERNELS = all_kernels()
-EXACT = TorchOps()
+EXACT = Ops()
 DTYPES = (torch.bfloat16, torch.float32)
 each_level = pytest.mark.parametrize("kernels", KERNELS, ids=level_name)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -58,8 +58,8 @@ def test_rms_norm(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torc
         for size in SIZES:
             x = draw(rows, size + 24, dtype=dtype)[:, 8 : 8 + size]
             norm, before = norm_of(draw(size, dtype=dtype)), x.clone()
-            found = NativeOps(kernels).rms_norm(x, norm)
-            assert_rounded(found, EXACT.rms_norm(x.double(), wide(norm)))
+            found = NativeOps(kernels).norm(x, norm)
+            assert_rounded(found, EXACT.norm(x.double(), wide(norm)))
             assert torch.equal(x, before), "the residual is still needed"
 
 
@@ -71,9 +71,9 @@ def test_add_rms_norm(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., 
         for size in SIZES:
             x, delta = draw(2, rows, size, dtype=dtype)
             norm, expected = norm_of(draw(size, dtype=dtype)), x + delta
-            total, found = NativeOps(kernels).add_rms_norm(x, delta, norm)
+            total, found = NativeOps(kernels).add_norm(x, delta, norm)
             assert torch.equal(total, expected)
-            assert_rounded(found, EXACT.rms_norm(expected.double(), wide(norm)))
+            assert_rounded(found, EXACT.norm(expected.double(), wide(norm)))
 
 
 @each_level
@@ -85,14 +85,14 @@ def test_layer_norms(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., t
             x, delta = draw(2, rows, size, dtype=dtype)
             x += 100
             weight, bias = draw(2, size, dtype=dtype)
-            norm = LayerNorm(weight, bias, 1e-5)
-            exact = LayerNorm(weight.double(), bias.double(), 1e-5)
-            found = NativeOps(kernels).layer_norm(x, norm)
-            assert_rounded(found, EXACT.layer_norm(x.double(), exact), atol=2e-4)
+            norm = Norm(weight, 1e-5, bias)
+            exact = Norm(weight.double(), 1e-5, bias.double())
+            found = NativeOps(kernels).norm(x, norm)
+            assert_rounded(found, EXACT.norm(x.double(), exact), atol=2e-4)
             expected = x + delta
-            total, found = NativeOps(kernels).add_layer_norm(x, delta, norm)
+            total, found = NativeOps(kernels).add_norm(x, delta, norm)
             assert torch.equal(total, expected)
-            assert_rounded(found, EXACT.layer_norm(expected.double(), exact), atol=2e-4)
+            assert_rounded(found, EXACT.norm(expected.double(), exact), atol=2e-4)
 
 
 @each_level
@@ -146,9 +146,9 @@ def test_rotate_and_store(
 def test_a_row_does_not_depend_on_its_company(kernels: Kernels, draw: Callable[..., torch.Tensor]) -> None:
     """To the last bit, in a batch that threads share."""
     ops, x, norm = NativeOps(kernels), draw(200, 1000, dtype=torch.bfloat16), norm_of(draw(1000, dtype=torch.bfloat16))
-    together, activated = ops.rms_norm(x, norm), ops.gate_and_mul(x, x, "silu")
+    together, activated = ops.norm(x, norm), ops.gate_and_mul(x, x, "silu")
     for row in (0, 57, 199):
-        assert torch.equal(ops.rms_norm(x[row : row + 1], norm)[0], together[row])
+        assert torch.equal(ops.norm(x[row : row + 1], norm)[0], together[row])
         assert torch.equal(ops.gate_and_mul(x[row : row + 1], x[row : row + 1], "silu")[0], activated[row])
 
 
@@ -156,9 +156,9 @@ def test_a_row_does_not_depend_on_its_company(kernels: Kernels, draw: Callable[.
 def test_other_types_are_left_to_torch(dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
     ops, x = NativeOps(KERNELS[0]), draw(3, 24, dtype=dtype)
     norm = norm_of(draw(24, dtype=dtype))
-    assert torch.equal(ops.rms_norm(x, norm), EXACT.rms_norm(x, norm))
+    assert torch.equal(ops.norm(x, norm), EXACT.norm(x, norm))
     assert torch.equal(ops.gate_and_mul(x, x, "silu"), EXACT.gate_and_mul(x, x, "silu"))
-    assert torch.equal(ops.add_rms_norm(x.clone(), x, norm)[1], EXACT.add_rms_norm(x, x, norm)[1])
+    assert torch.equal(ops.add_norm(x.clone(), x, norm)[1], EXACT.add_norm(x, x, norm)[1])
 
 
 def test_pages_laid_out_for_torch(draw: Callable[..., torch.Tensor]) -> None:

@@ -31,7 +31,7 @@ def test_every_item_is_done_once(threads: int) -> None:
     for number in range(1000):
         # In place: an item that is done twice, or not at all, leaves other numbers behind.
         delta = zero if number % 2 else zero + 1
-        x, _ = ops.add_rms_norm(x, delta, NORM)
+        x, _ = ops.add_norm(x, delta, NORM)
         expected += delta
         assert torch.equal(x, expected), number
 
@@ -40,12 +40,12 @@ def test_callers_take_turns() -> None:
     """Two engines of one process share the kernels of a model: their calls must not mix."""
     ops = NativeOps(Kernels(LIBRARY, Level.SCALAR, 3))
     inputs = [rows(seed) for seed in range(4)]
-    expected = [ops.rms_norm(x, NORM) for x in inputs]
+    expected = [ops.norm(x, NORM) for x in inputs]
     together = threading.Barrier(len(inputs))
 
     def work(index: int) -> bool:
         together.wait(timeout=60)
-        return all(torch.equal(ops.rms_norm(inputs[index], NORM), expected[index]) for _ in range(100))
+        return all(torch.equal(ops.norm(inputs[index], NORM), expected[index]) for _ in range(100))
 
     with ThreadPoolExecutor(len(inputs)) as executor:
         assert all(executor.map(work, range(len(inputs))))

@@ -21,7 +21,7 @@ COMPILE = """
 import torch
 from paper_gpu import compiled, use
 from sluice.attention.triton.kv import TritonKV
-from sluice.models.ops import Angles, HeadNorms, LayerNorm, Norm
+from sluice.models.ops import Angles, HeadNorms, Norm
 from sluice.models.triton_ops import TritonOps
 from sluice.triton import gates, norms, penalties, rotary, sampling, totals
 
@@ -33,9 +33,9 @@ head_norms = HeadNorms(*[Norm(torch.empty(64, dtype=dtype), 1e-6)] * 2)
 pages = TritonKV(*torch.empty(2, 8, 64, 2, 64, dtype=dtype))
 for rows in (1, 2, 3, 16, 17):
     x = torch.empty(rows, 1024, dtype=dtype)
-    ops.rms_norm(x, Norm(weight, 1e-6))
-    ops.add_rms_norm(x, x, Norm(weight, 1e-6))
-    ops.add_layer_norm(x, x, LayerNorm(weight, weight, 1e-5))
+    ops.norm(x, Norm(weight, 1e-6))
+    ops.add_norm(x, x, Norm(weight, 1e-6))
+    ops.add_norm(x, x, Norm(weight, 1e-5, weight))
     ops.gate_and_mul(*torch.empty(rows, 6144, dtype=dtype).chunk(2, 1), "silu")
     q, k, v = torch.empty(rows, 8, 64, dtype=dtype).split((4, 2, 2), 1)
     angles = Angles(*(torch.empty(rows, 1, 64, dtype=dtype) for _ in range(2)))

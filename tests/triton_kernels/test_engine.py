@@ -16,7 +16,7 @@ from sluice.attention.select import backend_named
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
 from sluice.models.base import CausalLM
-from sluice.models.ops import TorchOps
+from sluice.models.ops import Ops
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS
 from sluice.testing import ManualLink
 from sluice.types import SamplingParams, TokenLogprobs
@@ -58,7 +58,7 @@ def test_the_tokens_of_torch(family: Callable[..., PreTrainedModel], device: tor
     config = EngineConfig.from_options({"model": str(tmp_path), "max_total_tokens": 256, **options})
     loaded = load(config, progress=False)
     assert isinstance(loaded.model, CausalLM)
-    loaded.model.use(TorchOps())
+    loaded.model.use(Ops())
     tokens, logprobs = generated(replace(loaded, logit_ops=TORCH_LOGIT_OPS))
     found_tokens, found_logprobs = generated(
         replace(loaded, logit_ops=use_triton(loaded.model), backend=backend_named("triton"))

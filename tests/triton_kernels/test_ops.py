@@ -9,12 +9,12 @@ import torch
 
 from sluice.attention.base import LayerKV
 from sluice.attention.triton.kv import TritonKV
-from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, LayerNorm, Norm, TorchOps
+from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops
 from sluice.models.triton_ops import TritonOps
 from triton_device import each_device, quiet
 
 pytestmark = quiet
-TORCH = TorchOps()
+TORCH = Ops()
 TRITON = TritonOps()
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 ROUNDING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}
@@ -49,10 +49,10 @@ def test_rms_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> None
         x = draw(rows, size + 24, dtype=dtype, device=device)[:, 8 : 8 + size]
         delta, norm = draw(rows, size, dtype=dtype, device=device), Norm(draw(size, dtype=dtype, device=device), 1e-6)
         before = x.clone()
-        assert_near(TRITON.rms_norm(x, norm), TORCH.rms_norm(x, norm))
-        total, normed = TRITON.add_rms_norm(x, delta, norm)
+        assert_near(TRITON.norm(x, norm), TORCH.norm(x, norm))
+        total, normed = TRITON.add_norm(x, delta, norm)
         assert torch.equal(total, before + delta)
-        assert_near(normed, TORCH.rms_norm(before + delta, norm))
+        assert_near(normed, TORCH.norm(before + delta, norm))
 
 
 @each_device
@@ -62,11 +62,11 @@ def test_layer_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> No
     for rows, size in SHAPES:
         x, delta = draw(rows, size, dtype=dtype, device=device) + 100, draw(rows, size, dtype=dtype, device=device)
         weight, bias = draw(2, size, dtype=dtype, device=device)
-        norm, before = LayerNorm(weight, bias, 1e-5), x.clone()
-        assert_near(TRITON.layer_norm(x, norm), TORCH.layer_norm(x, norm), atol=3e-4)
-        total, normed = TRITON.add_layer_norm(x, delta, norm)
+        norm, before = Norm(weight, 1e-5, bias), x.clone()
+        assert_near(TRITON.norm(x, norm), TORCH.norm(x, norm), atol=3e-4)
+        total, normed = TRITON.add_norm(x, delta, norm)
         assert torch.equal(total, before + delta)
-        assert_near(normed, TORCH.layer_norm(before + delta, norm), atol=3e-4)
+        assert_near(normed, TORCH.norm(before + delta, norm), atol=3e-4)
 
 
 @each_device
@@ -116,10 +116,10 @@ def test_rotate_and_store(
 def test_a_row_does_not_depend_on_its_company(device: torch.device, draw: Draw) -> None:
     """To the last bit."""
     x, norm = draw(9, 300, dtype=torch.bfloat16, device=device), Norm(torch.ones(300).bfloat16().to(device), 1e-6)
-    together, gated = TRITON.rms_norm(x, norm), TRITON.gate_and_mul(x, x, "silu")
+    together, gated = TRITON.norm(x, norm), TRITON.gate_and_mul(x, x, "silu")
     for row in (0, 4, 8):
         alone = x[row : row + 1]
-        assert torch.equal(TRITON.rms_norm(alone, norm)[0], together[row])
+        assert torch.equal(TRITON.norm(alone, norm)[0], together[row])
         assert torch.equal(TRITON.gate_and_mul(alone, alone, "silu")[0], gated[row])
 
 
@@ -128,17 +128,17 @@ def test_no_rows(device: torch.device, draw: Draw) -> None:
     """A step that asks for no logits norms nothing in its last layer: a grid of no programs is an error."""
     x = torch.empty(0, 24, device=device)
     norm = Norm(torch.ones(24, device=device), 1e-6)
-    assert [part.shape for part in TRITON.add_rms_norm(x, x, norm)] == [x.shape] * 2
+    assert [part.shape for part in TRITON.add_norm(x, x, norm)] == [x.shape] * 2
     assert TRITON.gate_and_mul(x, x, "silu").shape == x.shape
 
 
 @each_device
 def test_float64_is_left_to_torch(device: torch.device, draw: Draw) -> None:
     x, weight = draw(3, 24, dtype=torch.float64, device=device), draw(24, dtype=torch.float64, device=device)
-    norm, layer_norm = Norm(weight, 1e-6), LayerNorm(weight, weight, 1e-6)
-    assert torch.equal(TRITON.rms_norm(x, norm), TORCH.rms_norm(x, norm))
-    assert torch.equal(TRITON.add_rms_norm(x, x, norm)[1], TORCH.add_rms_norm(x, x, norm)[1])
-    assert torch.equal(TRITON.layer_norm(x, layer_norm), TORCH.layer_norm(x, layer_norm))
+    norm, layer_norm = Norm(weight, 1e-6), Norm(weight, 1e-6, weight)
+    assert torch.equal(TRITON.norm(x, norm), TORCH.norm(x, norm))
+    assert torch.equal(TRITON.add_norm(x, x, norm)[1], TORCH.add_norm(x, x, norm)[1])
+    assert torch.equal(TRITON.norm(x, layer_norm), TORCH.norm(x, layer_norm))
     assert torch.equal(TRITON.gate_and_mul(x, x, "gelu"), TORCH.gate_and_mul(x, x, "gelu"))
 
 

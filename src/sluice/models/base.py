@@ -1,4 +1,4 @@
-"""What every model is: a module from a batch and its KV to hidden states to logits, with rules to read its weights."""
+"""The interfaces of models: from a batch and its KV to hidden states, and from these to logits."""
 
 from __future__ import annotations
 
@@ -19,50 +19,77 @@ from sluice.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class WeightRules:
-    """How tensor names in a checkpoint become parameter names of the module."""
+    """Rules that turn tensor names of a checkpoint into parameter names of the module."""
 
     prefix: str
-    """Put before the base model's names by some checkpoints and left out by others."""
+    """Prefix of the base model's names, which some checkpoints omit."""
     ignored: tuple[str, ...]
-    """Ends of the names of buffers that some versions store and that carry no weight."""
+    """Suffixes of buffers that some versions store and that are no weights."""
     transposed: tuple[str, ...] = ()
-    """Ends of the names of matrices stored as [in, out]."""
+    """Suffixes of matrices that are stored as [in, out]."""
     head: str = "lm_head.weight"
     embedding: str = "embed_tokens.weight"
-    """The parameter that the head is when the two are tied."""
+    """The parameter that is also the head if the two are tied."""
 
 
 class PagedLM(nn.Module, ABC):
-    """A decoder-only language model over paged KV. It holds weights and nothing of any request."""
+    """A decoder-only language model over paged KV. It holds weights and no state of requests."""
 
     spec: ModelSpec
 
     @abstractmethod
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        """One step: write the KV of every token of the batch and return what the logits asked for are made of.
+        """Compute one step: write the KV of every token, and return the hidden states that logits are computed from.
 
         Args:
             batch: the step.
             kv: the pages of each layer; written at `batch.kv_slots`.
-            attention: what attends.
+            attention: the backend for this step.
 
         Returns:
-            [R, hidden_size], the last hidden states of the tokens `batch.logit_rows`, normed, in the model's dtype.
+            [R, hidden_size], the normed last hidden states of the tokens `batch.logit_rows`, in the model's dtype.
         """
 
     @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[R, hidden_size] to [R, vocab_size], in the model's dtype.
+        """Return the logits [R, vocab_size] of hidden states [R, hidden_size], in the model's dtype.
 
-        Apart from `forward`, so that a caller who wants many rows can take them in slices: a row of logits is as large
-        as dozens of hidden states.
+        This is separate from `forward` so that a caller can compute many rows in slices: a row of logits is as large as
+        dozens of hidden states.
         """
 
 
 class CausalLM(PagedLM):
-    """One of our own: it says how its weights are read, tensor by tensor."""
+    """A native model, whose weights are read tensor by tensor.
+
+    Args:
+        spec: sizes and limits.
+        tied: the head is the embedding.
+    """
 
     rules: ClassVar[WeightRules]
+    lm_head: nn.Module | None
+    """None until a tied head is packed."""
+
+    def __init__(self, spec: ModelSpec, *, tied: bool) -> None:
+        super().__init__()
+        self.spec = spec
+        self.tied = tied
+        self.ops = Ops()
+
+    def new_head(self) -> nn.Linear | None:
+        """Return a head with unset weights, None if it is the embedding."""
+        spec = self.spec
+        return None if self.tied else nn.Linear(spec.hidden_size, spec.vocab_size, bias=False, dtype=spec.dtype)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        assert self.lm_head is not None, "the weights are not packed"
+        logits: torch.Tensor = self.lm_head(hidden)
+        return logits
+
+    def use(self, ops: Ops) -> None:
+        """Compute the small operations with `ops`."""
+        self.ops = ops
 
     @classmethod
     @abstractmethod
@@ -73,17 +100,9 @@ class CausalLM(PagedLM):
             CheckpointError: the config is not supported.
         """
 
-    @property
-    @abstractmethod
-    def tied(self) -> bool:
-        """Whether the head is the embedding."""
-
     @abstractmethod
     def pack(self, packer: Packer) -> None:
-        """Lay the weights out, once, when all are there. Only then can the model be computed.
+        """Pack the weights, once, after they are loaded and before the first forward.
 
-        Modules whose weights are packed into others are gone afterwards, and parameters have other names.
+        Modules whose weights are packed into others are removed, and parameters change their names.
         """
-
-    def use(self, ops: Ops) -> None:
-        """Take the small operations from `ops`. A model that has none of them does nothing."""

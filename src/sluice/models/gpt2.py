@@ -15,13 +15,13 @@ from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig, Fields
 from sluice.models.layers import read_activation
 from sluice.models.linear import Packer
-from sluice.models.ops import LayerNorm, Ops, TorchOps
+from sluice.models.ops import Norm, Ops
 from sluice.models.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class GPT2Config:
-    """A GPT-2 as its config spells it. Sizes are counts of elements."""
+    """The configuration of a GPT-2. Sizes are counts of elements."""
 
     vocab_size: int
     hidden_size: int
@@ -33,14 +33,14 @@ class GPT2Config:
     norm_eps: float
     tie_word_embeddings: bool
     scales: tuple[float, ...]
-    """Per layer, what multiplies q.k."""
+    """Factor of q.k in each layer."""
 
 
 def read_gpt2_config(config: Fields) -> GPT2Config:
-    """Understand a GPT-2 config.
+    """Read a GPT-2 config.
 
     Raises:
-        CheckpointError: a field is missing, out of range, or asks for what is not supported.
+        CheckpointError: a field is missing, out of range, or requires something unsupported.
     """
     hidden_size, num_heads = config.integer("n_embd"), config.integer("n_head")
     num_layers = config.integer("n_layer")
@@ -63,7 +63,7 @@ def read_gpt2_config(config: Fields) -> GPT2Config:
 
 
 class GPT2Attention(nn.Module):
-    """Multi-head attention; one matrix makes q, k and v."""
+    """Multi-head attention; one matrix computes q, k and v."""
 
     def __init__(self, config: GPT2Config, scale: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -74,7 +74,6 @@ class GPT2Attention(nn.Module):
         self.c_proj = nn.Linear(hidden, hidden, dtype=dtype)
 
     def pack(self, packer: Packer) -> None:
-        """Afterwards it can be computed."""
         self.c_attn, self.c_proj = packer.linear(self.c_attn), packer.linear(self.c_proj)
 
     def forward(
@@ -97,7 +96,6 @@ class GPT2MLP(nn.Module):
         self.activation = config.activation
 
     def pack(self, packer: Packer) -> None:
-        """Afterwards it can be computed."""
         self.c_fc = packer.linear(self.c_fc, activation=self.activation)
         self.c_proj = packer.linear(self.c_proj)
 
@@ -106,15 +104,15 @@ class GPT2MLP(nn.Module):
         return self.c_proj(self.c_fc(x))
 
 
-def layer_norm(module: nn.LayerNorm) -> LayerNorm:
-    """The same, for `Ops`."""
-    return LayerNorm(module.weight, module.bias, module.eps)
+def norm_of(module: nn.LayerNorm) -> Norm:
+    """Return the norm for `Ops`."""
+    return Norm(module.weight, module.eps, module.bias)
 
 
 class GPT2Block(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual.
+    """Attention and MLP, each after a norm and added to the residual.
 
-    What the MLP gives is added by whoever comes next, since adding and the norm after it are one operation.
+    The next block adds the MLP's output, since that addition and the norm after it are one operation.
     """
 
     def __init__(self, config: GPT2Config, scale: float, dtype: torch.dtype) -> None:
@@ -135,14 +133,14 @@ class GPT2Block(nn.Module):
         ops: Ops,
         rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual x [N, hidden_size] and what is still to be added to it, to the same after this block.
+        """Return the residual [N, hidden_size] and the delta that is still to be added to it, after this block.
 
         Args:
-            rows: [R] int64, indices into N of the tokens that are wanted of it; None: all.
+            rows: [R] int64, indices into N of the tokens to return; None for all.
         """
-        x, normed = ops.add_layer_norm(x, delta, layer_norm(self.ln_1))
+        x, normed = ops.add_norm(x, delta, norm_of(self.ln_1))
         attended = self.attn(normed, batch, kv, attention, rows)
-        x, normed = ops.add_layer_norm(x if rows is None else x[rows], attended, layer_norm(self.ln_2))
+        x, normed = ops.add_norm(x if rows is None else x[rows], attended, norm_of(self.ln_2))
         return x, self.mlp(normed)
 
 
@@ -157,24 +155,16 @@ class GPT2(CausalLM):
     )
 
     def __init__(self, config: GPT2Config, spec: ModelSpec) -> None:
-        super().__init__()
+        super().__init__(spec, tied=config.tie_word_embeddings)
         dtype = spec.dtype
-        self.spec = spec
-        self.ops: Ops = TorchOps()
-        self._tied = config.tie_word_embeddings
         self.wte = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
         self.wpe = nn.Embedding(config.num_positions, config.hidden_size, dtype=dtype)
         self.h = nn.ModuleList(GPT2Block(config, scale, dtype) for scale in config.scales)
         self.ln_f = nn.LayerNorm(config.hidden_size, config.norm_eps, dtype=dtype)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
-        )
+        self.lm_head = self.new_head()
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
-        """See `CausalLM.from_checkpoint`."""
         config = read_gpt2_config(checkpoint.fields)
         spec = ModelSpec(
             architecture=checkpoint.architecture,
@@ -190,13 +180,7 @@ class GPT2(CausalLM):
         )
         return cls(config, spec)
 
-    @property
-    def tied(self) -> bool:
-        """See `CausalLM.tied`."""
-        return self._tied
-
     def pack(self, packer: Packer) -> None:
-        """See `CausalLM.pack`."""
         for block in self.h:
             block.attn.pack(packer)
             block.mlp.pack(packer)
@@ -205,20 +189,11 @@ class GPT2(CausalLM):
         else:
             self.lm_head = packer.linear(self.lm_head)
 
-    def use(self, ops: Ops) -> None:
-        """See `CausalLM.use`."""
-        self.ops = ops
-
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        """See `CausalLM.forward`."""
         x, delta = self.wte(batch.input_ids), self.wpe(batch.positions)
         last = len(self.h) - 1
         for number, (block, block_kv) in enumerate(zip(self.h, kv, strict=True)):
-            # Nobody reads what the last layer makes of the other tokens, once it has their keys and values.
+            # Of the last layer's other tokens only the keys and values are needed.
             rows = batch.logit_rows if number == last else None
             x, delta = block(x, delta, batch, block_kv, attention, self.ops, rows)
-        return self.ops.add_layer_norm(x, delta, layer_norm(self.ln_f))[1]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `CausalLM.logits`."""
-        return self.lm_head(hidden)
+        return self.ops.add_norm(x, delta, norm_of(self.ln_f))[1]

@@ -9,7 +9,7 @@ from torch import nn
 
 from sluice.models.checkpoint import Fields
 from sluice.models.linear import Packer
-from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, TorchOps, compute_dtype
+from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, compute_dtype
 from sluice.models.rope import Rope
 
 
@@ -35,7 +35,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., size] to the same, in x's dtype."""
-        return TorchOps().rms_norm(x, self.norm)
+        return Ops().norm(x, self.norm)
 
     @property
     def norm(self) -> Norm:

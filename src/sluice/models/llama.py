@@ -15,7 +15,7 @@ from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
 from sluice.models.linear import Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config
-from sluice.models.ops import Angles, HeadNorms, Ops, TorchOps
+from sluice.models.ops import Angles, HeadNorms, Ops
 from sluice.models.spec import ModelSpec
 
 
@@ -37,7 +37,7 @@ class LlamaAttention(nn.Module):
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
     def pack(self, packer: Packer) -> None:
-        """q, k and v become one layer."""
+        """Join q, k and v into one layer."""
         self.qkv_proj = packer.linear(self.q_proj, self.k_proj, self.v_proj)
         self.o_proj = packer.linear(self.o_proj)
         del self.q_proj, self.k_proj, self.v_proj
@@ -65,9 +65,9 @@ class LlamaAttention(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """Attention and MLP, each behind a norm and added to the residual.
+    """Attention and MLP, each after a norm and added to the residual.
 
-    What the MLP gives is added by whoever comes next, since adding and the norm after it are one operation.
+    The next layer adds the MLP's output, since that addition and the norm after it are one operation.
     """
 
     def __init__(self, config: LlamaConfig, window: int | None, dtype: torch.dtype) -> None:
@@ -89,16 +89,16 @@ class LlamaLayer(nn.Module):
         ops: Ops,
         rows: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The residual x [N, hidden_size] and what is still to be added to it, to the same after this layer.
+        """Return the residual [N, hidden_size] and the delta that is still to be added to it, after this layer.
 
         Args:
-            rows: [R] int64, indices into N of the tokens that are wanted of it; None: all.
+            rows: [R] int64, indices into N of the tokens to return; None for all.
         """
         norm = self.input_layernorm.norm
-        x, normed = (x, ops.rms_norm(x, norm)) if delta is None else ops.add_rms_norm(x, delta, norm)
+        x, normed = (x, ops.norm(x, norm)) if delta is None else ops.add_norm(x, delta, norm)
         attended = self.self_attn(normed, angles, batch, kv, attention, ops, rows)
         x = x if rows is None else x[rows]
-        x, normed = ops.add_rms_norm(x, attended, self.post_attention_layernorm.norm)
+        x, normed = ops.add_norm(x, attended, self.post_attention_layernorm.norm)
         return x, self.mlp(normed, ops)
 
 
@@ -108,24 +108,16 @@ class Llama(CausalLM):
     rules = WeightRules(prefix="model.", ignored=("rotary_emb.inv_freq",))
 
     def __init__(self, config: LlamaConfig, spec: ModelSpec) -> None:
-        super().__init__()
+        super().__init__(spec, tied=config.tie_word_embeddings)
         dtype = spec.dtype
-        self.spec = spec
-        self.ops: Ops = TorchOps()
-        self._tied = config.tie_word_embeddings
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
         self.rotary = Rotary(config.rope, config.head_dim, dtype)
         self.layers = nn.ModuleList(LlamaLayer(config, window, dtype) for window in config.windows)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
-        )
+        self.lm_head = self.new_head()
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
-        """See `CausalLM.from_checkpoint`."""
         config = read_llama_config(checkpoint.architecture, checkpoint.fields)
         spec = ModelSpec(
             architecture=checkpoint.architecture,
@@ -141,13 +133,7 @@ class Llama(CausalLM):
         )
         return cls(config, spec)
 
-    @property
-    def tied(self) -> bool:
-        """See `CausalLM.tied`."""
-        return self._tied
-
     def pack(self, packer: Packer) -> None:
-        """See `CausalLM.pack`."""
         for layer in self.layers:
             layer.self_attn.pack(packer)
             layer.mlp.pack(packer)
@@ -156,23 +142,14 @@ class Llama(CausalLM):
         else:
             self.lm_head = packer.linear(self.lm_head)
 
-    def use(self, ops: Ops) -> None:
-        """See `CausalLM.use`."""
-        self.ops = ops
-
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        """See `CausalLM.forward`."""
         x = self.embed_tokens(batch.input_ids)
         angles = self.rotary(batch.positions)
         delta: torch.Tensor | None = None
         last = len(self.layers) - 1
         for number, (layer, layer_kv) in enumerate(zip(self.layers, kv, strict=True)):
-            # Nobody reads what the last layer makes of the other tokens, once it has their keys and values.
+            # Of the last layer's other tokens only the keys and values are needed.
             rows = batch.logit_rows if number == last else None
             x, delta = layer(x, delta, angles, batch, layer_kv, attention, self.ops, rows)
         assert delta is not None, "a model has at least one layer"
-        return self.ops.add_rms_norm(x, delta, self.norm.norm)[1]
-
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `CausalLM.logits`."""
-        return self.lm_head(hidden)
+        return self.ops.add_norm(x, delta, self.norm.norm)[1]

@@ -1,4 +1,4 @@
-"""`Ops` by the compiled kernels: one pass over memory each, float32 inside, rounded once at the end."""
+"""`Ops` by the compiled kernels: one pass over memory per operation, in float32, rounded once at the end."""
 
 from __future__ import annotations
 
@@ -7,45 +7,28 @@ from torch.nn import functional
 
 from sluice.attention.base import PagedKV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
-from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, LayerNorm, Norm, TorchOps
+from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops, dense_rows
 from sluice.native.abi import NormCall, SiluMulCall
 from sluice.native.library import Kernels
 
 
-class NativeOps:
-    """See `Ops`. What the kernels do not take, another dtype or pages laid out for torch, is left to `TorchOps`."""
+class NativeOps(Ops):
+    """`Ops` by the compiled kernels, which overwrite their inputs.
+
+    Torch computes what they do not support: other dtypes, and pages in torch's layout.
+    """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._torch = TorchOps()
 
-    def rms_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """See `Ops.rms_norm`."""
-        if x.dtype not in STEPS:
-            return self._torch.rms_norm(x, norm)
-        return self._norm(_dense_rows(x), None, norm)
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        return self._norm(dense_rows(x), None, norm) if x.dtype in STEPS else super().norm(x, norm)
 
-    def add_rms_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Ops.add_rms_norm`; `x` is overwritten with the sum."""
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
         if x.dtype not in STEPS:
-            return self._torch.add_rms_norm(x, delta, norm)
-        x = _dense_rows(x)
-        return x, self._norm(x, _dense_rows(delta), norm)
-
-    def layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        """See `Ops.layer_norm`."""
-        if x.dtype not in STEPS:
-            return self._torch.layer_norm(x, norm)
-        return self._norm(_dense_rows(x), None, norm)
-
-    def add_layer_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, norm: LayerNorm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Ops.add_layer_norm`; `x` is overwritten with the sum."""
-        if x.dtype not in STEPS:
-            return self._torch.add_layer_norm(x, delta, norm)
-        x = _dense_rows(x)
-        return x, self._norm(x, _dense_rows(delta), norm)
+            return super().add_norm(x, delta, norm)
+        x = dense_rows(x)
+        return x, self._norm(x, dense_rows(delta), norm)
 
     def rotate_and_store(
         self,
@@ -57,9 +40,8 @@ class NativeOps:
         kv: PagedKV,
         kv_slots: torch.Tensor,
     ) -> torch.Tensor:
-        """See `Ops.rotate_and_store`; q and k are overwritten."""
         if not isinstance(kv, PackedKV) or q.dtype != kv.k.dtype:
-            return self._torch.rotate_and_store(q, k, v, angles, norms, kv, kv_slots)
+            return super().rotate_and_store(q, k, v, angles, norms, kv, kv_slots)
         q, k, v = dense_heads(q), dense_heads(k), dense_heads(v)
         call = kv.store_call(kv_slots, k, v)
         call.q, call.q_stride, call.heads = q.data_ptr(), q.stride(0), q.shape[1]
@@ -71,10 +53,9 @@ class NativeOps:
         return q
 
     def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-        """See `Ops.gate_and_mul`."""
         if gate.dtype not in STEPS or ACTIVATIONS[activation] is not functional.silu:
-            return self._torch.gate_and_mul(gate, up, activation)
-        gate, up = _dense_rows(gate), _dense_rows(up)
+            return super().gate_and_mul(gate, up, activation)
+        gate, up = dense_rows(gate), dense_rows(up)
         out = torch.empty(gate.shape, dtype=gate.dtype)
         call = SiluMulCall(
             gate=gate.data_ptr(),
@@ -89,13 +70,13 @@ class NativeOps:
         self._kernels.silu_mul(call)
         return out
 
-    def _norm(self, x: torch.Tensor, delta: torch.Tensor | None, norm: Norm | LayerNorm) -> torch.Tensor:
+    def _norm(self, x: torch.Tensor, delta: torch.Tensor | None, norm: Norm) -> torch.Tensor:
         out = torch.empty(x.shape, dtype=x.dtype)
         call = NormCall(
             x=x.data_ptr(),
             delta=None if delta is None else delta.data_ptr(),
             weight=norm.weight.data_ptr(),
-            bias=norm.bias.data_ptr() if isinstance(norm, LayerNorm) else None,
+            bias=None if norm.bias is None else norm.bias.data_ptr(),
             out=out.data_ptr(),
             x_stride=x.stride(0),
             delta_stride=0 if delta is None else delta.stride(0),
@@ -106,8 +87,3 @@ class NativeOps:
         )
         self._kernels.norm(call)
         return out
-
-
-def _dense_rows(x: torch.Tensor) -> torch.Tensor:
-    """x [N, size] with gaps between rows at most."""
-    return x if x.stride(1) == 1 else x.contiguous()

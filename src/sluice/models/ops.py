@@ -1,14 +1,13 @@
 """The small operations between a decoder's matrix products, as an interface that is chosen when a model is loaded.
 
-`TorchOps` defines each operation and runs on every device and dtype. Other implementations fuse the same arithmetic and
-may round less often.
+`Ops` defines each operation in plain torch. Its subclasses fuse the same arithmetic and may round less often.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -28,26 +27,22 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What norms and rotary angles are computed in: float64 stays float64, all else is float32."""
+    """Return the dtype in which norms and angles are computed: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 class Norm(NamedTuple):
-    """A root mean square norm (Zhang and Sennrich, 2019) over the last dimension."""
+    """A norm over the last dimension.
+
+    It is a layer norm (Ba, Kiros and Hinton, 2016) if it has a bias, else a root mean square norm (Zhang and Sennrich,
+    2019).
+    """
 
     weight: torch.Tensor
-    """[size], in the dtype of what is normed."""
+    """[size], in the dtype of the input."""
     eps: float
-
-
-class LayerNorm(NamedTuple):
-    """A layer norm (Ba, Kiros and Hinton, 2016) over the last dimension."""
-
-    weight: torch.Tensor
-    """[size], in the dtype of what is normed."""
-    bias: torch.Tensor
+    bias: torch.Tensor | None = None
     """[size]"""
-    eps: float
 
 
 class Angles(NamedTuple):
@@ -58,36 +53,31 @@ class Angles(NamedTuple):
 
 
 class HeadNorms(NamedTuple):
-    """The norms that some models put over each head of q and k, before the rotation."""
+    """Norms over each head of q and k, which some models apply before the rotation."""
 
     q: Norm
     k: Norm
 
 
-class Ops(Protocol):
-    """What a decoder does to its hidden states apart from matrix products and attention.
+class Ops:
+    """The operations of a decoder apart from matrix products and attention, in plain torch on any device and dtype.
 
-    Inputs may be views with gaps between rows (parts of one fused product); the last dimension has none. Results are
-    new tensors in the dtype of the inputs.
+    Inputs may be views with strided rows (parts of one fused product); the last dimension is contiguous. Results are
+    new tensors in the dtype of the inputs. Operations widen to float32 where transformers does.
     """
 
-    def rms_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """[N, size] to the same."""
-        ...
+    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Return the norm of x [..., size]."""
+        if norm.bias is not None:
+            return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
+        wide = x.to(compute_dtype(x.dtype))
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
+        return norm.weight * wide.to(x.dtype)
 
-    def add_rms_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x + delta` and its norm, all [N, size]. `x` may be overwritten."""
-        ...
-
-    def layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        """[N, size] to the same."""
-        ...
-
-    def add_layer_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, norm: LayerNorm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `add_rms_norm`."""
-        ...
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return `x + delta` and its norm, all [N, size]. `x` may be overwritten."""
+        total = x + delta
+        return total, self.norm(total, norm)
 
     def rotate_and_store(
         self,
@@ -99,71 +89,33 @@ class Ops(Protocol):
         kv: PagedKV,
         kv_slots: torch.Tensor,
     ) -> torch.Tensor:
-        """Norm each head of q and k if the model does, turn both, and write k and v into the pages.
+        """Apply the head norms if there are any, rotate q and k, and write k and v into the pages.
 
         Args:
             q: [N, heads, head_dim]; pair i of a head is elements i and i + head_dim / 2.
             k, v: [N, kv_heads, head_dim].
             kv: the layer's pages.
-            kv_slots: [N] int64, where each token's key and value go.
+            kv_slots: [N] int64, the position in the pages of each token's key and value.
 
         Returns:
-            The turned q. What was given may be overwritten.
+            The rotated q. The inputs may be overwritten.
         """
-        ...
-
-    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-        """`activation(gate) * up`, all [N, size]; the activation is a key of `ACTIVATIONS`."""
-        ...
-
-
-class TorchOps:
-    """Plain torch. Where it widens to float32 is where transformers does."""
-
-    def rms_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """See `Ops.rms_norm`; any leading dimensions."""
-        wide = x.to(compute_dtype(x.dtype))
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
-        return norm.weight * wide.to(x.dtype)
-
-    def add_rms_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Ops.add_rms_norm`."""
-        total = x + delta
-        return total, self.rms_norm(total, norm)
-
-    def layer_norm(self, x: torch.Tensor, norm: LayerNorm) -> torch.Tensor:
-        """See `Ops.layer_norm`."""
-        return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
-
-    def add_layer_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, norm: LayerNorm
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Ops.add_layer_norm`."""
-        total = x + delta
-        return total, self.layer_norm(total, norm)
-
-    def rotate_and_store(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        angles: Angles,
-        norms: HeadNorms | None,
-        kv: PagedKV,
-        kv_slots: torch.Tensor,
-    ) -> torch.Tensor:
-        """See `Ops.rotate_and_store`."""
         if norms is not None:
-            q, k = self.rms_norm(q, norms.q), self.rms_norm(k, norms.k)
+            q, k = self.norm(q, norms.q), self.norm(k, norms.k)
         kv.store(kv_slots, rotate(k, angles), v)
         return rotate(q, angles)
 
     def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-        """See `Ops.gate_and_mul`."""
+        """Return `activation(gate) * up`, all [N, size]; the activation is a key of `ACTIVATIONS`."""
         return ACTIVATIONS[activation](gate) * up
 
 
+def dense_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return x [N, size] with a contiguous last dimension."""
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
 def rotate(x: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """Turn x [N, heads, head_dim]; pair i is elements i and i + head_dim / 2, as Hugging Face stores weights."""
+    """Rotate x [N, heads, head_dim]; pair i is elements i and i + head_dim / 2, as Hugging Face stores weights."""
     first, second = x.chunk(2, dim=-1)
     return x * angles.cos + torch.cat((-second, first), dim=-1) * angles.sin

@@ -1,7 +1,7 @@
 """Norms over rows, with the residual added first if there is one: a row is read once and written once.
 
 RMS norm: Zhang and Sennrich, 2019. Layer norm: Ba, Kiros and Hinton, 2016. Sums are float32; what is rounded in between
-is what `TorchOps` rounds.
+is what `Ops` rounds.
 """
 
 from __future__ import annotations

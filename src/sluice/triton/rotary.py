@@ -1,7 +1,7 @@
 """Everything between the projection and attention in one launch: head norms, rotation, keys and values to their pages.
 
 Rotary positions: RoFormer (Su et al., 2021), pair i of a head being elements i and i + head_dim / 2. What is rounded in
-between is what `TorchOps` rounds.
+between is what `Ops` rounds.
 """
 
 from __future__ import annotations

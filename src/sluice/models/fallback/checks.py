@@ -102,7 +102,7 @@ class _Recorder:
     calls: list[LayerCall]
 
     def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self.calls.append(LayerCall(call.layer, call.window, q.shape[1], k.shape[1], k.shape[2], v.shape[2]))
+        self.calls.append(LayerCall(call.layer, call.spec.window, q.shape[1], k.shape[1], k.shape[2], v.shape[2]))
         return q.new_zeros(*q.shape[:2], v.shape[2])
 
 
