@@ -30,7 +30,7 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.bench.results import machine, versions
 from sluice.config import ConfigError, EngineConfig
 from sluice.runner.runner import Model
-from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
+from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams, Submit
 
 STEPS = (
     *(f"decode:{batch}" for batch in (1, 2, 4, 8, 16, 32, 64)),
@@ -101,7 +101,9 @@ class Steps:
         self._loaded = loaded
         self._runner = replace(loaded, model=Filled(loaded.model)).runner()
         # A step of two tokens: steps that only decode may be captured, and filling the pages is no part of them.
-        first = BatchPlan(0, (NewSlot(0, 0, GREEDY, 0),), (Chunk(0, 0, 0, 2, (1, 2), (0,), True),), num_decodes=0)
+        first = BatchPlan(
+            0, (NewSlot(0, Submit(0, (), GREEDY)),), (Chunk(0, 0, 0, 2, (1, 2), (0,), True),), num_decodes=0
+        )
         self._runner.launch(first).wait()
 
     def seconds(self, parts: Sequence[Part]) -> list[float]:
@@ -115,7 +117,7 @@ class Steps:
             owned = tuple(range(first_page, first_page + pages))
             first_page += pages
             ids = tuple(range(1, part.length + 1))
-            slots.append(NewSlot(slot, slot, GREEDY, 0))
+            slots.append(NewSlot(slot, Submit(slot, (), GREEDY)))
             chunks.append(Chunk(slot, slot, part.cached, part.length, ids, owned, True))
             again.append(chunks[-1]._replace(new_pages=()))
         if first_page > self._loaded.shape.num_pages:

@@ -21,7 +21,7 @@ from sluice.engine.clock import VirtualClock
 from sluice.kv.manager import KVManager
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
-from sluice.types import BatchPlan, BatchResult, Output, SchedulerLimits
+from sluice.types import BatchPlan, BatchResult, Output, SchedulerLimits, Submit
 
 SHORT_TOKENS, SHORT_OUTPUT, SHORTS_A_SECOND = 100, 16, 10.0
 MEDIUM_TOKENS, MEDIUM_OUTPUT = 4_000, 16
@@ -121,7 +121,7 @@ def simulate(partial: int, load: Load, per_token: float) -> Run:
         while coming is not None and (coming.at <= clock.now() or not scheduler.has_work):
             clock.advance(max(0.0, coming.at - clock.now()))
             run.lives[coming.request_id] = Life(coming)
-            scheduler.add(coming.request_id, prompt_of(coming), resolved(coming.output))
+            scheduler.add(Submit(coming.request_id, tuple(prompt_of(coming)), resolved(coming.output)))
             coming = next(todo, None)
         plan = scheduler.schedule()
         assert plan is not None, "work, and nothing to plan"

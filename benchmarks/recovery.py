@@ -38,13 +38,13 @@ import torch
 
 from sluice import LLM
 from sluice.config import EngineConfig
-from sluice.process.client import EngineClient, NewRequest
+from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineTimeouts
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import Start
 from sluice.runner.noise import gumbel, noise_key
-from sluice.types import FinishReason, Output, SamplingParams
+from sluice.types import FinishReason, Output, SamplingParams, Submit
 
 ALLOWED_OVER_START = 2.0
 """Seconds from a kill to the next token, beyond a plain start."""
@@ -84,7 +84,7 @@ async def hosting(options: dict[str, Any], *, faults: str = "", heartbeat: float
 class Stream:
     """What one request was given."""
 
-    request: NewRequest
+    request: Submit
     outputs: list[Output] = field(default_factory=list)
     moments: list[float] = field(default_factory=list)
     """When each output came."""
@@ -112,11 +112,12 @@ class Stream:
         return None
 
 
-def requests_of(count: int, tokens: int, vocab_size: int) -> list[NewRequest]:
+def requests_of(count: int, tokens: int, vocab_size: int) -> list[Submit]:
     """Prompts of several lengths; every other request is greedy."""
     draw = random.Random(1)
     return [
-        NewRequest(
+        Submit(
+            UNNUMBERED,
             tuple(draw.randrange(3, vocab_size) for _ in range(20 + 17 * number)),
             SamplingParams(
                 max_tokens=tokens,
@@ -131,7 +132,7 @@ def requests_of(count: int, tokens: int, vocab_size: int) -> list[NewRequest]:
 
 
 async def play(
-    host: Host, requests: Sequence[NewRequest], told: Callable[[int], None] = lambda count: None
+    host: Host, requests: Sequence[Submit], told: Callable[[int], None] = lambda count: None
 ) -> list[Stream]:
     """Run requests to their ends, all at once. `told` hears how many tokens there are in all, after each output."""
     streams = [Stream(request) for request in requests]
@@ -208,7 +209,7 @@ def _gap(llm: LLM, one: Stream, other: Stream, position: int) -> float:
     return abs(scores[0] - scores[1])
 
 
-def _noise(llm: LLM, request: NewRequest, position: int, token: int) -> float:
+def _noise(llm: LLM, request: Submit, position: int, token: int) -> float:
     """In units of log-probability; none for a greedy request."""
     sampling = request.sampling
     if sampling.temperature == 0:
@@ -307,8 +308,8 @@ async def poison(options: dict[str, Any], args: argparse.Namespace, llm: LLM) ->
     return {"restarts": restarts, "error": bad.error, "problems": problems}
 
 
-def replace_sampling(request: NewRequest, **changes: Any) -> NewRequest:
-    return request._replace(sampling=replace(request.sampling, **changes))
+def replace_sampling(request: Submit, **changes: Any) -> Submit:
+    return replace(request, sampling=replace(request.sampling, **changes))
 
 
 async def long_step(options: dict[str, Any], args: argparse.Namespace, llm: LLM) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from sluice.kv.manager import KVManager
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
-from sluice.types import BatchPlan, BatchResult, SchedulerLimits
+from sluice.types import BatchPlan, BatchResult, SchedulerLimits, Submit
 
 PAGE_SIZE = 32
 PROMPT_TOKENS = 100
@@ -46,7 +46,7 @@ def us_per_request_step(running: int, steps: int) -> float:
     pages = -(-(PROMPT_TOKENS + steps + 50) // PAGE_SIZE) + 1
     scheduler = scheduler_of(running, num_pages=running * pages)
     for request_id in range(running):
-        scheduler.add(request_id, [request_id % 1000 + 1] * PROMPT_TOKENS, resolved(steps + 50))
+        scheduler.add(Submit(request_id, (request_id % 1000 + 1,) * PROMPT_TOKENS, resolved(steps + 50)))
     while len(scheduler.state.decoding) < running or scheduler.state.computing:
         step(scheduler)
     total = 0
@@ -66,12 +66,12 @@ def us_per_request_step(running: int, steps: int) -> float:
 def admit_128k_hit_ms() -> float:
     """One repeat: compute a prompt once, then admit it again."""
     scheduler = scheduler_of(4, num_pages=3 * LONG_TOKENS // PAGE_SIZE)
-    prompt = [position % 50_000 for position in range(LONG_TOKENS)]
-    scheduler.add(0, prompt, resolved(1))
+    prompt = tuple(position % 50_000 for position in range(LONG_TOKENS))
+    scheduler.add(Submit(0, prompt, resolved(1)))
     while scheduler.has_work:
         step(scheduler)
     start = time.perf_counter_ns()
-    scheduler.add(1, prompt, resolved(1))
+    scheduler.add(Submit(1, prompt, resolved(1)))
     plan = scheduler.schedule()
     elapsed = time.perf_counter_ns() - start
     assert plan is not None

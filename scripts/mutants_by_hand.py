@@ -141,8 +141,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/request.py",
-        "return self.pending <= lookahead and",
-        "return self.pending <= lookahead + 1 and",
+        "return self.pending <= self.lookahead and",
+        "return self.pending <= self.lookahead + 1 and",
         "a request runs further ahead than allowed",
     ),
     (

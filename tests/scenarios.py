@@ -108,4 +108,5 @@ def random_submit(draw: random.Random, world: World, *, request_id: int) -> Subm
         sample_index=draw.randrange(2),
         extra_key=draw.choice(["", "tenant"]),
         priority=draw.randrange(3),
+        lookahead=draw.choice([None, None, None, 0, 1]),
     )

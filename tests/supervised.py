@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from shadow_engine import VOCAB
 from sluice.config import EngineConfig
-from sluice.process.client import EngineClient, NewRequest
+from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineTimeouts
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import Start
 from sluice.testing import oracle, resolved
-from sluice.types import FinishReason, Output
+from sluice.types import FinishReason, Output, Submit
 
 CONFIG = EngineConfig.from_options({"model": "a folder"})
 TIMEOUTS = EngineTimeouts(start=30.0, heartbeat=5.0, step=30.0)
@@ -60,7 +60,7 @@ async def supervised(
 
 async def ask(client: EngineClient, prompt: Sequence[int], max_tokens: int) -> list[Output]:
     """Return all outputs of one request."""
-    inbox = client.submit([NewRequest(tuple(prompt), resolved(max_tokens))])
+    inbox = client.submit([Submit(UNNUMBERED, tuple(prompt), resolved(max_tokens))])
     outputs: list[Output] = []
     while not outputs or outputs[-1].finish_reason is None:
         outputs += await inbox.get()

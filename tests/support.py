@@ -22,7 +22,7 @@ def queue(
 ) -> None:
     """Add a prompt of one token repeated; prompts of different requests share nothing unless `token` says so."""
     prompt = [request_id + 10 if token is None else token] * length
-    bench.scheduler.add(request_id, prompt, resolved(max_tokens), **rest)
+    bench.scheduler.add(Submit(request_id, tuple(prompt), resolved(max_tokens), **rest))
 
 
 def steps_of(bench: Bench, count: int = 1) -> list[BatchPlan]:

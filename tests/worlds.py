@@ -369,4 +369,5 @@ def submits(draw: st.DrawFn, world: World, request_id: int) -> Submit:
         sample_index=draw(st.integers(0, 1)),
         extra_key=draw(st.sampled_from(["", "", "tenant"])),
         priority=draw(st.integers(0, 2)),
+        lookahead=draw(st.sampled_from([None, None, 0, 1])),
     )

@@ -25,12 +25,12 @@ from typing import Any, Self, TypeVar
 from sluice.assembly.build import build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort, Message, Stats, Submit
+from sluice.engine.messages import Abort, Message, Stats
 from sluice.limits import LimitError, check_cache_salt
 from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
 from sluice.text.text_stream import Piece, TextStream
 from sluice.text.tokenizer import Tokenizer
-from sluice.types import FinishReason, Output, SamplingParams, TokenLogprobs
+from sluice.types import FinishReason, Output, SamplingParams, Submit, TokenLogprobs
 
 Prompt = str | Sequence[int]
 T = TypeVar("T")

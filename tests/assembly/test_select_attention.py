@@ -17,7 +17,7 @@ from sluice.assembly.resolve import resolve
 from sluice.attention.select import BACKENDS, AttentionChoice, backend_named, choose_attention
 from sluice.config import ConfigError, EngineConfig
 from sluice.models.spec import ModelSpec
-from sluice.types import BatchPlan, Chunk, NewSlot
+from sluice.types import BatchPlan, Chunk, NewSlot, Submit
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 SMALL = {"max_total_tokens": 512, "page_size": 16, "dtype": "float32", "device": "cpu"}
@@ -169,7 +169,7 @@ def test_graphs_of_a_cpu_are_refused(options: dict[str, Any]) -> None:
 def test_poison_is_noticed() -> None:
     """A step that reads a slot before it sampled: without the option it gets some token, with it its request ends."""
     params = SamplingParams(temperature=0.0, seed=0, max_tokens=3)
-    plan = BatchPlan(0, (NewSlot(0, 1, params, 0),), (Chunk(1, 0, 0, 2, (5,), (0,), True),))
+    plan = BatchPlan(0, (NewSlot(0, Submit(1, (), params)),), (Chunk(1, 0, 0, 2, (5,), (0,), True),))
     assert not loaded().runner().launch(plan).wait().errors
     (error,) = loaded(debug_uninitialized_reads=True).runner().launch(plan).wait().errors
     assert "not sampled yet" in error.message

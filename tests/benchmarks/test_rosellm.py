@@ -13,7 +13,7 @@ from sluice.bench.workload import Workload, build_workload
 from sluice.config import EngineConfig
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import resolved
-from sluice.types import BatchPlan, BatchResult, SchedulerLimits
+from sluice.types import BatchPlan, BatchResult, SchedulerLimits, Submit
 
 BUDGET, CHUNK = 224, 64
 PAGE_SIZE = 16
@@ -39,7 +39,7 @@ def play(workload: Workload, limits: SchedulerLimits) -> tuple[list[BatchPlan], 
     while True:
         while coming and (coming[0][1].at or 0.0) <= now:
             number, session = coming.pop(0)
-            scheduler.add(number, session.turns[0].prompt, resolved(session.turns[0].max_tokens))
+            scheduler.add(Submit(number, tuple(session.turns[0].prompt), resolved(session.turns[0].max_tokens)))
         plan = scheduler.schedule()
         if plan is None:
             if not coming:

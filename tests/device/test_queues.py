@@ -138,8 +138,8 @@ def test_a_step_that_reads_an_unsampled_slot_is_found() -> None:
     """A slot of a request that is gone still holds its last token: without the poison it would be taken for the new
     request's."""
     shape = shadow_shape(num_pages=8, page_size=4)
-    first = BatchPlan(0, (NewSlot(0, 1, GREEDY, 0),), (Chunk(1, 0, 0, 2, (5, 6), (0,), True),))
-    again = (NewSlot(0, 2, GREEDY, 0),)
+    first = BatchPlan(0, (NewSlot(0, Submit(1, (), GREEDY)),), (Chunk(1, 0, 0, 2, (5, 6), (0,), True),))
+    again = (NewSlot(0, Submit(2, (), GREEDY)),)
     early = BatchPlan(1, again, (Chunk(2, 0, 0, 2, (7,), (1,), True),))
     for poison in (False, True):
         runner = runner_over(late_queues(), shape, num_buffers=2, poison=poison)
@@ -153,7 +153,7 @@ def test_a_sample_is_read_once() -> None:
     """A step that was to read the sample of the one before it and reads the one before that."""
     shape = shadow_shape(num_pages=8, page_size=4)
     runner = runner_over(late_queues(), shape, num_buffers=2, poison=True)
-    runner.launch(BatchPlan(0, (NewSlot(0, 1, GREEDY, 0),), (Chunk(1, 0, 0, 2, (5, 6), (0,), True),)))
+    runner.launch(BatchPlan(0, (NewSlot(0, Submit(1, (), GREEDY)),), (Chunk(1, 0, 0, 2, (5, 6), (0,), True),)))
     reads = Chunk(1, 0, 2, 1, (), (), False)
     assert not runner.launch(BatchPlan(1, (), (reads,))).wait().errors
     result = runner.launch(BatchPlan(2, (), (reads._replace(start=3, samples=True),))).wait()
@@ -164,7 +164,7 @@ def test_a_step_larger_than_any_before() -> None:
     """A place that grows while the step before still reads it."""
     shape = shadow_shape(num_pages=4, page_size=16384)
     prompt = tuple(i % 50 for i in range(9000))
-    new = (NewSlot(0, 1, GREEDY, 0), NewSlot(1, 2, GREEDY, 0))
+    new = (NewSlot(0, Submit(1, (), GREEDY)), NewSlot(1, Submit(2, (), GREEDY)))
     small = Chunk(1, 0, 0, 2, (5, 6), (0,), False)
     results = []
     for eager in ((), ("inputs",)):

@@ -70,14 +70,13 @@ def test_every_call_is_told_with_its_number() -> None:
 def test_what_was_not_said_is_told_as_the_scheduler_takes_it() -> None:
     kept, inner = Kept(), WORLD.scheduler().scheduler
     recorder = Recorder(inner, NullTrace(), kept, VirtualClock())
-    recorder.add(0, [1, 0], resolved(2))
-    inner.add(1, [1, 0], resolved(2))
+    recorder.add(Submit(0, (1, 0), resolved(2)))
+    inner.add(Submit(1, (1, 0), resolved(2)))
     (added,) = kept.events
     assert isinstance(added, Added)
     assert added.submit == Submit(0, (1, 0), resolved(2))
     recorded, plain = inner.state.requests[0], inner.state.requests[1]
-    for field in ("sample_index", "extra_key", "priority"):
-        assert getattr(recorded, field) == getattr(plain, field)
+    assert replace(recorded.submit, request_id=1) == plain.submit
 
 
 def test_a_device_that_is_forgotten_is_forgotten_by_the_scheduler() -> None:
@@ -184,7 +183,7 @@ class SlowPlanner:
 def test_host_time_is_planning_and_folding_in() -> None:
     kept, clock = Kept(), VirtualClock(start=100)
     recorder = Recorder(SlowPlanner(clock), NullTrace(), kept, clock)
-    recorder.add(0, [1], resolved(3))
+    recorder.add(Submit(0, (1,), resolved(3)))
     times = StepTimes(1.0, 2.0, 0.5, 0.25)
     for fails in (False, True):
         plan = recorder.schedule()
@@ -220,7 +219,7 @@ def test_closing_tells_what_is_in_flight_and_closes_the_rest() -> None:
     kept, recent = Kept(), RecentSteps()
     scheduler, clock = OVERLAP.scheduler(), VirtualClock()
     recorder = Recorder(scheduler, recent, kept, clock)
-    recorder.add(0, (1,) * 20, resolved(3))
+    recorder.add(Submit(0, (1,) * 20, resolved(3)))
     first, second = recorder.schedule(), recorder.schedule()
     assert first is not None
     assert second is not None
@@ -240,7 +239,7 @@ def test_a_scheduler_that_breaks_leaves_its_last_call() -> None:
     """So that a replay breaks at the same place."""
     kept = Kept()
     recorder = Recorder(WORLD.scheduler(), NullTrace(), kept, VirtualClock())
-    recorder.add(0, (1,), resolved(3))
+    recorder.add(Submit(0, (1,), resolved(3)))
     plan = recorder.schedule()
     assert plan is not None
     with pytest.raises(AssertionError):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from sluice.engine.heartbeat import Phase
 from sluice.engine.watched import WatchedRunner
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
-from sluice.types import FinishReason, Output
+from sluice.types import FinishReason, Output, Submit
 from worlds import Bench, World, limits_of
 
 
@@ -53,7 +53,7 @@ def played(
     bench = Bench.of(world, WatchedRunner(FaultyRunner(world.shadow(), faults or Faults()), beats))
     link = bench.engine.link = Looking(beats)
     for request_id, prompt in prompts.items():
-        bench.scheduler.add(request_id, prompt, resolved(max_tokens))
+        bench.scheduler.add(Submit(request_id, tuple(prompt), resolved(max_tokens)))
     bench.drain(50)
     return beats, link
 

@@ -13,14 +13,14 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from serving import MODEL, run, serving
-from sluice.engine.messages import Message, QueryStats, Stats, Submit
+from sluice.engine.messages import Message, QueryStats, Stats
 from sluice.engine.meter import Totals
 from sluice.http.backend import Backend
 from sluice.http.metrics import Metrics
 from sluice.http.metrics_page import Page, add_metrics
-from sluice.process.client import EngineClient, NewRequest
+from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.testing import Faults, resolved
-from sluice.types import FinishReason, Occupancy, Output, Tier, TierUse
+from sluice.types import FinishReason, Occupancy, Output, Submit, Tier, TierUse
 
 DOCS = Path(__file__).parents[2] / "docs"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -131,7 +131,7 @@ def test_failures_have_their_reason() -> None:
     async def test() -> None:
         async with serving(faults=Faults(launch_raises=frozenset({0}))) as server:
             assert (await server.post("/v1/completions", prompt="a")).status_code == 500
-            inbox = server.client.submit([NewRequest(tuple(b"abc"), resolved(150))])
+            inbox = server.client.submit([Submit(UNNUMBERED, tuple(b"abc"), resolved(150))])
             await inbox.get()
             inbox.close()
             samples = await scrape(server.http)
@@ -150,7 +150,7 @@ def test_requests_lost_with_their_engine_are_counted() -> None:
     async def test() -> None:
         async with serving() as server:
             client = EngineClient(lambda message: None, server.metrics)
-            client.submit([NewRequest((1,), resolved(1))])
+            client.submit([Submit(UNNUMBERED, (1,), resolved(1))])
             assert server.metrics.num_open == 1
             client.fail("killed")
             assert server.metrics.num_open == 0

@@ -345,8 +345,8 @@ def told(*tokens: int) -> tuple[TokenLogprobs, ...]:
 def test_wrong_logprobs_break_law_11(outputs: list[Output]) -> None:
     """Of the tokens (5, 6, 7) of a prompt the last two are to be told, then each output; request 1 did not ask."""
     lawful = World(limits_of(), num_pages=8, page_size=2).scheduler()
-    lawful.add(0, (5, 6, 7), replace(resolved(4), logprobs=0, prompt_logprobs=0))
-    lawful.add(1, (5, 6, 7), resolved(4))
+    lawful.add(Submit(0, (5, 6, 7), replace(resolved(4), logprobs=0, prompt_logprobs=0)))
+    lawful.add(Submit(1, (5, 6, 7), resolved(4)))
     with pytest.raises(LawBroken, match="law 11"):
         lawful._told(outputs)
 

@@ -11,13 +11,13 @@ from recovery_world import arrived, in_a_loop
 from serving import run
 from sluice.engine.clock import VirtualClock
 from sluice.engine.messages import Abort, Message, Submit
-from sluice.process.client import EngineClient, EngineGone, NewRequest, OutputOrderError
+from sluice.process.client import UNNUMBERED, EngineClient, EngineGone, OutputOrderError
 from sluice.process.wire import Outputs
 from sluice.testing import resolved
 from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
 
-REQUEST = NewRequest(
-    (1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, start_deadline=4.0, deadline=5.0
+REQUEST = Submit(
+    UNNUMBERED, (1, 2, 3), replace(resolved(8), prompt_logprobs=0), 2, "tenant", 3, start_deadline=4.0, deadline=5.0
 )
 LOGPROBS = TokenLogprobs(2, -1.0, ())
 

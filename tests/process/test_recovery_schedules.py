@@ -11,7 +11,7 @@ import pytest
 from recovery_world import Server, arrived, in_a_loop
 from scenarios import random_scenario, random_submit
 from sluice.engine.messages import Submit
-from sluice.process.client import Inbox, NewRequest
+from sluice.process.client import UNNUMBERED, Inbox
 from sluice.scheduler.laws import quiet_means_empty
 from sluice.types import FinishReason, Output, TokenLogprobs
 from worlds import assert_same_logprobs, end_of, oracle_of
@@ -102,7 +102,7 @@ class Schedule:
             self._left_to_send -= 1
             submits.append(poisoned(submit) if self._left_to_send == self._poison_at else submit)
         inbox = client.submit(
-            [NewRequest(s.prompt, s.sampling, s.sample_index, s.extra_key, s.priority) for s in submits]
+            [Submit(UNNUMBERED, s.prompt, s.sampling, s.sample_index, s.extra_key, s.priority) for s in submits]
         )
         for request_id, submit in zip(inbox.request_ids, submits, strict=True):
             self.streams[request_id] = Stream(replace(submit, request_id=request_id), inbox)

@@ -14,13 +14,13 @@ import pytest
 import processes
 from serving import run
 from sluice.config import EngineConfig
-from sluice.process.client import EngineGone, Inbox, NewRequest
+from sluice.process.client import UNNUMBERED, EngineGone, Inbox
 from sluice.process.launch import EngineStartError, EngineTimeouts
 from sluice.process.supervisor import RestartBudget, config_of
 from sluice.testing import resolved
 from sluice.tracing.reader import TraceReader
 from sluice.tracing.replay import replay
-from sluice.types import FinishReason
+from sluice.types import FinishReason, Submit
 from supervised import CONFIG, SHORT_TIMEOUTS, ask, check_answer, supervised
 
 PROMPTS = [tuple(b"abcdefgh"[: n + 2]) for n in range(5)]
@@ -42,7 +42,7 @@ def test_clients_do_not_notice_kills() -> None:
             first = engine.state.pid
             assert first is not None
             calls = [asyncio.create_task(ask(engine.client, prompt, LENGTH)) for prompt in PROMPTS]
-            inbox = engine.client.submit([NewRequest(reader, resolved(LENGTH))])
+            inbox = engine.client.submit([Submit(UNNUMBERED, reader, resolved(LENGTH))])
             outputs = await inbox.get()
             os.kill(first, signal.SIGKILL)
             while engine.state.pid in (None, first):
@@ -144,7 +144,7 @@ def test_a_server_gives_up_after_too_many_restarts() -> None:
 
     async def test() -> None:
         async with supervised(factory="shadow_engine:once", faults="slow@3=60", max_restarts=2) as engine:
-            inbox = engine.client.submit([NewRequest((1, 2, 3), resolved(LENGTH))])
+            inbox = engine.client.submit([Submit(UNNUMBERED, (1, 2, 3), resolved(LENGTH))])
             await inbox.get()
             assert engine.state.pid is not None
             os.kill(engine.state.pid, signal.SIGKILL)

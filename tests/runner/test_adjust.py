@@ -62,7 +62,7 @@ def applied(
     """The logits of rows given as (parameters, prompt, outputs): one slot each, filled with all of it."""
     state = Adjustments(len(asked), logits.shape[1], CPU)
     for slot, (params, prompt, outputs) in enumerate(asked):
-        fill(state, NewSlot(slot, slot, params, 0, len(prompt), (*prompt, *outputs)))
+        fill(state, NewSlot(slot, Submit(slot, (), params), len(prompt), (*prompt, *outputs)))
     positions = np.array([len(prompt) + len(outputs) for _, prompt, outputs in asked])
     step = state.step(np.arange(len(asked)), positions)
     return None if step is None else step.on_device().apply(logits)
@@ -127,14 +127,14 @@ def test_a_slot_filled_again_remembers_nothing() -> None:
     heavy = SamplingParams(
         frequency_penalty=2, repetition_penalty=3, logit_bias={1: 5}, min_tokens=9, stop_token_ids=(2,)
     )
-    fill(state, NewSlot(0, 0, heavy, 0, 1, (1, 2)))
-    fill(state, NewSlot(0, 1, SamplingParams(presence_penalty=1), 0, 1, (6, 7)))
+    fill(state, NewSlot(0, Submit(0, (), heavy), 1, (1, 2)))
+    fill(state, NewSlot(0, Submit(1, (), SamplingParams(presence_penalty=1)), 1, (6, 7)))
     step = state.step(np.array([0]), np.array([2]))
     assert step is not None
     assert step.on_device().apply(torch.zeros(1, VOCAB, dtype=torch.float64)).tolist() == [
         [-float(t == 7) for t in range(VOCAB)]
     ]
-    fill(state, NewSlot(0, 2, SamplingParams(), 0, 1))
+    fill(state, NewSlot(0, Submit(2, (), SamplingParams()), 1))
     assert state.step(np.array([0]), np.array([1])) is None
 
 
@@ -194,9 +194,9 @@ def test_counts_survive_a_retraction(name: str) -> None:
 @pytest.mark.parametrize(
     "new",
     [
-        NewSlot(0, 0, SamplingParams(seed=0, logit_bias={VOCAB: 1}), 0, 1),
-        NewSlot(0, 0, SamplingParams(seed=0, presence_penalty=1), 0, 1, (VOCAB,)),
-        NewSlot(0, 0, SamplingParams(seed=0, presence_penalty=1), 0, 1, (-1,)),
+        NewSlot(0, Submit(0, (), SamplingParams(seed=0, logit_bias={VOCAB: 1})), 1),
+        NewSlot(0, Submit(0, (), SamplingParams(seed=0, presence_penalty=1)), 1, (VOCAB,)),
+        NewSlot(0, Submit(0, (), SamplingParams(seed=0, presence_penalty=1)), 1, (-1,)),
     ],
 )
 def test_a_plan_outside_the_vocabulary_is_refused(new: NewSlot) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from shadow_model import shadow_runner, shadow_shape
 from sluice.runner.device_state import DeviceState
-from sluice.types import BatchPlan, Chunk, NewSlot, PlanError, SamplingParams
+from sluice.types import BatchPlan, Chunk, NewSlot, PlanError, SamplingParams, Submit
 
 SHAPE = shadow_shape(num_pages=8, page_size=4)
 PARAMS = SamplingParams(temperature=0.0, seed=0)
@@ -19,7 +19,7 @@ GOOD = Chunk(1, 0, 0, 5, (1, 2, 3, 4, 5), (2, 3), True)
 
 
 def plan_of(*chunks: Chunk, new: tuple[int, ...] = (0,), step: int = 3) -> BatchPlan:
-    return BatchPlan(step, tuple(NewSlot(slot, 1, PARAMS, 0) for slot in new), chunks)
+    return BatchPlan(step, tuple(NewSlot(slot, Submit(1, (), PARAMS)) for slot in new), chunks)
 
 
 BAD_PLANS = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shadow_model import shadow_shape
 from sluice.runner.device_state import DeviceState
 from sluice.runner.inputs import host_batch
-from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
+from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams, Submit
 
 PARAMS = SamplingParams(seed=0)
 SLOTS, PAGES, VOCAB = 6, 64, 50
@@ -31,7 +31,7 @@ def plans(draw: st.DrawFn, page_size: int) -> BatchPlan:
         pages = tuple(next(pool) for _ in range(count))
         targets = tuple(draw(st.integers(0, VOCAB - 1)) for _ in range(draw(st.integers(0, length))))
         chunks.append(Chunk(100 + slot, slot, start, length, ids, pages, draw(st.booleans()), targets))
-    new_slots = tuple(NewSlot(chunk.slot, chunk.request_id, PARAMS, 0) for chunk in chunks)
+    new_slots = tuple(NewSlot(chunk.slot, Submit(chunk.request_id, (), PARAMS)) for chunk in chunks)
     return BatchPlan(7, new_slots, tuple(chunks))
 
 
@@ -122,7 +122,7 @@ def test_pages_that_all_decodes_begin_with() -> None:
             for slot, (end, row) in enumerate(zip(ends, rows, strict=True))
         )
         prompt = Chunk(9, 5, 0, 2, (1, 2), (40,), True)
-        new_slots = tuple(NewSlot(chunk.slot, chunk.request_id, PARAMS, 0) for chunk in (*chunks, prompt))
+        new_slots = tuple(NewSlot(chunk.slot, Submit(chunk.request_id, (), PARAMS)) for chunk in (*chunks, prompt))
         plan = BatchPlan(0, new_slots, (*chunks, prompt))
         apply(state, plan)
         return host_batch(plan, state.page_table.host, 4).shared_pages

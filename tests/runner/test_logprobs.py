@@ -105,7 +105,7 @@ def test_each_row_gets_what_its_request_asked_for() -> None:
         Chunk(2, 2, 0, 3, (7, 8, 9), (2,), False, (8, 9, 10)),
         Chunk(3, 3, 0, 2, (11, 12), (3,), True, (12,)),
     )
-    new = tuple(NewSlot(slot, slot, params, 0) for slot, params in enumerate(asked))
+    new = tuple(NewSlot(slot, Submit(slot, (), params)) for slot, params in enumerate(asked))
     result = shadow_runner(shadow_shape(num_pages=8, page_size=4)).launch(BatchPlan(0, new, chunks)).wait()
     (zero,), (one,), (three,) = result.token_ids
     assert len(result.logprobs) == 3
@@ -120,7 +120,9 @@ def test_each_row_gets_what_its_request_asked_for() -> None:
 
 def test_a_step_in_which_nobody_asks_tells_nothing() -> None:
     runner = shadow_runner(shadow_shape(num_pages=8, page_size=4))
-    result = runner.launch(BatchPlan(0, (NewSlot(0, 0, GREEDY, 0),), (Chunk(0, 0, 0, 1, (5,), (0,), True),))).wait()
+    result = runner.launch(
+        BatchPlan(0, (NewSlot(0, Submit(0, (), GREEDY)),), (Chunk(0, 0, 0, 1, (5,), (0,), True),))
+    ).wait()
     assert (result.logprobs, result.prompt_logprobs) == ((), ())
 
 
@@ -128,7 +130,7 @@ def test_a_slot_filled_again_forgets_the_wishes_before() -> None:
     runner = shadow_runner(shadow_shape(num_pages=8, page_size=4))
     for step, params in enumerate((replace(GREEDY, logprobs=1, prompt_logprobs=1), GREEDY)):
         chunk = Chunk(step, 0, 0, 1, (5,), (0,), True)
-        result = runner.launch(BatchPlan(step, (NewSlot(0, step, params, 0),), (chunk,))).wait()
+        result = runner.launch(BatchPlan(step, (NewSlot(0, Submit(step, (), params)),), (chunk,))).wait()
         assert len(result.logprobs) == (1 if step == 0 else 0)
 
 
@@ -140,7 +142,7 @@ def test_bad_logits_before_a_target_end_the_request(poison: int) -> None:
     prompt[poison] = 49
     chunk = Chunk(0, 0, 0, 4, tuple(prompt[:4]), (0,), False, tuple(prompt[1:5]))
     other = Chunk(1, 1, 0, 2, (1, 2), (1,), True)
-    plan = BatchPlan(0, (NewSlot(0, 0, params, 0), NewSlot(1, 1, GREEDY, 0)), (chunk, other))
+    plan = BatchPlan(0, (NewSlot(0, Submit(0, (), params)), NewSlot(1, Submit(1, (), GREEDY))), (chunk, other))
     result = shadow_runner(shadow_shape(num_pages=8, page_size=4), poison=49).launch(plan).wait()
     if poison < 4:
         assert [error.row for error in result.errors] == [0]
@@ -154,7 +156,7 @@ def test_bad_logits_before_a_target_end_the_request(poison: int) -> None:
 def test_a_failed_sample_has_no_logprobs() -> None:
     params = replace(GREEDY, logprobs=1)
     chunks = tuple(Chunk(slot, slot, 0, 1, (token,), (slot,), True) for slot, token in enumerate((5, 49)))
-    plan = BatchPlan(0, tuple(NewSlot(slot, slot, params, 0) for slot in range(2)), chunks)
+    plan = BatchPlan(0, tuple(NewSlot(slot, Submit(slot, (), params)) for slot in range(2)), chunks)
     result = shadow_runner(shadow_shape(num_pages=8, page_size=4), poison=49).launch(plan).wait()
     assert [len(entry) for entry in result.logprobs] == [1, 0]
 
@@ -224,7 +226,7 @@ def test_logprobs_do_not_wait_for_the_device_either() -> None:
     shape = replace(shadow_shape(num_pages=8, page_size=4, vocab_size=2000), device=device, dtype=torch.float32)
     asked = [GREEDY, replace(GREEDY, logprobs=0), replace(GREEDY, logprobs=3, prompt_logprobs=2)]
     chunks = tuple(Chunk(i, i, 0, 3, (1, 2, 3), (i,), True, () if i < 2 else (2, 3)) for i in range(len(asked)))
-    plan = BatchPlan(0, tuple(NewSlot(i, i, params, 0) for i, params in enumerate(asked)), chunks)
+    plan = BatchPlan(0, tuple(NewSlot(i, Submit(i, (), params)) for i, params in enumerate(asked)), chunks)
     runner = TorchRunner(CudaFlat(2000), shadow_state(shape), ReferenceAttention())
     runner.launch(plan).wait()
     torch.cuda.set_sync_debug_mode("error")

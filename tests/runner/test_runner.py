@@ -73,7 +73,7 @@ def test_errors_name_the_row_of_the_plan() -> None:
         Chunk(1, 1, 0, 2, (5, 6), (1,), False),
         Chunk(2, 2, 0, 2, (49, 6), (2,), True),
     )
-    plan = BatchPlan(0, tuple(NewSlot(c.slot, c.request_id, GREEDY, 0) for c in chunks), chunks)
+    plan = BatchPlan(0, tuple(NewSlot(c.slot, Submit(c.request_id, (), GREEDY)) for c in chunks), chunks)
     result = shadow_runner(shape, poison=49).launch(plan).wait()
     assert [error.row for error in result.errors] == [2]
     assert [len(tokens) for tokens in result.token_ids] == [1, 0]
@@ -89,7 +89,7 @@ def test_a_failed_rows_token_is_never_looked_up() -> None:
             return torch.full((len(batch.logit_rows), self.vocab_size), torch.nan)
 
     runner = TorchRunner(Watched(50), shadow_state(shadow_shape(num_pages=8, page_size=4)), ReferenceAttention())
-    runner.launch(BatchPlan(0, (NewSlot(0, 0, GREEDY, 0),), (Chunk(0, 0, 0, 1, (5,), (0,), True),)))
+    runner.launch(BatchPlan(0, (NewSlot(0, Submit(0, (), GREEDY)),), (Chunk(0, 0, 0, 1, (5,), (0,), True),)))
     runner.launch(BatchPlan(1, (), (Chunk(0, 0, 1, 1, (), (), True),)))
     assert len(seen) == 2
     assert all(0 <= token < 50 for token in seen)
@@ -97,7 +97,7 @@ def test_a_failed_rows_token_is_never_looked_up() -> None:
 
 def test_a_step_that_samples_nothing() -> None:
     runner = shadow_runner(shadow_shape(num_pages=8, page_size=4))
-    plan = BatchPlan(5, (NewSlot(0, 0, GREEDY, 0),), (Chunk(0, 0, 0, 3, (1, 2, 3), (4,), False),))
+    plan = BatchPlan(5, (NewSlot(0, Submit(0, (), GREEDY)),), (Chunk(0, 0, 0, 3, (1, 2, 3), (4,), False),))
     result = runner.launch(plan).wait()
     assert (result.step, result.token_ids, result.errors) == (5, (), ())
 
@@ -113,7 +113,7 @@ def test_sampling_parameters_belong_to_the_slots_request() -> None:
 
     def first_tokens(*params: SamplingParams, runner: TorchRunner) -> list[int]:
         chunks = tuple(Chunk(i, i, 0, 1, (1,), (i,), True) for i in range(len(params)))
-        new = tuple(NewSlot(i, i, p, 0) for i, p in enumerate(params))
+        new = tuple(NewSlot(i, Submit(i, (), p)) for i, p in enumerate(params))
         return [tokens[0] for tokens in runner.launch(BatchPlan(0, new, chunks)).wait().token_ids]
 
     hot = [SamplingParams(temperature=2.0, seed=seed) for seed in range(2)]
@@ -139,7 +139,7 @@ def test_launch_does_not_wait_for_the_device() -> None:
     params = [GREEDY, SamplingParams(seed=1), SamplingParams(seed=1, top_k=5), SamplingParams(seed=1, top_p=0.5)]
 
     def run(runner: TorchRunner) -> list[tuple[tuple[int, ...], ...]]:
-        new = tuple(NewSlot(i, i, p, 0) for i, p in enumerate(params))
+        new = tuple(NewSlot(i, Submit(i, (), p)) for i, p in enumerate(params))
         first = BatchPlan(0, new, tuple(Chunk(i, i, 0, 1, (1,), (i,), True) for i in range(4)))
         second = BatchPlan(1, (), tuple(Chunk(i, i, 1, 1, (), (), True) for i in range(4)))
         steps = [runner.launch(first), runner.launch(second)]

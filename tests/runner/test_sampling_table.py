@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sluice.runner.noise import noise_key
 from sluice.runner.sampler import row_kind
 from sluice.runner.sampling_table import SamplingTable
-from sluice.types import NewSlot, SamplingParams
+from sluice.types import NewSlot, SamplingParams, Submit
 
 SLOTS, VOCAB = 5, 60
 PARAMS = st.builds(
@@ -21,7 +21,8 @@ PARAMS = st.builds(
     min_p=st.sampled_from([0.0, 0.2]),
     seed=st.integers(-(2**63), 2**64 - 1),
 )
-NEW_SLOTS = st.builds(NewSlot, st.integers(0, SLOTS - 1), st.just(0), PARAMS, st.integers(0, 3))
+SUBMITS = st.builds(Submit, st.just(0), st.just(()), PARAMS, st.integers(0, 3))
+NEW_SLOTS = st.builds(NewSlot, st.integers(0, SLOTS - 1), SUBMITS)
 
 
 @given(st.lists(NEW_SLOTS, min_size=1, max_size=9), st.data())

@@ -10,6 +10,7 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.budget import EqualTimeBudget
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
+from sluice.types import Submit
 from worlds import limits_of
 
 
@@ -51,7 +52,7 @@ def test_what_is_taken_is_no_longer_left(tokens: int, doubles_at: int, chunks: l
 def chunks_of(prompt: int, **limits: int) -> list[int]:
     """Lengths of the chunks of one prompt, alone."""
     scheduler = Scheduler(limits_of(**limits), KVManager(num_pages=prompt // 4 + 2, page_size=4))
-    scheduler.add(0, [1] * prompt, resolved(1))
+    scheduler.add(Submit(0, (1,) * prompt, resolved(1)))
     lengths = []
     while True:
         plan = scheduler.schedule()
@@ -83,10 +84,10 @@ def test_what_one_takes_deep_in_a_prompt_leaves_half_of_a_step(
     was a page that costs more than a whole chunk at the beginning: it kept everybody out until that prompt was done."""
     limits = limits_of(chunk=chunk, dynamic_chunking=doubles_at, max_partial_prefills=2)
     scheduler = Scheduler(limits, KVManager(num_pages=400, page_size=4))
-    scheduler.add(0, [1] * long, resolved(1))
+    scheduler.add(Submit(0, (1,) * long, resolved(1)))
     for _ in range(steps):
         scheduler.schedule()
-    scheduler.add(1, [2] * short, resolved(1))
+    scheduler.add(Submit(1, (2,) * short, resolved(1)))
     plan = scheduler.schedule()
     assert plan is not None
     assert [(each.request_id, each.samples) for each in plan.chunks] == [(0, False), (1, True)]

@@ -11,7 +11,7 @@ from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.laws import steps_to_prefill
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
-from sluice.types import BatchResult, Bound, SchedulerLimits
+from sluice.types import BatchResult, Bound, SchedulerLimits, Submit
 from support import queue, shape, shapes_of, steps_of
 from worlds import Bench, World, limits_of
 
@@ -218,7 +218,7 @@ def test_half_computed_prompts_with_a_common_beginning_go_on_together() -> None:
     queue(bench, 0, 4, max_tokens=1, token=5)
     steps_of(bench, 2)
     for request_id in (1, 2):
-        bench.scheduler.add(request_id, [5] * 4 + [request_id + 10] * 96, resolved(1))
+        bench.scheduler.add(Submit(request_id, (5,) * 4 + (request_id + 10,) * 96, resolved(1)))
     assert shapes_of(bench, 2) == [[(1, 4, 16), (2, 4, 16)], [(1, 20, 16), (2, 20, 16)]]
 
 
@@ -293,7 +293,7 @@ def test_every_prompt_ends_within_its_bound(
     deadlines: dict[int, int] = {}
     lengths: list[int] = []
     for request_id, (length, gap) in enumerate(arrivals):
-        scheduler.add(request_id, [request_id] * length, resolved(2))
+        scheduler.add(Submit(request_id, (request_id,) * length, resolved(2)))
         lengths.append(length)
         deadlines[request_id] = scheduler.state.step + steps_to_prefill(limits, page_size, lengths)
         step_within(scheduler, deadlines, gap)

@@ -126,7 +126,7 @@ def test_logprobs_end_with_the_token_that_ends_the_request() -> None:
     them."""
     bench = Bench.of(world())
     params = replace(resolved(8, stop_token_ids=(6,)), logprobs=0)
-    bench.scheduler.add(0, (1, 2), params)
+    bench.scheduler.add(Submit(0, (1, 2), params))
     plan = bench.scheduler.schedule()
     assert plan is not None
     told = tuple(TokenLogprobs(token, -1.0, ()) for token in (5, 6, 7))
@@ -137,7 +137,7 @@ def test_logprobs_end_with_the_token_that_ends_the_request() -> None:
 def test_a_chunk_of_what_was_told_has_no_targets() -> None:
     """Scoring it once more would cost as much as the first time, for nothing."""
     bench = Bench.of(world(page_size=4, limits=limits_of(chunk=8)))
-    bench.scheduler.add(0, PROMPT * 3, asking(0).sampling)
+    bench.scheduler.add(Submit(0, PROMPT * 3, asking(0).sampling))
     runner = bench.world.shadow()
     for _ in range(2):
         plan = bench.scheduler.schedule()

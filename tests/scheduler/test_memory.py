@@ -5,8 +5,6 @@ Whole runs rarely tell a good choice of victim from a bad one, because both end 
 
 from __future__ import annotations
 
-from array import array
-
 from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import admit
 from sluice.scheduler.batch import BatchBuilder
@@ -16,6 +14,7 @@ from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
+from sluice.types import Submit
 from worlds import limits_of
 
 
@@ -25,8 +24,7 @@ def state_of(num_pages: int, page_size: int = 1) -> SchedulerState:
 
 def waiting(state: SchedulerState, request_id: int, length: int, max_tokens: int = 8) -> Request:
     """A request of `length` tokens like nobody else's."""
-    tokens = array("i", [request_id] * length)
-    request = Request(request_id, length, tokens, resolved(max_tokens))
+    request = Request(Submit(request_id, (request_id,) * length, resolved(max_tokens)))
     state.add(request)
     return request
 

@@ -25,7 +25,9 @@ def shape(plan: BatchPlan) -> list[tuple[int, int, int]]:
 
 
 def add(bench: Bench, request_id: int, length: int, max_tokens: int = 8, *, token: int | None = None) -> None:
-    bench.scheduler.add(request_id, [request_id % 2 if token is None else token] * length, resolved(max_tokens))
+    bench.scheduler.add(
+        Submit(request_id, (request_id % 2 if token is None else token,) * length, resolved(max_tokens))
+    )
 
 
 def test_12000_tokens_with_a_budget_of_8192_take_two_rounds() -> None:

@@ -7,6 +7,7 @@ import pytest
 from sluice.scheduler.queue import PROMOTE_AFTER, WINDOW
 from sluice.scheduler.request import Status
 from sluice.testing import resolved
+from sluice.types import Submit
 from support import queue, shapes_of, steps_of
 from worlds import Bench, World, limits_of
 
@@ -28,9 +29,9 @@ def test_higher_priority_first_and_fcfs_within_one() -> None:
 
 def test_without_a_word_the_priority_is_nought() -> None:
     scheduler = bench_of(running=1, policy="priority").scheduler.scheduler
-    scheduler.add(0, [1, 1], resolved(1), priority=0)
-    scheduler.add(1, [1, 1], resolved(1))
-    scheduler.add(2, [1, 1], resolved(1), priority=0)
+    scheduler.add(Submit(0, (1, 1), resolved(1), priority=0))
+    scheduler.add(Submit(1, (1, 1), resolved(1)))
+    scheduler.add(Submit(2, (1, 1), resolved(1), priority=0))
     assert [request.id for request in scheduler.state.waiting] == [0, 1, 2]
 
 
@@ -199,10 +200,10 @@ def test_equal_next_pages_behind_different_beginnings_are_no_twins() -> None:
     bench = bench_of(running=8, chunk=64)
     first, second, third, shared = ([token] * 4 for token in (1, 2, 3, 9))
     for request_id, prompt in enumerate([first + second + [0], first + third + [0]]):
-        bench.scheduler.add(request_id, prompt, resolved(1))
+        bench.scheduler.add(Submit(request_id, tuple(prompt), resolved(1)))
         steps_of(bench)
-    bench.scheduler.add(2, first + second + shared + [0], resolved(1))
-    bench.scheduler.add(3, first + third + shared + [0], resolved(1))
+    bench.scheduler.add(Submit(2, tuple(first + second + shared + [0]), resolved(1)))
+    bench.scheduler.add(Submit(3, tuple(first + third + shared + [0]), resolved(1)))
     assert shapes_of(bench) == [[(2, 8, 5), (3, 8, 5)]]
 
 

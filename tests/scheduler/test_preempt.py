@@ -211,7 +211,7 @@ def test_who_needs_no_page_goes_on_while_others_wait_for_one() -> None:
     """One that drains will give its pages back: nobody is retracted, and only whoever needs a page stands still."""
     bench = Bench.of(World(limits_of(chunk=16, lookahead=1), num_pages=12, page_size=2, depth=2))
     for request_id, prompt in enumerate(([0, 0, 1, 1], [1, 0, 0], [0, 1, 1])):
-        bench.scheduler.add(request_id, prompt, resolved(4))
+        bench.scheduler.add(Submit(request_id, tuple(prompt), resolved(4)))
     assert bench.scheduler.schedule() is not None
     state = bench.scheduler.state
     state.preempt(state.requests[2])

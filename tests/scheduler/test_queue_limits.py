@@ -129,13 +129,13 @@ def test_what_another_engine_had_begun_is_taken() -> None:
     """After a crash everything that ran comes at once."""
     bench = bench_of(running=1, max_queued_requests=1, max_queued_tokens=4)
     for request_id in range(5):
-        bench.scheduler.add(request_id, (1, 2, 3), resolved(4), output_ids=(0,), is_resumed=True)
+        bench.scheduler.add(Submit(request_id, (1, 2, 3), resolved(4), output_ids=(0,), is_resumed=True))
     assert len(bench.scheduler.state.waiting) == 5
 
 
 def test_a_request_is_new_unless_told() -> None:
     bench = bench_of(running=1, max_queued_requests=1)
     for request_id in range(2):
-        bench.scheduler.scheduler.add(request_id, (1, 2, 3), resolved(4))
+        bench.scheduler.scheduler.add(Submit(request_id, (1, 2, 3), resolved(4)))
     with pytest.raises(QueueFull):
-        bench.scheduler.scheduler.add(2, (1, 2, 3), resolved(4))
+        bench.scheduler.scheduler.add(Submit(2, (1, 2, 3), resolved(4)))

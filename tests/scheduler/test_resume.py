@@ -59,8 +59,8 @@ def bench_of() -> Bench:
 def test_one_that_was_begun_goes_before_those_that_were_not() -> None:
     """A stream that had begun must not stand behind prompts that nobody has read yet."""
     bench = bench_of()
-    bench.scheduler.add(0, [1] * 3, resolved(2))
-    bench.scheduler.add(1, [0] * 3, resolved(2), output_ids=oracle([0] * 3, resolved(1), vocab_size=VOCAB))
+    bench.scheduler.add(Submit(0, (1,) * 3, resolved(2)))
+    bench.scheduler.add(Submit(1, (0,) * 3, resolved(2), output_ids=oracle([0] * 3, resolved(1), vocab_size=VOCAB)))
     plan = bench.scheduler.schedule()
     assert plan is not None
     assert [chunk.request_id for chunk in plan.chunks] == [1]
@@ -69,7 +69,7 @@ def test_one_that_was_begun_goes_before_those_that_were_not() -> None:
 def test_the_room_it_needs_is_that_of_the_whole_request() -> None:
     """Counted with its outputs twice, a request near the pool's size could never be resumed."""
     bench = bench_of()
-    bench.scheduler.add(0, [1] * 20, resolved(12), output_ids=oracle([1] * 20, resolved(11), vocab_size=VOCAB))
+    bench.scheduler.add(Submit(0, (1,) * 20, resolved(12), output_ids=oracle([1] * 20, resolved(11), vocab_size=VOCAB)))
     bench.drain(10)
     assert bench.link.end(0).finish_reason is FinishReason.LENGTH
     assert bench.link.end(0).start == 11
@@ -79,22 +79,22 @@ def test_its_own_outputs_are_not_told_as_cached_prompt() -> None:
     """A twin's outputs may be in the cache as well; `usage` would count more cached tokens than the prompt has."""
     bench = bench_of()
     outputs = oracle([1] * 3, resolved(8), vocab_size=VOCAB)
-    bench.scheduler.add(0, [1] * 3, resolved(8))
+    bench.scheduler.add(Submit(0, (1,) * 3, resolved(8)))
     bench.drain(20)
-    bench.scheduler.add(1, [1] * 3, resolved(8), output_ids=outputs[:6])
+    bench.scheduler.add(Submit(1, (1,) * 3, resolved(8), output_ids=outputs[:6]))
     bench.drain(20)
     assert bench.link.end(1).num_cached_tokens == 3
 
 
 def test_nothing_left_to_do_is_refused() -> None:
     with pytest.raises(ValueError, match="8 tokens were given already, max_tokens is 8"):
-        bench_of().scheduler.scheduler.add(0, [1], resolved(8), output_ids=[1] * 8)
+        bench_of().scheduler.scheduler.add(Submit(0, (1,), resolved(8), output_ids=(1,) * 8))
 
 
 @pytest.mark.parametrize("prompt_logprobs_sent", [-1, 3])
 def test_more_told_than_there_is_to_tell_is_refused(prompt_logprobs_sent: int) -> None:
     """It would skip tokens of the prompt, or take pages whose logits are still wanted."""
-    with pytest.raises(ValueError, match=f"{prompt_logprobs_sent} log-probabilities of the prompt were told, it has 2"):
+    with pytest.raises(ValueError, match=f"{prompt_logprobs_sent} log-probabilities of the prompt were sent, it has 2"):
         bench_of().scheduler.scheduler.add(
-            0, [1] * 3, replace(resolved(8), prompt_logprobs=0), prompt_logprobs_sent=prompt_logprobs_sent
+            Submit(0, (1,) * 3, replace(resolved(8), prompt_logprobs=0), prompt_logprobs_sent=prompt_logprobs_sent)
         )

@@ -100,7 +100,13 @@ def set_chunk(field: int, value: object) -> Edit:
         (lambda record: record["plan"].update(bound_by="kv_pages"), "bound_by", "kv_pages", "nothing"),
         (lambda record: record["plan"].update(num_decodes=1), "num_decodes", "1", "0"),
         (lambda record: record["plan"].update(step=5), "step", "5", "0"),
-        (lambda record: record["plan"]["new_slots"][0].__setitem__(3, 1), "new_slots[0].sample_index", "1", "0"),
+        (
+            lambda record: record["plan"]["new_slots"][0][1].update(sample_index=1),
+            "new_slots[0].sample_index",
+            "1",
+            "0",
+        ),
+        (lambda record: record["plan"]["new_slots"][0].__setitem__(2, 9), "new_slots[0].prompt_len", "9", "4"),
         (lambda record: record["plan"].update(new_slots=[]), "new_slots", "0", "1"),
     ],
 )
@@ -240,7 +246,7 @@ def test_a_setup_builds_what_it_says() -> None:
     assert scheduler.limits == setup.limits
     assert scheduler.occupancy().total_pages == 5
     with pytest.raises(ValueError, match="exceed the KV pool of 20 tokens"):
-        scheduler.add(0, [1] * 20, resolved(1))
+        scheduler.add(Submit(0, (1,) * 20, resolved(1)))
     with pytest.raises(ValueError, match="page_size must be at least 1, got 0"):
         replace(setup, page_size=0).build()
 

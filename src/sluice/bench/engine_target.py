@@ -16,9 +16,9 @@ from typing import Protocol
 from sluice.bench.driver import Answer, Earlier, Exchange, Timer
 from sluice.bench.records import Arrival, CountedBy, Failure
 from sluice.bench.workload import Turn
-from sluice.engine.messages import Message, Shutdown, Stats, Submit
+from sluice.engine.messages import Message, Shutdown, Stats
 from sluice.limits import LimitError, Limits
-from sluice.types import Output, SamplingParams
+from sluice.types import Output, SamplingParams, Submit
 
 
 class Loop(Protocol):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
-from sluice.engine.messages import Submit
-from sluice.types import FinishReason, Output
+from sluice.types import FinishReason, Output, Submit
 
 KEPT_STALE = 64
 """Deadlines of ended requests that may lie about until they are due, whatever their number."""

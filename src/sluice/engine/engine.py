@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from sluice.engine.clock import Clock, WallClock
 from sluice.engine.deadlines import Deadlines
-from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.engine.meter import Meter
 from sluice.engine.protocols import Link, Pending, Planner, Runner, TraceSink
 from sluice.engine.trace import NullTrace, StepTimes
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.scheduler import DuplicateRequest
-from sluice.types import BatchPlan, FinishReason, Output
+from sluice.types import BatchPlan, FinishReason, Output, Submit
 
 
 def _nothing() -> None:
@@ -127,17 +127,7 @@ class Engine:
 
     def _submit(self, message: Submit) -> list[Output]:
         try:
-            self.scheduler.add(
-                message.request_id,
-                message.prompt,
-                message.sampling,
-                sample_index=message.sample_index,
-                extra_key=message.extra_key,
-                priority=message.priority,
-                output_ids=message.output_ids,
-                prompt_logprobs_sent=message.prompt_logprobs_sent,
-                is_resumed=message.is_resumed,
-            )
+            self.scheduler.add(message)
         except DuplicateRequest:
             return []  # the stream of this id belongs to the first to use it
         except QueueFull as error:

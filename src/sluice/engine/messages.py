@@ -1,4 +1,4 @@
-"""What the engine is told: plain values, made by whoever faces the user, sent over a `Link`."""
+"""Messages to an engine, sent over a `Link`, and its answers to queries."""
 
 from __future__ import annotations
 
@@ -6,32 +6,7 @@ from dataclasses import dataclass, field
 
 from sluice.engine.meter import Totals
 from sluice.engine.trace import StepRecord
-from sluice.types import CopyDone, FinishReason, Occupancy, SamplingParams
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A new request. `sampling` is resolved (see `SamplingParams.resolved`); `request_id` is never used twice.
-
-    A request that another engine had begun carries what the client has received so far: `output_ids`, and how many of
-    the prompt's log-probabilities (`prompt_logprobs_sent`). These stay outputs, as after a preemption. `is_resumed`
-    says that an engine had accepted the request before, begun or not, so no queue limit refuses it now.
-    """
-
-    request_id: int
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    sample_index: int = 0
-    extra_key: str = ""
-    priority: int = 0
-    output_ids: tuple[int, ...] = ()
-    prompt_logprobs_sent: int = 0
-    is_resumed: bool = False
-    start_deadline: float | None = None
-    """Drop it if it has not begun by then, in seconds of the engine's clock (`clock.WallClock` is one for all processes
-    of a machine)."""
-    deadline: float | None = None
-    """End it then."""
+from sluice.types import CopyDone, FinishReason, Occupancy, Submit
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sluice.engine.messages import Message, Stats
 from sluice.engine.trace import StepRecord, StepTimes
-from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, SamplingParams, StoredPage
+from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, StoredPage, Submit
 
 
 class Planner(Protocol):
@@ -23,19 +23,13 @@ class Planner(Protocol):
         """Copies with the disk have not ended."""
         ...
 
-    def add(
-        self,
-        request_id: int,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        sample_index: int = 0,
-        extra_key: str = "",
-        priority: int = 0,
-        output_ids: Sequence[int] = (),
-        prompt_logprobs_sent: int = 0,
-        is_resumed: bool = False,
-    ) -> None: ...
+    def add(self, submit: Submit) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: the request is refused; the message says why.
+        """
+        ...
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]: ...
 

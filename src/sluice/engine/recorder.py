@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from sluice.engine.clock import Clock
-from sluice.engine.messages import Submit
 from sluice.engine.protocols import Planner, TraceSink
 from sluice.engine.trace import StepRecord, StepTimes
-from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, SamplingParams, StoredPage
+from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, StoredPage, Submit
 
 
 class Call(NamedTuple):
@@ -162,47 +161,14 @@ class Recorder:
     def occupancy(self) -> Occupancy:
         return self._planner.occupancy()
 
-    def add(
-        self,
-        request_id: int,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        sample_index: int = 0,
-        extra_key: str = "",
-        priority: int = 0,
-        output_ids: Sequence[int] = (),
-        prompt_logprobs_sent: int = 0,
-        is_resumed: bool = False,
-    ) -> None:
+    def add(self, submit: Submit) -> None:
         call, refused = self._call(), None
         try:
-            self._planner.add(
-                request_id,
-                prompt,
-                sampling,
-                sample_index=sample_index,
-                extra_key=extra_key,
-                priority=priority,
-                output_ids=output_ids,
-                prompt_logprobs_sent=prompt_logprobs_sent,
-                is_resumed=is_resumed,
-            )
+            self._planner.add(submit)
         except ValueError as error:
             refused = str(error)
             raise
         finally:
-            submit = Submit(
-                request_id,
-                tuple(prompt),
-                sampling,
-                sample_index,
-                extra_key,
-                priority,
-                tuple(output_ids),
-                prompt_logprobs_sent,
-                is_resumed,
-            )
             self._journal.write(Added(call, submit, refused))
             self._rest()
 

@@ -18,7 +18,7 @@ from msgspec import Meta
 from sluice.http.body import are_ids, kind_of
 from sluice.http.errors import ApiError, bad_request
 from sluice.limits import LimitError, check_cache_salt
-from sluice.process.client import NewRequest
+from sluice.process.client import UNNUMBERED
 from sluice.types import (
     MAX_BIAS,
     MAX_LOGPROBS,
@@ -28,6 +28,7 @@ from sluice.types import (
     REPETITION_PENALTIES,
     SEED_RANGE,
     SamplingParams,
+    Submit,
 )
 
 MAX_CHOICES = 4096
@@ -101,7 +102,7 @@ class GenerateCall(Generic[F]):
     fields: F
     """The body."""
     prompts: tuple[Prompt, ...]
-    request: NewRequest
+    request: Submit
     """What every choice's request has in common: all but its prompt and deadlines, with the sampling unresolved."""
     model: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +138,7 @@ def sampling_params(fields: SamplingFields, names: Mapping[str, str], **others: 
         raise bad_request(f"{param} {rest}", param=param) from error
 
 
-def new_request(fields: RequestFields, sampling: SamplingParams, *, salt_name: str = "cache_salt") -> NewRequest:
+def new_request(fields: RequestFields, sampling: SamplingParams, *, salt_name: str = "cache_salt") -> Submit:
     """Return the request of a call, still without a prompt.
 
     Args:
@@ -149,7 +150,7 @@ def new_request(fields: RequestFields, sampling: SamplingParams, *, salt_name: s
     for name, seconds in (("max_queue_time", fields.max_queue_time), ("timeout", fields.timeout)):
         _check_seconds(name, seconds)
     passed_on = {name: getattr(fields, name) for name in EngineFields.__struct_fields__}
-    return NewRequest((), sampling, extra_key=_checked_salt(salt_name, fields.cache_salt), **passed_on)
+    return Submit(UNNUMBERED, (), sampling, extra_key=_checked_salt(salt_name, fields.cache_salt), **passed_on)
 
 
 def checked_prompts(name: str, value: Any, samples: int) -> tuple[str | list[int], ...]:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from sluice.http.backend import Service
 from sluice.http.errors import ApiError, bad_request, unavailable
 from sluice.http.generate_call import GenerateCall
 from sluice.limits import LimitError
-from sluice.process.client import EngineGone, Inbox, NewRequest
+from sluice.process.client import EngineGone, Inbox
 from sluice.text.text_stream import Piece, TextStream
-from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, TokenLogprobs
+from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, Submit, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def by_tier(cached: CachedTokens) -> dict[str, Any]:
 class Choice:
     """One sample of one prompt, as far as it has been received."""
 
-    request: NewRequest
+    request: Submit
     text: TextStream
     cached: CachedTokens = field(default_factory=CachedTokens)
     """Tokens of the prompt that were found in the cache."""
@@ -191,17 +191,18 @@ class Generation:
         )
 
 
-def _samples(service: Service, prompt: tuple[int, ...], call: GenerateCall[Any], came_at: float) -> list[NewRequest]:
+def _samples(service: Service, prompt: tuple[int, ...], call: GenerateCall[Any], came_at: float) -> list[Submit]:
     """Return the requests of one prompt: equal but for the sample's number, so they share its pages and its seed."""
     sampling = _resolved(service, prompt, call)
     queue_time, timeout = call.fields.max_queue_time, call.fields.timeout
-    request = call.request._replace(
+    request = replace(
+        call.request,
         prompt=prompt,
         start_deadline=None if queue_time is None else came_at + queue_time,
         deadline=None if timeout is None else came_at + timeout,
     )
     return [
-        request._replace(sampling=sampling.of_sample(index), sample_index=index) for index in range(call.sampling.n)
+        replace(request, sampling=sampling.of_sample(index), sample_index=index) for index in range(call.sampling.n)
     ]
 
 

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sluice.engine.histogram import Histogram
-from sluice.engine.messages import Submit
 from sluice.engine.meter import REQUEST_SECONDS
 from sluice.http.calls import CALL, Call
 from sluice.process.client import Observer
-from sluice.types import FinishReason, Output, Tier
+from sluice.types import FinishReason, Output, Submit, Tier
 
 TO_FIRST_SECONDS: tuple[float, ...] = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),

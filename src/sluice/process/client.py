@@ -16,15 +16,14 @@ import math
 from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
 
 from sluice.engine.clock import WallClock
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats, Submit
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats
 from sluice.process.engine_state import RecoveryStats
 from sluice.process.quarantine import Quarantine
 from sluice.process.wire import Outputs
-from sluice.types import CachedTokens, FinishReason, Output, SamplingParams
+from sluice.types import CachedTokens, FinishReason, Output, Submit
 
 Send = Callable[[Message], None]
 NO_ENGINE = "the engine died; another one is started"
@@ -41,17 +40,8 @@ class OutputOrderError(RuntimeError):
     """An output repeats tokens that were delivered, or skips some: a message was lost."""
 
 
-class NewRequest(NamedTuple):
-    """A checked request that has no id yet; the fields are those of `Submit`."""
-
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    """Resolved."""
-    sample_index: int = 0
-    extra_key: str = ""
-    priority: int = 0
-    start_deadline: float | None = None
-    deadline: float | None = None
+UNNUMBERED = 0
+"""`request_id` of a request that the client is to number."""
 
 
 class Observer:
@@ -112,7 +102,7 @@ class StartRate:
 class _OpenRequest:
     """A request that has neither ended nor been aborted, and what was delivered of it."""
 
-    request: NewRequest
+    request: Submit
     inbox: Inbox
     has_output: bool = False
     output_ids: array[int] = field(default_factory=lambda: array("i"))
@@ -124,18 +114,11 @@ class _OpenRequest:
 
     def submit(self, request_id: int) -> Submit:
         """Return the message with which an engine starts the request, or continues it."""
-        request = self.request
-        return Submit(
+        return replace(
+            self.request,
             request_id=request_id,
-            prompt=request.prompt,
-            sampling=request.sampling,
-            sample_index=request.sample_index,
-            extra_key=request.extra_key,
-            priority=request.priority,
             output_ids=tuple(self.output_ids),
             prompt_logprobs_sent=self.prompt_logprobs_sent,
-            start_deadline=request.start_deadline,
-            deadline=request.deadline,
             is_resumed=self.times_sent > 0,
         )
 
@@ -222,8 +205,8 @@ class EngineClient:
             self.recovery.ended_requests += 1
             self._fail_request(culprit, f"the engine died while it worked on this request alone: it {how}")
 
-    def submit(self, requests: Sequence[NewRequest]) -> Inbox:
-        """Send requests, and return the inbox for their outputs. The caller must `close` it.
+    def submit(self, requests: Sequence[Submit]) -> Inbox:
+        """Number and send requests, and return the inbox for their outputs. The caller must `close` it.
 
         Raises:
             EngineGone: there will be no other engine.

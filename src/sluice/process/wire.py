@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.footprint import Footprint
 from sluice.limits import Limits
-from sluice.types import Output
+from sluice.types import Output, Submit
 
 FACTORY = "sluice.process.engine_process:build"
 """The factory that `sluice serve` uses."""

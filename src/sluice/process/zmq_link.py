@@ -21,10 +21,10 @@ import zmq
 import zmq.asyncio
 
 from sluice.engine.heartbeat import Phase
-from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats, Submit
+from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.process.heartbeat import Counts, SharedHeartbeat
 from sluice.process.wire import Frame, Incoming, Outgoing, Start, WireError, decode, encode, encode_outputs
-from sluice.types import Output
+from sluice.types import Output, Submit
 
 MAX_SOCKET_PATH = 104
 """Bytes of a Unix socket's path (`sun_path`) without the final zero on macOS; Linux allows three more."""

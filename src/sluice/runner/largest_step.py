@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams
+from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, Submit
 
 EVERYTHING = SamplingParams(
     seed=0, top_p=0.9, repetition_penalty=1.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
@@ -47,7 +47,9 @@ def largest_plan(limits: StepLimits, page_size: int, sampling: SamplingParams = 
         )
         for slot, length in enumerate(lengths)
     )
-    new_slots = tuple(NewSlot(slot, slot, sampling, 0, prompt_len=1, history=(0,)) for slot in range(limits.rows))
+    new_slots = tuple(
+        NewSlot(slot, Submit(slot, (), sampling), prompt_len=1, history=(0,)) for slot in range(limits.rows)
+    )
     return BatchPlan(0, new_slots, chunks, num_decodes=decodes)
 
 

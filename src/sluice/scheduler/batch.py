@@ -26,12 +26,9 @@ class BatchBuilder:
         return bool(self._slices)
 
     def open_slot(self, request: Request) -> None:
-        """The request's slot is new: say what it needs to know."""
-        sampling = request.sampling
-        history = tuple(request.tokens) if sampling.has_penalties else ()
-        self._new_slots.append(
-            NewSlot(request.slot, request.id, sampling, request.sample_index, request.prompt_len, history)
-        )
+        """Put the request in a new slot of the plan."""
+        history = tuple(request.tokens) if request.submit.sampling.has_penalties else ()
+        self._new_slots.append(NewSlot(request.slot, request.submit, request.prompt_len, history))
 
     def promise(self, request: Request, length: int) -> None:
         """Plan the next `length` tokens of a request. Its first chunk brings the pages of the matched prefix."""

@@ -33,9 +33,7 @@ class Kinds(NamedTuple):
         return self.prefill if is_prefill(request) else self.decode
 
 
-def plan_offloaded(
-    state: SchedulerState, limits: OffloadLimits, lookahead: int, batch: BatchBuilder, room: int, kinds: Kinds
-) -> int:
+def plan_offloaded(state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder, room: int, kinds: Kinds) -> int:
     """Plan a part of a offloaded chunk, if there is one to work on.
 
     Args:
@@ -46,7 +44,7 @@ def plan_offloaded(
         What it costs, in tokens.
     """
     if state.open_chunk is None:
-        request = next_request(state, limits, lookahead, kinds)
+        request = next_request(state, limits, kinds)
         state.open_chunk = None if request is None else opened(state, limits, request, batch)
     chunk = state.open_chunk
     if chunk is None or not kinds.have(chunk.request) or must_wait(limits, chunk):
@@ -59,10 +57,10 @@ def is_prefill(request: Request) -> bool:
     return request.scheduled < request.prefill_end
 
 
-def next_request(state: SchedulerState, limits: OffloadLimits, lookahead: int, kinds: Kinds) -> Request | None:
+def next_request(state: SchedulerState, limits: OffloadLimits, kinds: Kinds) -> Request | None:
     """Whose turn it is: whoever had no chunk for longest, of those that can go on."""
     for request in state.offloaded.values():
-        if kinds.have(request) and request.wants_chunk(lookahead) and length_of(state, limits, request) > 0:
+        if kinds.have(request) and request.wants_chunk() and length_of(state, limits, request) > 0:
             return request
     return None
 

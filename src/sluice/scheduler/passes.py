@@ -27,7 +27,7 @@ Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], N
 
 def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
     """One token for every running request whose prompt is planned and whose samples are not too far behind."""
-    ready = [r for r in state.decoding.values() if r.wants_chunk(limits.lookahead)]
+    ready = [r for r in state.decoding.values() if r.wants_chunk()]
     if ready:
         state.reservation.decoded()
     needy = [r for r in ready if r.lease is not None and r.scheduled == r.lease.capacity]
@@ -79,7 +79,7 @@ def offloaded(
         return
     if not (len(batch) or state.decoding or state.partial or state.waiting or state.loading):
         room *= ALONE
-    adder.spend(plan_offloaded(state, state.kv.offload.limits, limits.lookahead, batch, room, kinds))
+    adder.spend(plan_offloaded(state, state.kv.offload.limits, batch, room, kinds))
 
 
 def offloaded_first(

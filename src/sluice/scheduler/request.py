@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from sluice.kv.manager import Lease
 from sluice.kv.prefix import Node
-from sluice.types import FinishReason, SamplingParams
+from sluice.types import FinishReason, Submit
 
 
 class Status(Enum):
@@ -34,14 +34,16 @@ class Request:
     `tokens` holds what the host knows (prompt, then outputs); `pending` counts samples on their way back.
     """
 
-    id: int
-    prompt_len: int
-    tokens: array[int]
-    sampling: SamplingParams
-    sample_index: int = 0
-    extra_key: str = ""
-    priority: int = 0
+    submit: Submit
+    """The request as it came, without its prompt and outputs: `tokens` holds these."""
+    lookahead: int = 0
+    """Samples that may be unread when the next token is planned: at most as many as the scheduler allows."""
 
+    id: int = field(init=False)
+    prompt_len: int = field(init=False)
+    tokens: array[int] = field(init=False)
+    extra_key: str = field(init=False)
+    priority: int = field(init=False)
     max_tokens: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     status: Status = Status.WAITING
@@ -58,7 +60,7 @@ class Request:
     """Tokens known at admission: below it a chunk is prefill (prompt, or recomputed after a retraction)."""
     num_targets: int = field(init=False)
     """Prompt tokens whose log-probability is asked for: none, or all but the first."""
-    prompt_logprobs_sent: int = 0
+    prompt_logprobs_sent: int = field(init=False)
     """Of these, the first that many were told. They stay told when the request is computed again."""
     num_cached_tokens: int = -1
     """Prompt tokens found in the cache at the first admission, -1 before it."""
@@ -82,10 +84,18 @@ class Request:
     """Set when it is decided; the request may still drain. None while DRAINING means: retracted, will wait again."""
 
     def __post_init__(self) -> None:
-        assert self.sampling.max_tokens is not None and self.sampling.seed is not None, self.sampling
-        self.max_tokens = self.sampling.max_tokens
-        self.stop_ids = frozenset(self.sampling.stop_token_ids)
-        self.num_targets = 0 if self.sampling.prompt_logprobs is None else self.prompt_len - 1
+        submit, sampling = self.submit, self.submit.sampling
+        assert sampling.max_tokens is not None and sampling.seed is not None, sampling
+        self.id, self.extra_key, self.priority = submit.request_id, submit.extra_key, submit.priority
+        self.tokens = array("i", submit.prompt)
+        self.prompt_len = len(self.tokens)
+        self.tokens.extend(submit.output_ids)
+        self.submit = replace(submit, prompt=(), output_ids=())
+        self.lookahead = self.lookahead if submit.lookahead is None else min(self.lookahead, submit.lookahead)
+        self.max_tokens = sampling.max_tokens
+        self.stop_ids = frozenset(sampling.stop_token_ids)
+        self.num_targets = 0 if sampling.prompt_logprobs is None else self.prompt_len - 1
+        self.prompt_logprobs_sent = submit.prompt_logprobs_sent
 
     @property
     def has_begun(self) -> bool:
@@ -117,9 +127,9 @@ class Request:
         """Some of what it knew at admission is not computed yet, though it may all be planned."""
         return self.computed < self.prefill_end
 
-    def wants_chunk(self, lookahead: int) -> bool:
+    def wants_chunk(self) -> bool:
         """Not too many samples are unread, and there is more to generate than is on its way."""
-        return self.pending <= lookahead and self.num_outputs + self.pending < self.max_tokens
+        return self.pending <= self.lookahead and self.num_outputs + self.pending < self.max_tokens
 
     @property
     def extend_len(self) -> int:

@@ -13,7 +13,6 @@ Several plans may be in flight; they are committed in the order they were made. 
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 from sluice.kv.manager import KVManager
@@ -33,9 +32,9 @@ from sluice.types import (
     FinishReason,
     Occupancy,
     Output,
-    SamplingParams,
     SchedulerLimits,
     StoredPage,
+    Submit,
     Tier,
     TokenLogprobs,
 )
@@ -65,66 +64,39 @@ class Scheduler:
         """Copies have not ended; with no step in flight, these are copies with the disk."""
         return self.state.kv.tiers.num_in_flight > 0
 
-    def add(
-        self,
-        request_id: int,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        sample_index: int = 0,
-        extra_key: str = "",
-        priority: int = 0,
-        output_ids: Sequence[int] = (),
-        prompt_logprobs_sent: int = 0,
-        is_resumed: bool = False,
-    ) -> None:
+    def add(self, submit: Submit) -> None:
         """Queue a request.
-
-        Args:
-            request_id: larger than every id before it; the order of ids is the order of arrival.
-            prompt: at least one token id.
-            sampling: resolved (`SamplingParams.resolved`).
-            sample_index: which of several samples of one prompt; they differ by it alone.
-            extra_key: namespace of the prefix cache; equal tokens under different keys share nothing.
-            priority: class under the policy `priority`, ignored under the others.
-            output_ids: what another engine gave it already: it goes on behind them, as after a retraction.
-            prompt_logprobs_sent: log-probabilities of its prompt that were told already.
-            is_resumed: another engine had taken it already: the bounds on the queue do not apply.
 
         Raises:
             DuplicateRequest: the id is in use.
             QueueFull: too much waits already.
-            ValueError: an empty prompt, prompt + output that could never fit the KV pool, or nothing left to do.
+            ValueError: an empty prompt, prompt + output that could never fit the KV pool, nothing left to do, or a
+                value that cannot be right.
         """
-        if request_id in self.state.requests:
-            raise DuplicateRequest(f"request id {request_id} is in use")
-        if not is_resumed:
+        if submit.request_id in self.state.requests:
+            raise DuplicateRequest(f"request id {submit.request_id} is in use")
+        if not submit.is_resumed:
             self._queue_limits.check_count()
-        tokens = array("i", prompt)
-        prompt_len = len(tokens)
-        tokens.extend(output_ids)
-        request = Request(
-            request_id,
-            prompt_len,
-            tokens,
-            sampling,
-            sample_index,
-            extra_key,
-            priority,
-            prompt_logprobs_sent=prompt_logprobs_sent,
-        )
-        if not prompt_len:
+        request = Request(submit, self.limits.lookahead)
+        self._check(request)
+        if not submit.is_resumed:
+            self._queue_limits.check_tokens(request)
+        self.state.add(request)
+
+    def _check(self, request: Request) -> None:
+        """Raise ValueError if a new request can never run to its end."""
+        if not request.prompt_len:
             raise ValueError("the prompt is empty; it needs at least one token")
         check_fits(self.state.kv, request)
-        if not 0 <= prompt_logprobs_sent <= request.num_targets:
+        if not 0 <= request.prompt_logprobs_sent <= request.num_targets:
             raise ValueError(
-                f"{prompt_logprobs_sent} log-probabilities of the prompt were told, it has {request.num_targets}"
+                f"{request.prompt_logprobs_sent} log-probabilities of the prompt were sent, it has"
+                f" {request.num_targets}"
             )
         if request.num_outputs >= request.max_tokens:
             raise ValueError(f"{request.num_outputs} tokens were given already, max_tokens is {request.max_tokens}")
-        if not is_resumed:
-            self._queue_limits.check_tokens(request)
-        self.state.add(request)
+        if request.lookahead < 0:
+            raise ValueError(f"lookahead must be at least 0, got {request.lookahead}")
 
     def occupancy(self) -> Occupancy:
         """How full it is now."""

@@ -7,15 +7,16 @@ field. This is the only place that knows the serializer of traces; `VERSION` cha
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import msgspec
 
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, RowError, SamplingParams, StoredPage
+from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, RowError, StoredPage, Submit
 
-VERSION = 1
+VERSION = 2
 
 
 class TraceError(ValueError):
@@ -48,27 +49,19 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="h
     unix_time: float
 
 
-class Add(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="add"):
-    """A request arrived."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Add(Submit):
+    """A request arrived. Its `extra_key` is a keyed hash of the real one."""
 
+    prompt: tuple[int, ...] = ()
+    """Empty without token ids, as `output_ids` is."""
     number: int
     at: float
-    request_id: int
     prompt_len: int
-    prompt: tuple[int, ...] | None = None
-    sampling: SamplingParams
-    sample_index: int = 0
-    extra_key: str = ""
-    """A keyed hash of the real one."""
-    priority: int = 0
     num_outputs: int = 0
     """Tokens that an engine before gave it."""
-    output_ids: tuple[int, ...] | None = None
-    prompt_logprobs_sent: int = msgspec.field(default=0, name="num_told")
-    """Log-probabilities of its prompt that an engine before told."""
-    is_resumed: bool = msgspec.field(default=False, name="is_known")
-    """An engine before had taken it."""
     refused: str | None = None
+    """Why the scheduler did not take it."""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="abort"):
@@ -163,7 +156,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
 
 
 Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Restored | Step
-KINDS = ("add", "abort", "nothing", "flush_cache", "forget_device", "copied", "restored", "step")
+KINDS: Mapping[str, type[Record]] = {
+    "add": Add,
+    "abort": Abort,
+    "nothing": Nothing,
+    "flush_cache": FlushCache,
+    "forget_device": ForgetDevice,
+    "copied": Copied,
+    "restored": Restored,
+    "step": Step,
+}
 
 
 class _Head(msgspec.Struct):
@@ -173,8 +175,12 @@ class _Head(msgspec.Struct):
     version: int = 0
 
 
+BROKEN = (AttributeError, LookupError, TypeError, ValueError)
+"""What `upgraded` raises for a line that is no record."""
 _ENCODER = msgspec.json.Encoder()
-_RECORD = msgspec.json.Decoder(Record)
+_RECORDS: Mapping[str, msgspec.json.Decoder[Record]] = {
+    kind: msgspec.json.Decoder(record) for kind, record in KINDS.items()
+}
 _HEADER = msgspec.json.Decoder(Header)
 _HEAD = msgspec.json.Decoder(_Head)
 _PLAN = msgspec.json.Decoder(BatchPlan)
@@ -182,7 +188,13 @@ _PLAN = msgspec.json.Decoder(BatchPlan)
 
 def encode(line: Header | Record) -> bytes:
     """One line, its end included."""
-    return _ENCODER.encode(line) + b"\n"
+    return _ENCODER.encode(_without_defaults(line) if isinstance(line, Add) else line) + b"\n"
+
+
+def _without_defaults(add: Add) -> dict[str, Any]:
+    """The fields that say something."""
+    given = ((each.name, getattr(add, each.name), each.default) for each in fields(add))
+    return {"kind": "add"} | {name: value for name, value, default in given if value != default}
 
 
 def encode_plan(plan: BatchPlan) -> bytes:
@@ -191,12 +203,15 @@ def encode_plan(plan: BatchPlan) -> bytes:
 
 
 def as_written(plan: BatchPlan) -> BatchPlan:
-    """A plan without what the trace holds elsewhere: keys of pages are functions of tokens and of cache salts, and a
-    offloaded chunk's tokens are told with its first part."""
-    if not plan.copies and not plan.slices:
+    """A plan without what the trace holds elsewhere: most of a new slot's request stands where it was added, keys of
+    pages are functions of tokens and of cache salts, and an offloaded chunk's tokens stand in its first slice."""
+    if not plan.new_slots and not plan.copies and not plan.slices:
         return plan
     return replace(
         plan,
+        new_slots=tuple(
+            new._replace(submit=Submit(new.request_id, (), new.sampling, new.sample_index)) for new in plan.new_slots
+        ),
         copies=tuple(copy._replace(key=None) for copy in plan.copies),
         slices=tuple(without_tokens(part) if part.first else part for part in plan.slices),
     )
@@ -225,27 +240,53 @@ def decode_header(line: bytes) -> Header:
     head = _head(line)
     if head.kind != "header":
         raise TraceError("not a trace: it does not begin with a header")
-    if head.version != VERSION:
-        raise TraceError(f"a trace of version {head.version}, but this is a reader of version {VERSION}")
+    if not 1 <= head.version <= VERSION:
+        raise TraceError(f"a trace of version {head.version}, but this is a reader of versions 1 to {VERSION}")
     try:
-        return _HEADER.decode(line)
-    except msgspec.DecodeError as error:
+        return _HEADER.decode(upgraded(line) if head.version == 1 else line)
+    except (msgspec.DecodeError, *BROKEN) as error:
         raise TraceError(f"a bad header: {error}") from error
 
 
-def decode(line: bytes) -> Record:
+def decode(line: bytes, version: int = VERSION) -> Record:
     """
+    Args:
+        version: of the file.
+
     Raises:
         TraceError: no record, or one of an unknown kind.
     """
+    kind = _head(line).kind
+    if kind not in KINDS:
+        raise TraceError(f"unknown kind of record {kind!r}; known: {', '.join(KINDS)}")
     try:
-        record: Record = _RECORD.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        kind = _head(line).kind
-        if kind not in KINDS:
-            raise TraceError(f"unknown kind of record {kind!r}; known: {', '.join(KINDS)}") from error
+        return _RECORDS[kind].decode(upgraded(line) if version == 1 else line)
+    except (msgspec.DecodeError, *BROKEN) as error:
         raise TraceError(f"a bad {kind!r} record: {error}") from error
-    return record
+
+
+def upgraded(line: bytes) -> bytes:
+    """A line of a version 1 file as version 2 has it: keys were renamed, and a new slot holds its request."""
+    record = msgspec.json.decode(line)
+    _rename(record, num_told="prompt_logprobs_sent", is_known="is_resumed")
+    _rename(record, part_errors="slice_errors", owed="unfinished")
+    match record["kind"]:
+        case "header":
+            _rename(record.get("setup", {}), streams="offload")
+        case "step":
+            plan = record["plan"]
+            _rename(plan, parts="slices")
+            plan["new_slots"] = [
+                [slot, {"request_id": request_id, "prompt": [], "sampling": sampling, "sample_index": index}, *rest]
+                for slot, request_id, sampling, index, *rest in plan["new_slots"]
+            ]
+    return _ENCODER.encode(record)
+
+
+def _rename(record: dict[str, Any], **names: str) -> None:
+    for old, new in names.items():
+        if old in record:
+            record[new] = record.pop(old)
 
 
 def _head(line: bytes) -> _Head:

@@ -58,7 +58,7 @@ class TraceReader:
         with closing(self._file):
             for number, text in enumerate(self._file, start=2):
                 try:
-                    yield Line(number, decode(text))
+                    yield Line(number, decode(text, self.header.version))
                 except TraceError as error:
                     if not text.endswith(b"\n"):
                         self.is_truncated = True

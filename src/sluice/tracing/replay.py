@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from sluice.scheduler.scheduler import Scheduler
@@ -24,7 +24,7 @@ from sluice.tracing.format import (
 )
 from sluice.tracing.reader import Line, TraceReader
 from sluice.tracing.writer import ends_of
-from sluice.types import BatchPlan, BatchResult, Output, TokenLogprobs
+from sluice.types import BatchPlan, BatchResult, NewSlot, Output, TokenLogprobs
 
 TOLD = TokenLogprobs(0, 0.0, ())
 """Stands for a log-probability: the scheduler only counts them."""
@@ -187,21 +187,11 @@ class Player:
                 return None if found == taken else ("pages", str(taken), str(found))
 
     def _add(self, add: Add) -> tuple[str, str, str] | None:
-        if add.prompt is None:
+        if len(add.prompt) != add.prompt_len:
             raise ReplayError(f"request {add.request_id} has no prompt")
         refused: str | None = None
         try:
-            self._scheduler.add(
-                add.request_id,
-                add.prompt,
-                add.sampling,
-                sample_index=add.sample_index,
-                extra_key=add.extra_key,
-                priority=add.priority,
-                output_ids=add.output_ids or (),
-                prompt_logprobs_sent=add.prompt_logprobs_sent,
-                is_resumed=add.is_resumed,
-            )
+            self._scheduler.add(add)
         except ValueError as error:
             refused = str(error)
         return None if refused == add.refused else ("refusal", repr(add.refused), repr(refused))
@@ -285,15 +275,22 @@ def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> tuple[str, str
         if one != other:
             return name, _show(one), _show(other)
     rows = [
-        (f"new_slots[{index}]", pair)
-        for index, pair in enumerate(zip(recorded.new_slots, replayed.new_slots, strict=True))
-    ] + [(f"chunks[{index}]", pair) for index, pair in enumerate(zip(recorded.chunks, replayed.chunks, strict=True))]
-    for name, (row, other_row) in rows:
-        values = zip(row._asdict().items(), other_row, strict=True)
-        for (field, value), other_value in values:
-            if value != other_value:
-                return f"{name}.{field}", _show(value), _show(other_value)
+        (f"new_slots[{index}]", _slot_fields(new), _slot_fields(other))
+        for index, (new, other) in enumerate(zip(recorded.new_slots, replayed.new_slots, strict=True))
+    ] + [
+        (f"chunks[{index}]", chunk._asdict(), other._asdict())
+        for index, (chunk, other) in enumerate(zip(recorded.chunks, replayed.chunks, strict=True))
+    ]
+    for name, row, other_row in rows:
+        for field, value in row.items():
+            if value != other_row[field]:
+                return f"{name}.{field}", _show(value), _show(other_row[field])
     raise AssertionError(f"{recorded} and {replayed} differ in their bytes alone")
+
+
+def _slot_fields(new: NewSlot) -> dict[str, object]:
+    """By name, those of its request among them."""
+    return asdict(new.submit) | {"slot": new.slot, "prompt_len": new.prompt_len, "history": new.history}
 
 
 def _chunks(plan: BatchPlan) -> str:

@@ -13,7 +13,7 @@ import stat
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -47,7 +47,7 @@ from sluice.tracing.format import (
     encode_plan,
     without_tokens,
 )
-from sluice.types import BatchPlan, CopyDone, Output, RowError, SamplingParams, StoredPage
+from sluice.types import BatchPlan, CopyDone, Output, RowError, SamplingParams, StoredPage, Submit
 
 LOGGER = logging.getLogger("sluice.trace")
 BUFFER_BYTES = 1 << 16
@@ -181,20 +181,20 @@ class LineMaker:
 
     def _add(self, event: Added) -> Add:
         submit = event.submit
+        hidden = {
+            "extra_key": self._hashed(submit.extra_key),
+            "sampling": self._sampling(submit.sampling),
+            "start_deadline": None,  # an abort says what came of a deadline
+            "deadline": None,
+        }
+        if not self._token_ids:
+            hidden |= {"prompt": (), "output_ids": ()}
         return Add(
+            **{each.name: getattr(submit, each.name) for each in fields(Submit)} | hidden,
             number=event.call.number,
             at=self._time(event.call.at),
-            request_id=submit.request_id,
             prompt_len=len(submit.prompt),
-            prompt=submit.prompt if self._token_ids else None,
-            sampling=self._sampling(submit.sampling),
-            sample_index=submit.sample_index,
-            extra_key=self._hashed(submit.extra_key),
-            priority=submit.priority,
             num_outputs=len(submit.output_ids),
-            output_ids=submit.output_ids if self._token_ids and submit.output_ids else None,
-            prompt_logprobs_sent=submit.prompt_logprobs_sent,
-            is_resumed=submit.is_resumed,
             refused=_clean(event.refused),
         )
 
@@ -226,7 +226,10 @@ class LineMaker:
     def _without_ids(self, plan: BatchPlan) -> BatchPlan:
         return replace(
             plan,
-            new_slots=tuple(new._replace(sampling=self._sampling(new.sampling), history=()) for new in plan.new_slots),
+            new_slots=tuple(
+                new._replace(submit=replace(new.submit, sampling=self._sampling(new.sampling)), history=())
+                for new in plan.new_slots
+            ),
             chunks=tuple(chunk._replace(token_ids=(), targets=()) for chunk in plan.chunks),
             slices=tuple(without_tokens(part) for part in plan.slices),
         )

@@ -18,4 +18,5 @@ from sluice.types.sampling import (
     SEED_RANGE,
     SamplingParams,
 )
+from sluice.types.submit import Submit
 from sluice.types.tiers import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sluice.types.limits import Bound
 from sluice.types.sampling import SamplingParams
+from sluice.types.submit import Submit
 from sluice.types.tiers import PageCopy
 
 
@@ -64,20 +65,32 @@ class ChunkSlice(NamedTuple):
 
 
 class NewSlot(NamedTuple):
-    """What a newly filled slot needs. It empties the slot's page-table row; the first chunk brings the pages.
+    """A newly filled slot and the request in it. The slot's page-table row is empty; the first chunk brings the pages.
 
-    `sampling` is resolved: `seed` and `max_tokens` are set. Randomness is keyed by
-    (`sampling.seed`, `sample_index`, position of the token being sampled), never by slot, step or request id.
+    Randomness is keyed by (`sampling.seed`, `sample_index`, position of the token being sampled), never by slot, step
+    or request id.
     """
 
     slot: int
-    request_id: int
-    sampling: SamplingParams
-    sample_index: int
+    submit: Submit
+    """The request, without its prompt and outputs: these come in chunks, or lie in the cache."""
     prompt_len: int = 0
     """Tokens of the prompt: those behind them are outputs."""
     history: tuple[int, ...] = ()
     """All tokens known, if the sampling has penalties: those of a cached prefix come in no chunk."""
+
+    @property
+    def request_id(self) -> int:
+        return self.submit.request_id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """Resolved: `seed` and `max_tokens` are set."""
+        return self.submit.sampling
+
+    @property
+    def sample_index(self) -> int:
+        return self.submit.sample_index
 
 
 @dataclass(frozen=True, slots=True)

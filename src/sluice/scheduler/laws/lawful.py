@@ -24,8 +24,8 @@ from sluice.types import (
     FinishReason,
     Occupancy,
     Output,
-    SamplingParams,
     StoredPage,
+    Submit,
 )
 
 
@@ -44,7 +44,7 @@ class Lawful:
         self._slices: dict[int, ChunkSlice] = {}
         """Request -> the latest part of a chunk of its that is not complete."""
         self._num_outputs: dict[int, int] = {}
-        self._asked: dict[int, tuple[tuple[int, ...], SamplingParams]] = {}
+        self._submits: dict[int, Submit] = {}
         self._num_sent: dict[int, int] = {}
 
     @property
@@ -55,32 +55,11 @@ class Lawful:
     def awaits_copies(self) -> bool:
         return self.scheduler.awaits_copies
 
-    def add(
-        self,
-        request_id: int,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        sample_index: int = 0,
-        extra_key: str = "",
-        priority: int = 0,
-        output_ids: Sequence[int] = (),
-        prompt_logprobs_sent: int = 0,
-        is_resumed: bool = False,
-    ) -> None:
-        self.scheduler.add(
-            request_id,
-            prompt,
-            sampling,
-            sample_index=sample_index,
-            extra_key=extra_key,
-            priority=priority,
-            output_ids=output_ids,
-            prompt_logprobs_sent=prompt_logprobs_sent,
-            is_resumed=is_resumed,
-        )
-        self._num_outputs[request_id], self._num_sent[request_id] = len(output_ids), prompt_logprobs_sent
-        self._asked[request_id] = (tuple(prompt), sampling)
+    def add(self, submit: Submit) -> None:
+        self.scheduler.add(submit)
+        request_id = submit.request_id
+        self._num_outputs[request_id], self._num_sent[request_id] = len(submit.output_ids), submit.prompt_logprobs_sent
+        self._submits[request_id] = submit
         check_state(self.state)
 
     def occupancy(self) -> Occupancy:
@@ -160,7 +139,8 @@ class Lawful:
 
     def _logprobs_are_told(self, output: Output) -> None:
         """11, for log-probabilities: those asked for and no others; the prompt's once each and before its outputs."""
-        prompt, asked = self._asked[output.request_id]
+        submit = self._submits[output.request_id]
+        asked = submit.sampling
         told = tuple(item.token_id for item in output.logprobs)
         require(
             told == (() if asked.logprobs is None else output.token_ids),
@@ -169,7 +149,7 @@ class Lawful:
         start = self._num_sent[output.request_id]
         end = self._num_sent[output.request_id] = start + len(output.prompt_logprobs)
         told = tuple(item.token_id for item in output.prompt_logprobs)
-        targets = () if asked.prompt_logprobs is None else prompt[1:]
+        targets = () if asked.prompt_logprobs is None else submit.prompt[1:]
         require(
             told == targets[start:end] and (end == len(targets) or not output.token_ids),
             f"law 11: {output} tells of the prompt's tokens {told} when {start} of {len(targets)} were told",
@@ -192,10 +172,7 @@ class Lawful:
         planned = {chunk.request_id for chunk in plan.chunks}
         size = self.state.kv.page_size
         for request in self.state.decoding.values():
-            ready = (
-                request.pending <= self.scheduler.limits.lookahead
-                and request.num_outputs + request.pending < request.max_tokens
-            )
+            ready = request.pending <= request.lookahead and request.num_outputs + request.pending < request.max_tokens
             at_boundary = request.scheduled % size == 0
             require(
                 request.id in planned or not ready or (at_boundary and self.state.kv.available == 0),

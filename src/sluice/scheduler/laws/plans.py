@@ -22,7 +22,7 @@ from sluice.types import (
 def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
     """Laws 7, 8 (one plan's part) and 9."""
     budgets_hold(state, limits, plan)
-    chunks_are_well_formed(state, limits, plan)
+    chunks_are_well_formed(state, plan)
     writes_are_private(state, plan)
     offloaded_work_is_paid_for(state, limits, plan)
 
@@ -82,7 +82,7 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
         )
 
 
-def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
     """8, one plan: a row a request, decodes first, cuts on page boundaries, samples exactly at the end."""
     ids = [chunk.request_id for chunk in (*resident(plan), *(part.chunk for part in plan.slices))]
     require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
@@ -110,8 +110,8 @@ def chunks_are_well_formed(state: SchedulerState, limits: SchedulerLimits, plan:
             f"law 8: {chunk} samples={chunk.samples} with {len(request.tokens)} tokens known",
         )
         require(
-            request.pending - chunk.samples <= limits.lookahead,
-            f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {limits.lookahead}",
+            request.pending - chunk.samples <= request.lookahead,
+            f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {request.lookahead}",
         )
         end = min(chunk.end, request.num_targets)
         asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.prompt_logprobs_sent < end else ()

@@ -1,0 +1,41 @@
+"""A request as it goes from a server's client to the scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.types.sampling import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request for one sample of a prompt.
+
+    A request that another engine had begun carries what the client has received of it: `output_ids`, and how many of
+    the prompt's log-probabilities (`prompt_logprobs_sent`). These stay outputs, as after a preemption.
+    """
+
+    request_id: int
+    """Never used twice, and larger than every id before it: the order of ids is the order of arrival."""
+    prompt: tuple[int, ...]
+    """At least one token id."""
+    sampling: SamplingParams
+    """Resolved (`SamplingParams.resolved`)."""
+    sample_index: int = 0
+    """Which of several samples of one prompt; they differ by it alone."""
+    extra_key: str = ""
+    """Namespace of the prefix cache: equal tokens under different keys share nothing."""
+    priority: int = 0
+    """Class under the policy `priority`, ignored under the others."""
+    output_ids: tuple[int, ...] = ()
+    prompt_logprobs_sent: int = 0
+    is_resumed: bool = False
+    """Another engine had accepted the request, begun or not, so no limit of the queue refuses it now."""
+    start_deadline: float | None = None
+    """The request is dropped if it has not begun by then, in seconds of the engine's clock (`clock.WallClock` is one
+    for all processes of a machine)."""
+    deadline: float | None = None
+    """The request is ended then."""
+    lookahead: int | None = None
+    """Samples of this request that may be unread when its next token is planned; None: the scheduler's. A request that
+    needs its last token before the next is planned has 0."""
