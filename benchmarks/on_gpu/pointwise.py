@@ -17,11 +17,10 @@ from benchmarks.on_gpu.clocks import seconds_queued
 from benchmarks.on_gpu.setting import Setting
 from sluice.attention.base import LayerKV
 from sluice.models.ops import Angles, HeadNorms, Norm, Ops
-from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.runner.features.penalties import TokenCounts
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps, PenaltyValues
 from sluice.runner.noise import noise_key
-from sluice.runner.penalties import Penalties
 from sluice.runner.sampler import RowGroup, SamplingRows, row_kind
-from sluice.runner.token_counts import Opening, TokenCounts
 from sluice.types import SamplingParams
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD_DIM, VOCAB = 4096, 14336, 32, 8, 128, 151936
@@ -138,16 +137,15 @@ def _on_logits(setting: Setting, ours: LogitOps, rows: int) -> Iterator[Case]:
             lambda a, b: float((a != b).float().mean()) <= TIES,
         )
     counts = TokenCounts(vocab, device)
-    openings = [Opening(counts.row_for(slot), tuple(range(50)), tuple(range(40, 90))) for slot in range(rows)]
-    for opening in openings:
-        counts.open(opening)
-    numbers = Penalties(*(torch.full((rows,), value, dtype=torch.float64, device=device) for value in (1.2, 0.1, 0.3)))
+    for slot in range(rows):
+        counts.open(counts.row_for(slot), torch.arange(50, device=device), torch.arange(40, 90, device=device))
+    numbers = PenaltyValues(*torch.tensor([[1.2], [0.1], [0.3]], dtype=torch.float64, device=device).repeat(1, rows))
     at = torch.arange(rows, device=device)
     wide = logits.float()
 
     def penalized(ops: LogitOps) -> torch.Tensor:
         copy = wide.clone()
-        ops.penalize(copy, at, counts, at, numbers)
+        ops.penalize(copy, at, counts.tables, at, numbers)
         return copy
 
     moved = wide.numel() * (2 * 4 + 4 + 1) + 2 * 4 * wide.numel()
@@ -163,10 +161,10 @@ def _rows(params: SamplingParams, rows: int, vocab: int, device: torch.device) -
     )
     temperature, min_p, top_p = (column.to(device) for column in numbers)
     top_k = torch.full((rows,), params.top_k if params.top_k > 0 else vocab, device=device)
-    streams = torch.tensor([noise_key(row, 0) for row in range(rows)], device=device)
+    noise_keys = torch.tensor([noise_key(row, 0) for row in range(rows)], device=device)
     positions = torch.arange(rows, device=device)
     group = RowGroup(row_kind(params, vocab), torch.arange(rows, device=device))
-    return SamplingRows(temperature, min_p, top_k, top_p, streams, positions), group
+    return SamplingRows(temperature, min_p, top_k, top_p, noise_keys, positions), group
 
 
 def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:

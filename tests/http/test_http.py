@@ -188,7 +188,7 @@ def test_sampling_reaches_the_engine() -> None:
 
 
 def test_what_changes_logits_reaches_the_engine() -> None:
-    """The shadow model has no logits to change; `tests/runner/test_adjust.py` says what becomes of them."""
+    """The shadow model has no logits to change; `tests/runner/test_penalties.py` says what becomes of them."""
     asked = {"min_tokens": 3, "presence_penalty": 0.5, "frequency_penalty": -1, "repetition_penalty": 1.2}
 
     async def test() -> None:

@@ -38,7 +38,7 @@ def plans(draw: st.DrawFn, page_size: int) -> BatchPlan:
 def apply(state: DeviceState, plan: BatchPlan) -> None:
     """On the host and, at once, on the device."""
     changes = state.apply(plan)
-    state.change(changes, [*map(torch.from_numpy, changes.arrays)])
+    state.change(*map(torch.from_numpy, changes))
 
 
 @given(st.data(), st.sampled_from([2, 3, 8]))

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny_models
+from features import sampling_rows
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
 from sluice.attention.reference import ReferenceAttention
 from sluice.engine.engine import Engine
@@ -18,7 +19,7 @@ from sluice.kv.manager import KVManager
 from sluice.models.base import CausalLM
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState
-from sluice.runner.logprobs import NOTHING, score_samples
+from sluice.runner.features.logprobs import Logprobs, score_rows
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import ManualLink, digests, shadow_logprobs
@@ -35,12 +36,10 @@ def test_scores_are_the_log_softmax_of_what_the_model_gave(dtype: torch.dtype, s
     """Widened before it is summed, whatever the slices; rows that asked for nothing left out."""
     logits = (torch.randn(7, 40, generator=torch.Generator().manual_seed(0)) * 8).to(dtype)
     tokens = torch.tensor([3, 0, 39, 7, -1, 11, 5])
-    wishes = np.array([2, NOTHING, 0, 5, 1, NOTHING, 1])
-    scores = score_samples(logits, tokens, wishes, slice_bytes)
-    assert scores is not None
+    rows = [0, 2, 3, 4, 6]
+    scores = score_rows(logits, tokens, torch.tensor(rows), 5, slice_bytes)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     exact = logits.double().log_softmax(-1)
-    rows = [0, 2, 3, 4, 6]
     assert {scores.logprobs.dtype, scores.top_logprobs.dtype} == {wide}
     tolerance = {"rtol": 0, "atol": 1e-12 if wide is torch.float64 else 1e-5}
     expected = exact[rows, tokens[rows].clamp(min=0)]
@@ -50,13 +49,20 @@ def test_scores_are_the_log_softmax_of_what_the_model_gave(dtype: torch.dtype, s
     torch.testing.assert_close(exact[rows].gather(-1, scores.top_ids), best.values, **tolerance)
 
 
-def test_nobody_asks_and_nothing_is_scored() -> None:
-    assert score_samples(torch.zeros(2, 9), torch.zeros(2, dtype=torch.int64), np.array([NOTHING] * 2)) is None
+def test_no_request_asks_and_nothing_is_scored() -> None:
+    """A step that pays for log-probabilities that no row of it wants, though a former request or another slot does."""
+    feature = Logprobs(3, 9, torch.device("cpu"))
+    feature.fill(NewSlot(0, Submit(1, (), GREEDY)))
+    assert feature.stage(sampling_rows([0], np.array([4]))) is None
+    feature.fill(NewSlot(1, Submit(2, (), replace(GREEDY, logprobs=2))))
+    assert feature.stage(sampling_rows([0], np.array([4]))) is None
+    assert feature.stage(sampling_rows([0, 1], np.array([4, 4]))) is not None
+    feature.forget(1)
+    assert feature.stage(sampling_rows([0, 1], np.array([4, 4]))) is None
 
 
 def test_alternatives_end_with_the_vocabulary() -> None:
-    scores = score_samples(torch.zeros(1, 3), torch.tensor([1]), np.array([20]))
-    assert scores is not None
+    scores = score_rows(torch.zeros(1, 3), torch.tensor([1]), torch.tensor([0]), 20)
     assert sorted(scores.top_ids[0].tolist()) == [0, 1, 2]
 
 
@@ -65,16 +71,14 @@ def test_bad_logits_give_nan(bad: float) -> None:
     """An infinite logit would make every other token merely impossible."""
     logits = torch.zeros(2, 9)
     logits[0, 4] = bad
-    scores = score_samples(logits, torch.tensor([1, 1]), np.array([0, 0]))
-    assert scores is not None
+    scores = score_rows(logits, torch.tensor([1, 1]), torch.tensor([0, 1]), 0)
     assert scores.logprobs.isnan().tolist() == [True, False]
 
 
 def test_an_impossible_token_has_minus_infinity() -> None:
     logits = torch.zeros(1, 4)
     logits[0, 1] = -torch.inf
-    scores = score_samples(logits, torch.tensor([1]), np.array([4]))
-    assert scores is not None
+    scores = score_rows(logits, torch.tensor([1]), torch.tensor([0]), 4)
     assert scores.logprobs.item() == -torch.inf
     assert scores.top_logprobs[0, -1].item() == -torch.inf
     assert not scores.top_logprobs.isnan().any()

@@ -8,7 +8,7 @@ from sluice.assembly.build import LoadedModel, load
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
 from sluice.faults import parse_faults
-from sluice.runner.launched import BAD_LOGITS
+from sluice.runner.features.base import BAD_LOGITS
 from sluice.testing import ManualLink, resolved
 from sluice.types import FinishReason
 

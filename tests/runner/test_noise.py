@@ -14,9 +14,9 @@ def keys(*seeds: int, sample_index: int = 0) -> torch.Tensor:
     return torch.tensor([noise_key(seed, sample_index) for seed in seeds])
 
 
-def uniforms(streams: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+def uniforms(noise_keys: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
     """The generator's bits as numbers in [0, 1)."""
-    return ((random_bits(streams, positions, width) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
+    return ((random_bits(noise_keys, positions, width) >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
 def python_bits(seed: int, sample_index: int, position: int, token: int) -> int:
@@ -52,11 +52,11 @@ def test_first_values_never_change() -> None:
     assert random_bits(keys(42), torch.tensor([7]), 2).tolist() == [[2236628871825533394, -7016812701224263903]]
 
 
-def test_seeds_and_samples_have_streams_of_their_own() -> None:
+def test_seeds_and_samples_have_noise_of_their_own() -> None:
     """-1 and 2**64 - 1 are the same 64 bits, and still two seeds."""
     seeds = [*EXTREME_SEEDS, *range(2, 500), *range(-500, -1)]
-    streams = {noise_key(seed, index) for seed in seeds for index in range(4)}
-    assert len(streams) == 4 * len(seeds)
+    found = {noise_key(seed, index) for seed in seeds for index in range(4)}
+    assert len(found) == 4 * len(seeds)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -31,13 +31,13 @@ def rows_of(
 ) -> tuple[SamplingRows, list[RowGroup]]:
     """What the sampler takes, for rows given as (parameters with a seed, position)."""
     kinds = [row_kind(params, vocab) for params, _ in wishes]
-    streams = [noise_key(params.seed or 0, sample_index) for params, _ in wishes]
+    noise_keys = [noise_key(params.seed or 0, sample_index) for params, _ in wishes]
     rows = SamplingRows(
         temperature=torch.tensor([params.temperature for params, _ in wishes], dtype=torch.float64),
         min_p=torch.tensor([params.min_p for params, _ in wishes], dtype=torch.float64),
         top_k=torch.tensor([params.top_k if params.top_k > 0 else vocab for params, _ in wishes]),
         top_p=torch.tensor([params.top_p for params, _ in wishes], dtype=torch.float64),
-        streams=torch.tensor(streams),
+        noise_keys=torch.tensor(noise_keys),
         positions=torch.tensor([position for _, position in wishes]),
     )
     groups = [

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
-from sluice.runner.logprobs import NOTHING, score_samples
-from sluice.runner.penalties import Penalties
-from sluice.runner.token_counts import Opening, TokenCounts
+from sluice.runner.features.logprobs import score_rows
+from sluice.runner.features.penalties import TokenCounts
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps, PenaltyValues
 from sluice.runner.triton_logit_ops import TritonLogitOps
 from triton_device import each_device, quiet
 
@@ -28,16 +26,17 @@ def normal(*size: int, seed: int, device: torch.device) -> torch.Tensor:
 def test_penalties(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
     """Rows in any order, counts in another; a row that wants none keeps its logits bit by bit."""
     counts = TokenCounts(vocab, device)
-    openings = [Opening(counts.row_for(slot), (slot, 1, 1), (slot + 2, 3, 3, 3)) for slot in range(3)]
-    for opening in openings:
-        counts.open(opening)
-    count_rows = torch.tensor([openings[2].row, openings[0].row], device=device)
+    opened = [counts.row_for(slot) for slot in range(3)]
+    for slot, row in enumerate(opened):
+        prompt, outputs = [slot, 1, 1], [slot + 2, 3, 3, 3]
+        counts.open(row, torch.tensor(prompt, device=device), torch.tensor(outputs, device=device))
+    count_rows = torch.tensor([opened[2], opened[0]], device=device)
     numbers = torch.tensor([[1.3, 0.4, 0.25], [0.7, -0.9, 0.5]], dtype=torch.float64, device=device).T
     rows = torch.tensor([4, 1], device=device)
     logits = normal(5, vocab, seed=vocab, device=device).to(dtype)
     results = [logits.clone() for _ in BOTH]
     for ops, result in zip(BOTH, results, strict=True):
-        ops.penalize(result, rows, counts, count_rows, Penalties(*numbers))
+        ops.penalize(result, rows, counts.tables, count_rows, PenaltyValues(*numbers))
     torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
     assert torch.equal(results[1][[0, 2, 3]], logits[[0, 2, 3]])
     assert not torch.equal(results[1][1], logits[1])
@@ -65,14 +64,13 @@ def test_log_probabilities(width: int, device: torch.device) -> None:
     """What a request is told is the same by both."""
 
     def told(ops: LogitOps) -> list[list[float]]:
-        scores = score_samples(logits, tokens, wishes, 3 * 4 * 500, ops)
-        assert scores is not None
+        scores = score_rows(logits, tokens, rows, width, 3 * 4 * 500, ops)
         assert scores.top_ids.shape == (5, width)
         return torch.cat((scores.logprobs[:, None], scores.top_ids, scores.top_logprobs), dim=1).tolist()
 
     logits = normal(6, 500, seed=1, device=device).bfloat16()
     logits += torch.arange(500, device=device) / 64  # no two alike
     tokens = torch.tensor([0, 499, 7, 7, -1, 3], device=device)
-    wishes = np.array([width, width, NOTHING, 0, 0, 0])
+    rows = torch.tensor([0, 1, 3, 4, 5], device=device)
     for found, expected in zip(told(TRITON), told(TORCH_LOGIT_OPS), strict=True):
         assert found == pytest.approx(expected, rel=1e-5)

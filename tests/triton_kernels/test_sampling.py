@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 
 import pytest
 import torch
@@ -82,8 +81,8 @@ def test_the_same_noise(device: torch.device) -> None:
         stream = noise_key(seed, 3)
         found = torch.empty(len(positions), width, device=device)
         _draw_noise[(len(positions),)](stream, positions, found, width, BLOCK=32768)
-        streams = torch.full_like(positions, stream)
-        expected = torch_gumbel(streams, positions, width, torch.float32)
+        noise_keys = torch.full_like(positions, stream)
+        expected = torch_gumbel(noise_keys, positions, width, torch.float32)
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -221,5 +220,5 @@ def test_float64_and_no_rows(device: torch.device) -> None:
     logits = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).to(device)
     assert draw(TRITON.sample, logits, wishes) == draw(sampler.sample, logits, wishes)
     rows, _ = rows_of([], 50, device)
-    nobody = SamplingRows(*(getattr(rows, field.name)[:0] for field in fields(rows)))
+    nobody = SamplingRows(*(column[:0] for column in rows))
     assert TRITON.sample(logits[:0].float(), nobody, []).tolist() == []

@@ -1,7 +1,7 @@
-"""What the device knows, by slot: KV pages, page-table rows, the token sampled last, sampling parameters.
+"""What the device keeps by slot: KV pages, page-table rows, the token sampled last, and what features keep.
 
-All of it can be thrown away when nothing is in flight: the scheduler retracts every request, and new plans build it
-again. Plans change it at launch, all or nothing: `check` first, and `apply` cannot fail after it.
+All of it can be dropped when no step is in flight: the scheduler preempts every request, and new plans build it again.
+Plans change it at launch, all or nothing: `check` comes first, and `apply` cannot fail after it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ import torch
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.attention.spec import KVShape
 from sluice.models.spec import ModelSpec
-from sluice.runner.adjust import Adjustments
-from sluice.runner.inputs import HostBatch, Ints, Ints32
+from sluice.runner.features import FEATURES
+from sluice.runner.inputs import HostBatch
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
-from sluice.runner.logprobs import LogprobWishes
 from sluice.runner.page_table import PageTable, TableChanges
-from sluice.runner.sampling_table import SamplingTable
-from sluice.runner.token_counts import Opening
 from sluice.types import BatchPlan, Chunk, PlanError
 
 
@@ -42,10 +39,9 @@ class DeviceShape:
     dtype: torch.dtype
     device: torch.device
     scratch_pages: int = 0
-    """0 or 1: a page more, number `num_pages`, that belongs to nobody and takes what rows write that only pad a
-    batch."""
+    """0 or 1: one page more, number `num_pages`, of no request. Rows that only pad a batch write to it."""
     kv_dtype: torch.dtype | None = None
-    """Of the pages; None: `dtype`."""
+    """Type of the pages; None if it is `dtype`."""
 
     @classmethod
     def of(
@@ -59,7 +55,7 @@ class DeviceShape:
         row_pages: int,
         scratch_pages: int = 0,
     ) -> Self:
-        """Of a model's state."""
+        """Return the shape of a model's state."""
         return cls(
             num_layers=spec.num_layers,
             num_kv_heads=spec.num_kv_heads,
@@ -85,19 +81,6 @@ class DeviceShape:
         return KVShape(pages, self.page_size, self.num_kv_heads, self.head_dim, self.page_dtype, self.device)
 
 
-@dataclass(frozen=True, slots=True)
-class StateChanges:
-    """What a plan changes on the device; the host knows it already."""
-
-    table: TableChanges
-    openings: tuple[Opening, ...]
-
-    @property
-    def arrays(self) -> tuple[Ints | Ints32, ...]:
-        """What travels to the device with the step's inputs, for `DeviceState.change`."""
-        return self.table
-
-
 KVMaker = Callable[[KVShape], PagedKV]
 
 
@@ -106,10 +89,10 @@ class DeviceState:
 
     Args:
         new_kv: makes the pages of one layer, as the attention backend wants them.
-        watched: notice when a step reads a token that was not sampled, at the price of a few operations a step.
+        watched: notice when a step reads a token that was not sampled, for a few operations a step.
 
-    KV is left uninitialised: on a CPU the system then commits memory page by page as it is written, so a large pool
-    costs what is used of it. What was never written may be NaN; attention must not let it through.
+    KV is left uninitialised. On a CPU the system then commits memory page by page as it is written, so a large pool
+    takes only what is used of it. What was never written may be NaN, and attention must not let it through.
     """
 
     def __init__(self, shape: DeviceShape, new_kv: KVMaker = LayerKV.empty, *, watched: bool = False) -> None:
@@ -119,16 +102,14 @@ class DeviceState:
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
         self.last_tokens: LastTokens = new_last_tokens(shape.num_slots, shape.device)
-        self.sampling = SamplingTable(shape.num_slots, shape.vocab_size)
-        self.adjustments = Adjustments(shape.num_slots, shape.vocab_size, shape.device)
-        self.wishes = LogprobWishes(shape.num_slots)
+        self.features = [new_feature(shape.num_slots, shape.vocab_size, shape.device) for new_feature in FEATURES]
         self._filled = np.zeros(shape.num_slots, dtype=bool)
 
     def check(self, plan: BatchPlan) -> None:
-        """Refuse what cannot be run, before anything changes.
+        """Refuse a plan that cannot be run, before anything changes.
 
         Raises:
-            PlanError: naming the step and what is wrong with it.
+            PlanError: names the step and what is wrong with it.
         """
         fresh = {new.slot for new in plan.new_slots}
         used = {chunk.slot for chunk in plan.chunks}
@@ -137,9 +118,10 @@ class DeviceState:
         _require(len(fresh) == len(plan.new_slots), plan, "it fills a slot twice")
         _require(len(used) == len(plan.chunks), plan, "it runs a slot twice")
         for new in plan.new_slots:
-            biased = max((token for token, _ in new.sampling.logit_bias), default=0)
+            for feature in self.features:
+                problem = feature.problem(new)
+                _require(problem is None, plan, problem)
             low, high = min(new.history, default=0), max(new.history, default=0)
-            _require(biased < self.shape.vocab_size, plan, f"a bias of token {biased} of {self.shape.vocab_size}")
             _require(
                 low >= 0 and high < self.shape.vocab_size,
                 plan,
@@ -155,7 +137,7 @@ class DeviceState:
                 raise PlanError(f"plan of step {plan.step} cannot run: {problem}")
 
     def _problem_of(self, chunk: Chunk, is_fresh: bool) -> str | None:
-        """What is wrong with a chunk of a slot that there is. Hundreds of decodes go through here every step."""
+        """Return what is wrong with a chunk of an existing slot. Hundreds of decodes go through here every step."""
         shape, ids, new_pages, targets = self.shape, chunk.token_ids, chunk.new_pages, chunk.targets
         if not (is_fresh or self._filled[chunk.slot]):
             return f"slot {chunk.slot} was never filled"
@@ -178,35 +160,26 @@ class DeviceState:
             return f"{pages} pages do not hold {chunk.end} tokens"
         return None
 
-    def apply(self, plan: BatchPlan) -> StateChanges:
-        """Take over new slots and pages of a checked plan on the host, and say what is left for the device."""
-        openings = []
+    def apply(self, plan: BatchPlan) -> TableChanges:
+        """Take over new slots and pages of a checked plan on the host. Return the arrays that `change` needs."""
         for new in plan.new_slots:
-            self.sampling.fill(new)
-            openings.append(self.adjustments.fill(new))
-            self.wishes.fill(new)
+            for feature in self.features:
+                feature.forget(new.slot)
+                feature.fill(new)
             self._filled[new.slot] = True
-        table = self.page_table.plan(
+        return self.page_table.plan(
             [new.slot for new in plan.new_slots],
             [(chunk.slot, chunk.new_pages) for chunk in plan.chunks if chunk.new_pages],
         )
-        return StateChanges(table, tuple(opening for opening in openings if opening is not None))
 
-    def change(self, changes: StateChanges, tensors: Sequence[torch.Tensor]) -> None:
-        """The device's part of `apply`.
-
-        Args:
-            tensors: `changes.arrays` on the device.
-        """
-        cleared, places, pages = tensors
-        self.page_table.change(cleared, places, pages)
+    def change(self, cleared: torch.Tensor, entries: torch.Tensor, pages: torch.Tensor) -> None:
+        """Do the device's part of `apply`, with the arrays it returned as tensors."""
+        self.page_table.change(cleared, entries, pages)
         if len(cleared):
             self.last_tokens.open(cleared)
-        for opening in changes.openings:
-            self.adjustments.open(opening)
 
     def forward_batch(self, host: HostBatch, tensors: Sequence[torch.Tensor]) -> ForwardBatch:
-        """A step's inputs as models take them, the tokens that never left the device included.
+        """Return a step's inputs as models take them, with the tokens that never left the device.
 
         Args:
             tensors: `host.arrays` on the device.
@@ -227,6 +200,6 @@ class DeviceState:
         )
 
 
-def _require(ok: bool, plan: BatchPlan, problem: str) -> None:
+def _require(ok: bool, plan: BatchPlan, problem: str | None) -> None:
     if not ok:
         raise PlanError(f"plan of step {plan.step} cannot run: {problem}")

@@ -1,51 +1,51 @@
-"""A step on its way: what was sampled and scored travels to the host, and becomes a `BatchResult` there."""
+"""A step on its way: what it sampled and scored travels to the host, and becomes a `BatchResult` there."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from typing import TypeVar
 
 import torch
 
 from sluice.device.queues import DoneEvent, Event, noop, wait_until
 from sluice.device.transport import ToHost
+from sluice.runner.features.base import BAD_LOGITS, StagedFeatures, StepReport
 from sluice.runner.inputs import HostBatch
 from sluice.runner.last_tokens import STALE
-from sluice.runner.logprobs import NOTHING, Scores, StepWishes
-from sluice.types import BatchResult, RowError, TokenLogprobs
+from sluice.types import BatchResult, RowError
 
-BAD_LOGITS = "the model gave logits that are NaN, infinite or all -inf; the request cannot go on"
 STALE_TOKEN = (
     "the step read a token of this request that was not sampled yet: a bug of the runner, found by"
     " --debug-uninitialized-reads"
 )
+Entry = TypeVar("Entry")
 
 
 class Outcome:
-    """What a step gives, filled in by its work on the device: first there, then on the host."""
+    """What a step gives. Its work on the device fills this in, and copies to the host replace it.
 
-    def __init__(self) -> None:
+    Args:
+        features: that the step uses; they keep their part of the outcome.
+    """
+
+    def __init__(self, features: StagedFeatures) -> None:
+        self.features = features
         self.tokens: torch.Tensor | None = None
         """[S] int64"""
-        self.of_samples: Scores | None = None
-        """Of the samples asked for."""
-        self.of_targets: Scores | None = None
-        """Of all targets."""
         self.slice_errors: tuple[RowError, ...] = ()
         """Offloaded work that failed."""
         self.unfinished = 0
-        """Units of it that are not done."""
-        self._on_device: list[object] = []
+        """Work items of offloaded chunks that are not done."""
+        self._on_device: torch.Tensor | None = None
+        """Kept until the copy to the host is done."""
 
-    def land(self, to_host: ToHost) -> None:
-        """Bring it to the host. What is copied stays alive until nobody waits for the copy any more."""
+    def to_host(self, to_host: ToHost) -> None:
+        """Begin to copy it to the host."""
         assert self.tokens is not None
-        self._on_device = [self.tokens, self.of_samples, self.of_targets]
+        self._on_device = self.tokens
         self.tokens = to_host(self.tokens)
-        self.of_samples = _landed(self.of_samples, to_host)
-        self.of_targets = _landed(self.of_targets, to_host)
+        self.features.to_host(to_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,63 +54,45 @@ class LaunchedStep:
 
     step: int
     host: HostBatch
-    wishes: StepWishes
     outcome: Outcome
-    landed: Event
+    arrived: Event
     """All of the outcome is on the host."""
     tick: Callable[[], None] = noop
-    """Called every second while it is waited for."""
+    """Called every second while the host waits for the step."""
 
     def wait(self) -> BatchResult:
-        """See `Pending.wait`. A row with bad logits, where it samples or before a target, is named in `errors`."""
-        if not isinstance(self.landed, DoneEvent):
-            wait_until(self.landed.query, self.tick)
+        """Block until the step is done.
+
+        Returns:
+            Its result, whose `errors` name the rows with bad logits, where they sample or before a target.
+        """
+        if not isinstance(self.arrived, DoneEvent):
+            wait_until(self.arrived.query, self.tick)
         outcome = self.outcome
         assert outcome.tokens is not None
-        sampled = outcome.tokens.tolist()
-        samples = list(zip(self.host.sample_rows.tolist(), sampled, strict=True))
-        prompts = [] if outcome.of_targets is None else list(self._prompt_logprobs(outcome.of_targets))
-        rows = [row for row, _ in self.host.target_rows]
-        failed = {row: STALE_TOKEN if token == STALE else BAD_LOGITS for row, token in samples if token < 0}
-        for row, told in zip(rows, prompts, strict=True):
-            if any(math.isnan(item.logprob) for item in told):
-                failed.setdefault(row, BAD_LOGITS)
+        tokens, rows = outcome.tokens.tolist(), self.host.sample_rows.tolist()
+        failed = {
+            row: STALE_TOKEN if token == STALE else BAD_LOGITS
+            for row, token in zip(rows, tokens, strict=True)
+            if token < 0
+        }
+        report = StepReport(self.host, tokens, failed)
+        outcome.features.report(report)
         return BatchResult(
             self.step,
-            tuple(() if row in failed else (token,) for row, token in samples),
+            tuple(() if row in failed else (token,) for row, token in zip(rows, tokens, strict=True)),
             tuple(RowError(row, failed[row]) for row in sorted(failed)),
-            () if outcome.of_samples is None else tuple(self._logprobs(outcome.of_samples, sampled, failed)),
-            tuple(() if row in failed else told for row, told in zip(rows, prompts, strict=True)),
+            _without_failed(report.logprobs, rows, failed),
+            _without_failed(report.prompt_logprobs, [row for row, _ in self.host.target_rows], failed),
             slice_errors=outcome.slice_errors,
             unfinished=outcome.unfinished,
         )
 
-    def _logprobs(
-        self, scores: Scores, sampled: list[int], failed: Container[int]
-    ) -> Iterator[tuple[TokenLogprobs, ...]]:
-        told = _rows(scores)
-        wishes = self.wishes.samples.tolist()
-        for row, token, wish in zip(self.host.sample_rows.tolist(), sampled, wishes, strict=True):
-            if wish == NOTHING:
-                yield ()
-                continue
-            logprob, top = next(told)
-            yield () if row in failed else (TokenLogprobs(token, logprob, top[:wish]),)
 
-    def _prompt_logprobs(self, scores: Scores) -> Iterator[tuple[TokenLogprobs, ...]]:
-        told = zip(self.host.target_ids.tolist(), _rows(scores), strict=True)
-        for (_, count), wish in zip(self.host.target_rows, self.wishes.targets.tolist(), strict=True):
-            yield tuple(TokenLogprobs(token, logprob, top[:wish]) for token, (logprob, top) in islice(told, count))
-
-
-def _rows(scores: Scores) -> Iterator[tuple[float, tuple[tuple[int, float], ...]]]:
-    """The log-probability of each row's token, and its (id, log-probability) pairs."""
-    tops = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
-    for logprob, (ids, logprobs) in zip(scores.logprobs.tolist(), tops, strict=True):
-        yield logprob, tuple(zip(ids, logprobs, strict=True))
-
-
-def _landed(scores: Scores | None, to_host: ToHost) -> Scores | None:
-    if scores is None:
-        return None
-    return Scores(to_host(scores.logprobs), to_host(scores.top_ids), to_host(scores.top_logprobs))
+def _without_failed(
+    entries: Sequence[tuple[Entry, ...]], rows: Sequence[int], failed: dict[int, str]
+) -> tuple[tuple[Entry, ...], ...]:
+    """Return the entries of rows, those of failed rows emptied; () if there are no entries."""
+    if not entries:
+        return ()
+    return tuple(() if row in failed else entry for row, entry in zip(rows, entries, strict=True))

@@ -1,46 +1,61 @@
-"""What is computed of logits, as an interface: chosen once, for a device. `TorchLogitOps` defines it."""
+"""The large operations on logits, as an interface that is chosen once for a device. `TorchLogitOps` defines it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from sluice.runner import sampler
-from sluice.runner.penalties import Penalties, penalized
 from sluice.runner.sampler import SLICE_ELEMENTS, RowGroup, SamplingRows
-from sluice.runner.token_counts import TokenCounts
+
+
+class TokenTables(NamedTuple):
+    """Which tokens C requests have, for penalties."""
+
+    in_prompt: torch.Tensor
+    """[C, vocab] bool, contiguous: whether the prompt holds a token."""
+    outputs: torch.Tensor
+    """[C, vocab] int32, contiguous: how often it was generated."""
+
+
+class PenaltyValues(NamedTuple):
+    """Penalties of P rows, as `SamplingParams` defines them: [P] float64 each."""
+
+    repetition: torch.Tensor
+    frequency: torch.Tensor
+    presence: torch.Tensor
 
 
 class LogitOps(Protocol):
-    """The large operations of a step after the model: each reads rows as long as the vocabulary."""
+    """Operations of a step after the model, each of which reads rows as long as the vocabulary."""
 
     def sample(self, logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup]) -> torch.Tensor:
-        """One token for each row, see `sampler.sample`."""
+        """Return one token for each row, as `sampler.sample` does."""
         ...
 
     def penalize(
         self,
         logits: torch.Tensor,
         rows: torch.Tensor,
-        counts: TokenCounts,
-        count_rows: torch.Tensor,
-        penalties: Penalties,
+        tables: TokenTables,
+        table_rows: torch.Tensor,
+        values: PenaltyValues,
     ) -> None:
         """Penalise P rows of logits in place.
 
         Args:
             logits: [S, vocab] float32 or float64, contiguous.
             rows: [P] int64, which of them, no row twice.
-            counts: of the tokens so far.
-            count_rows: [P] int64, which of these.
-            penalties: of P rows.
+            tables: of the tokens so far.
+            table_rows: [P] int64, the row of `tables` of each.
+            values: of P rows.
         """
         ...
 
     def totals(self, logits: torch.Tensor) -> torch.Tensor:
-        """log(sum(exp(logits))) of each row of [R, vocab]: [R], float64 for float64, else float32.
+        """Return log(sum(exp(logits))) of each row of [R, vocab]: [R], float64 for float64, else float32.
 
         NaN where a row holds NaN or +inf, or nothing above -inf.
         """
@@ -48,32 +63,40 @@ class LogitOps(Protocol):
 
 
 class TorchLogitOps:
-    """Plain torch."""
+    """The operations in plain torch."""
 
     def sample(self, logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup]) -> torch.Tensor:
-        """See `LogitOps.sample`."""
         return sampler.sample(logits, params, groups)
 
     def penalize(
         self,
         logits: torch.Tensor,
         rows: torch.Tensor,
-        counts: TokenCounts,
-        count_rows: torch.Tensor,
-        penalties: Penalties,
+        tables: TokenTables,
+        table_rows: torch.Tensor,
+        values: PenaltyValues,
     ) -> None:
-        """See `LogitOps.penalize`. Some rows at a time: the work takes several times their memory."""
+        """Penalise some rows at a time: the work takes several times their memory."""
         per_slice = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
         for start in range(0, len(rows), per_slice):
             part = slice(start, start + per_slice)
-            in_prompt, outputs = counts.in_prompt(count_rows[part]), counts.outputs(count_rows[part])
-            theirs = penalized(logits.index_select(0, rows[part]), in_prompt, outputs, penalties.of(part))
-            logits.index_copy_(0, rows[part], theirs)
+            in_prompt, outputs = (table.index_select(0, table_rows[part]) for table in tables)
+            of_part = PenaltyValues(*(value[part] for value in values))
+            changed = penalized(logits.index_select(0, rows[part]), TokenTables(in_prompt, outputs), of_part)
+            logits.index_copy_(0, rows[part], changed)
 
     def totals(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `LogitOps.totals`."""
         total = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32).logsumexp(-1)
         return total.masked_fill_(~total.isfinite(), torch.nan)
+
+
+def penalized(logits: torch.Tensor, tables: TokenTables, values: PenaltyValues) -> torch.Tensor:
+    """Return logits [P, vocab], float32 or float64, with penalties; the tables and values are of the same P rows."""
+    in_prompt, outputs = tables
+    repetition, frequency, presence = (value.to(logits.dtype)[:, None] for value in values)
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(in_prompt | (outputs > 0), repeated, logits)
+    return logits - frequency * outputs - presence * (outputs > 0)
 
 
 TORCH_LOGIT_OPS = TorchLogitOps()

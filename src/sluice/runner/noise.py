@@ -1,12 +1,12 @@
 """Randomness as a function: the noise of one token of one request, whatever batch, slot or device it is drawn on.
 
-    (seed, sample_index) --noise_key--> stream      on the host, once per request
-    (stream, position)   --------------> key         one per sampled row
-    (key, vocabulary id) --------------> 64 bits     one per logit
+    (seed, sample_index)   --noise_key-->  noise key    on the host, once per request
+    (noise key, position)  ------------->  row key      one per sampled row
+    (row key, vocabulary id)  ---------->  64 bits      one per logit
 
 Each arrow is SplitMix64's output function over a Weyl sequence (Steele, Lea and Flood, "Fast splittable pseudorandom
-number generators", OOPSLA 2014, with the constants of Stafford's mix 13). It is integer arithmetic only, so cpu and
-cuda agree bit by bit, and it needs no state: there is no generator to advance, so nothing to keep in step.
+number generators", OOPSLA 2014, with the constants of Stafford's mix 13). It is integer arithmetic only, so CPU and
+CUDA agree bit by bit, and it needs no state: there is no generator to advance, so nothing to keep in step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNIFORM_BITS = 52
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same 64 bits; torch has no unsigned arithmetic."""
+    """Return the int64 with the same 64 bits; torch has no unsigned arithmetic."""
     value &= _BITS64
     return value - (1 << 64) if value >> 63 else value
 
@@ -34,7 +34,7 @@ def _mix_int(z: int) -> int:
 
 
 def noise_key(seed: int, sample_index: int) -> int:
-    """The stream of one request, as an int64 (two's complement).
+    """Return the noise key of a request, as an int64 (two's complement).
 
     Args:
         seed: any integer from -2**63 to 2**64 - 1. Negative seeds are not folded onto the large positive ones.
@@ -46,47 +46,47 @@ def noise_key(seed: int, sample_index: int) -> int:
 
 
 def _shift_right(z: torch.Tensor, bits: int) -> torch.Tensor:
-    """Logical shift: torch's own repeats the sign bit."""
+    """Shift logically: torch's own shift repeats the sign bit."""
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:
-    """`_mix_int` on int64, in place (products wrap modulo 2**64)."""
+    """Apply `_mix_int` to int64, in place (products wrap modulo 2**64)."""
     z.bitwise_xor_(_shift_right(z, 30)).mul_(_signed(_MULTIPLY_1))
     z.bitwise_xor_(_shift_right(z, 27)).mul_(_signed(_MULTIPLY_2))
     return z.bitwise_xor_(_shift_right(z, 31))
 
 
-def random_bits(streams: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
-    """64 random bits for each row and vocabulary id.
+def random_bits(noise_keys: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+    """Return 64 random bits for each row and vocabulary id.
 
     Args:
-        streams: [R] int64 from `noise_key`.
+        noise_keys: [R] int64 from `noise_key`.
         positions: [R] int64, position in its request of the token being sampled.
         width: vocabulary size.
 
     Returns:
         [R, width] int64.
     """
-    keys = _mix(streams + _mix((positions + 1) * _signed(_WEYL)))
-    ids = torch.arange(1, width + 1, device=streams.device)
-    return _mix(keys[:, None] + (ids * _signed(_WEYL))[None, :])
+    row_keys = _mix(noise_keys + _mix((positions + 1) * _signed(_WEYL)))
+    ids = torch.arange(1, width + 1, device=noise_keys.device)
+    return _mix(row_keys[:, None] + (ids * _signed(_WEYL))[None, :])
 
 
-def gumbel(streams: torch.Tensor, positions: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
-    """Independent standard Gumbel noise: `argmax(log p + noise)` is a sample of `p`.
+def gumbel(noise_keys: torch.Tensor, positions: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return independent standard Gumbel noise: `argmax(log p + noise)` is a sample of `p`.
 
     The uniform is taken where it is small as -log1p(-u), which keeps full relative precision for the rare large
     values that decide, even in float32; a plain -log(u) would cut the tail at about 17.
 
     Args:
-        streams, positions, width: as for `random_bits`.
+        noise_keys, positions, width: as for `random_bits`.
         dtype: float32 or float64.
 
     Returns:
         [R, width] of `dtype`, all finite.
     """
-    bits = _shift_right(random_bits(streams, positions, width), 64 - _UNIFORM_BITS)
+    bits = _shift_right(random_bits(noise_keys, positions, width), 64 - _UNIFORM_BITS)
     uniform = bits.to(dtype).add_(0.5).mul_(2.0**-_UNIFORM_BITS)
     exponential = uniform.clamp_(max=1 - torch.finfo(dtype).eps / 2).neg_().log1p_().neg_()
     return exponential.log_().neg_()

@@ -1,4 +1,4 @@
-"""Which pages each slot's request holds: one row a slot, on the device, and a copy on the host to plan from."""
+"""The page table: the pages that each slot's request holds, a row a slot, on the device and as a copy on the host."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sluice.runner.inputs import Ints, Ints32
 
 
 class TableChanges(NamedTuple):
-    """What the device's copy still has to do: to empty rows, and then to write single entries."""
+    """What is left to do on the device: empty rows, then write single entries."""
 
     cleared: Ints
     """[F] rows"""
-    places: Ints
+    entries: Ints
     """[P] indices into the flattened table"""
     pages: Ints32
     """[P]"""
@@ -32,8 +32,8 @@ class PageTable:
         num_slots: rows.
         row_pages: most pages of a row.
         device: where the forward runs.
-        scratch_page: the page of one row more, number `num_slots`, on the device alone: where rows write that only
-            pad a batch.
+        scratch_page: the page of an additional row, number `num_slots`, which is on the device alone: rows that only
+            pad a batch write to it.
     """
 
     def __init__(self, num_slots: int, row_pages: int, device: torch.device, scratch_page: int | None = None) -> None:
@@ -49,7 +49,7 @@ class PageTable:
         return int(self.host.shape[1])
 
     def plan(self, cleared: Sequence[int], additions: Sequence[tuple[int, Sequence[int]]]) -> TableChanges:
-        """Change the host's copy.
+        """Change the host's copy, and return what is left to do on the device.
 
         Args:
             cleared: slots whose rows are emptied first.
@@ -58,26 +58,26 @@ class PageTable:
         rows = np.array(cleared, dtype=np.int64)
         self.host[rows] = 0
         self.lengths[rows] = 0
-        places: list[int] = []
+        entries: list[int] = []
         pages: list[int] = []
         for slot, new_pages in additions:
             first = slot * self.row_pages + int(self.lengths[slot])
-            places.extend(range(first, first + len(new_pages)))
+            entries.extend(range(first, first + len(new_pages)))
             pages.extend(new_pages)
             self.lengths[slot] += len(new_pages)
-        changes = TableChanges(rows, np.array(places, dtype=np.int64), np.array(pages, dtype=np.int32))
-        self.host.reshape(-1)[changes.places] = changes.pages
+        changes = TableChanges(rows, np.array(entries, dtype=np.int64), np.array(pages, dtype=np.int32))
+        self.host.reshape(-1)[changes.entries] = changes.pages
         return changes
 
-    def change(self, cleared: torch.Tensor, places: torch.Tensor, pages: torch.Tensor) -> None:
-        """Change the device's copy: `TableChanges` as tensors."""
+    def change(self, cleared: torch.Tensor, entries: torch.Tensor, pages: torch.Tensor) -> None:
+        """Change the device's copy, by `TableChanges` as tensors."""
         if len(cleared):
             self._device.index_fill_(0, cleared, 0)
-        if len(places):
-            self._device.view(-1).index_copy_(0, places, pages)
+        if len(entries):
+            self._device.view(-1).index_copy_(0, entries, pages)
 
     def rows(self, slots: torch.Tensor, kv_lens: torch.Tensor, num_pages: int, page_size: int) -> torch.Tensor:
-        """The pages in use by a step.
+        """Return the pages in use by a step.
 
         Args:
             slots: [B] int64, on the device.

@@ -3,23 +3,22 @@
 On the host, at launch:
 
     check   refuse a plan that does not fit, before anything changes
-    copy    pages from and to the tiers behind the device (`copies.py`)
+    copy    pages from and to the tiers behind the device (`tiers/copies.py`)
     apply   new slots and pages
-    lay out the plan as arrays (`inputs.py`), which start for the device (`staging.py`)
+    lay out the plan as arrays (`inputs.py`), and what its rows ask for beside the forward (`features/`)
+    stage   the arrays: they start for the device in one copy (`device/transport.py`)
 
 On the device, queued behind the step before:
 
-    inputs  the arrays as tensors, with the tokens that never left the device
-    stream  work on chunks whose context is longer than the device, apart from the others (`streaming/`)
-    forward the model writes KV and gives hidden states of the rows that sample and of those before a target
+    inputs  take the arrays as tensors, with the tokens that never left the device
+    forward let the model write KV and give hidden states of the rows that sample and of those before a target
             (`graphs.py`: in steps that only decode it may be a replay)
-    adjust  bias, penalties, minimum length, where asked for (`adjust.py`)
-    sample  one token a row, kept on the device for the next step (`last_tokens.py`)
-    score   log-probabilities, where asked for (`logprobs.py`)
-    land    what was sampled and scored is copied to the host (`launched.py`)
+    offload work on chunks whose context is longer than the device, apart from the others (`offload/`)
+    sample  one token a row by way of the features, kept on the device for the next step (`last_tokens.py`)
+    return  copy what was sampled and scored to the host (`launched.py`)
 
 Nothing of the second half waits for the host or the host for it: steps run in launch order, and only `wait` blocks, on
-the copy of this step's results. On a cpu all of it is computed at launch.
+the copy of this step's results. On a CPU all of it is computed at launch.
 """
 
 from __future__ import annotations
@@ -34,16 +33,14 @@ from sluice.device.memory import kv_bytes
 from sluice.device.queues import noop
 from sluice.device.transport import Arrived, Transport, transport_for
 from sluice.footprint import Footprint
-from sluice.runner.adjust import HostAdjustments
-from sluice.runner.device_state import DeviceState, StateChanges
+from sluice.runner.device_state import DeviceState
+from sluice.runner.features.base import SLICE_BYTES, StagedFeatures, StepLogits
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
 from sluice.runner.launched import LaunchedStep, Outcome
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
-from sluice.runner.logprobs import SLICE_BYTES, StepWishes, score_samples, score_targets
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.rows import NoOffload, OffloadedWork, SliceRunner, ordinary, run_slices, with_offloaded
-from sluice.runner.sampling_table import HostSampling
 from sluice.tiers.copies import Copies, CopiesOnly, FailedStep, Launched, NoTiers, WithCopies
 from sluice.types import BatchPlan, PlanError
 
@@ -55,14 +52,11 @@ class _Step:
     host: HostBatch
     """Its rows."""
     resident: HostBatch
-    """Those that are computed together: all but the offloaded ones."""
+    """The rows that are computed together: all but the offloaded ones."""
     laid: HostBatch
-    """These with the rows that pad them, if any."""
+    """`resident` with the rows that pad it, if any."""
     work: OffloadedWork
-    changes: StateChanges
-    sampling: HostSampling
-    adjustments: HostAdjustments | None
-    wishes: StepWishes
+    features: StagedFeatures
 
 
 class TorchRunner:
@@ -101,7 +95,7 @@ class TorchRunner:
         self._transport = transport or transport_for(state.shape.device, num_buffers=2, tick=tick)
         self._forwards = forwards or EagerForwards(model, state, attention)
         self._logit_ops = logit_ops
-        self._scoring = (slice_bytes, logit_ops)
+        self._slice_bytes = slice_bytes
         self._tick = tick
         self._offload = NoOffload() if offload is None else offload
         self._copies: Copies = NoTiers() if copies is None else copies
@@ -160,48 +154,39 @@ class TorchRunner:
         changes = state.apply(rest)
         resident = host_batch(rest, state.page_table.host, state.shape.page_size)
         host = with_offloaded(resident, work)
-        step = _Step(
-            host,
-            resident,
-            self._forwards.padded(resident) if rest.chunks else resident,
-            work,
-            changes,
-            state.sampling.step(host.sample_slots, host.sample_positions),
-            state.adjustments.step(host.sample_slots, host.sample_positions),
-            state.wishes.step(host),
-        )
-        outcome = Outcome()
-        arrived = self._transport.staging.stage((*step.laid.arrays, *changes.arrays, *step.sampling.arrays))
+        laid = self._forwards.padded(resident) if rest.chunks else resident
+        step = _Step(host, resident, laid, work, StagedFeatures(state.features, host))
+        outcome = Outcome(step.features)
+        arrays = (*laid.arrays, *changes, host.sample_slots, *step.features.arrays)
+        arrived = self._transport.staging.stage(arrays)
         try:
             compute.run(lambda: self._compute(step, arrived, outcome))
         finally:
             arrived.done()
         results.wait(compute.record())
-        results.run(lambda: outcome.land(self._transport.to_host))
-        return LaunchedStep(plan.step, host, step.wishes, outcome, results.record(), self._tick)
+        results.run(lambda: outcome.to_host(self._transport.to_host))
+        return LaunchedStep(plan.step, host, outcome, results.record(), self._tick)
 
     @torch.inference_mode()
     def _compute(self, step: _Step, arrived: Arrived, outcome: Outcome) -> None:
-        """The device's part of a step. It reads nothing on the host that a later plan changes."""
-        state, host, tensors = self._state, step.host, arrived.tensors
-        table_end = NUM_ARRAYS + len(step.changes.arrays)
-        state.change(step.changes, tensors[NUM_ARRAYS:table_end])
-        sampling = step.sampling.arrived(tensors[table_end:])
-        adjustments = None if step.adjustments is None else step.adjustments.on_device()
+        """Do the device's part of a step. It reads nothing on the host that a later plan changes."""
+        state, host = self._state, step.host
+        cleared, entries, pages, sample_slots, *of_features = arrived.tensors[NUM_ARRAYS:]
+        state.change(cleared, entries, pages)
+        step.features.arrive(of_features)
         hidden = self._hidden(step, arrived, outcome)
         if hidden is None:
             outcome.tokens = torch.empty(0, dtype=torch.int64, device=state.shape.device)
             return
         num_samples, num_targets = len(host.sample_rows), len(host.target_ids)
-        of_samples, of_targets = hidden[:num_samples], hidden[num_samples : num_samples + num_targets]
-        logits = self._model.logits(of_samples)
-        wanted = logits if adjustments is None else adjustments.apply(logits, self._logit_ops)
-        tokens = self._logit_ops.sample(wanted, sampling.rows, sampling.groups)
-        outcome.tokens = state.last_tokens.write(sampling.slots, tokens)
-        if adjustments is not None:
-            adjustments.sampled(tokens)
-        outcome.of_samples = score_samples(logits, tokens, step.wishes.samples, *self._scoring)
-        outcome.of_targets = score_targets(self._model.logits, of_targets, host, step.wishes.targets, *self._scoring)
+        logits = StepLogits(
+            self._model.logits(hidden[:num_samples]),
+            hidden[num_samples : num_samples + num_targets],
+            self._model.logits,
+            self._logit_ops,
+            self._slice_bytes,
+        )
+        outcome.tokens = state.last_tokens.write(sample_slots, step.features.sample(logits))
 
     def _hidden(self, step: _Step, arrived: Arrived, outcome: Outcome) -> torch.Tensor | None:
         """Of what is sampled, then of what is before a target: [S + T or more, hidden_size]; None: of nothing."""

@@ -14,8 +14,8 @@ parameters (`RowKind`), never on its neighbours, so company cannot change a toke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 import torch
 
@@ -23,20 +23,20 @@ from sluice.runner.noise import gumbel
 from sluice.types import SamplingParams
 
 SHORT_TOP_K = 1024
-"""Up to here the best are selected, beyond it the vocabulary is sorted. One width for all rows, whatever their k."""
+"""Most ranks that are selected; for more the vocabulary is sorted. One width for all rows, whatever their k."""
 
 SLICE_ELEMENTS: Mapping[str, int] = {"cpu": 1 << 19, "cuda": 1 << 25}
 """Logits sampled at once: on a CPU what stays in its cache, on a GPU what bounds scratch memory (about 1 GiB)."""
 
 BLOCK = 1024
-"""Logits of which the largest is looked for at once."""
+"""Logits among which `first_of_largest` looks for one maximum."""
 
 FAILED = -1
-"""Instead of a token id where a row's logits hold NaN or +inf, or nothing above -inf."""
+"""Token id of a row whose logits hold NaN or +inf, or nothing above -inf."""
 
 
 class RowKind(Enum):
-    """What a row needs beyond its logits."""
+    """What sampling a row needs beside its logits."""
 
     GREEDY = "greedy"
     PLAIN = "plain"
@@ -48,6 +48,7 @@ class RowKind(Enum):
 
 
 def row_kind(params: SamplingParams, vocab_size: int) -> RowKind:
+    """Return the kind of rows with these parameters."""
     if params.temperature == 0:
         return RowKind.GREEDY
     has_top_k = 0 < params.top_k < vocab_size
@@ -56,9 +57,8 @@ def row_kind(params: SamplingParams, vocab_size: int) -> RowKind:
     return RowKind.SHORT if has_top_k and params.top_k <= SHORT_TOP_K else RowKind.FULL
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingRows:
-    """Parameters of R rows, on the logits' device. `top_k` off is anything from the vocabulary size up."""
+class SamplingRows(NamedTuple):
+    """Parameters of R rows, on the logits' device. A `top_k` of the vocabulary size or more is off."""
 
     temperature: torch.Tensor
     """[R] float64"""
@@ -68,42 +68,34 @@ class SamplingRows:
     """[R] int64, at least 1"""
     top_p: torch.Tensor
     """[R] float64"""
-    streams: torch.Tensor
+    noise_keys: torch.Tensor
     """[R] int64, `noise.noise_key` of each row's seed and sample index"""
     positions: torch.Tensor
     """[R] int64, position of the token being sampled"""
 
     def select(self, rows: torch.Tensor) -> SamplingRows:
-        """The rows at indices [n] int64."""
-        return SamplingRows(
-            self.temperature.index_select(0, rows),
-            self.min_p.index_select(0, rows),
-            self.top_k.index_select(0, rows),
-            self.top_p.index_select(0, rows),
-            self.streams.index_select(0, rows),
-            self.positions.index_select(0, rows),
-        )
+        """Return the rows at indices [n] int64."""
+        return SamplingRows(*(column.index_select(0, rows) for column in self))
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """Rows of one kind, as ascending indices [n] int64 on the logits' device. Groups are made on the host, which knows
-    kinds."""
+class RowGroup(NamedTuple):
+    """Rows of one kind. The host makes groups, since it knows the kinds."""
 
     kind: RowKind
     rows: torch.Tensor
+    """[n] int64, ascending indices on the logits' device."""
 
 
 def sample(logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup]) -> torch.Tensor:
-    """One token for each row. Waits for nothing: no value comes to the host.
+    """Return one token for each row. No value comes to the host, so it does not wait for the device.
 
     Args:
         logits: [S, vocab], any float type; computed in float64 if float64, else in float32.
         params: S rows.
-        groups: together every row once.
+        groups: hold every row once.
 
     Returns:
-        [S] int64 token ids, `FAILED` where there is none.
+        [S] int64 token ids, `FAILED` where no token can be sampled.
     """
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     per_slice = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
@@ -119,10 +111,10 @@ def sample(logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup
 
 
 def first_of_largest(values: torch.Tensor) -> torch.Tensor:
-    """`argmax(-1)` of [R, width] to [R] int64, the lowest index of equal ones.
+    """Return `argmax(-1)` of [R, width] as [R] int64, the lowest index of equal values.
 
-    The largest of each block first, then its place in one block: a largest value is found at the speed of memory, but a
-    place takes torch several times as long.
+    It finds the maximum of each block first, and then its index in one block: torch finds a maximum at the speed of
+    memory, but takes several times as long for an index.
     """
     width = values.shape[1]
     if width <= BLOCK:
@@ -131,14 +123,14 @@ def first_of_largest(values: torch.Tensor) -> torch.Tensor:
     largest = values[:, : blocks * BLOCK].unflatten(-1, (blocks, BLOCK)).amax(-1)
     if width % BLOCK:
         largest = torch.cat((largest, values[:, blocks * BLOCK :].amax(-1, keepdim=True)), dim=-1)
-    # A last block that is not whole is looked at with the end of the one before, which holds nothing as large.
+    # A last block that is not whole is read with the end of the one before, which holds no value as large.
     starts = largest.argmax(-1, keepdim=True).mul_(BLOCK).clamp_(max=width - BLOCK)
     inside = values.gather(-1, starts + torch.arange(BLOCK, device=values.device))
     return starts[:, 0] + inside.argmax(-1)
 
 
 def scores(logits: torch.Tensor, params: SamplingRows, kind: RowKind) -> torch.Tensor:
-    """What the sampled token is the argmax of; where two runs differ, their two tokens' scores must nearly tie.
+    """Return the values whose argmax is sampled. Where two runs differ, their two tokens' scores must nearly tie.
 
     Args:
         logits: [R, vocab] of rows of one kind.
@@ -156,7 +148,7 @@ def scores(logits: torch.Tensor, params: SamplingRows, kind: RowKind) -> torch.T
     if kind is not RowKind.PLAIN:
         width = scaled.shape[1]
         scaled = _best_ranked(scaled, params, min(width, SHORT_TOP_K) if kind is RowKind.SHORT else width)
-    return scaled.add_(gumbel(params.streams, params.positions, logits.shape[1], logits.dtype))
+    return scaled.add_(gumbel(params.noise_keys, params.positions, logits.shape[1], logits.dtype))
 
 
 def _widened(logits: torch.Tensor) -> torch.Tensor:
@@ -164,12 +156,12 @@ def _widened(logits: torch.Tensor) -> torch.Tensor:
 
 
 def _usable(logits: torch.Tensor) -> torch.Tensor:
-    """[R] bool: the largest logit is finite. NaN and +inf both win a maximum."""
+    """Return [R] bool, whether the largest logit is finite. NaN and +inf both win a maximum."""
     return logits.amax(-1).isfinite()
 
 
 def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Log-probabilities at each row's temperature, up to a constant: the largest is 0.
+    """Return log-probabilities at each row's temperature, up to a constant: the largest is 0.
 
     Subtracting first keeps the largest finite whatever the temperature; only the others may overflow, to -inf.
     """
@@ -179,14 +171,14 @@ def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
 
 
 def _best_ranked(scaled: torch.Tensor, params: SamplingRows, width: int) -> torch.Tensor:
-    """Keep what top-k and then top-p keep; the rest becomes -inf.
+    """Keep what top-k and then top-p keep, and set the rest to -inf.
 
     Both keep some number of the best, so both are a number of ranks, and the number of ranks is a threshold plus how
     many of the values equal to it stay (the lowest ids do).
 
     Args:
         scaled: [R, vocab], log-probabilities up to a constant.
-        width: how many of the best can matter.
+        width: how many of the best values can be kept.
     """
     is_partial = width < scaled.shape[1]
     best = scaled.topk(width).values if is_partial else scaled.sort(descending=True).values

@@ -1,4 +1,4 @@
-"""`runner.noise` in a kernel: the same bits from the same (stream, position, vocabulary id).
+"""`runner.noise` in a kernel: the same bits from the same (noise key, position, vocabulary id).
 
 The integers are SplitMix64's (Steele, Lea and Flood, OOPSLA 2014) and equal to the last bit. The logarithms that make
 Gumbel noise of them may differ in their last bits from torch's, as torch's own differ between devices.
@@ -22,10 +22,10 @@ def _mix(z):
 
 
 @triton.jit
-def row_key(stream, position):
-    """The key of a row, uint64, from its stream and position, int64."""
+def row_key(noise_key, position):
+    """The key of a row, uint64, from its noise key and position, int64."""
     step = _mix((position + 1).to(tl.uint64, bitcast=True) * _WEYL)
-    return _mix(stream.to(tl.uint64, bitcast=True) + step)
+    return _mix(noise_key.to(tl.uint64, bitcast=True) + step)
 
 
 @triton.jit

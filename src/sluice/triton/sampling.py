@@ -201,7 +201,7 @@ def _thresholds(keys_ptr, rows_ptr, top_k_ptr, top_p_ptr, last_key_ptr, last_id_
         "maxima_ptr",
         "temperature_ptr",
         "min_p_ptr",
-        "streams_ptr",
+        "noise_keys_ptr",
         "positions_ptr",
         "last_key_ptr",
         "last_id_ptr",
@@ -214,7 +214,7 @@ def _best(
     maxima_ptr,
     temperature_ptr,
     min_p_ptr,
-    streams_ptr,
+    noise_keys_ptr,
     positions_ptr,
     last_key_ptr,
     last_id_ptr,
@@ -237,7 +237,7 @@ def _best(
         last_key = tl.load(last_key_ptr + row)
         stays = (keys < last_key) | ((keys == last_key) & (ids <= tl.load(last_id_ptr + row)))
         stays &= keys < _INF
-        key = row_key(tl.load(streams_ptr + row), tl.load(positions_ptr + row))
+        key = row_key(tl.load(noise_keys_ptr + row), tl.load(positions_ptr + row))
         scores = tl.where(stays, scaled + gumbel(key, ids), -float("inf"))
     best = tl.max(scores, 0)
     tl.store(best_ptr + row * blocks + block, best)
@@ -262,7 +262,7 @@ def sample_rows(
     min_p: torch.Tensor,
     top_k: torch.Tensor,
     top_p: torch.Tensor,
-    streams: torch.Tensor,
+    noise_keys: torch.Tensor,
     positions: torch.Tensor,
     ranked: torch.Tensor | None,
     ranked_at_once: int,
@@ -274,7 +274,7 @@ def sample_rows(
         temperature: [S] float64; 0 is greedy.
         min_p, top_p: [S] float64.
         top_k: [S] int64, at least 1; `vocab` and more is none.
-        streams, positions: [S] int64, see `runner.noise`.
+        noise_keys, positions: [S] int64, see `runner.noise`.
         ranked: [n] int64, rows that are not greedy and have a top-k or top-p; None: there are none.
         ranked_at_once: most of these whose keys are in memory together, each taking 4 bytes a logit.
 
@@ -302,7 +302,7 @@ def sample_rows(
         maxima,
         temperature,
         min_p,
-        streams,
+        noise_keys,
         positions,
         last_key,
         last_id,

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from features import sampling_rows
+from sluice.runner.features.sampling import Sampling
 from sluice.runner.noise import noise_key
 from sluice.runner.sampler import row_kind
-from sluice.runner.sampling_table import SamplingTable
 from sluice.types import NewSlot, SamplingParams, Submit
 
 SLOTS, VOCAB = 5, 60
@@ -27,23 +28,22 @@ NEW_SLOTS = st.builds(NewSlot, st.integers(0, SLOTS - 1), SUBMITS)
 
 @given(st.lists(NEW_SLOTS, min_size=1, max_size=9), st.data())
 def test_a_step_gets_what_its_slots_were_last_filled_with(filled: list[NewSlot], data: st.DataObject) -> None:
-    table = SamplingTable(SLOTS, VOCAB)
+    table = Sampling(SLOTS, VOCAB, torch.device("cpu"))
     for new in filled:
         table.fill(new)
     latest = {new.slot: new for new in filled}
     slots = data.draw(st.lists(st.sampled_from(sorted(latest)), unique=True))
     positions = np.array([10 * slot for slot in slots], dtype=np.int64)
-    host = table.step(np.array(slots, dtype=np.int64), positions)
-    step = host.arrived([*map(torch.from_numpy, host.arrays)])
+    step = table.stage(sampling_rows(slots, positions))
+    step.arrive([*map(torch.from_numpy, step.arrays)])
     rows, wanted = step.rows, [latest[slot] for slot in slots]
-    assert step.slots.tolist() == slots
     assert rows.positions.tolist() == positions.tolist()
     assert rows.temperature.tolist() == [new.sampling.temperature for new in wanted]
     assert rows.top_p.tolist() == [new.sampling.top_p for new in wanted]
     assert rows.min_p.tolist() == [new.sampling.min_p for new in wanted]
     effective = [new.sampling.top_k if new.sampling.top_k > 0 else VOCAB for new in wanted]
     assert rows.top_k.tolist() == effective
-    assert rows.streams.tolist() == [noise_key(new.sampling.seed or 0, new.sample_index) for new in wanted]
+    assert rows.noise_keys.tolist() == [noise_key(new.sampling.seed or 0, new.sample_index) for new in wanted]
     kinds = {row: group.kind for group in step.groups for row in group.rows.tolist()}
     assert kinds == {row: row_kind(new.sampling, VOCAB) for row, new in enumerate(wanted)}
     assert sum(len(group.rows) for group in step.groups) == len(slots)

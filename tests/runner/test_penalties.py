@@ -16,9 +16,12 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from features import sampling_rows
 from shadow_model import shadow_runner, shadow_shape
 from sluice.engine.messages import Submit
-from sluice.runner.adjust import Adjustments
+from sluice.runner.features.base import StepLogits
+from sluice.runner.features.penalties import Penalties
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS
 from sluice.testing import digests, shadow_logits
 from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
 from support import until_retraction
@@ -60,19 +63,21 @@ def applied(
     logits: torch.Tensor, asked: Sequence[tuple[SamplingParams, Sequence[int], Sequence[int]]]
 ) -> torch.Tensor | None:
     """The logits of rows given as (parameters, prompt, outputs): one slot each, filled with all of it."""
-    state = Adjustments(len(asked), logits.shape[1], CPU)
+    feature = Penalties(len(asked), logits.shape[1], CPU)
     for slot, (params, prompt, outputs) in enumerate(asked):
-        fill(state, NewSlot(slot, Submit(slot, (), params), len(prompt), (*prompt, *outputs)))
-    positions = np.array([len(prompt) + len(outputs) for _, prompt, outputs in asked])
-    step = state.step(np.arange(len(asked)), positions)
-    return None if step is None else step.on_device().apply(logits)
+        feature.fill(NewSlot(slot, Submit(slot, (), params), len(prompt), (*prompt, *outputs)))
+    return step(feature, logits, [len(prompt) + len(outputs) for _, prompt, outputs in asked])
 
 
-def fill(state: Adjustments, new: NewSlot) -> None:
-    """On the host and, at once, on the device."""
-    opening = state.fill(new)
-    if opening is not None:
-        state.open(opening)
+def step(feature: Penalties, logits: torch.Tensor, positions: Sequence[int]) -> torch.Tensor | None:
+    """The logits of the first slots, a row each; None: they do not use the feature."""
+    staged = feature.stage(sampling_rows(range(len(positions)), np.array(positions)))
+    if staged is None:
+        return None
+    staged.arrive([*map(torch.from_numpy, staged.arrays)])
+    found = StepLogits(logits, logits[:0], lambda hidden: hidden, TORCH_LOGIT_OPS)
+    staged.apply(found)
+    return found.to_sample
 
 
 @given(
@@ -116,26 +121,26 @@ def test_they_are_those_of_transformers() -> None:
         torch.testing.assert_close(found, theirs(ids, logits.clone()))
 
 
-def test_a_step_in_which_nobody_asks_costs_nothing() -> None:
+def test_a_step_in_which_no_row_asks_costs_nothing() -> None:
     assert applied(torch.zeros(2, VOCAB), [(SamplingParams(), [1], [])] * 2) is None
     stopped = SamplingParams(min_tokens=1, stop_token_ids=(5,))
     assert applied(torch.zeros(1, VOCAB), [(stopped, [1], [4])]) is None, "the minimum is reached"
 
 
 def test_a_slot_filled_again_remembers_nothing() -> None:
-    state = Adjustments(1, VOCAB, CPU)
+    feature = Penalties(1, VOCAB, CPU)
     heavy = SamplingParams(
         frequency_penalty=2, repetition_penalty=3, logit_bias={1: 5}, min_tokens=9, stop_token_ids=(2,)
     )
-    fill(state, NewSlot(0, Submit(0, (), heavy), 1, (1, 2)))
-    fill(state, NewSlot(0, Submit(1, (), SamplingParams(presence_penalty=1)), 1, (6, 7)))
-    step = state.step(np.array([0]), np.array([2]))
-    assert step is not None
-    assert step.on_device().apply(torch.zeros(1, VOCAB, dtype=torch.float64)).tolist() == [
-        [-float(t == 7) for t in range(VOCAB)]
-    ]
-    fill(state, NewSlot(0, Submit(2, (), SamplingParams()), 1))
-    assert state.step(np.array([0]), np.array([1])) is None
+    feature.fill(NewSlot(0, Submit(0, (), heavy), 1, (1, 2)))
+    feature.forget(0)
+    feature.fill(NewSlot(0, Submit(1, (), SamplingParams(presence_penalty=1)), 1, (6, 7)))
+    found = step(feature, torch.zeros(1, VOCAB, dtype=torch.float64), [2])
+    assert found is not None
+    assert found.tolist() == [[-float(t == 7) for t in range(VOCAB)]]
+    feature.forget(0)
+    feature.fill(NewSlot(0, Submit(2, (), SamplingParams()), 1))
+    assert step(feature, torch.zeros(1, VOCAB), [1]) is None
 
 
 def oracle(prompt: Sequence[int], params: SamplingParams) -> tuple[int, ...]:

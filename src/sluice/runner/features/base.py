@@ -1,0 +1,149 @@
+"""The contract of a feature: what a request may ask of its rows beside the forward.
+
+    on admission    forget   drop what the slot's former request asked for
+                    fill     take over what the new request asks for
+    at launch       stage    lay out what the rows of the step need, as arrays; None if no row uses the feature
+    on the device   arrive   receive the arrays, before the forward
+                    apply    change the logits, or sample from them
+                    sampled  look at the tokens; return tensors for the result
+    on the host     report   add to the result what came of these tensors
+
+A feature keeps parameters by slot on the host, and may keep state on the device. Steps run in launch order, and a step
+may be launched before the one before it has run: work on the device reads nothing on the host that a later `fill`
+changes, only what `stage` laid out. A feature that no row of a step uses does no work for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sluice.device.transport import Array, ToHost
+from sluice.runner.inputs import HostBatch
+from sluice.runner.logit_ops import LogitOps
+from sluice.types import NewSlot, TokenLogprobs
+
+SLICE_BYTES = 64 << 20
+"""Size of a slice of logits in the type they are computed with, float32 or wider."""
+
+BAD_LOGITS = "the model gave logits that are NaN, infinite or all -inf; the request cannot go on"
+
+
+@dataclass(slots=True)
+class StepLogits:
+    """The logits of a step on the device, and the tokens sampled from them."""
+
+    raw: torch.Tensor
+    """[S, vocab], as the model gave them. No feature changes them."""
+    target_hidden: torch.Tensor
+    """[T, hidden_size], hidden states of the token before each target."""
+    logits_of: Callable[[torch.Tensor], torch.Tensor]
+    """The model's head, [R, hidden_size] to [R, vocab]."""
+    ops: LogitOps
+    slice_bytes: int = SLICE_BYTES
+    """Most memory that the logits of targets take at once, a row at least."""
+    to_sample: torch.Tensor = field(init=False)
+    """[S, vocab], what is sampled from: `raw`, or a copy that features have changed."""
+    tokens: torch.Tensor = field(init=False)
+    """[S] int64, below 0 where a row failed; there once they are sampled."""
+
+    def __post_init__(self) -> None:
+        self.to_sample = self.raw
+
+    def writable(self) -> torch.Tensor:
+        """Return `to_sample` as a contiguous copy to be changed in place, float64 for float64, else float32."""
+        if self.to_sample is self.raw:
+            dtype = torch.float64 if self.raw.dtype == torch.float64 else torch.float32
+            self.to_sample = self.raw.to(dtype, copy=True, memory_format=torch.contiguous_format)
+        return self.to_sample
+
+
+@dataclass(slots=True)
+class StepReport:
+    """The result of a step on the host, while features complete it."""
+
+    host: HostBatch
+    tokens: list[int]
+    """[S]"""
+    failed: dict[int, str]
+    """Why the request of a row cannot go on, by row."""
+    logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
+    """Of each row that samples; empty if no row asked."""
+    prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
+    """Of each row with targets; empty if there is none."""
+
+
+class StagedFeature:
+    """A feature's work in one step."""
+
+    arrays: tuple[Array, ...] = ()
+    """Arrays of one dimension that travel with the step's inputs. They belong to the step alone."""
+
+    def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Receive `arrays` on the device, before the forward."""
+
+    def apply(self, logits: StepLogits) -> None:
+        """Change the logits to sample from, or sample."""
+
+    def sampled(self, logits: StepLogits) -> tuple[torch.Tensor, ...]:
+        """Look at what was sampled. Return the tensors that `report` needs on the host."""
+        return ()
+
+    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+        """Add to the result. Called on the host, with what `sampled` returned."""
+
+
+class Feature:
+    """What requests ask for, by slot."""
+
+    def problem(self, new: NewSlot) -> str | None:
+        """Return what makes a request impossible, in words for an error message; None if nothing does."""
+        return None
+
+    def forget(self, slot: int) -> None:
+        """Drop what the former request of a slot asked for."""
+
+    def fill(self, new: NewSlot) -> None:
+        """Take over what a new request asks for."""
+        raise NotImplementedError
+
+    def stage(self, host: HostBatch) -> StagedFeature | None:
+        """Lay out a step; None if it does not use the feature."""
+        raise NotImplementedError
+
+
+class StagedFeatures:
+    """The features that one step uses."""
+
+    def __init__(self, features: Sequence[Feature], host: HostBatch) -> None:
+        self._staged = [staged for feature in features if (staged := feature.stage(host)) is not None]
+        self.arrays = tuple(array for staged in self._staged for array in staged.arrays)
+        self._on_device: list[tuple[torch.Tensor, ...]] = []
+        """What each has for the result. Kept until the copies to the host are done."""
+        self._on_host: list[tuple[torch.Tensor, ...]] = []
+
+    def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Receive `arrays` on the device, before the forward."""
+        begin = 0
+        for staged in self._staged:
+            end = begin + len(staged.arrays)
+            staged.arrive(tensors[begin:end])
+            begin = end
+
+    def sample(self, logits: StepLogits) -> torch.Tensor:
+        """Apply all features. Return one token for each row, [S] int64."""
+        for staged in self._staged:
+            staged.apply(logits)
+        self._on_device = [staged.sampled(logits) for staged in self._staged]
+        return logits.tokens
+
+    def to_host(self, to_host: ToHost) -> None:
+        """Begin to copy what they have for the result to the host."""
+        self._on_host = [tuple(map(to_host, tensors)) for tensors in self._on_device]
+
+    def report(self, report: StepReport) -> None:
+        """Complete a result. There is nothing to add if no row sampled or has targets."""
+        for staged, tensors in zip(self._staged, self._on_host, strict=False):
+            staged.report(tensors, report)

@@ -1,0 +1,193 @@
+"""Log-probabilities of tokens from raw logits, a slice of bounded size at a time.
+
+A row of logits is as large as the vocabulary: those of a whole chunk of a prompt would take more memory than the
+model's activations. So the rows of a prompt are made from hidden states, scored and dropped in slices, and only a few
+numbers of each are kept.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from sluice.runner.features.base import BAD_LOGITS, SLICE_BYTES, Feature, StagedFeature, StepLogits, StepReport
+from sluice.runner.inputs import HostBatch, Ints
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.types import NewSlot, TokenLogprobs
+
+NOT_WANTED = -1
+"""Number of alternatives of a row that asks for no log-probability."""
+
+
+class Scores(NamedTuple):
+    """Log-probabilities of R tokens, and of the W most likely tokens in the place of each.
+
+    float64 from logits in float64, else float32. NaN where a row's logits hold NaN or +inf, or nothing above -inf.
+    """
+
+    logprobs: torch.Tensor
+    """[R]"""
+    top_ids: torch.Tensor
+    """[R, W] int64, best first."""
+    top_logprobs: torch.Tensor
+    """[R, W]"""
+
+
+class StagedLogprobs(StagedFeature):
+    """Log-probabilities of one step.
+
+    Args:
+        rows: [A] of the sampling rows, those that ask.
+        num_top: [A] alternatives of each.
+        num_target_top: alternatives of each row with targets.
+    """
+
+    def __init__(self, host: HostBatch, rows: Ints, num_top: Ints, num_target_top: Ints) -> None:
+        self._num_top = num_top
+        self._num_target_top = num_target_top
+        self._host_rows = rows
+        self.arrays = (rows, host.target_ids)
+
+    def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._rows, self._target_ids = tensors
+
+    def sampled(self, logits: StepLogits) -> tuple[torch.Tensor, ...]:
+        scores: list[torch.Tensor] = []
+        if len(self._rows):
+            width = int(self._num_top.max())
+            scores += score_rows(logits.raw, logits.tokens, self._rows, width, logits.slice_bytes, logits.ops)
+        if len(self._target_ids):
+            width = int(self._num_target_top.max())
+            none = logits.logits_of(logits.target_hidden[:0])  # only the model knows how wide a row is
+            scores += _score(
+                lambda part: logits.logits_of(logits.target_hidden[part]),
+                self._target_ids,
+                none,
+                width,
+                logits.slice_bytes,
+                logits.ops,
+            )
+        return tuple(scores)
+
+    def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
+        scores = iter([_rows(Scores(*tensors[at : at + 3])) for at in range(0, len(tensors), 3)])
+        if len(self._host_rows):
+            report.logprobs = self._of_samples(next(scores), report.tokens)
+        if len(report.host.target_ids):
+            report.prompt_logprobs = self._of_targets(next(scores), report.host)
+            for (row, _), found in zip(report.host.target_rows, report.prompt_logprobs, strict=True):
+                if any(math.isnan(item.logprob) for item in found):
+                    report.failed.setdefault(row, BAD_LOGITS)
+
+    def _of_samples(self, scores: Iterator[_Score], tokens: Sequence[int]) -> list[tuple[TokenLogprobs, ...]]:
+        found: list[tuple[TokenLogprobs, ...]] = [()] * len(tokens)
+        asking = zip(self._host_rows.tolist(), self._num_top.tolist(), scores, strict=True)
+        for row, num_top, (logprob, top) in asking:
+            found[row] = (TokenLogprobs(tokens[row], logprob, top[:num_top]),)
+        return found
+
+    def _of_targets(self, scores: Iterator[_Score], host: HostBatch) -> list[tuple[TokenLogprobs, ...]]:
+        scored = zip(host.target_ids.tolist(), scores, strict=True)
+        return [
+            tuple(TokenLogprobs(token, logprob, top[:num_top]) for token, (logprob, top) in islice(scored, count))
+            for (_, count), num_top in zip(host.target_rows, self._num_target_top.tolist(), strict=True)
+        ]
+
+
+class Logprobs(Feature):
+    """How many alternatives every slot's request asks for, on the host."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._used: set[int] = set()
+        """Slots whose request asks for log-probabilities of its output."""
+        self._sampled: Ints = np.full(num_slots, NOT_WANTED, dtype=np.int64)
+        self._prompt: Ints = np.full(num_slots, NOT_WANTED, dtype=np.int64)
+
+    def forget(self, slot: int) -> None:
+        self._used.discard(slot)
+        self._sampled[slot] = self._prompt[slot] = NOT_WANTED
+
+    def fill(self, new: NewSlot) -> None:
+        sampled, prompt = new.sampling.logprobs, new.sampling.prompt_logprobs
+        if sampled is not None:
+            self._used.add(new.slot)
+            self._sampled[new.slot] = sampled
+        if prompt is not None:
+            self._prompt[new.slot] = prompt
+
+    def stage(self, host: HostBatch) -> StagedLogprobs | None:
+        if not self._used and not len(host.target_ids):
+            return None
+        num_top = self._sampled[host.sample_slots]
+        rows = np.flatnonzero(num_top != NOT_WANTED)
+        if not len(rows) and not len(host.target_ids):
+            return None
+        with_targets = [row for row, _ in host.target_rows]
+        return StagedLogprobs(host, rows, num_top[rows], self._prompt[host.row_slots[with_targets]])
+
+
+_Score = tuple[float, tuple[tuple[int, float], ...]]
+"""The log-probability of a row's token, and its (id, log-probability) pairs."""
+
+
+def _rows(scores: Scores) -> Iterator[_Score]:
+    tops = zip(scores.top_ids.tolist(), scores.top_logprobs.tolist(), strict=True)
+    for logprob, (ids, logprobs) in zip(scores.logprobs.tolist(), tops, strict=True):
+        yield logprob, tuple(zip(ids, logprobs, strict=True))
+
+
+def score_rows(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    rows: torch.Tensor,
+    width: int,
+    slice_bytes: int = SLICE_BYTES,
+    ops: LogitOps = TORCH_LOGIT_OPS,
+) -> Scores:
+    """Return the scores of some sampled tokens.
+
+    Args:
+        logits: [S, vocab], raw.
+        tokens: [S] int64; a row that failed, below 0, is scored as token 0.
+        rows: [A] int64, which of them.
+        width: alternatives of each.
+        slice_bytes: most memory for logits that are scored at once, a row at least.
+        ops: computes their sums.
+    """
+    chosen = tokens.index_select(0, rows).clamp_(min=0)
+    return _score(lambda part: logits.index_select(0, rows[part]), chosen, logits, width, slice_bytes, ops)
+
+
+def _score(
+    logits_of: Callable[[slice], torch.Tensor],
+    tokens: torch.Tensor,
+    like: torch.Tensor,
+    width: int,
+    slice_bytes: int,
+    ops: LogitOps,
+) -> Scores:
+    """Return the scores of tokens [R], whose rows of logits are made slice by slice.
+
+    Args:
+        like: logits of the same vocabulary and dtype.
+    """
+    vocab_size = like.shape[1]
+    itemsize = 8 if like.dtype == torch.float64 else 4
+    per_slice = max(1, slice_bytes // (vocab_size * itemsize))
+    parts = [
+        _score_slice(logits_of(part), tokens[part], min(width, vocab_size), ops)
+        for part in (slice(start, start + per_slice) for start in range(0, len(tokens), per_slice))
+    ]
+    return Scores(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def _score_slice(logits: torch.Tensor, tokens: torch.Tensor, width: int, ops: LogitOps) -> Scores:
+    total = ops.totals(logits)[:, None]
+    chosen = logits.gather(-1, tokens[:, None]).to(total.dtype)
+    best = logits.topk(width)
+    return Scores((chosen - total)[:, 0], best.indices, best.values.to(total.dtype) - total)

@@ -1,0 +1,237 @@
+"""Changes to logits that a request asks for: a bias, penalties, and no end before `min_tokens`.
+
+They apply to each row by itself and in this order: the bias is added; penalties go by the tokens so far; stop tokens
+become -inf while there are too few outputs. A row that asks for none of them keeps its logits bit by bit, whatever its
+neighbours ask for. Log-probabilities are those of the model's own logits.
+
+The counts of tokens that penalties go by live on the device and grow there with every sample, because a step may be
+launched before the host knows the sample of the one before. They are made again from the request's history whenever it
+gets a slot, so a preemption, or a device that lost its state, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sluice.runner.features.base import Feature, StagedFeature, StepLogits
+from sluice.runner.inputs import HostBatch, Ints
+from sluice.runner.logit_ops import PenaltyValues, TokenTables
+from sluice.types import NewSlot
+
+Floats = npt.NDArray[np.float64]
+
+
+class Entries(NamedTuple):
+    """Single logits, a value for each: [E]."""
+
+    rows: Ints
+    ids: Ints
+    values: Floats
+
+
+class Opening(NamedTuple):
+    """A row of counts that begins anew."""
+
+    row: int
+    prompt: Ints
+    outputs: Ints
+    """What was generated so far."""
+
+
+class TokenCounts:
+    """Rows of counts on the device for the slots that need them, made as they are needed and reused.
+
+    Args:
+        vocab_size: columns.
+        device: where the logits are.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.tables = TokenTables(
+            torch.zeros((0, vocab_size), dtype=torch.bool, device=device),
+            torch.zeros((0, vocab_size), dtype=torch.int32, device=device),
+        )
+        self._rows: dict[int, int] = {}
+        self._free: list[int] = []
+        self._promised = 0
+        """Rows that exist, or will exist once the device has done what it was given."""
+
+    def row_for(self, slot: int) -> int:
+        """Return the row of a slot that needs counts. Its content is undefined until it is opened."""
+        if slot not in self._rows:
+            if not self._free:
+                add = max(4, self._promised)
+                self._free.extend(range(self._promised + add - 1, self._promised - 1, -1))
+                self._promised += add
+            self._rows[slot] = self._free.pop()
+        return self._rows[slot]
+
+    def close(self, slot: int) -> None:
+        """Free the row of a slot, if it has one."""
+        if slot in self._rows:
+            self._free.append(self._rows.pop(slot))
+
+    def rows(self, slots: Ints) -> Ints:
+        """Return the rows of slots that have one, [P]."""
+        return np.array([self._rows[slot] for slot in slots.tolist()], dtype=np.int64)
+
+    def open(self, row: int, prompt: torch.Tensor, outputs: torch.Tensor) -> None:
+        """Begin a row anew on the device, with the ids int64 of a request's prompt and outputs."""
+        while len(self.tables.outputs) <= row:
+            self.tables = TokenTables(*map(_twice_as_long, self.tables))
+        self.tables.in_prompt[row].zero_().index_fill_(0, prompt, 1)
+        self.tables.outputs[row].zero_().index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
+
+    def count(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Count tokens [P] in rows [P]. A row that failed (below 0) counts a token 0, which no step reads."""
+        ones = torch.ones_like(tokens, dtype=torch.int32)
+        self.tables.outputs.index_put_((rows, tokens.clamp(min=0)), ones, accumulate=True)
+
+
+def _twice_as_long(table: torch.Tensor) -> torch.Tensor:
+    return torch.cat([table, table.new_zeros((max(4, len(table)), table.shape[1]))])
+
+
+class StagedPenalties(StagedFeature):
+    """Changes to the logits of one step.
+
+    Args:
+        counts: of all slots.
+        openings: rows of counts that begin anew.
+        bias: values to add.
+        stops: logits that become -inf; values are not used.
+        rows: [P] of the step's rows, those with penalties.
+        count_rows: [P] of `counts`.
+        values: [3, P], repetition, frequency and presence.
+    """
+
+    def __init__(
+        self,
+        counts: TokenCounts,
+        openings: Sequence[Opening],
+        bias: Entries,
+        stops: Entries,
+        rows: Ints,
+        count_rows: Ints,
+        values: Floats,
+    ) -> None:
+        self._counts = counts
+        self._opened = [opening.row for opening in openings]
+        opened = (ids for opening in openings for ids in (opening.prompt, opening.outputs))
+        self.arrays = (*bias, stops.rows, stops.ids, rows, count_rows, *values, *opened)
+
+    def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._bias, self._stops, (self._rows, self._count_rows) = tensors[:3], tensors[3:5], tensors[5:7]
+        self._values = PenaltyValues(*tensors[7:10])
+        for row, prompt, outputs in zip(self._opened, tensors[10::2], tensors[11::2], strict=True):
+            self._counts.open(row, prompt, outputs)
+
+    def apply(self, logits: StepLogits) -> None:
+        if len(self._bias[0]):
+            changed = logits.writable()
+            bias_rows, bias_ids, values = self._bias
+            changed.index_put_((bias_rows, bias_ids), values.to(changed.dtype), accumulate=True)
+        if len(self._rows):
+            logits.ops.penalize(logits.writable(), self._rows, self._counts.tables, self._count_rows, self._values)
+        if len(self._stops[0]):
+            changed = logits.writable()
+            changed.index_put_(tuple(self._stops), changed.new_full((), -torch.inf))
+
+    def sampled(self, logits: StepLogits) -> tuple[torch.Tensor, ...]:
+        """Count what the rows with penalties sampled."""
+        if len(self._rows):
+            self._counts.count(self._count_rows, logits.tokens.index_select(0, self._rows))
+        return ()
+
+
+class Penalties(Feature):
+    """What every slot's request asks for, on the host; the counts are on the device."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self._vocab_size = vocab_size
+        self._counts = TokenCounts(vocab_size, device)
+        self._openings: list[Opening] = []
+        """Of slots filled since the last step was laid out."""
+        self._used: set[int] = set()
+        """Slots whose request asks for anything of this."""
+        self._is_penalized: npt.NDArray[np.bool_] = np.zeros(num_slots, dtype=bool)
+        self._values: Floats = np.zeros((3, num_slots))
+        self._bias: dict[int, tuple[Ints, Floats]] = {}
+        self._stops: dict[int, tuple[Ints, Floats]] = {}
+        self._no_stop_before: Ints = np.zeros(num_slots, dtype=np.int64)
+        """Position from which on a stop token may be sampled."""
+
+    def problem(self, new: NewSlot) -> str | None:
+        biased = max((token for token, _ in new.sampling.logit_bias), default=0)
+        return None if biased < self._vocab_size else f"a bias of token {biased} of {self._vocab_size}"
+
+    def forget(self, slot: int) -> None:
+        if slot in self._used:
+            self._used.discard(slot)
+            self._is_penalized[slot] = False
+            self._counts.close(slot)
+            self._bias.pop(slot, None)
+            self._stops.pop(slot, None)
+
+    def fill(self, new: NewSlot) -> None:
+        slot, params = new.slot, new.sampling
+        # Stop ids beyond the vocabulary cannot be sampled anyway.
+        stops = [token for token in params.stop_token_ids if token < self._vocab_size] if params.min_tokens else []
+        if not (params.has_penalties or params.logit_bias or stops):
+            return
+        self._used.add(slot)
+        if params.has_penalties:
+            self._is_penalized[slot] = True
+            self._values[:, slot] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
+            prompt, outputs = new.history[: new.prompt_len], new.history[new.prompt_len :]
+            self._openings.append(Opening(self._counts.row_for(slot), _ids(prompt), _ids(outputs)))
+        if params.logit_bias:
+            ids, values = zip(*params.logit_bias, strict=True)
+            self._bias[slot] = _ids(ids), np.array(values, dtype=np.float64)
+        if stops:
+            self._stops[slot] = _ids(stops), np.full(len(stops), -np.inf)
+            self._no_stop_before[slot] = new.prompt_len + params.min_tokens
+
+    def stage(self, host: HostBatch) -> StagedPenalties | None:
+        if not self._used:
+            return None
+        slots, positions = host.sample_slots, host.sample_positions
+        used = [(row, slot) for row, slot in enumerate(slots.tolist()) if slot in self._used]
+        openings, self._openings = self._openings, []
+        biased = [(row, self._bias[slot]) for row, slot in used if slot in self._bias]
+        stopped = [
+            (row, self._stops[slot])
+            for row, slot in used
+            if slot in self._stops and positions[row] < self._no_stop_before[slot]
+        ]
+        rows = np.flatnonzero(self._is_penalized[slots])
+        if not (biased or stopped or len(rows) or openings):
+            return None
+        penalized = slots[rows]
+        return StagedPenalties(
+            self._counts,
+            openings,
+            _entries(biased),
+            _entries(stopped),
+            rows,
+            self._counts.rows(penalized),
+            self._values[:, penalized],
+        )
+
+
+def _entries(wanted: Sequence[tuple[int, tuple[Ints, Floats]]]) -> Entries:
+    if not wanted:
+        return Entries(_ids(()), _ids(()), np.empty(0))
+    rows = np.concatenate([np.full(len(ids), row, dtype=np.int64) for row, (ids, _) in wanted])
+    ids = np.concatenate([ids for _, (ids, _) in wanted])
+    values = np.concatenate([values for _, (_, values) in wanted])
+    return Entries(rows, ids, values)
+
+
+def _ids(tokens: Sequence[int]) -> Ints:
+    return np.array(tokens, dtype=np.int64)
