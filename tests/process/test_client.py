@@ -124,6 +124,24 @@ def test_a_request_that_kills_engines_ends_with_the_cause() -> None:
     in_a_loop(test)
 
 
+def test_a_request_that_kills_engines_no_longer_waits() -> None:
+    """It counted as waiting for its first token for good, so refused requests were sent away for longer."""
+
+    def test() -> None:
+        clock = VirtualClock()
+        client = EngineClient(lambda message: None, clock=clock.now)
+        client.submit([REQUEST])
+        clock.advance(10)
+        for epoch in (1, 2, 3):
+            client.detach("was killed", {1})
+            client.attach(lambda message: None, epoch)
+        client.submit([REQUEST])
+        clock.advance(3)
+        assert client.retry_after() == 3, "one request waits, since 3 seconds"
+
+    in_a_loop(test)
+
+
 def test_the_time_to_resume_is_that_of_the_first_stream_that_goes_on() -> None:
     """A new request that is served at once does not count."""
 

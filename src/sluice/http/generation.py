@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from sluice.http.backend import Service
@@ -49,14 +49,15 @@ class Choice:
 
     request: Submit
     text: TextStream
-    cached: CachedTokens = field(default_factory=CachedTokens)
-    """Tokens of the prompt that were found in the cache."""
-    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
-    """Of the prompt's tokens, None for the first; a prompt's first sample alone receives the others."""
+    """Of the samples of one prompt, only the first receives the log-probabilities of the prompt."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
         return self.request.prompt
+
+    @property
+    def cached(self) -> CachedTokens:
+        return self.text.cached
 
 
 class Generation:
@@ -134,15 +135,14 @@ class Generation:
 
     def _receive(self, output: Output) -> list[tuple[int, Piece]]:
         index = self._index[output.request_id]
-        choice = self.choices[index]
-        if choice.text.finish_reason is not None:
+        text = self.choices[index].text
+        if text.finish_reason is not None:
             return []
-        choice.cached = output.cached
-        choice.prompt_logprobs += output.prompt_logprobs
         if self._call.is_empty:
-            return [(index, choice.text.end(FinishReason.LENGTH))] if output.token_ids else []
-        pieces = list(choice.text.push(output))
-        if choice.text.finish_reason is not None:
+            text.add_prompt_facts(output)
+            return [(index, text.end(FinishReason.LENGTH))] if output.token_ids else []
+        pieces = text.push(output)
+        if text.finish_reason is not None:
             self._client.abort(output.request_id, FinishReason.STOP)  # needed if a stop string ended it
         return [(index, piece) for piece in pieces]
 
@@ -180,7 +180,7 @@ class Generation:
         The result is None if the call does not ask for them.
         """
         first = self.choices[index - self.choices[index].request.sample_index]
-        return None if first.request.sampling.prompt_logprobs is None else first.prompt_logprobs
+        return None if first.request.sampling.prompt_logprobs is None else first.text.prompt_logprobs
 
     def usage(self) -> Usage:
         firsts = [choice for choice in self.choices if choice.request.sample_index == 0]

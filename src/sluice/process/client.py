@@ -112,11 +112,10 @@ class _OpenRequest:
     """As the first engine reported them: the cache of a later engine does not change the client's usage."""
     times_sent: int = 0
 
-    def submit(self, request_id: int) -> Submit:
+    def submit(self) -> Submit:
         """Return the message with which an engine starts the request, or continues it."""
         return replace(
             self.request,
-            request_id=request_id,
             output_ids=tuple(self.output_ids),
             prompt_logprobs_sent=self.prompt_logprobs_sent,
             is_resumed=self.times_sent > 0,
@@ -203,7 +202,9 @@ class EngineClient:
         culprit = self._quarantine.engine_died(in_flight)
         if culprit is not None:
             self.recovery.ended_requests += 1
-            self._fail_request(culprit, f"the engine died while it worked on this request alone: it {how}")
+            error = f"the engine died while it worked on this request alone: it {how}"
+            start = len(self._open[culprit].output_ids)
+            self.dispatch([Output(culprit, start, (), 0, FinishReason.ERROR, error)])
 
     def submit(self, requests: Sequence[Submit]) -> Inbox:
         """Number and send requests, and return the inbox for their outputs. The caller must `close` it.
@@ -215,10 +216,11 @@ class EngineClient:
             raise EngineGone(self._closed_reason)
         inbox = Inbox(self, [next(self._ids) for _ in requests])
         for request_id, request in zip(inbox.request_ids, requests, strict=True):
-            self._open[request_id] = _OpenRequest(request, inbox)
+            numbered = replace(request, request_id=request_id)
+            self._open[request_id] = _OpenRequest(numbered, inbox)
             self._quarantine.add(request_id)
             self._start_rate.arrived()
-            self._observer.submitted(self._open[request_id].submit(request_id))
+            self._observer.submitted(numbered)
         self._send_admitted()
         return inbox
 
@@ -324,7 +326,7 @@ class EngineClient:
             if entry.times_sent:
                 self.recovery.replayed_requests += 1
                 self.recovery.replayed_tokens += len(entry.output_ids)
-            message = entry.submit(request_id)
+            message = entry.submit()
             entry.times_sent += 1
             self._send(message)
 
@@ -333,14 +335,6 @@ class EngineClient:
         if self._died_at is not None and entry.times_sent > 1:
             self.recovery.resumed(self.now() - self._died_at)
             self._died_at = None
-
-    def _fail_request(self, request_id: int, error: str) -> None:
-        entry = self._open[request_id]
-        self._observer.ended(request_id, FinishReason.ERROR)
-        total, host, disk = entry.cached or CachedTokens()
-        start, reason = len(entry.output_ids), FinishReason.ERROR
-        entry.inbox.put(Output(request_id, start, (), total, reason, error, num_host_tokens=host, num_disk_tokens=disk))
-        self._remove(request_id)
 
     def _remove(self, request_id: int) -> None:
         del self._open[request_id]
