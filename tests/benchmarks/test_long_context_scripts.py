@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import needles, offloaded_neighbours
+from benchmarks import needles, offload_neighbours
 from benchmarks.long_context.bandwidth import read_bandwidth
 from benchmarks.long_context.process import PeakMemory, anonymous_bytes
 
@@ -43,13 +43,13 @@ def test_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prefix = tmp_path / "neighbours"
     sizes = ["--long", "2000", "--answer", "16", "--ordinary", "600", "--streams", "2", "--seconds", "0.2"]
     options = ["--option", "max_total_tokens=8192", "--option", "threads=1", "--option", "chunked_prefill_size=128"]
-    assert offloaded_neighbours.main(["--out", str(prefix), *sizes, *options]) == 0
+    assert offload_neighbours.main(["--out", str(prefix), *sizes, *options]) == 0
     found = json.loads(prefix.with_suffix(".json").read_text())
     assert list(found["phases"]) == ["alone", "ordinary", "prefill", "decode"]
     assert all(phase["gaps"] > 4 for phase in found["phases"].values())
     assert found["is_right"]
-    assert offloaded_neighbours.main(["--out", str(prefix), *sizes, "--option", "max_total_tokens=512"]) == 1
-    assert "offloaded_neighbours: error:" in capsys.readouterr().err
+    assert offload_neighbours.main(["--out", str(prefix), *sizes, "--option", "max_total_tokens=512"]) == 1
+    assert "offload_neighbours: error:" in capsys.readouterr().err
 
 
 def test_anonymous_memory_is_seen() -> None:

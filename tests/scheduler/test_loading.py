@@ -261,7 +261,7 @@ def test_a_load_that_fails_is_computed_again_and_counted() -> None:
 def test_what_came_before_a_page_that_was_spoiled_is_used() -> None:
     """A flipped bit is seen by its checksum; the pages before it are good, those behind it follow from nothing."""
     bench = restarted(world_of(num_pages=24))
-    bench.disk.tiers.spoil(Tier.DISK, sorted(bench.disk.tiers.index)[2])
+    bench.disk.tiers.corrupt(Tier.DISK, sorted(bench.disk.tiers.index)[2])
     last = bench.ask(1, LONG)
     assert (last.num_cached_tokens, last.num_disk_tokens) == (8, 8)
     assert bench.bench.scheduler.occupancy().tiers[0].failed_loads == 1
@@ -564,7 +564,7 @@ def test_where_nothing_is_loaded_nothing_is_left_for_it() -> None:
 def test_a_page_that_was_spoiled_is_stored_again() -> None:
     """Kept, it would fail every request that comes by."""
     bench = restarted(world_of())
-    bench.disk.tiers.spoil(Tier.DISK, sorted(bench.disk.tiers.index)[2])
+    bench.disk.tiers.corrupt(Tier.DISK, sorted(bench.disk.tiers.index)[2])
     assert bench.ask(1, LONG).num_cached_tokens == 8
     bench.ask(2, prompt(2, 29))
     assert bench.ask(3, LONG).num_cached_tokens == 24

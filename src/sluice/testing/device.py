@@ -1,7 +1,7 @@
-"""PUBLIC fakes of a device: queues that keep every promise of a real device's and no other.
+"""Public fakes of a device: queues and captured steps that keep every promise of a real device's, and no other.
 
-LateQueue      does work as late, or as early, as the events between its queues allow
-recorded_steps replays what was captured with the very tensors of the capture, as a CUDA graph does
+LateQueue       runs work as late, or as early, as the events between the queues allow
+recorded_steps  replays captured work with the tensors of the capture, as a CUDA graph does
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from sluice.runner.graphs import Captured
 
 @dataclass(frozen=True)
 class LateEvent:
-    """A point on a queue of a fake device. To ask for it is to wait for it."""
+    """A point on a queue of a fake device. A query waits for it."""
 
     queue: LateQueue
     count: int
-    """Items of the queue that are before it."""
+    """Number of the queue's items before it."""
 
     def query(self) -> bool:
-        """See `Event.query`."""
+        """Run everything queued before this point. Always returns True."""
         self.queue.reach(self.count)
         return True
 
 
 class LateQueue:
-    """A queue whose items run when somebody waits for them, or at once if it is eager.
+    """A queue whose items run when another queue or the host waits for them, or at once if it is eager.
 
     Args:
-        is_eager: run whatever events allow, as soon as they do.
-        world: all queues of the device, this one included when it is made known there.
+        is_eager: run items as soon as events allow.
+        world: all queues of the device. The caller adds this one.
     """
 
     def __init__(self, is_eager: bool, world: list[LateQueue]) -> None:
@@ -46,19 +46,16 @@ class LateQueue:
         self._done = 0
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `DeviceQueue.run`."""
         self._add(work)
 
     def wait(self, event: Event) -> None:
-        """See `DeviceQueue.wait`."""
         self._add(event)
 
     def record(self) -> LateEvent:
-        """See `DeviceQueue.record`."""
         return LateEvent(self, len(self._items))
 
     def reach(self, count: int) -> None:
-        """Run the first `count` items, and of other queues what they wait for and nothing else."""
+        """Run the first `count` items, and the items of other queues that they wait for, and no others."""
         while self._done < count:
             number = self._done
             item = self._items[number]
@@ -66,7 +63,7 @@ class LateQueue:
                 self._done += 1
                 item()
             else:
-                item.query()  # may let this queue itself go on, if it is eager
+                item.query()  # may run items of this queue too, if it is eager
                 self._done = max(self._done, number + 1)
         self._hurry_all()
 
@@ -78,12 +75,12 @@ class LateQueue:
         self._hurry_all()
 
     def _hurry_all(self) -> None:
-        """Let the eager ones run until all of them are held up."""
+        """Run the eager queues until each is empty or waits for an event."""
         while any(queue._hurry() for queue in self._world):
             pass
 
     def _hurry(self) -> bool:
-        """Run one item if nothing holds it up; say whether one ran."""
+        """Run one item if no event holds it up. Returns whether one ran."""
         if not self._is_eager or self._done == len(self._items):
             return False
         item = self._items[self._done]
@@ -98,13 +95,13 @@ class LateQueue:
 
 
 def late_queues(eager: Collection[str] = ()) -> DeviceQueues:
-    """Queues of a device that is as slow as events allow.
+    """Make the queues of a device that is as slow as events allow.
 
-    What lacks an event runs too late on a queue that is late, and what it would have waited for comes too early on one
-    that is eager: to find every event that is missing, go through all sets of eager queues.
+    Where an event is missing, work runs too late on a late queue, or too early on an eager one. To find every missing
+    event, run a test with all sets of eager queues.
 
     Args:
-        eager: names of the queues in `DeviceQueues` that are as fast as events allow.
+        eager: names of the queues in `DeviceQueues` that run as early as events allow.
     """
     world: list[LateQueue] = []
     world.extend(LateQueue(name in eager, world) for name in DeviceQueues._fields)
@@ -112,11 +109,11 @@ def late_queues(eager: Collection[str] = ()) -> DeviceQueues:
 
 
 HOST_READS = ("_local_scalar_dense", "item", "nonzero", "lift_fresh", "is_nonzero", "equal")
-"""Operations that bring a value to the host, or a value of the host's to the device: no graph can hold them."""
+"""Operations that copy a value from the device to the host or back. No graph can hold them."""
 
 
 class _Tape(TorchDispatchMode):
-    """Notes every operation on tensors, with the very tensors that it took and gave."""
+    """Records every operation on tensors, with its own arguments and results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,30 +125,33 @@ class _Tape(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in HOST_READS:
             raise RuntimeError(f"{name} waits for the device: it cannot be captured")
-        given = func(*args, **(kwargs or {}))
-        self._calls.append((func, args, kwargs or {}, given))
-        return given
+        result = func(*args, **(kwargs or {}))
+        self._calls.append((func, args, kwargs or {}, result))
+        return result
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Do it all again: what was made then is written anew."""
-        for func, args, kwargs, given in self._calls:
+        """Run all operations again, and write their results over the old ones."""
+        for func, args, kwargs, result in self._calls:
             again = func(*args, **kwargs)
-            for old, new in zip(_tensors(given), _tensors(again), strict=True):
+            for old, new in zip(_tensors(result), _tensors(again), strict=True):
                 if old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
 
-def _tensors(given: Any) -> list[torch.Tensor]:
-    items = given if isinstance(given, list | tuple) else [given]
+def _tensors(result: Any) -> list[torch.Tensor]:
+    items = result if isinstance(result, list | tuple) else [result]
     return [item for item in items if isinstance(item, torch.Tensor)]
 
 
 def recorded_steps(work: Callable[[], torch.Tensor]) -> Captured:
-    """A `graphs.Capture` without a device: like a CUDA graph it knows addresses and no code.
+    """Capture the operations of `work` without a device, as `graphs.Capture` does with one.
 
-    What the work reads on the host while it is captured is frozen in it, and work that asks the device for a value is
-    refused.
+    Like a CUDA graph, the capture holds addresses and no code. Values that `work` reads on the host during the
+    capture are frozen in it.
+
+    Raises:
+        RuntimeError: `work` copies a value from the device to the host.
     """
     work()
     tape = _Tape()

@@ -1,4 +1,4 @@
-"""A runner that fails where a test wants it to."""
+"""A runner that fails at chosen launches, to test what an engine does with errors."""
 
 from __future__ import annotations
 
@@ -12,29 +12,49 @@ from sluice.types import BatchPlan, BatchResult, RowError
 
 @dataclass(frozen=True)
 class Faults:
-    """What goes wrong, by number of the launch (from 0)."""
+    """The launches that fail, by their number from 0.
+
+    >>> Faults(wait_raises=frozenset({2}), row_fails={3: 1}).launch_raises
+    frozenset()
+    """
 
     launch_raises: frozenset[int] = frozenset()
+    """Launches whose `launch` raises."""
     wait_raises: frozenset[int] = frozenset()
+    """Launches whose `wait` raises."""
     row_fails: Mapping[int, int] = field(default_factory=dict)
-    """Launch -> row of the plan that fails (counted modulo the number of rows)."""
+    """Launch -> row of its plan that fails, modulo the number of rows."""
 
 
 class InjectedFault(RuntimeError):
-    """A fault that a test asked for."""
+    """The error that a `FaultyRunner` raises."""
 
 
 @dataclass
 class FaultyStep:
+    """A launched step whose result is changed before the engine sees it."""
+
     inner: Pending
-    spoil: Callable[[BatchResult], BatchResult]
+    change: Callable[[BatchResult], BatchResult]
 
     def wait(self) -> BatchResult:
-        return self.spoil(self.inner.wait())
+        return self.change(self.inner.wait())
 
 
 class FaultyRunner:
-    """A runner that fails on request."""
+    """Passes plans to another runner, and fails at the launches that `faults` names.
+
+    Args:
+        inner: the runner that computes.
+        faults: launches that raise `InjectedFault`, and rows that fail alone.
+
+    >>> from sluice.testing import ShadowRunner
+    >>> from sluice.types import BatchPlan
+    >>> runner = FaultyRunner(ShadowRunner(page_size=4), Faults(launch_raises=frozenset({0})))
+    >>> runner.launch(BatchPlan(step=0, new_slots=(), chunks=()))
+    Traceback (most recent call last):
+    sluice.testing.faults.InjectedFault: launch 0
+    """
 
     def __init__(self, inner: Runner, faults: Faults) -> None:
         self._inner = inner
@@ -47,7 +67,7 @@ class FaultyRunner:
         if number in self._faults.launch_raises:
             raise InjectedFault(f"launch {number}")
 
-        def spoil(result: BatchResult) -> BatchResult:
+        def change(result: BatchResult) -> BatchResult:
             if number in self._faults.wait_raises:
                 raise InjectedFault(f"wait {number}")
             if number in self._faults.row_fails and plan.chunks:
@@ -55,11 +75,11 @@ class FaultyRunner:
                 return without_row(plan, result, row)
             return result
 
-        return FaultyStep(self._inner.launch(plan), spoil)
+        return FaultyStep(self._inner.launch(plan), change)
 
 
 def without_row(plan: BatchPlan, result: BatchResult, row: int) -> BatchResult:
-    """The result with one row failed."""
+    """Return the result as it is when one row of the plan has failed."""
     sampling_rows = [index for index, chunk in enumerate(plan.chunks) if chunk.samples]
     target_rows = [index for index, chunk in enumerate(plan.chunks) if chunk.targets]
     return replace(

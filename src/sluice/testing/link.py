@@ -1,4 +1,4 @@
-"""A link of an engine that a test works by hand."""
+"""A link of an engine whose messages a test puts in, and whose outputs it reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from sluice.types import Output, TokenLogprobs
 
 
 class ManualLink:
-    """A link worked by hand: put messages in, look at what came out. Never blocks."""
+    """Keeps the messages that a test puts in until the engine receives them, and the outputs of the engine.
+
+    It never blocks: run `engine.step()` until the engine is idle.
+
+    >>> from sluice.engine.messages import Abort
+    >>> link = ManualLink()
+    >>> link.put(Abort(7))
+    >>> link.receive(block=False)
+    [Abort(request_id=7, reason=<FinishReason.ABORT: 'abort'>)]
+    >>> link.tokens(7)
+    ()
+    """
 
     def __init__(self) -> None:
         self._inbox: list[Message] = []
@@ -33,18 +44,18 @@ class ManualLink:
         self.stats.append(stats)
 
     def tokens(self, request_id: int) -> tuple[int, ...]:
-        """All tokens a request was given so far."""
+        """Return all tokens of a request so far."""
         return tuple(token for out in self.outputs if out.request_id == request_id for token in out.token_ids)
 
     def logprobs(self, request_id: int) -> tuple[TokenLogprobs, ...]:
-        """What was told of these tokens."""
+        """Return the log-probabilities of these tokens."""
         return tuple(item for out in self.outputs if out.request_id == request_id for item in out.logprobs)
 
     def prompt_logprobs(self, request_id: int) -> tuple[TokenLogprobs, ...]:
-        """What was told of its prompt's tokens, the first left out."""
+        """Return the log-probabilities of the prompt's tokens, without the first."""
         return tuple(item for out in self.outputs if out.request_id == request_id for item in out.prompt_logprobs)
 
     def end(self, request_id: int) -> Output:
-        """The last output of an ended request."""
+        """Return the last output of a request that has ended."""
         (last,) = [o for o in self.outputs if o.request_id == request_id and o.finish_reason is not None]
         return last

@@ -1,7 +1,7 @@
-"""A model without a model: a runner whose tokens are hashes of the KV it sees, and the answers it must give.
+"""A runner without a model, whose tokens are hashes of the KV it reads, and an oracle that computes the right tokens.
 
-The next token is a hash of everything that the runner can see in its KV pages, so that a page that is stale, doubly
-owned, wrongly shared or freed too early changes what comes out. `oracle` computes in a few lines what must come out.
+The next token is a hash of everything that the runner finds in its KV pages. So a page that is stale, has two owners,
+is wrongly shared or is freed too early changes the output. `oracle` computes the expected output in a few lines.
 """
 
 from __future__ import annotations
@@ -29,14 +29,24 @@ from sluice.types import (
 
 
 def shadow_token(tokens: Sequence[int], seed: int, sample_index: int, vocab_size: int) -> int:
-    """The token a shadow model gives after `tokens`."""
+    """Return the shadow model's next token after `tokens`."""
     return zlib.crc32(array("q", tokens).tobytes(), (seed * 31 + sample_index) & 0xFFFFFFFF) % vocab_size
 
 
 def oracle(
     prompt: Sequence[int], sampling: SamplingParams, *, sample_index: int = 0, vocab_size: int
 ) -> tuple[int, ...]:
-    """What a request over the shadow model must give, whatever the schedule. `sampling` is resolved."""
+    """Return the output that a request must have over the shadow model, under every schedule.
+
+    Args:
+        prompt: token ids.
+        sampling: resolved parameters, as `resolved` makes them.
+        sample_index: the number of the sample of its prompt.
+        vocab_size: as the runner's.
+
+    >>> oracle((5, 6, 7), resolved(max_tokens=3), vocab_size=256)
+    (165, 224, 159)
+    """
     assert sampling.max_tokens is not None and sampling.seed is not None, sampling
     tokens = list(prompt)
     while len(tokens) < len(prompt) + sampling.max_tokens:
@@ -47,7 +57,7 @@ def oracle(
 
 
 def digests(tokens: Iterable[int]) -> Iterator[int]:
-    """A hash of the tokens up to and including each."""
+    """Yield a hash of the tokens up to and including each token."""
     digest = 0
     for token in tokens:
         digest = zlib.crc32(token.to_bytes(8, "little"), digest)
@@ -55,15 +65,18 @@ def digests(tokens: Iterable[int]) -> Iterator[int]:
 
 
 def shadow_logits(digest: int, vocab_size: int) -> list[float]:
-    """The logits a shadow model gives after tokens of this digest. The largest is that of the token that
-    `shadow_token` gives for seed 0 and sample 0; up to a vocabulary of 1009 no two are equal."""
+    """Return the shadow model's logits after tokens of this digest.
+
+    The largest is that of the token that `shadow_token` returns for seed 0 and sample 0. Up to a vocabulary of 1009 no
+    two are equal.
+    """
     logits = [(digest + token * 619) % 1009 / 64 for token in range(vocab_size)]
     logits[digest % vocab_size] += 20
     return logits
 
 
 def shadow_logprobs(digest: int, token: int, count: int, vocab_size: int) -> TokenLogprobs:
-    """What a shadow model tells of `token` after tokens of this digest, with `count` alternatives."""
+    """Return the log-probabilities of `token` after tokens of this digest, with `count` alternatives."""
     logits = shadow_logits(digest, vocab_size)
     total = math.log(sum(map(math.exp, logits)))
     best = sorted(range(vocab_size), key=lambda token: -logits[token])[:count]
@@ -73,17 +86,17 @@ def shadow_logprobs(digest: int, token: int, count: int, vocab_size: int) -> Tok
 def oracle_logprobs(
     prompt: Sequence[int], outputs: Sequence[int], count: int, *, vocab_size: int
 ) -> tuple[tuple[TokenLogprobs, ...], tuple[TokenLogprobs, ...]]:
-    """What must be told of the prompt's tokens but the first, and of the outputs, each with `count` alternatives."""
+    """Return the log-probabilities of the prompt from its second token on, and of the output."""
     tokens = [*prompt, *outputs]
-    told = tuple(
+    found = tuple(
         shadow_logprobs(digest, token, count, vocab_size)
         for digest, token in zip(digests(tokens), tokens[1:], strict=False)
     )
-    return told[: len(prompt) - 1], told[len(prompt) - 1 :]
+    return found[: len(prompt) - 1], found[len(prompt) - 1 :]
 
 
 def resolved(max_tokens: int = 8, *, seed: int = 0, stop_token_ids: Iterable[int] = ()) -> SamplingParams:
-    """Sampling parameters as the engine gets them."""
+    """Return sampling parameters as the engine gets them."""
     return SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=tuple(stop_token_ids))
 
 
@@ -102,17 +115,25 @@ class ShadowStep:
 
 
 class ShadowRunner:
-    """A runner without a model. Page slots hold (position, token) pairs; a sample hashes all it can see.
+    """A runner without a model. Its pages hold (position, token) pairs, and a sample is a hash of all that it reads.
 
     Args:
-        page_size: as the scheduler's.
+        page_size: tokens of a page, as the scheduler's.
         vocab_size: tokens are from 0 to vocab_size - 1.
-        late: run each step only when it is waited for (steps still run in launch order), as a slow device would;
-            else at launch.
-        tiers: what lies behind the device.
-        stream_tier: where the contexts lie that are longer than the device.
+        late: run each step when it is waited for, in launch order, as a slow device does; else at launch.
+        tiers: the host and the disk.
+        offload_tier: the tier with the contexts that are longer than the device.
         read_fails: of a part of offloaded work by its number (from 0), whether a page of it cannot be read.
         leaves: of a part by its number, how many units it leaves undone, if it reads from the tier.
+
+    >>> from sluice.types import NewSlot
+    >>> runner = ShadowRunner(page_size=4)
+    >>> chunk = Chunk(request_id=1, slot=0, start=0, length=3, token_ids=(5, 6, 7), new_pages=(9,), samples=True)
+    >>> plan = BatchPlan(step=0, new_slots=(NewSlot(0, 1, resolved(), 0),), chunks=(chunk,))
+    >>> runner.launch(plan).wait().token_ids
+    ((165,),)
+    >>> runner.page(9)
+    ((0, 5), (1, 6), (2, 7), None)
     """
 
     def __init__(
@@ -156,11 +177,11 @@ class ShadowRunner:
         return step
 
     def page(self, page: int) -> Content:
-        """What a page holds."""
+        """Return the content of a page."""
         return tuple(self._kv.get((page, offset)) for offset in range(self._page_size))
 
     def put_page(self, page: int, content: Content) -> None:
-        """Overwrite a page; with less than it holds, the rest is nonsense."""
+        """Overwrite a page. Positions that `content` lacks become invalid."""
         for offset in range(self._page_size):
             self._kv.pop((page, offset), None)
         for offset, held in enumerate(content):
@@ -168,7 +189,7 @@ class ShadowRunner:
                 self._kv[page, offset] = held
 
     def run_next(self) -> None:
-        """Run the oldest step that has not run."""
+        """Run the oldest launched step that has not run."""
         step = self._launched.popleft()
         step.result = self._run(step.plan)
 
@@ -188,7 +209,7 @@ class ShadowRunner:
             self._write(chunk, written)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         sampled = tuple(() if chunk.slot in self._lost else (self._sample(chunk),) for chunk in sampling)
-        told = tuple(() if chunk.slot in self._lost else self._logprobs(chunk) for chunk in sampling)
+        logprobs = tuple(() if chunk.slot in self._lost else self._logprobs(chunk) for chunk in sampling)
         prompt = tuple(
             () if chunk.slot in self._lost else self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets
         )
@@ -196,7 +217,7 @@ class ShadowRunner:
             plan.step,
             sampled,
             (),
-            told if any(told) else (),
+            logprobs if any(logprobs) else (),
             prompt,
             copied,
             slice_errors=tuple(slice_errors),
@@ -266,7 +287,7 @@ class ShadowRunner:
         return token
 
     def _logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
-        """Of the token just sampled."""
+        """Return the log-probabilities of the token just sampled, if the request wants them."""
         count = self._sampling(chunk).logprobs
         if count is None:
             return ()
@@ -275,7 +296,7 @@ class ShadowRunner:
 
     def _prompt_logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
         count = self._sampling(chunk).prompt_logprobs
-        assert count is not None, f"{chunk} has targets nobody asked for"
+        assert count is not None, f"{chunk} has targets, and its request wants no prompt log-probabilities"
         after = islice(digests(self._seen(chunk)), chunk.start, None)
         return tuple(
             shadow_logprobs(digest, target, count, self._vocab_size)

@@ -11,29 +11,40 @@ from sluice.engine.messages import Copied
 from sluice.types import BatchPlan, CopyDone, PageCopy, StoredPage, Tier
 
 Content = tuple[tuple[int, int] | None, ...]
-"""What a page of the shadow model holds: (position, token) in each of its places."""
+"""The content of a page of the shadow model: for each token a (position, token) pair, or None."""
 
 
 class DevicePages(Protocol):
     """The pages of a shadow runner's device."""
 
     def page(self, page: int) -> Content:
-        """Return what a page holds."""
+        """Return the content of a page."""
 
     def put_page(self, page: int, content: Content) -> None:
-        """Overwrite a page."""
+        """Overwrite a page. Positions that `content` lacks become invalid."""
 
 
 class ShadowTiers:
-    """Host and disk of a shadow runner. They outlive it if they are given to the next one.
+    """The host and the disk of a shadow runner. They outlive it if they are given to the next one.
 
-    The disk takes its time: what was begun ends when `work` is called, in any order. A copy that fails leaves nonsense
-    where it went, and so does one that has not ended.
+    A disk is slow: with `draw`, copies with the disk end when `work` is called, in any order. The target of a copy
+    that has failed, or that has not ended, holds no valid content.
 
     Args:
-        draw: chance, by which copies with the disk end and fail; None: all end with their step, and well.
-        post: is told of copies with the disk that have ended.
-        fails: share of copies that fail.
+        draw: decides which copies with the disk end at a call of `work`, and which fail. None: all copies end with
+            their step, and none fails.
+        post: receives a message when copies with the disk have ended.
+        fails: share of copies that fail, 0 to 1.
+
+    >>> from sluice.testing import ShadowRunner
+    >>> from sluice.types import BatchPlan, PageCopy
+    >>> tiers = ShadowTiers()
+    >>> device = ShadowRunner(page_size=2, tiers=tiers)
+    >>> device.put_page(0, ((0, 17), (1, 18)))
+    >>> store = PageCopy(ticket=1, source=Tier.DEVICE, source_page=0, target=Tier.HOST, target_page=5)
+    >>> [done] = device.launch(BatchPlan(step=0, new_slots=(), chunks=(), copies=(store,))).wait().copies
+    >>> done.ticket, done.error, tiers.page(Tier.HOST, 5)
+    (1, None, ((0, 17), (1, 18)))
     """
 
     def __init__(
@@ -44,12 +55,13 @@ class ShadowTiers:
         self._fails = fails
         self._pages: dict[tuple[Tier, int], tuple[Content, int]] = {}
         self._under_way: list[tuple[PageCopy, Content]] = []
-        """With the disk, and of stores what is to be written."""
+        """Copies with the disk that have not ended, and the content of their sources."""
         self.index: dict[int, StoredPage] = {}
-        """What a restart finds on the disk."""
+        """The pages that a restart finds on the disk."""
 
     @property
     def is_at_rest(self) -> bool:
+        """True if no copy with the disk is under way."""
         return not self._under_way
 
     def copy(self, plan: BatchPlan, device: DevicePages) -> tuple[CopyDone, ...]:
@@ -69,28 +81,28 @@ class ShadowTiers:
         return tuple(done)
 
     def page(self, tier: Tier, page: int) -> Content:
-        """What a page behind the device holds; nothing while it is being written."""
+        """Return the content of a page; empty while it is being written."""
         return self._pages[tier, page][0]
 
     def work(self, device: DevicePages) -> None:
-        """The disk goes on."""
+        """Let the disk end some of its copies, and post the message."""
         done = self._ended(device)
         if done and self._post is not None:
             self._post(Copied(tuple(done)))
 
     def crash(self) -> tuple[StoredPage, ...]:
-        """The process is gone: what is on its way to the disk is not there. Returns what a restart finds."""
+        """Lose the host, and the copies that have not ended. Returns the pages that a restart finds."""
         self._under_way.clear()
         self._pages = {key: page for key, page in self._pages.items() if key[0] is Tier.DISK}
         return tuple(self.index[slot] for slot in sorted(self.index))
 
     def adopt(self, disk: ShadowTiers) -> None:
-        """Take over another one's disk."""
+        """Take over the disk of other tiers."""
         self._pages |= {key: page for key, page in disk._pages.items() if key[0] is Tier.DISK}
         self.index |= disk.index
 
-    def spoil(self, tier: Tier, page: int) -> None:
-        """Change what a page holds behind everybody's back."""
+    def corrupt(self, tier: Tier, page: int) -> None:
+        """Change the content of a page without its checksum, as a faulty disk does."""
         content, checksum = self._pages[tier, page]
         self._pages[tier, page] = content[::-1], checksum
 
@@ -108,7 +120,7 @@ class ShadowTiers:
             if checksum != copy.checksum or checksum != zlib.crc32(repr(content).encode()):
                 return CopyDone(copy.ticket, error="the page is not what was stored")
         if self._draw is not None and self._draw.random() < self._fails:
-            return CopyDone(copy.ticket, error="a fault that was asked for")
+            return CopyDone(copy.ticket, error="an injected fault")
         self._put(copy, content, device)
         return CopyDone(copy.ticket, zlib.crc32(repr(content).encode()))
 
@@ -118,7 +130,7 @@ class ShadowTiers:
         return self._pages[tier, page]
 
     def _put(self, copy: PageCopy, content: Content, device: DevicePages) -> None:
-        """Content, or nonsense, reaches the target."""
+        """Write content to a copy's target; empty content makes the target invalid."""
         if copy.target is Tier.DEVICE:
             device.put_page(copy.target_page, content)
             return

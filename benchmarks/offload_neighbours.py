@@ -1,6 +1,6 @@
 """What ordinary streams feel of one prompt that is longer than the device, while it is read and while it decodes.
 
-    python benchmarks/offloaded_neighbours.py --long 128K --out build/neighbours --disk build/pages \\
+    python benchmarks/offload_neighbours.py --long 128K --out build/neighbours --disk build/pages \\
         --option max_total_tokens=32768 --option chunked_prefill_size=512 --option offload_above=16384
 
 One engine in this process, stepped by hand, over a checkpoint that recalls exactly. Some streams decode all the time:
@@ -221,11 +221,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 is_right = run.long(needle.prompt, needle.answer)
                 run.end()
     except (ValueError, ConfigError, RuntimeError) as error:
-        print(f"offloaded_neighbours: error: {error}", file=sys.stderr)
+        print(f"offload_neighbours: error: {error}", file=sys.stderr)
         return 1
     phases = {phase.name: phase.as_dict() for phase in run.phases}
     record: dict[str, Any] = {
-        "benchmark": "offloaded_neighbours",
+        "benchmark": "offload_neighbours",
         "shape": asdict(shape),
         "dtype": args.dtype,
         "streams": args.streams,

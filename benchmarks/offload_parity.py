@@ -1,8 +1,8 @@
 """Prompts longer than the KV pool against the same with a pool that holds them: token for token, in float32.
 
     python benchmarks/make_checkpoint.py --shape llama-3.2-1b-tiny --out build/checkpoints/llama-3.2-1b-tiny
-    python benchmarks/offloaded_parity.py --checkpoint build/checkpoints/llama-3.2-1b-tiny --disk build/pages \
-        --json benchmarks/results/offloaded_parity.json
+    python benchmarks/offload_parity.py --checkpoint build/checkpoints/llama-3.2-1b-tiny --disk build/pages \
+        --json benchmarks/results/offload_parity.json
 
 For each size of chunk, block and ring, an engine whose pool holds a quarter of a prompt. It says how many tokens were
 the same, how far log-probabilities of the same tokens lay apart at most, and where tokens differ by how much the two
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(found[-1]), flush=True)
         args.disk.unlink()
     if args.json is not None:
-        record = {"benchmark": "offloaded_parity", "length": args.length, "machine": machine(), "runs": found}
+        record = {"benchmark": "offload_parity", "length": args.length, "machine": machine(), "runs": found}
         args.json.write_text(json.dumps(record | {"versions": versions()}, indent=1) + "\n", encoding="utf-8")
     return 0 if all(run["is_same"] for run in found) else 1
 
