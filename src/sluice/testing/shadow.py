@@ -129,7 +129,8 @@ class ShadowRunner:
     >>> from sluice.types import NewSlot
     >>> runner = ShadowRunner(page_size=4)
     >>> chunk = Chunk(request_id=1, slot=0, start=0, length=3, token_ids=(5, 6, 7), new_pages=(9,), samples=True)
-    >>> plan = BatchPlan(step=0, new_slots=(NewSlot(0, 1, resolved(), 0),), chunks=(chunk,))
+    >>> new = NewSlot(slot=0, request_id=1, sampling=resolved(), sample_index=0)
+    >>> plan = BatchPlan(step=0, new_slots=(new,), chunks=(chunk,))
     >>> runner.launch(plan).wait().token_ids
     ((165,),)
     >>> runner.page(9)
