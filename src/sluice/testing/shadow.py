@@ -126,10 +126,10 @@ class ShadowRunner:
         read_fails: of a part of offloaded work by its number (from 0), whether a page of it cannot be read.
         leaves: of a part by its number, how many units it leaves undone, if it reads from the tier.
 
-    >>> from sluice.types import NewSlot
+    >>> from sluice.types import NewSlot, Submit
     >>> runner = ShadowRunner(page_size=4)
     >>> chunk = Chunk(request_id=1, slot=0, start=0, length=3, token_ids=(5, 6, 7), new_pages=(9,), samples=True)
-    >>> new = NewSlot(slot=0, request_id=1, sampling=resolved(), sample_index=0)
+    >>> new = NewSlot(slot=0, submit=Submit(request_id=1, prompt=(), sampling=resolved()))
     >>> plan = BatchPlan(step=0, new_slots=(new,), chunks=(chunk,))
     >>> runner.launch(plan).wait().token_ids
     ((165,),)
