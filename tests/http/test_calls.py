@@ -15,8 +15,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from serving import Server, run, serving
-from sluice.http.calls import Call, RequestLog, facts_of
-from sluice.http.errors import Failures
+from sluice.http.calls import Call, Calls, RequestLog, facts_of
 from sluice.process.logs import JsonFormatter, TextFormatter, configure_logging
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer
@@ -180,9 +179,10 @@ def test_a_bug_within_an_answer_breaks_it_off() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
+    scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"mine")]}
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(Failures(app)({"type": "http", "method": "GET", "path": "/"}, receive, send))
-    assert sent == begun
+        asyncio.run(Calls(app, ())(scope, receive, send))
+    assert sent == [{**begun[0], "headers": [(b"x-request-id", b"mine")]}, begun[1]]
 
 
 def test_concurrent_calls_do_not_mix(log: io.StringIO) -> None:

@@ -5,34 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from sluice.http.backend import Service
 from sluice.http.errors import ApiError
 from sluice.http.generate_call import GenerateCall
 from sluice.http.generation import Generation, Usage
 from sluice.http.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_pieces, scored_prompt
 from sluice.http.openai import ChatFields, CompletionFields
 from sluice.text.text_stream import Piece
-from sluice.types import FinishReason
 
 T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What every answer of a call carries."""
-
-    id: str
-    created: int
-    """Unix seconds."""
-    service: Service
 
 
 class Answer(Protocol):
@@ -59,50 +46,63 @@ def text_of(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-class CompletionAnswer:
-    """The answer to `POST /v1/completions`.
+class _OpenAIAnswer:
+    """What the answers of completions and chats have in common.
 
     Args:
-        head: of this call.
-        generation: the prompts of its choices.
+        prefix: of the id.
+        kind: the `object` of a whole answer.
+        event_kind: the `object` of an event.
     """
 
-    def __init__(self, head: Head, call: GenerateCall[CompletionFields], generation: Generation) -> None:
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{head.id}",
-            "object": "text_completion",
-            "created": head.created,
-            "model": head.service.model,
-        }
-        self._event_head = self._head | _null_usage(call)
-        self._tokenizer = head.service.tokenizer
-        self._call = call
-        self._generation = generation
-        self._echo = self._prompt_texts() if call.fields.echo else []
+    def __init__(
+        self, call: GenerateCall[Any], generation: Generation, *, prefix: str, kind: str, event_kind: str
+    ) -> None:
+        service = generation.service
 
-    def _prompt_texts(self) -> list[str]:
-        """Return the prompt of each choice as the client wrote it, or what its token ids spell."""
-        samples = self._call.sampling.n
-        texts = [
-            prompt if isinstance(prompt, str) else self._tokenizer.decode(choice.prompt)
-            for prompt, choice in zip(self._call.prompts, self._generation.choices[::samples], strict=True)
-        ]
-        return [text for text in texts for _ in range(samples)]
+        def head(kind: str) -> dict[str, Any]:
+            id = f"{prefix}-{generation.id}"
+            return {"id": id, "object": kind, "created": generation.created, "model": service.model}
+
+        self._head, self._last_head = head(kind), head(event_kind)
+        # As in OpenAI's streams, `usage` is null in all events but the last if that one brings the counts.
+        self._event_head = self._last_head | ({"usage": None} if call.include_usage else {})
+        self._include_usage = call.include_usage
+        self._generation = generation
+        self._tokenizer = service.tokenizer
+
+    def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return self._event_head | {"choices": [choice]}
+
+    def closing(self, usage: Usage) -> dict[str, Any] | None:
+        return self._last_head | {"choices": [], "usage": usage.as_json()} if self._include_usage else None
+
+
+class CompletionAnswer(_OpenAIAnswer):
+    """The answer to `POST /v1/completions`."""
+
+    def __init__(self, call: GenerateCall[CompletionFields], generation: Generation) -> None:
+        super().__init__(call, generation, prefix="cmpl", kind="text_completion", event_kind="text_completion")
+        self._has_prompt_logprobs = call.fields.prompt_logprobs is not None
+        self._echo: list[str] = []
+        """The prompt of each choice as the client wrote it, or what its token ids spell."""
+        if call.fields.echo:
+            samples = call.sampling.n
+            for prompt, choice in zip(call.prompts, generation.choices[::samples], strict=True):
+                text = prompt if isinstance(prompt, str) else self._tokenizer.decode(choice.prompt)
+                self._echo += [text] * samples
 
     def opening(self, index: int) -> dict[str, Any] | None:
         if not self._echo:
             return None
-        choice = {"index": index, "text": self._echo[index], "logprobs": None, "finish_reason": None}
-        return self._event_head | {"choices": [choice]}
+        return self._event({"index": index, "text": self._echo[index], "logprobs": None, "finish_reason": None})
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         offset = len(self._echo[index]) if self._echo else 0
         logprobs = completion_logprobs(self._tokenizer, scored_pieces([piece], offset))
-        choice = {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-        return self._event_head | {"choices": [choice]}
-
-    def closing(self, usage: Usage) -> dict[str, Any] | None:
-        return self._head | {"choices": [], "usage": usage.as_json()} if self._call.include_usage else None
+        return self._event(
+            {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        )
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
         answers = [self._choice(index, pieces) for index, pieces in enumerate(choices)]
@@ -111,48 +111,35 @@ class CompletionAnswer:
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         echo = self._echo[index] if self._echo else ""
         in_prompt = self._generation.prompt_logprobs(index)
-        logprobs = scored_pieces(pieces, len(echo))
+        scored = scored_pieces(pieces, len(echo))
         if echo and in_prompt is not None:
-            logprobs = scored_prompt(self._tokenizer, self._generation.choices[index].prompt, in_prompt) + logprobs
+            scored = scored_prompt(self._tokenizer, self._generation.choices[index].prompt, in_prompt) + scored
         choice = {
             "index": index,
             "text": echo + text_of(pieces),
-            "logprobs": completion_logprobs(self._tokenizer, logprobs),
+            "logprobs": completion_logprobs(self._tokenizer, scored),
             "finish_reason": pieces[-1].finish_reason,
         }
-        if self._call.fields.prompt_logprobs is not None and in_prompt is not None:
+        if self._has_prompt_logprobs and in_prompt is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
         return choice
 
 
-class ChatAnswer:
-    """The answer to `POST /v1/chat/completions`.
+class ChatAnswer(_OpenAIAnswer):
+    """The answer to `POST /v1/chat/completions`."""
 
-    Args:
-        head: of this call.
-    """
-
-    def __init__(self, head: Head, call: GenerateCall[ChatFields], generation: Generation) -> None:
-        self._head: dict[str, Any] = {
-            "id": f"chatcmpl-{head.id}",
-            "created": head.created,
-            "model": head.service.model,
-        }
-        self._chunk_head = self._head | {"object": "chat.completion.chunk"}
-        self._event_head = self._chunk_head | _null_usage(call)
-        self._tokenizer = head.service.tokenizer
-        self._include_usage = call.include_usage
-        self._generation = generation
+    def __init__(self, call: GenerateCall[ChatFields], generation: Generation) -> None:
+        kind = "chat.completion"
+        super().__init__(call, generation, prefix="chatcmpl", kind=kind, event_kind=f"{kind}.chunk")
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        return self._chunk(index, {"role": "assistant", "content": ""}, None, None)
+        delta = {"role": "assistant", "content": ""}
+        return self._event({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         logprobs = chat_logprobs(self._tokenizer, [piece])
-        return self._chunk(index, {"content": piece.text}, logprobs, piece.finish_reason)
-
-    def closing(self, usage: Usage) -> dict[str, Any] | None:
-        return self._chunk_head | {"choices": [], "usage": usage.as_json()} if self._include_usage else None
+        delta = {"content": piece.text}
+        return self._event({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason})
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
         answers = [
@@ -164,21 +151,10 @@ class ChatAnswer:
             }
             for index, pieces in enumerate(choices)
         ]
-        answer = self._head | {"object": "chat.completion", "choices": answers}
+        answer = self._head | {"choices": answers}
         if (in_prompt := self._generation.prompt_logprobs(0)) is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
         return answer | {"usage": usage.as_json()}
-
-    def _chunk(
-        self, index: int, delta: dict[str, str], logprobs: dict[str, Any] | None, reason: FinishReason | None
-    ) -> dict[str, Any]:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._event_head | {"choices": [choice]}
-
-
-def _null_usage(call: GenerateCall[Any]) -> dict[str, Any]:
-    """Return the `usage` that OpenAI's events have if the last one brings the counts."""
-    return {"usage": None} if call.include_usage else {}
 
 
 async def whole(generation: Generation, answer: Answer) -> Any:

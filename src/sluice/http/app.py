@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -16,7 +15,6 @@ from sluice.http.answers import (
     ChatAnswer,
     CompletionAnswer,
     EventStream,
-    Head,
     events,
     unless_disconnected,
     whole,
@@ -25,7 +23,7 @@ from sluice.http.auth import KeyRequired
 from sluice.http.backend import Backend
 from sluice.http.body import BodyLimits, parsed, read_body
 from sluice.http.calls import Calls, Listener
-from sluice.http.errors import CLIENT_LEFT, Failures, add_error_handlers, bad_request
+from sluice.http.errors import CLIENT_LEFT, add_error_handlers, bad_request
 from sluice.http.generate_call import F, GenerateCall
 from sluice.http.generation import Generation
 from sluice.http.info import add_health, add_info
@@ -67,7 +65,6 @@ def create_app(
     add_error_handlers(app)
     if api_keys:
         app.add_middleware(KeyRequired, keys=api_keys)
-    app.add_middleware(Failures)
     app.add_middleware(Calls, listeners=(metrics, *listeners))
     return app
 
@@ -80,15 +77,16 @@ def _add_generating(app: FastAPI, backend: Backend, limits: BodyLimits, clock: C
     async def generate(
         request: Request,
         parse: Callable[[bytes], GenerateCall[F]],
-        make_answer: Callable[[Head, GenerateCall[F], Generation], Answer],
+        make_answer: Callable[[GenerateCall[F], Generation], Answer],
     ) -> Response:
         """Check a call, run it for as long as its client is there, and answer it."""
         call = await _read(request, limits, parse)
         service = backend.service(for_new=True)
         service.check_model(call.model)
         came_at = service.client.now()
-        generation = Generation(service, await prompt_ids(service, call), call, came_at)
-        answer = make_answer(Head(secrets.token_hex(12), int(clock()), service), call, generation)
+        prompts = await prompt_ids(service, call)
+        generation = Generation(service, prompts, call, came_at=came_at, created=int(clock()))
+        answer = make_answer(call, generation)
         if not call.fields.stream:
             result = await unless_disconnected(request.receive, whole(generation, answer))
             return Response(status_code=CLIENT_LEFT) if result is None else JSONResponse(result)

@@ -6,6 +6,7 @@ JSON types are strict ("5" is no number), and every refusal names its field.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -185,20 +186,12 @@ def are_ids(value: Any) -> bool:
 
 def kind_of(value: Any) -> str:
     """Describe a JSON value in a few words."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return f"the number {value}"
-        case "":
-            return "an empty text"
-        case str():
-            return "a text"
-        case []:
-            return "an empty list"
-        case list():
-            return "a list of something else"
-        case _:
-            return "an object"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int | float):
+        return f"the number {value}"
+    if isinstance(value, str):
+        return "a text" if value else "an empty text"
+    if isinstance(value, list):
+        return "a list of something else" if value else "an empty list"
+    return "an object"

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from sluice.http.errors import ApiError
 from sluice.process.logs import REQUEST_ID
 from sluice.types import FinishReason, SamplingParams
 
+LOGGER = logging.getLogger("sluice.server")
 REQUESTS = logging.getLogger("sluice.requests")
 ID_HEADER = b"x-request-id"
 GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -70,6 +72,9 @@ class Listener(Protocol):
 class Calls:
     """ASGI middleware that gives each call an id, sends it back in a header, and reports the call to listeners.
 
+    An exception, which is a bug in a route, is logged and answered with a 500 that names its type. If the answer has
+    begun, it is too late for a status, and the connection is closed instead.
+
     Args:
         clock: seconds.
     """
@@ -100,9 +105,11 @@ class Calls:
 
         try:
             await self._app(scope, receive, answer)
-        except Exception:
-            call.status = call.status or 500  # which the server outside of this application answers with
-            raise
+        except Exception as error:
+            if call.status:
+                raise
+            LOGGER.exception("%s %s failed", call.method, call.path)
+            await ApiError(500, f"internal error: {type(error).__name__}").response()(scope, receive, answer)
         finally:
             CALL.reset(tokens[0])
             REQUEST_ID.reset(tokens[1])

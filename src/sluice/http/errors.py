@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LOGGER = logging.getLogger("sluice.server")
 RETRY_SECONDS = 5
 """When to try again with a server that has no engine at the moment."""
 LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
@@ -63,38 +60,15 @@ def bad_request(message: str, *, param: str | None = None, code: str | None = No
     return ApiError(400, message, param=param, code=code)
 
 
+def require(ok: bool, message: str, *, param: str | None = None) -> None:
+    """Raise a 400 unless a condition of the request holds."""
+    if not ok:
+        raise bad_request(message, param=param)
+
+
 def unavailable(reason: str) -> ApiError:
     """Return a 503: there is no engine at the moment, or there will be none."""
     return ApiError(503, f"cannot serve requests: {reason}", code="service_unavailable", retry_after=RETRY_SECONDS)
-
-
-class Failures:
-    """ASGI middleware that turns an exception into a 500 that names its type, unless the answer has begun.
-
-    It stands within `calls.Calls`, so that the answer carries the id of its call, and the log the traceback under it.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        has_begun = False
-
-        async def answer(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, answer)
-        except Exception as error:
-            if has_begun:
-                raise  # too late for a status; the connection is closed
-            LOGGER.exception("%s %s failed", scope["method"], scope["path"])
-            await ApiError(500, f"internal error: {type(error).__name__}").response()(scope, receive, send)
 
 
 def add_error_handlers(app: FastAPI) -> None:

@@ -15,21 +15,12 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
+from sluice import types
 from sluice.http.body import are_ids, kind_of
-from sluice.http.errors import ApiError, bad_request
+from sluice.http.errors import ApiError, bad_request, require
 from sluice.limits import LimitError, check_cache_salt
 from sluice.process.client import UNNUMBERED
-from sluice.types import (
-    MAX_BIAS,
-    MAX_LOGPROBS,
-    MAX_PENALTY,
-    MAX_SAMPLES,
-    MAX_TOP_K,
-    REPETITION_PENALTIES,
-    SEED_RANGE,
-    SamplingParams,
-    Submit,
-)
+from sluice.types import SamplingParams, Submit
 
 MAX_CHOICES = 4096
 """Most requests that one call may become: prompts times samples."""
@@ -44,13 +35,19 @@ def documented(**schema: Any) -> Meta:
     return Meta(extra_json_schema=schema)
 
 
+def some(items: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a non-empty list."""
+    return {"type": "array", "minItems": 1, "items": items}
+
+
+ID_SCHEMA = {"type": "integer", "minimum": 0}
 Text = Annotated[str, documented(minLength=1)]
 Count = Annotated[int, documented(minimum=0)]
-Penalty = Annotated[float, documented(minimum=-MAX_PENALTY, maximum=MAX_PENALTY)]
-Logprobs = Annotated[int, documented(minimum=0, maximum=MAX_LOGPROBS)]
+Penalty = Annotated[float, documented(minimum=-types.MAX_PENALTY, maximum=types.MAX_PENALTY)]
+Logprobs = Annotated[int, documented(minimum=0, maximum=types.MAX_LOGPROBS)]
 Seconds = Annotated[float, documented(exclusiveMinimum=0, maximum=LONGEST_SECONDS)]
-TopK = Annotated[int, documented(minimum=-1, maximum=MAX_TOP_K)]
-Seed = Annotated[int, documented(minimum=SEED_RANGE[0], maximum=SEED_RANGE[1])]
+TopK = Annotated[int, documented(minimum=-1, maximum=types.MAX_TOP_K)]
+Seed = Annotated[int, documented(minimum=types.SEED_RANGE[0], maximum=types.SEED_RANGE[1])]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -66,13 +63,13 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[Text] = []
     stop_token_ids: list[Count] = []
     ignore_eos: bool = False
-    n: Annotated[int, documented(minimum=1, maximum=MAX_SAMPLES)] = 1
+    n: Annotated[int, documented(minimum=1, maximum=types.MAX_SAMPLES)] = 1
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[
-        float, documented(minimum=REPETITION_PENALTIES[0], maximum=REPETITION_PENALTIES[1])
+        float, documented(minimum=types.REPETITION_PENALTIES[0], maximum=types.REPETITION_PENALTIES[1])
     ] = 1.0
-    logit_bias: dict[str, Annotated[float, documented(minimum=-MAX_BIAS, maximum=MAX_BIAS)]] = {}
+    logit_bias: dict[str, Annotated[float, documented(minimum=-types.MAX_BIAS, maximum=types.MAX_BIAS)]] = {}
 
 
 class EngineFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -199,8 +196,8 @@ def _checked_stops(stop: str | list[str]) -> tuple[str, ...]:
 def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     """Return biases by token id, which JSON spells as a text."""
     for token in given:
-        if re.fullmatch(r"[0-9]{1,10}", token) is None:
-            raise bad_request(f"logit_bias must be by token id, got {token!r}", param="logit_bias")
+        is_id = re.fullmatch(r"[0-9]{1,10}", token) is not None
+        require(is_id, f"logit_bias must be by token id, got {token!r}", param="logit_bias")
     return tuple((int(token), bias) for token, bias in given.items())
 
 

@@ -71,25 +71,30 @@ class Generation:
         service: Service,
         prompts: Sequence[Sequence[int]],
         call: GenerateCall[Any],
-        came_at: float | None = None,
+        *,
+        came_at: float,
+        created: int,
     ) -> None:
         """
         Args:
-            came_at: when the call came, in the client's seconds; None is now.
+            came_at: when the call came, in the client's seconds.
+            created: when it came, in Unix seconds.
 
         Raises:
             ApiError: 400, a prompt or a priority that the limits refuse.
         """
+        self.id = secrets.token_hex(12)
+        self.service = service
+        self.came_at, self.created = came_at, created
         self._client = service.client
         self._call = call
-        self.came_at = self._client.now() if came_at is None else came_at
         self.choices = [
             Choice(
                 request,
                 TextStream(service.tokenizer.detokenizer(request.prompt), call.sampling.stop, call.sampling.min_tokens),
             )
             for prompt in prompts
-            for request in _samples(service, tuple(prompt), call, self.came_at)
+            for request in _samples(service, tuple(prompt), call, came_at)
         ]
         self._inbox: Inbox | None = None
         self._index: dict[int, int] = {}
@@ -150,28 +155,21 @@ class Generation:
         fields = self._call.fields
         match reason:
             case FinishReason.OVERLOAD:
-                return ApiError(
-                    503,
-                    f"the server is overloaded: {output.error}",
-                    code="overloaded",
-                    retry_after=self._client.retry_after(),
-                )
+                wait = self._client.retry_after()
+                return ApiError(503, f"the server is overloaded: {output.error}", code="overloaded", retry_after=wait)
             case FinishReason.EXPIRED:
+                limit = f"max_queue_time of {fields.max_queue_time:g} seconds"
                 return ApiError(
                     503,
-                    f"the request did not begin within its max_queue_time of {fields.max_queue_time:g} seconds",
+                    f"the request did not begin within its {limit}",
                     param="max_queue_time",
                     code="queue_timeout",
                     retry_after=self._client.retry_after(),
                 )
             case FinishReason.TIMEOUT:
-                return ApiError(
-                    408,
-                    f"the request did not end within its timeout of {fields.timeout:g} seconds; {output.start}"
-                    " tokens were generated",
-                    param="timeout",
-                    code="timeout",
-                )
+                limit = f"timeout of {fields.timeout:g} seconds"
+                message = f"the request did not end within its {limit}; {output.start} tokens were generated"
+                return ApiError(408, message, param="timeout", code="timeout")
         return ApiError(500, output.error or "the request was aborted", code="request_failed")
 
     def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:

@@ -12,8 +12,9 @@ import msgspec
 
 from sluice.http import unsupported_fields
 from sluice.http.body import convert, fields_of, json_object, known_fields
-from sluice.http.errors import bad_request
+from sluice.http.errors import require
 from sluice.http.generate_call import (
+    ID_SCHEMA,
     Count,
     GenerateCall,
     Logprobs,
@@ -23,24 +24,15 @@ from sluice.http.generate_call import (
     documented,
     new_request,
     sampling_params,
+    some,
 )
 from sluice.types import MAX_LOGPROBS, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for completions; a chat may fill the context."""
 
-PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "minItems": 1, "items": {"type": "string", "minLength": 1}},
-        {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        },
-    ]
-}
+TEXT_SCHEMA = {"type": "string", "minLength": 1}
+PROMPT_SCHEMA = {"anyOf": [TEXT_SCHEMA, some(TEXT_SCHEMA), some(ID_SCHEMA), some(some(ID_SCHEMA))]}
 MESSAGE_SCHEMA = {
     "type": "object",
     "required": ["role", "content"],
@@ -112,8 +104,8 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
     fields, sampling = _read(body, CompletionFields, unsupported_fields.COMPLETION)
     max_tokens, name = _max_tokens(fields, sampling)
     is_empty = max_tokens == 0
-    if is_empty and not fields.echo:
-        raise bad_request(f"{name} must be at least 1, got 0; 0 is only allowed with echo: true", param=name)
+    message = f"{name} must be at least 1, got 0; 0 is only allowed with echo: true"
+    require(not is_empty or fields.echo, message, param=name)
     if max_tokens is None:
         max_tokens = COMPLETION_MAX_TOKENS
     params = sampling_params(
@@ -134,12 +126,9 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
         ApiError: 400, naming the field.
     """
     fields, sampling = _read(body, ChatFields, unsupported_fields.CHAT)
-    if not 0 <= fields.top_logprobs <= MAX_LOGPROBS:
-        raise bad_request(
-            f"top_logprobs must be an integer from 0 to {MAX_LOGPROBS}, got {fields.top_logprobs}", param="top_logprobs"
-        )
-    if fields.top_logprobs and not fields.logprobs:
-        raise bad_request("top_logprobs is only allowed with logprobs: true", param="top_logprobs")
+    top, name = fields.top_logprobs, "top_logprobs"
+    require(0 <= top <= MAX_LOGPROBS, f"{name} must be an integer from 0 to {MAX_LOGPROBS}, got {top}", param=name)
+    require(not top or fields.logprobs, f"{name} is only allowed with logprobs: true", param=name)
     max_tokens, name = _max_tokens(fields, sampling)
     params = sampling_params(
         sampling,
@@ -162,11 +151,11 @@ def _read(body: bytes, kind: type[B], unsupported: Mapping[str, Any]) -> tuple[B
 def _max_tokens(fields: OpenAIFields, sampling: SamplingFields) -> tuple[int | None, str]:
     """Return the value of `max_tokens` or `max_completion_tokens`, which mean the same, and the name that was used."""
     one, other = sampling.max_tokens, fields.max_completion_tokens
-    if one is not None and other is not None and one != other:
-        raise bad_request(
-            f"max_tokens {one} and max_completion_tokens {other} contradict each other; send one of them",
-            param="max_completion_tokens",
-        )
+    require(
+        one is None or other is None or one == other,
+        f"max_tokens {one} and max_completion_tokens {other} contradict each other; send one of them",
+        param="max_completion_tokens",
+    )
     return (other, "max_completion_tokens") if one is None else (one, "max_tokens")
 
 
@@ -174,39 +163,31 @@ def _echoed_logprobs(fields: CompletionFields) -> int | None:
     """Return the alternatives to give for each token of the prompt: an echo has log-probabilities like the output."""
     if not fields.echo or fields.logprobs is None:
         return fields.prompt_logprobs
-    if fields.stream:
-        raise bad_request(
-            "logprobs with echo: true are not supported with stream: true; send stream: false", param="logprobs"
-        )
-    if fields.prompt_logprobs not in (None, fields.logprobs):
-        raise bad_request(
-            f"prompt_logprobs must be as many as logprobs, {fields.logprobs}, with echo: true,"
-            f" got {fields.prompt_logprobs}; or leave one of them out",
-            param="prompt_logprobs",
-        )
+    message = "logprobs with echo: true are not supported with stream: true; send stream: false"
+    require(not fields.stream, message, param="logprobs")
+    require(
+        fields.prompt_logprobs in (None, fields.logprobs),
+        f"prompt_logprobs must be as many as logprobs, {fields.logprobs}, with echo: true,"
+        f" got {fields.prompt_logprobs}; or leave one of them out",
+        param="prompt_logprobs",
+    )
     return fields.logprobs
 
 
 def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
     """Check what the fields of completions and chats may be together."""
-    if fields.stream and fields.prompt_logprobs is not None:
-        raise bad_request(
-            "prompt_logprobs is not supported with stream: true, whose events are tokens of the answer; send"
-            " stream: false",
-            param="prompt_logprobs",
-        )
-    if fields.best_of not in (None, params.n):
-        raise bad_request(
-            f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {params.n}",
-            param="best_of",
-        )
-    options = fields.stream_options or StreamOptions()
-    if fields.stream_options is not None and not fields.stream:
-        raise bad_request("stream_options is only allowed with stream: true", param="stream_options")
-    if options.continuous_usage_stats and not options.include_usage:
-        raise bad_request(
-            "stream_options.continuous_usage_stats is only allowed with include_usage: true", param="stream_options"
-        )
+    require(
+        not fields.stream or fields.prompt_logprobs is None,
+        "prompt_logprobs is not supported with stream: true, whose events are tokens of the answer; send stream: false",
+        param="prompt_logprobs",
+    )
+    message = f"best_of {fields.best_of} is not supported; leave it out, or send as many as n, {params.n}"
+    require(fields.best_of in (None, params.n), message, param="best_of")
+    has_options, options = fields.stream_options is not None, fields.stream_options or StreamOptions()
+    message = "stream_options is only allowed with stream: true"
+    require(fields.stream or not has_options, message, param="stream_options")
+    message = "stream_options.continuous_usage_stats is only allowed with include_usage: true"
+    require(bool(options.include_usage) or not options.continuous_usage_stats, message, param="stream_options")
     return GenerateCall(
         fields=fields,
         request=new_request(fields, params),
@@ -223,8 +204,7 @@ def checked_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, str], ..
     Raises:
         ApiError: 400, no message, or one whose field is named.
     """
-    if not messages:
-        raise bad_request("messages must hold at least one message, got []", param="messages")
+    require(bool(messages), "messages must hold at least one message, got []", param="messages")
     return tuple(_message(index, message) for index, message in enumerate(messages))
 
 

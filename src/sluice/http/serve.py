@@ -216,20 +216,12 @@ def listen(host: str, port: int) -> socket.socket:
         CannotListen: naming the address and what to do.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=is_dual)
     except (OSError, OverflowError) as error:
-        raise CannotListen(f"cannot listen on {host}:{port}: {error}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except (OSError, OverflowError) as error:
-        listener.close()
         raise CannotListen(f"cannot listen on {host}:{port}: {error}; choose another with --host or --port") from error
-    return listener
 
 
 def exposure_warning(address: str, *, has_key: bool) -> str | None:

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import msgspec
 
 from sluice.http import unsupported_fields
-from sluice.http.answers import Head, text_of
+from sluice.http.answers import text_of
 from sluice.http.body import convert, fields_of, known_fields, read_fields
-from sluice.http.errors import bad_request
+from sluice.http.errors import require
 from sluice.http.generate_call import (
+    ID_SCHEMA,
     Count,
     GenerateCall,
     Logprobs,
@@ -24,6 +25,7 @@ from sluice.http.generate_call import (
     documented,
     new_request,
     sampling_params,
+    some,
 )
 from sluice.http.generation import Generation, Usage, by_tier
 from sluice.http.logprobs import finite
@@ -31,15 +33,7 @@ from sluice.text.text_stream import Piece
 from sluice.types import FinishReason, TokenLogprobs
 
 PLACE = "sampling_params"
-AnyIds = Annotated[
-    Any,
-    documented(
-        anyOf=[
-            {"type": "integer", "minimum": 0},
-            {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}},
-        ]
-    ),
-]
+AnyIds = Annotated[Any, documented(anyOf=[ID_SCHEMA, some(ID_SCHEMA)])]
 
 
 class NativeSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -101,39 +95,30 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
 
 
 def _check_logprobs(fields: NativeFields) -> None:
-    if fields.logprob_start_len < -1 or (fields.logprob_start_len >= 0 and not fields.return_logprob):
-        raise bad_request(
-            f"logprob_start_len must be -1, or a position with return_logprob: true, got {fields.logprob_start_len}",
-            param="logprob_start_len",
-        )
-    if fields.top_logprobs_num and not fields.return_logprob:
-        raise bad_request("top_logprobs_num is only allowed with return_logprob: true", param="top_logprobs_num")
+    start, name = fields.logprob_start_len, "logprob_start_len"
+    message = f"{name} must be -1, or a position with return_logprob: true, got {start}"
+    require(start == -1 or (start >= 0 and fields.return_logprob), message, param=name)
+    message = "top_logprobs_num is only allowed with return_logprob: true"
+    require(fields.return_logprob or not fields.top_logprobs_num, message, param="top_logprobs_num")
 
 
 def _prompts(fields: NativeFields, samples: int) -> tuple[str | list[int], ...]:
-    if (fields.text is None) == (fields.input_ids is None):
-        raise bad_request("send either text or input_ids", param="text")
+    require((fields.text is None) != (fields.input_ids is None), "send either text or input_ids", param="text")
     if fields.text is not None:
         return checked_prompts("text", fields.text, samples)
     prompts = checked_prompts("input_ids", fields.input_ids, samples)
-    if any(isinstance(prompt, str) for prompt in prompts):
-        raise bad_request("input_ids must be token ids, or lists of them; texts go into text", param="input_ids")
+    message = "input_ids must be token ids, or lists of them; texts go into text"
+    require(not any(isinstance(prompt, str) for prompt in prompts), message, param="input_ids")
     return prompts
 
 
 class NativeAnswer:
-    """The answer to `POST /generate`. As in SGLang, every event of a stream repeats the whole of its choice.
+    """The answer to `POST /generate`. As in SGLang, every event of a stream repeats the whole of its choice."""
 
-    Args:
-        head: of this call.
-        generation: the prompts of its choices, and how many of their tokens were cached.
-    """
-
-    def __init__(self, head: Head, call: GenerateCall[NativeFields], generation: Generation) -> None:
-        self._service = head.service
+    def __init__(self, call: GenerateCall[NativeFields], generation: Generation) -> None:
         self._fields = call.fields
         self._generation = generation
-        self._id = call.fields.rid or head.id
+        self._id = call.fields.rid or generation.id
         self._so_far: dict[int, list[Piece]] = {}
         ids = call.fields.input_ids
         is_single = isinstance(call.fields.text, str) or (ids is not None and type(ids[0]) is int)
@@ -164,7 +149,7 @@ class NativeAnswer:
             "prompt_tokens": len(choice.prompt),
             "completion_tokens": len(ids),
             "cached_tokens": choice.cached.total,
-            "e2e_latency": self._service.client.now() - self._generation.came_at,
+            "e2e_latency": self._generation.service.client.now() - self._generation.came_at,
         }
         meta |= by_tier(choice.cached)
         if self._fields.return_logprob:
@@ -195,7 +180,7 @@ class NativeAnswer:
     def _spelled(self, token: int) -> str | None:
         if not self._fields.return_text_in_logprobs:
             return None
-        return (self._service.tokenizer.spelled(token) or b"").decode(errors="replace")
+        return (self._generation.service.tokenizer.spelled(token) or b"").decode(errors="replace")
 
 
 def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:

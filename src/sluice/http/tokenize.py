@@ -12,8 +12,8 @@ import msgspec
 from sluice.http import unsupported_fields
 from sluice.http.backend import Service
 from sluice.http.body import read_fields
-from sluice.http.errors import bad_request
-from sluice.http.generate_call import GenerateCall, Prompt, documented
+from sluice.http.errors import bad_request, require
+from sluice.http.generate_call import ID_SCHEMA, GenerateCall, Prompt, documented
 from sluice.http.logprobs import completion_token
 from sluice.http.openai import AnyMessage, checked_messages
 from sluice.text.tokenizer import TokenizerError
@@ -39,7 +39,7 @@ class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     """The body of `POST /detokenize`."""
 
     model: str | None = None
-    tokens: Annotated[list[int], documented(items={"type": "integer", "minimum": 0})]
+    tokens: Annotated[list[int], documented(items=ID_SCHEMA)]
 
 
 async def prompt_ids(service: Service, call: GenerateCall[Any]) -> list[list[int]]:
@@ -97,14 +97,12 @@ def parse_tokenize(body: bytes) -> TokenizeFields:
         ApiError: 400, naming the field.
     """
     fields = read_fields(body, TokenizeFields, unsupported_fields.TOKENIZE)
-    if (fields.prompt is None) == (fields.messages is None):
-        raise bad_request("send either prompt or messages", param="prompt")
-    if fields.messages is not None and fields.add_special_tokens:
-        raise bad_request(
-            "add_special_tokens: true is not supported with messages, whose template has them; leave it out, or send"
-            " false",
-            param="add_special_tokens",
-        )
+    require((fields.prompt is None) != (fields.messages is None), "send either prompt or messages", param="prompt")
+    require(
+        fields.messages is None or not fields.add_special_tokens,
+        "add_special_tokens: true is not supported with messages, whose template has them; leave it out, or send false",
+        param="add_special_tokens",
+    )
     return fields
 
 
@@ -139,10 +137,8 @@ def detokenize(service: Service, body: bytes) -> dict[str, Any]:
     """
     fields = read_fields(body, DetokenizeFields, unsupported_fields.DETOKENIZE)
     service.check_model(fields.model)
-    vocab_size = service.limits.vocab_size
-    for token in fields.tokens:
-        if not 0 <= token < vocab_size:
-            raise bad_request(
-                f"token id {token} is outside the vocabulary: ids are 0 to {vocab_size - 1}", param="tokens"
-            )
+    last = service.limits.vocab_size - 1
+    outside = next((token for token in fields.tokens if not 0 <= token <= last), None)
+    message = f"token id {outside} is outside the vocabulary: ids are 0 to {last}"
+    require(outside is None, message, param="tokens")
     return {"prompt": service.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
