@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sluice.kv.lower_tiers import NoTiers
+from sluice.kv.lower_tiers import LowerTiers
 from sluice.kv.manager import KVManager, ResidentLease
 from sluice.kv.prefix import PrefixTree
 
@@ -117,7 +117,7 @@ def test_a_leaf_that_gains_a_child_is_no_leaf() -> None:
 
 def test_only_a_leaf_that_nobody_holds_is_offered() -> None:
     """`is_offered` is what law 3 goes by."""
-    tree = PrefixTree(1, NoTiers())
+    tree = PrefixTree(1, LowerTiers())
     kv = KVManager(num_pages=4, page_size=1)
     kv.tree = tree
     leave(kv, run_request(kv, [1]), [1])
@@ -197,7 +197,7 @@ def test_a_twin_goes_on_publishing_when_the_other_is_evicted() -> None:
 
 def test_an_empty_namespace_is_forgotten() -> None:
     """Or a server with a salt per user would grow for ever."""
-    tree = PrefixTree(1, NoTiers())
+    tree = PrefixTree(1, LowerTiers())
     kv = KVManager(num_pages=2, page_size=1)
     kv.tree = tree
     for user in range(100):
@@ -210,7 +210,7 @@ def test_an_empty_namespace_is_forgotten() -> None:
 def test_a_request_shorter_than_a_page_leaves_no_namespace() -> None:
     """Nothing of it will ever be evicted, so nothing else would end it."""
     kv = KVManager(num_pages=2, page_size=2)
-    tree = kv.tree = PrefixTree(2, NoTiers())
+    tree = kv.tree = PrefixTree(2, LowerTiers())
     leave(kv, run_request(kv, [1], "a user"), [1])
     assert tree.num_namespaces == 0
 
@@ -218,7 +218,7 @@ def test_a_request_shorter_than_a_page_leaves_no_namespace() -> None:
 def test_a_leaf_that_eviction_was_never_told_of_is_not_offered() -> None:
     """Another page of the same age in the queue does not speak for it. The tree is broken by hand: no call leaves it
     so."""
-    tree = PrefixTree(1, NoTiers())
+    tree = PrefixTree(1, LowerTiers())
     kv = KVManager(num_pages=4, page_size=1)
     kv.tree = tree
     leave(kv, run_request(kv, [2, 3]), [2, 3])
@@ -238,7 +238,7 @@ def test_a_twin_is_used_when_the_request_that_computed_it_again_leaves() -> None
 
 def test_eviction_stays_in_order_after_its_queue_is_cleared() -> None:
     """A heap from whose top stale entries were taken is not one until it is made one again."""
-    tree = PrefixTree(1, NoTiers())
+    tree = PrefixTree(1, LowerTiers())
     kv = KVManager(num_pages=65, page_size=1)
     kv.tree = tree
     for token in range(64):
@@ -255,7 +255,7 @@ def test_eviction_stays_in_order_after_its_queue_is_cleared() -> None:
 
 def test_the_eviction_queue_does_not_grow_with_use() -> None:
     """Stale entries are cleared, or every request would leave one behind for ever."""
-    tree = PrefixTree(1, NoTiers())
+    tree = PrefixTree(1, LowerTiers())
     kv = KVManager(num_pages=4, page_size=1)
     kv.tree = tree
     for _ in range(1000):

@@ -7,7 +7,7 @@ from array import array
 import pytest
 
 from sluice.kv.manager import KVManager
-from sluice.kv.prefix import Node
+from sluice.kv.nodes import Node
 from sluice.kv.tier_pool import STALE
 from sluice.types import CopyDone, PageCopy, Tier, TierLimits
 
@@ -121,7 +121,7 @@ def test_a_copy_ends_once() -> None:
     compute(kv, A)
     (first, _), _ = kv.tiers.take_copies()
     kv.copied(CopyDone(first.ticket))
-    with pytest.raises(AssertionError, match="nobody planned"):
+    with pytest.raises(AssertionError, match="never planned"):
         kv.copied(CopyDone(first.ticket))
 
 
@@ -164,7 +164,7 @@ def test_what_waits_to_be_stored_is_bounded_by_what_is_on_the_device() -> None:
     for first in range(200):
         compute(kv, [first, 0, 0, 0])
         kv.tiers.take_copies()
-        assert len(kv.tiers._wanted) <= STALE * 4 + 1
+        assert len(kv.tiers._stores._wanted) <= STALE * 4 + 1
 
 
 def test_what_no_tier_has_counts_as_lost_by_the_first() -> None:

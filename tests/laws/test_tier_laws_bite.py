@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sluice.kv.flights import Load
-from sluice.kv.prefix import Node
+from sluice.kv.nodes import Node
 from sluice.kv.tier_pool import TierPool
 from sluice.scheduler import laws
 from sluice.scheduler.laws import LawBroken

@@ -1,237 +1,167 @@
-"""What the tree and the manager ask of the tiers behind the device, and what there is without any."""
+"""LowerTiers: the tiers behind the device, as the KV manager and the prefix tree see them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 from sluice.kv.flights import Load, StoreOwner
-from sluice.kv.prefix import Node, PrefixTree
+from sluice.kv.nodes import Node
+from sluice.kv.prefix import PrefixTree
 from sluice.types import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierUse
 
 
-class LowerTiers(Protocol):
-    """What the tree and the manager ask of the tiers behind the device."""
+class LowerTiers:
+    """No tiers behind the device: what is evicted is lost. `Tiers` overrides every method."""
 
     @property
     def order(self) -> tuple[Tier, ...]:
-        """Those there are, fastest first."""
-        ...
+        """The tiers there are, fastest first."""
+        return ()
 
     @property
     def has_work(self) -> bool:
-        """Something can be told to the runner, now or when copies have ended."""
-        ...
+        """Whether a plan is to copy or to drop something, now or when copies have ended."""
+        return False
 
     @property
     def num_in_flight(self) -> int:
         """Copies that were planned and have not ended."""
-        ...
+        return 0
 
     @property
     def num_loading(self) -> int:
         """Pages of the device that loads are to fill."""
-        ...
-
-    def published(self, node: Node) -> None:
-        """It has a page now."""
-        ...
-
-    def keeps(self, node: Node) -> bool:
-        """Its page is about to be taken. True: it lies on a tier, or soon will."""
-        ...
-
-    def removed(self, node: Node) -> None:
-        """It has left the tree."""
-        ...
-
-    def suspected(self, node: Node) -> None:
-        """Its copies may not be what was stored. It is on the device."""
-        ...
-
-    def attach(self, tree: PrefixTree) -> None:
-        """The tree whose nodes lie here; once."""
-        ...
-
-    def used(self, path: Sequence[Node]) -> None:
-        """These nodes were taken from the cache."""
-        ...
-
-    def loadable(self, nodes: Iterator[Node]) -> list[Node]:
-        """As many of these nodes, from the first one on, as can be loaded; none if they are too few to bother. None of
-        them is being loaded: who wants such a page waits for it (`is_loading`)."""
-        ...
-
-    def is_loading(self, nodes: Iterator[Node]) -> bool:
-        """The first of these nodes is on its way to the device."""
-        ...
-
-    def hold(self, nodes: Sequence[Node]) -> None:
-        """Nodes that are about to be loaded: nobody may give them up."""
-        ...
-
-    def load(self, nodes: list[Node], pages: list[int]) -> Load:
-        """Bring held nodes to pages that nobody else has."""
-        ...
-
-    def cancel(self, load: Load) -> list[int]:
-        """Nobody waits for it any more: what was not begun is left. Returns pages that are free now."""
-        ...
-
-    def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
-        """What the plan that was just made is to copy, and to forget on the disk, as far as the budgets let it."""
-        ...
-
-    def forget_again(self, dropped: Sequence[int]) -> None:
-        """A plan that was to forget these never ran: the next one does."""
-        ...
-
-    def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
-        """A copy ended. Returns the load that is over with it, if one is, and pages that are free now."""
-        ...
-
-    def forget_flights(self) -> list[int]:
-        """The runner is gone, and with it all that was in flight. Returns pages that are free now."""
-        ...
-
-    def restore(self, pages: Sequence[StoredPage]) -> int:
-        """Grow the tree from what the disk held when it was opened. Returns how many pages were taken over.
-
-        Raises:
-            ValueError: pages of a tier that is not there, or that cannot be its.
-        """
-        ...
-
-    def pages_of(self, tier: Tier) -> int:
-        """How many pages a tier has."""
-        ...
-
-    def take(self, tier: Tier, count: int) -> list[int] | None:
-        """Pages of a tier for a request that keeps its KV there: all of them, or None. Others' give way."""
-        ...
-
-    def give(self, tier: Tier, pages: Iterable[int]) -> None:
-        """Give pages of `take` back."""
-        ...
-
-    def store_offloaded(
-        self, owner: StoreOwner, index: int, source: int, tier: Tier, page: int, key: PageKey | None
-    ) -> None:
-        """Copy a page of the device to where a offloaded request keeps it, as soon as the budgets let it."""
-        ...
-
-    def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
-        """As many of these nodes, from the first one on, as lie on a tier."""
-        ...
-
-    def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
-        """Somebody attends to these nodes where they lie, until `unread`. Returns their pages."""
-        ...
-
-    def unread(self, nodes: Sequence[Node]) -> None:
-        """One of those who attend to these nodes does so no more."""
-        ...
-
-    def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
-        """Make a private page the node behind a path that is read; whoever had it reads it from now on."""
-        ...
-
-    def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
-        """The node of these tokens behind a path that is read, if it lies on the tier."""
-        ...
-
-    def uses(self) -> tuple[TierUse, ...]:
-        """How full each tier is, and what went there and came back."""
-        ...
-
-
-class NoTiers:
-    """Nothing behind the device, as an object: what is evicted is lost."""
-
-    def pages_of(self, tier: Tier) -> int:
         return 0
 
-    def take(self, tier: Tier, count: int) -> list[int] | None:
-        return None
-
-    def give(self, tier: Tier, pages: Iterable[int]) -> None:
-        raise AssertionError("nobody took these")
-
-    def store_offloaded(
-        self, owner: StoreOwner, index: int, source: int, tier: Tier, page: int, key: PageKey | None
-    ) -> None:
-        raise AssertionError(f"page {index} of {owner} has nowhere to go")
-
-    def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
-        return []
-
-    def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
-        assert not nodes, f"{len(nodes)} nodes to read from nowhere"
-        return []
-
-    def unread(self, nodes: Sequence[Node]) -> None:
-        assert not nodes, f"{len(nodes)} nodes to read from nowhere"
-
-    def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
-        return None
-
-    def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
-        return None
-
-    order = ()
-    has_work = False
-    num_in_flight = 0
-    num_loading = 0
+    # For the prefix tree
 
     def published(self, node: Node) -> None:
-        pass
+        """Note that a node has a page of the device now."""
 
     def keeps(self, node: Node) -> bool:
+        """Return whether a node whose page is about to be taken lies on a tier, or soon will."""
         return False
 
-    def suspected(self, node: Node) -> None:
-        pass
-
     def removed(self, node: Node) -> None:
-        pass
+        """Note that a node has left the tree."""
+
+    def suspected(self, node: Node) -> None:
+        """Note that a node's copies may not be what was stored. It is on the device."""
+
+    # For the cached prefixes of resident requests
 
     def attach(self, tree: PrefixTree) -> None:
-        pass
+        """Set the tree whose nodes lie here; called once."""
 
     def used(self, path: Sequence[Node]) -> None:
-        pass
+        """Note that these nodes were taken from the cache."""
 
     def loadable(self, nodes: Iterator[Node]) -> list[Node]:
+        """Return the first of these nodes, as many as can be loaded; none if they are too few to be worth it. None of
+        them is being loaded: a request that needs such a page waits for it (`is_loading`)."""
         return []
 
     def is_loading(self, nodes: Iterator[Node]) -> bool:
+        """Return whether the first of these nodes is on its way to the device."""
         return False
 
     def hold(self, nodes: Sequence[Node]) -> None:
+        """Keep the copies of nodes that are about to be loaded."""
         assert not nodes, f"{len(nodes)} nodes to load from nowhere"
 
     def load(self, nodes: list[Node], pages: list[int]) -> Load:
+        """Begin to load held nodes into pages that have no other owner."""
         raise AssertionError(f"{len(nodes)} nodes to load from nowhere")
 
     def cancel(self, load: Load) -> list[int]:
-        raise AssertionError(f"nobody began {load}")
+        """Give up what a load has not begun: its request has left. Returns pages that are free now."""
+        raise AssertionError(f"{load} was never begun")
 
     def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
+        """Return what the plan that was just made is to copy, and which pages of the disk it is to forget, as far as
+        the budgets let it."""
         return (), ()
 
     def forget_again(self, dropped: Sequence[int]) -> None:
-        assert not dropped, f"{dropped} lay nowhere"
+        """Let the next plan forget these pages: the plan that was to do it never ran."""
+        assert not dropped, f"pages {dropped} of no disk"
 
     def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
-        raise AssertionError(f"nobody planned {done}")
+        """Note that a copy has ended. Returns the load that is over with it, if there is one, and pages that are free
+        now."""
+        raise AssertionError(f"{done} was never planned")
 
     def forget_flights(self) -> list[int]:
+        """Give up all that is in flight: the runner is gone. Returns pages that are free now."""
         return []
 
     def restore(self, pages: Sequence[StoredPage]) -> int:
+        """Grow the tree from what the disk held when it was opened. Pages that follow no other, or are there twice, are
+        forgotten.
+
+        Returns:
+            How many pages were taken over.
+
+        Raises:
+            ValueError: there is no disk, or a page is not one of its pages, or holds another number of tokens.
+        """
         if pages:
             raise ValueError(f"{len(pages)} pages of a disk tier, but there is none")
         return 0
 
     def uses(self) -> tuple[TierUse, ...]:
+        """Return how full each tier is, and what went there and came back."""
         return ()
+
+    # For offloaded requests
+
+    def pages_of(self, tier: Tier) -> int:
+        """Return how many pages a tier has."""
+        return 0
+
+    def take(self, tier: Tier, count: int) -> list[int] | None:
+        """Take pages of a tier for an offloaded request, evicting cached ones: all of them, or None if there are not as
+        many."""
+        return None
+
+    def give(self, tier: Tier, pages: Iterable[int]) -> None:
+        """Give pages back that were taken with `take`."""
+        raise AssertionError(f"pages {pages} were never taken")
+
+    def store_offloaded(
+        self, owner: StoreOwner, index: int, source: int, tier: Tier, page: int, key: PageKey | None
+    ) -> None:
+        """Copy a page of the device to an offloaded request's page on a tier, as soon as the budgets let it.
+
+        Args:
+            index: the page's place in the request's context.
+            source: page of the device.
+            page: page of the tier.
+            key: None: it is not to be found after a restart.
+        """
+        raise AssertionError(f"page {index} of {owner} has nowhere to go")
+
+    def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
+        """Return the first of these nodes, as many as lie on a tier."""
+        return []
+
+    def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
+        """Keep the copies of nodes that an offloaded request reads, until `unread`. Returns their pages."""
+        assert not nodes, f"{len(nodes)} nodes to read from nowhere"
+        return []
+
+    def unread(self, nodes: Sequence[Node]) -> None:
+        """Note that an offloaded request reads these nodes no more."""
+        assert not nodes, f"{len(nodes)} nodes were never read"
+
+    def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
+        """Make an offloaded request's page the node behind a path that it reads. It reads the node from now on.
+
+        Returns:
+            None if the path has left the tree, or a node of these tokens lies on the tier already.
+        """
+        return None
+
+    def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
+        """Return the node of these tokens behind a path that is read, if it lies on the tier."""
+        return None

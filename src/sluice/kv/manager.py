@@ -11,11 +11,12 @@ from itertools import takewhile
 from typing import Protocol
 
 from sluice.kv.flights import Load
-from sluice.kv.lower_tiers import LowerTiers, NoTiers
+from sluice.kv.lower_tiers import LowerTiers
+from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadPool
 from sluice.kv.pages import PagePool
-from sluice.kv.prefix import Node, PrefixTree
-from sluice.kv.prefix_cache import NoPrefix, PrefixCache
+from sluice.kv.prefix import PrefixTree
+from sluice.kv.prefix_cache import PrefixCache
 from sluice.kv.tiers import Tiers
 from sluice.types import CachedTokens, CopyDone, OffloadLimits, Tier, TierLimits
 
@@ -201,10 +202,10 @@ class KVManager:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
         self.pool = PagePool(num_pages)
-        self.tiers: LowerTiers = NoTiers()
+        self.tiers: LowerTiers = LowerTiers()
         if (prefix_caching or offload is not None) and tiers is not None and (tiers.host_pages or tiers.disk_pages):
             self.tiers = Tiers(tiers, page_size)
-        self.tree: PrefixCache = NoPrefix()
+        self.tree: PrefixCache = PrefixCache()
         if prefix_caching:
             tree = self.tree = PrefixTree(page_size, self.tiers)
             self.tiers.attach(tree)

@@ -21,10 +21,9 @@ from collections import deque
 from collections.abc import Callable
 
 from sluice.kv.lower_tiers import LowerTiers
-from sluice.kv.page_names import key_behind
+from sluice.kv.nodes import Node, key_behind
 from sluice.kv.pages import PagePool
-from sluice.kv.prefix import Node
-from sluice.kv.prefix_cache import NoPrefix, PrefixCache
+from sluice.kv.prefix_cache import PrefixCache
 from sluice.types import CachedTokens, OffloadLimits, Tier
 
 RETRY_AFTER = 16
@@ -209,7 +208,7 @@ class OffloadPool:
         full = computed // self.page_size
         for index, source in zip(range(lease.sent, full), lease.window_pages(lease.sent, full), strict=True):
             key = None
-            if not isinstance(self._tree, NoPrefix):
+            if self._tree.enabled:
                 key = key_behind(lease.digest, self._key(tokens, index), lease.extra_key)
                 lease.digest = key.digest
             self._tiers.store_offloaded(lease, index, source, self.limits.tier, lease.row[index], key)
@@ -218,7 +217,7 @@ class OffloadPool:
     def share(self, lease: OffloadLease, tokens: array[int], *, is_over: bool) -> None:
         """Make the stored pages of a lease nodes of the tree. Where the tree has a node of the same tokens on the tier
         already, the lease reads that one instead, if the runner does not know its own page, or the lease is over."""
-        if isinstance(self._tree, NoPrefix):
+        if not self._tree.enabled:
             return
         for index in range(len(lease.path), lease.stored):
             key, page = self._key(tokens, index), lease.row[index]

@@ -18,29 +18,8 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from sluice.kv.tier_copies import TierCopies
-
-
-class Node:
-    """One published page."""
-
-    __slots__ = ("children", "copies", "key", "page", "parent", "refs", "resident", "used")
-
-    def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
-        self.key = key
-        self.page = page
-        """Of the device; -1: it lies on other tiers alone, or has left the tree."""
-        self.parent = parent
-        self.children: dict[bytes, Node] = {}
-        self.resident = 0
-        """Children on the device."""
-        self.copies: TierCopies | None = None
-        """Where else it lies; None without tiers."""
-        self.refs = 0
-        self.used = 0
-
-    def __repr__(self) -> str:
-        return f"Node(page={self.page}, refs={self.refs}, used={self.used}, children={len(self.children)})"
+from sluice.kv.nodes import Node
+from sluice.kv.prefix_cache import PrefixCache
 
 
 class Keeper(Protocol):
@@ -63,12 +42,14 @@ class Keeper(Protocol):
         ...
 
 
-class PrefixTree:
+class PrefixTree(PrefixCache):
     """The prefix cache.
 
     Args:
         keeper: the tiers behind the device.
     """
+
+    enabled = True
 
     def __init__(self, page_size: int, keeper: Keeper) -> None:
         self._page_size = page_size

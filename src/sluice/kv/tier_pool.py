@@ -1,34 +1,37 @@
-"""Slots: the pages of one tier behind the device."""
+"""The pages of the tiers behind the device, and the nodes that lie there."""
 
 from __future__ import annotations
 
 import heapq
 
+from sluice.kv.nodes import NOWHERE, Node, TierCopies, copies_of, digest_of, parent_of
 from sluice.kv.pages import PagePool
-from sluice.kv.prefix import Node
-from sluice.kv.tier_copies import NOWHERE
-from sluice.types import Tier, TierUse
+from sluice.kv.prefix import PrefixTree
+from sluice.types import Tier, TierLimits, TierUse
 
 STALE = 4
-"""A queue of nodes may have so many entries for each page, most of which nobody waits for any more; then it is cleared.
-"""
+"""Entries that a queue of nodes may have for each page, most of them stale; then it is cleared."""
 
 
 class TierPool:
-    """Who has a page, and who gives one up: whoever was used least recently, a node after its children."""
+    """The pages of one tier. The node that was used least recently gives its page up first, after its children."""
 
     def __init__(self, place: int, tier: Tier, num_pages: int) -> None:
         self.place = place
+        """In the order of tiers."""
         self.tier = tier
         self.pool = PagePool(num_pages)
         self.checksums = [0] * num_pages
+        """What the store of each page came back with."""
+        self.private: set[int] = set()
+        """Pages that belong to no node: those of offloaded requests."""
         self.num_stored = self.num_failed_stores = self.num_loaded = self.num_failed_loads = self.num_lost = 0
         self._leaves: list[tuple[int, int, Node]] = []
-        """Heap of (used, number of the offer, node): who may go. Stale entries are skipped when they come up."""
+        """Heap of (used, number of the offer, node): nodes that may go. Stale entries are skipped when they come up."""
         self._offers = 0
 
     def offer(self, node: Node) -> None:
-        """A node that has no child on this tier: it may go."""
+        """Queue a node for eviction, if it has no child on this tier and is not being read."""
         if not self._may_go(node):
             return
         self._offers += 1
@@ -39,7 +42,7 @@ class TierPool:
             heapq.heapify(self._leaves)
 
     def least_recent(self) -> Node | None:
-        """Whoever may go and was used least recently."""
+        """Take the node that may go and was used least recently out of the queue."""
         while self._leaves:
             used, _, node = heapq.heappop(self._leaves)
             if self._may_go(node):
@@ -49,15 +52,15 @@ class TierPool:
         return None
 
     def is_offered(self, node: Node) -> bool:
-        """Slow: for checking laws."""
+        """Return whether a node is queued for eviction. Slow: for checking laws."""
         return any(entry is node for _, _, entry in self._leaves)
 
     def _may_go(self, node: Node) -> bool:
-        copies = node.copies
-        assert copies is not None, f"{node} was never published"
+        copies = copies_of(node)
         return not copies.is_read and copies.pages[self.place] != NOWHERE and copies.children[self.place] == 0
 
     def use(self) -> TierUse:
+        """Return how full the tier is, and what went there and came back."""
         return TierUse(
             self.tier,
             self.pool.num_pages,
@@ -68,3 +71,73 @@ class TierPool:
             self.num_failed_loads,
             self.num_lost,
         )
+
+
+class TierPages:
+    """Which nodes of the prefix tree lie on which pages of the tiers."""
+
+    def __init__(self, limits: TierLimits) -> None:
+        sizes = ((Tier.HOST, limits.host_pages), (Tier.DISK, limits.disk_pages))
+        self.pools = [TierPool(place, *size) for place, size in enumerate(size for size in sizes if size[1])]
+        self.dropped: dict[int, None] = {}
+        """Pages of the disk that its index is to forget, in order."""
+        self._tree: PrefixTree | None = None
+
+    @property
+    def tree(self) -> PrefixTree:
+        """The tree whose nodes lie here."""
+        assert self._tree is not None, "tiers without a tree"
+        return self._tree
+
+    def attach(self, tree: PrefixTree) -> None:
+        """Set the tree; called once."""
+        self._tree = tree
+
+    def of(self, tier: Tier) -> TierPool:
+        """Return the pool of a tier."""
+        return next(pool for pool in self.pools if pool.tier is tier)
+
+    def note(self, node: Node, digest: bytes | None = None) -> TierCopies:
+        """Return a node's copies; a new node has none yet.
+
+        Args:
+            digest: of the node, if it is known.
+        """
+        if node.copies is None:
+            node.copies = TierCopies(len(self.pools), digest or digest_of(node))
+        return node.copies
+
+    def put(self, node: Node, place: int, page: int, checksum: int) -> None:
+        """Note that a node has a copy on a page of a tier."""
+        copies_of(node).pages[place] = page
+        self.pools[place].checksums[page] = checksum
+        parent = parent_of(node)
+        if parent.copies is not None:
+            parent.copies.children[place] += 1
+
+    def free(self, place: int, page: int) -> None:
+        """Give a page of a tier back."""
+        self.pools[place].pool.give([page])
+        if self.pools[place].tier is Tier.DISK:
+            self.dropped[page] = None
+
+    def give_up(self, node: Node, place: int) -> None:
+        """Give up a node's copy on a tier."""
+        copies = copies_of(node)
+        page, copies.pages[place] = copies.pages[place], NOWHERE
+        self.free(place, page)
+        self.child_left(node, place)
+
+    def child_left(self, node: Node, place: int) -> None:
+        """Note that a node has no copy on a tier any more, nor on the way there: its parent may be next to go."""
+        parent = parent_of(node)
+        if parent.copies is not None:
+            parent.copies.children[place] -= 1
+            self.pools[place].offer(parent)
+
+    def drop_if_nowhere(self, node: Node) -> None:
+        """Take a node that lies nowhere any more out of the tree."""
+        if node.page < 0 and not copies_of(node).is_kept:
+            self.pools[0].num_lost += 1
+            pages = self.tree.drop(node)
+            assert not pages, f"pages {pages} lay behind {node}, which has none"

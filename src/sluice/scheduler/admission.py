@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sluice.kv.manager import KVManager, ResidentLease
-from sluice.kv.prefix import Node
+from sluice.kv.nodes import Node
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.preempt import preempt_for
 from sluice.scheduler.prefill import AddResult, PrefillAdder

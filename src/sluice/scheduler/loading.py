@@ -8,7 +8,6 @@ for the disk, and requests that need the same pages (`prefix_dedup.is_follower`)
 
 from __future__ import annotations
 
-from sluice.kv.lower_tiers import NoTiers
 from sluice.scheduler.admission import kind_of, start_load
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.prefill import PrefillAdder
@@ -21,7 +20,7 @@ def load_back(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilde
     """Start the loads that there is room for, in the policy's order. Requests that need none keep their place in the
     queue, and what they will need is left to them."""
     kv = state.kv
-    if isinstance(kv.tiers, NoTiers) or not state.free_slots:
+    if not kv.tiers.order or not state.free_slots:
         return
     slots, pages = 0, 0
     for request in state.waiting.candidates(kv):

@@ -8,7 +8,6 @@ the page's publication, or with the other's end: nothing has to be remembered.
 from __future__ import annotations
 
 from sluice.kv.manager import KVManager
-from sluice.kv.prefix_cache import NoPrefix
 from sluice.scheduler.queue import cached_len
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
@@ -18,7 +17,7 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
     """Somebody is computing, or loading, the next page this waiting request needs. Brings its `path` up to date."""
     kv = state.kv
     end = cached_len(kv, request) + kv.page_size
-    if end > request.cacheable or isinstance(kv.tree, NoPrefix):
+    if end > request.cacheable or not kv.tree.enabled:
         return False
     if kv.tiers.num_loading and kv.is_loading(request.tokens, request.path, request.cacheable, request.extra_key):
         return True
@@ -37,7 +36,7 @@ def are_duplicates(kv: KVManager, one: Request, other: Request) -> bool:
     """Both wait for the same page: were one of them admitted, the other would be held back. Paths are up to date."""
     return (
         one.status is other.status is Status.WAITING
-        and not isinstance(kv.tree, NoPrefix)
+        and kv.tree.enabled
         and (len(one.path) + 1) * kv.page_size <= min(one.cacheable, other.cacheable)
         and kv.next_page(one.tokens, one.path, one.extra_key) == kv.next_page(other.tokens, other.path, other.extra_key)
     )

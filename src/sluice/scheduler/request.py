@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from sluice.kv.manager import Lease
-from sluice.kv.prefix import Node
+from sluice.kv.nodes import Node
 from sluice.types import FinishReason, Submit
 
 

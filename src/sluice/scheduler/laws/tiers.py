@@ -26,12 +26,12 @@ def tiers_are_conserved(state: SchedulerState) -> None:
     read = [node for load in kv.tiers.loads for node in load.nodes]
     read += [node for _, lease in offloaded_leases(state) for node in lease.path]
     gone = {id(node): node for node in read if node.copies is not None and node.copies.gone}
-    stores = [copy for copy in kv.tiers.tickets.values() if isinstance(copy, Store)]
+    stores = [copy for copy in kv.tiers.flights.tickets.values() if isinstance(copy, Store)]
     for tier in kv.tiers.pools:
         place = tier.place
         owners = Counter(tier.pool.free_pages())
-        owners.update(kv.tiers.private[place])
-        owners.update(store.page for store in stores if store.tier == place)
+        owners.update(tier.private)
+        owners.update(store.page for store in stores if store.place == place)
         for node in (*nodes, *gone.values()):
             if node.copies is not None and node.copies.pages[place] >= 0:
                 owners[node.copies.pages[place]] += 1
@@ -60,9 +60,9 @@ def offloaded_pages_are_conserved(state: SchedulerState) -> None:
     limits = state.kv.offload.limits
     private = Counter(page for _, lease in offloaded_leases(state) for page in lease.row[len(lease.path) :])
     private.update(
-        copy.page for copy in tiers.tickets.values() if isinstance(copy, OffloadStore) and copy.owner.is_closed
+        copy.page for copy in tiers.flights.tickets.values() if isinstance(copy, OffloadStore) and copy.owner.is_closed
     )
-    there = tiers.private[tiers.order.index(limits.tier)]
+    there = tiers.pools[tiers.order.index(limits.tier)].private
     require(private == Counter(there), f"law 1: pages {private} of offloaded requests, {there} are private")
     place = tiers.order.index(limits.tier)
     readers = Counter(id(node) for _, lease in offloaded_leases(state) for node in lease.path)

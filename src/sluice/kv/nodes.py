@@ -1,0 +1,134 @@
+"""Nodes of the prefix tree: where each lies, and the name of its page."""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import blake2b
+
+from sluice.types import PageKey
+
+NOWHERE = -1
+"""Stands for a page that a node does not have."""
+DIGEST_BYTES = 16
+
+
+class TierCopies:
+    """A node's copies on the tiers behind the device, by the tier's place in their order."""
+
+    __slots__ = ("children", "digest", "gone", "hits", "is_loading", "is_suspect", "pages", "readers", "storing")
+
+    def __init__(self, num_tiers: int, digest: bytes) -> None:
+        self.pages = [NOWHERE] * num_tiers
+        """The page of each tier that holds the node."""
+        self.storing = [False] * num_tiers
+        """Whether a copy is on its way to the tier."""
+        self.children = [0] * num_tiers
+        """Children of the node that have a copy on the tier, or on the way to it."""
+        self.is_loading = False
+        """The copies are being read, to bring the node to the device: they may not be given up."""
+        self.readers = 0
+        """Offloaded requests that read the node where it lies: its copies may not be given up."""
+        self.is_suspect = False
+        """A request that read the copies failed: no other may read them, and they are given up when none reads them."""
+        self.hits = 0
+        """Times the node was taken from the cache."""
+        self.gone = False
+        """The node has left the tree."""
+        self.digest = digest
+        """Digest of the node's namespace and of all tokens up to its end."""
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the copies are being read, so that they may not be overwritten."""
+        return self.is_loading or self.readers > 0
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether a tier holds the node."""
+        return any(page != NOWHERE for page in self.pages)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a tier holds the node, or will if nothing fails."""
+        return self.is_stored or any(self.storing)
+
+
+class Node:
+    """A page of tokens whose KV is cached, on the device or on a tier."""
+
+    __slots__ = ("children", "copies", "key", "page", "parent", "refs", "resident", "used")
+
+    def __init__(self, key: bytes, page: int, parent: Node | None) -> None:
+        self.key = key
+        """Its tokens as bytes; of a root, its namespace."""
+        self.page = page
+        """Page of the device; NOWHERE: it lies on other tiers alone, or has left the tree."""
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.resident = 0
+        """Children on the device."""
+        self.copies: TierCopies | None = None
+        """Copies on the tiers behind the device; None without tiers."""
+        self.refs = 0
+        """Leases whose path holds the node."""
+        self.used = 0
+        """Tick of the tree at which it was last used."""
+
+    def __repr__(self) -> str:
+        return f"Node(page={self.page}, refs={self.refs}, used={self.used}, children={len(self.children)})"
+
+
+def copies_of(node: Node) -> TierCopies:
+    """Return the copies of a node that was published while there were tiers."""
+    assert node.copies is not None, f"{node} was never published"
+    return node.copies
+
+
+def parent_of(node: Node) -> Node:
+    """Return the parent of a node that is no root."""
+    assert node.parent is not None, f"{node} has no parent"
+    return node.parent
+
+
+def digest_of(node: Node) -> bytes:
+    """Return the digest of a node whose ancestors have theirs."""
+    parent = parent_of(node)
+    if parent.copies is not None:
+        return _digest(parent.copies.digest, node.key, b"")
+    return _digest(b"", node.key, parent.key)
+
+
+def key_of(node: Node) -> PageKey:
+    """Return the name of a published node."""
+    parent = top = parent_of(node)
+    while top.parent is not None:
+        top = top.parent
+    return PageKey(
+        copies_of(node).digest,
+        b"" if parent.copies is None else parent.copies.digest,
+        _tokens(node.key),
+        top.key.decode(),
+    )
+
+
+def key_behind(parent: bytes, key: bytes, extra_key: str) -> PageKey:
+    """Return the name of a page with the tokens `key` behind one of digest `parent`, which is empty for the first."""
+    return PageKey(_digest(parent, key, extra_key.encode()), parent, _tokens(key), extra_key)
+
+
+def _tokens(key: bytes) -> tuple[int, ...]:
+    tokens = array("i")
+    tokens.frombytes(key)
+    return tuple(tokens)
+
+
+def _digest(parent: bytes, key: bytes, extra_key: bytes) -> bytes:
+    """Return the digest of the tokens `key` behind those of digest `parent`; the first page's is salted with its
+    namespace."""
+    if parent:
+        return blake2b(parent + key, digest_size=DIGEST_BYTES).digest()
+    return blake2b(key, digest_size=DIGEST_BYTES, salt=_salt(extra_key)).digest()
+
+
+def _salt(extra_key: bytes) -> bytes:
+    return blake2b(extra_key, digest_size=16).digest()
