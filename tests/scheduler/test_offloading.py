@@ -267,7 +267,7 @@ def test_a_page_that_cannot_be_stored_ends_its_request_alone() -> None:
     bench.drain(500)
     error = bench.link.end(0).error
     assert error is not None
-    assert error.endswith("of the context could not be stored: a fault that was asked for")
+    assert error.endswith("of the context could not be stored: an injected fault")
     assert len(bench.link.tokens(1)) == 4
 
 
