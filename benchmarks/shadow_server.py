@@ -60,6 +60,9 @@ class PacedRunner:
         self._due = max(self._due, now) + self._step_seconds
         return step
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     """The factory that the engine's process calls."""

@@ -57,6 +57,9 @@ class SteadyRunner:
             pass
         return SteadyStep(result)
 
+    def close(self) -> None:
+        """Return: nothing is open."""
+
 
 class CountingLink(ManualLink):
     """Forgets what it is sent."""

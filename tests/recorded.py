@@ -53,6 +53,9 @@ class TimedRunner:
             seconds = 0.0
         return TimedStep(self._inner.launch(plan), self._clock, seconds)
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 class TimedStep:
     def __init__(self, inner: Pending, clock: VirtualClock, seconds: float) -> None:

@@ -18,3 +18,6 @@ class RecordingRunner:
     def launch(self, plan: BatchPlan) -> Pending:
         self.plans.append(plan)
         return self.inner.launch(plan)
+
+    def close(self) -> None:
+        self.inner.close()

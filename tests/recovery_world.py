@@ -63,6 +63,9 @@ class DoomedRunner:
             raise Killed("poison")
         return DoomedStep(self._inner.launch(plan), self._doom)
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 class DoomedStep:
     def __init__(self, inner: Pending, doom: Doom) -> None:

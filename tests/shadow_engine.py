@@ -81,6 +81,9 @@ class _Counts:
     def launch(self, plan: BatchPlan) -> Pending:
         raise RuntimeError(f"{gc.get_freeze_count()} objects are left alone")
 
+    def close(self) -> None:
+        """Return: nothing is open."""
+
 
 def refuse(start: Start, link: Link) -> tuple[Engine, Ready]:
     """A factory that refuses, in two lines as exceptions like to."""

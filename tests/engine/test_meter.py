@@ -29,6 +29,9 @@ class SecondRunner:
         self.clock.advance(1.0)
         return self.inner.launch(plan)
 
+    def close(self) -> None:
+        self.inner.close()
+
 
 def engine_of(world: World = WORLD, faults: Faults | None = None) -> Engine:
     clock = VirtualClock(100.0)

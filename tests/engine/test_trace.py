@@ -31,6 +31,18 @@ class SlowRunner:
         self.clock.advance(float(self.launches))
         return self.inner.launch(plan)
 
+    def close(self) -> None:
+        self.inner.close()
+
+
+class ClosingRunner(SlowRunner):
+    """Counts how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
 
 def engine_of(
     trace: NullTrace | RecentSteps | ChunkLog | None, *, faults: Faults | None = None, depth: int = 1
@@ -200,13 +212,11 @@ class BrokenTrace(NullTrace):
 
 def test_a_trace_that_cannot_be_closed_leaves_nothing_else_open() -> None:
     """A page file that stays in use, since the trace lies on a disk that is full."""
-    closed: list[bool] = []
-    engine = Engine(
-        WORLD.scheduler(), WORLD.shadow(), ManualLink(), trace=BrokenTrace(), at_close=lambda: closed.append(True)
-    )
+    runner = ClosingRunner(WORLD, VirtualClock())
+    engine = Engine(WORLD.scheduler(), runner, ManualLink(), trace=BrokenTrace())
     with pytest.raises(OSError, match="no space left"):
         engine.close()
-    assert closed == [True]
+    assert runner.closed == 1
 
 
 def test_an_engine_closes_its_trace_through_the_log() -> None:

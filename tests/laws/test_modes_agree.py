@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recording import RecordingRunner
 from sluice.engine.messages import Submit
-from sluice.engine.protocols import Pending, Runner
 from sluice.testing import resolved
 from sluice.types import BatchPlan, SchedulerLimits, TierLimits
 from worlds import Bench, World, check_ends, enough_steps, submits
@@ -44,18 +44,6 @@ TIERED = [
     replace(world, tiers=BEHIND[number % len(BEHIND)])
     for number, world in enumerate([world for world in MODES if world.prefix_caching and world.num_pages < 48][::3])
 ]
-
-
-class RecordingRunner:
-    """Keeps every plan it is given."""
-
-    def __init__(self, inner: Runner) -> None:
-        self._inner = inner
-        self.plans: list[BatchPlan] = []
-
-    def launch(self, plan: BatchPlan) -> Pending:
-        self.plans.append(plan)
-        return self._inner.launch(plan)
 
 
 def play(world: World, requests: Sequence[Submit], gap: int = 2) -> tuple[Bench, list[BatchPlan]]:

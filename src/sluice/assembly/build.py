@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,7 +37,6 @@ from sluice.attention.ticking import TickingAttention
 from sluice.config import ConfigError, EngineConfig, TraceConfig
 from sluice.device.machine import free_memory, keep_freed_memory
 from sluice.device.memory import PoolRequest, Room, cpu_room, cuda_room, module_bytes, pool_pages
-from sluice.device.queues import noop
 from sluice.device.transport import transport_for
 from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
@@ -234,14 +233,12 @@ class LoadedModel:
         link: Link,
         runner: Runner | None = None,
         tiers: OpenTiers = NO_TIERS,
-        at_close: Callable[[], None] = noop,
     ) -> Engine:
         """An engine over a new scheduler, which writes no trace.
 
         Args:
             runner: if not one of our own; it must be as empty as the scheduler.
             tiers: that the runner copies to.
-            at_close: closes the runner with the engine.
         """
         scheduler = self.scheduler()
         if tiers.stored:
@@ -252,7 +249,6 @@ class LoadedModel:
             link,
             depth=self.depth,
             trace=ChunkLog(RecentSteps()),
-            at_close=at_close,
         )
 
     def traced_engine(
@@ -261,7 +257,6 @@ class LoadedModel:
         path: Path,
         runner: Runner | None = None,
         tiers: OpenTiers = NO_TIERS,
-        at_close: Callable[[], None] = noop,
     ) -> Engine:
         """The same, writing a trace.
 
@@ -269,7 +264,6 @@ class LoadedModel:
             path: made by `tracing.writer.create`.
             runner: if not one of our own.
             tiers: that the runner copies to.
-            at_close: closes the runner with the engine.
 
         Raises:
             OSError: it cannot be written.
@@ -295,7 +289,6 @@ class LoadedModel:
             depth=self.depth,
             clock=clock,
             trace=recorder,
-            at_close=at_close,
         )
 
 
@@ -336,10 +329,7 @@ def build_engine(
         runner = loaded.runner(heartbeat, faults, state, tiers)
         undo.callback(runner.close)
         info = loaded.built(runner)
-        if path is None:
-            engine = loaded.engine(link, runner, tiers, runner.close)
-        else:
-            engine = loaded.traced_engine(link, path, runner, tiers, runner.close)
+        engine = loaded.engine(link, runner, tiers) if path is None else loaded.traced_engine(link, path, runner, tiers)
         undo.pop_all()
     return engine, info
 

@@ -8,7 +8,6 @@ result is known is the scheduler's affair (`lookahead`); when it can plan nothin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from typing import NamedTuple
 
 from sluice.engine.clock import Clock, WallClock
@@ -20,10 +19,6 @@ from sluice.engine.trace import NullTrace, StepTimes
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.scheduler import DuplicateRequest
 from sluice.types import BatchPlan, FinishReason, Output, Submit
-
-
-def _nothing() -> None:
-    pass
 
 
 class InFlight(NamedTuple):
@@ -42,7 +37,6 @@ class Engine:
         depth: steps in flight at once.
         clock: times the steps; None is the wall's.
         trace: is told of every step; None keeps nothing.
-        at_close: called when the engine closes: ends what the runner does on threads of its own.
     """
 
     def __init__(
@@ -54,7 +48,6 @@ class Engine:
         depth: int = 1,
         clock: Clock | None = None,
         trace: TraceSink | None = None,
-        at_close: Callable[[], None] = _nothing,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
@@ -69,7 +62,6 @@ class Engine:
         self._deadlines = Deadlines()
         self._awaits_copies = False
         """Nothing could be planned, nothing is in flight, and copies with the disk are on their way."""
-        self._at_close = at_close
         self.is_open = True
 
     def run(self) -> None:
@@ -89,11 +81,11 @@ class Engine:
             self._commit_oldest()
 
     def close(self) -> None:
-        """Close the trace, and what the runner left open. No step may follow; twice is once."""
+        """Close the trace and the runner. No step may follow; may be called again."""
         try:
             self.trace.close()
         finally:
-            self._at_close()
+            self.runner.close()
 
     @property
     def is_idle(self) -> bool:

@@ -77,6 +77,10 @@ class Runner(Protocol):
         """Start a step and return at once. If it raises, none of the plan's copies was begun."""
         ...
 
+    def close(self) -> None:
+        """End what it does on threads of its own. No launch may follow; may be called again."""
+        ...
+
 
 class Link(Protocol):
     """Where messages come from and outputs go."""

@@ -35,6 +35,9 @@ class WatchedRunner:
             raise
         return step
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 class WatchedStep:
     """A launched step."""

@@ -56,6 +56,9 @@ class ExitOnErrorRunner:
         except Exception as error:
             raise StepFailed from error
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 class ExitOnErrorStep:
     """A step that `ExitOnErrorRunner` launched."""

@@ -46,6 +46,9 @@ class FaultyRunner:
         pending = self._inner.launch(plan)
         return SlowStep(pending, slow, self._heartbeat) if slow else pending
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 class SlowStep:
     """A step on a slow device."""

@@ -77,6 +77,9 @@ class FaultyRunner:
 
         return FaultyStep(self._inner.launch(plan), change)
 
+    def close(self) -> None:
+        self._inner.close()
+
 
 def without_row(plan: BatchPlan, result: BatchResult, row: int) -> BatchResult:
     """Return the result as it is when one row of the plan has failed."""

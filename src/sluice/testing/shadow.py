@@ -177,6 +177,9 @@ class ShadowRunner:
             step.wait()
         return step
 
+    def close(self) -> None:
+        """Return: nothing is open."""
+
     def page(self, page: int) -> Content:
         """Return the content of a page."""
         return tuple(self._kv.get((page, offset)) for offset in range(self._page_size))
