@@ -16,8 +16,7 @@ from serving import MODEL, run, serving
 from sluice.engine.messages import Message, QueryStats, Stats
 from sluice.engine.meter import Totals
 from sluice.http.backend import Backend
-from sluice.http.metrics import Metrics
-from sluice.http.metrics_page import Page, add_metrics
+from sluice.http.metrics import Metrics, Page, add_metrics
 from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.testing import Faults, resolved
 from sluice.types import FinishReason, Occupancy, Output, Submit, Tier, TierUse

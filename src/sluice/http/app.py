@@ -27,8 +27,7 @@ from sluice.http.errors import CLIENT_LEFT, add_error_handlers, bad_request
 from sluice.http.generate_call import F, GenerateCall
 from sluice.http.generation import Generation
 from sluice.http.info import add_health, add_info
-from sluice.http.metrics import Metrics
-from sluice.http.metrics_page import add_metrics
+from sluice.http.metrics import Metrics, add_metrics
 from sluice.http.openai import parse_chat, parse_completion
 from sluice.http.sglang import NativeAnswer, parse_generate
 from sluice.http.tokenize import detokenize, parse_tokenize, prompt_ids, tokenize
@@ -56,9 +55,7 @@ def create_app(
     """
     metrics = Metrics() if metrics is None else metrics
     app = FastAPI(title="Sluice", docs_url=None, redoc_url=None, openapi_url=None)
-    limits = body_limits or BodyLimits()
-    _add_generating(app, backend, limits, clock)
-    _add_tokenizing(app, backend, limits)
+    _add_routes(app, backend, body_limits or BodyLimits(), clock)
     add_info(app, backend, int(clock()))
     add_metrics(app, backend, metrics)
     add_health(app, backend)
@@ -69,18 +66,17 @@ def create_app(
     return app
 
 
-async def _read(request: Request, limits: BodyLimits, parse: Callable[[bytes], T]) -> T:
-    return await parsed(parse, await read_body(request, limits))
+def _add_routes(app: FastAPI, backend: Backend, limits: BodyLimits, clock: Callable[[], float]) -> None:
+    async def read(request: Request, parse: Callable[[bytes], T]) -> T:
+        return await parsed(parse, await read_body(request, limits))
 
-
-def _add_generating(app: FastAPI, backend: Backend, limits: BodyLimits, clock: Callable[[], float]) -> None:
     async def generate(
         request: Request,
         parse: Callable[[bytes], GenerateCall[F]],
         make_answer: Callable[[GenerateCall[F], Generation], Answer],
     ) -> Response:
         """Check a call, run it for as long as its client is there, and answer it."""
-        call = await _read(request, limits, parse)
+        call = await read(request, parse)
         service = backend.service(for_new=True)
         service.check_model(call.model)
         came_at = service.client.now()
@@ -114,13 +110,11 @@ def _add_generating(app: FastAPI, backend: Backend, limits: BodyLimits, clock: C
             code="unsupported",
         )
 
-
-def _add_tokenizing(app: FastAPI, backend: Backend, limits: BodyLimits) -> None:
     @app.post("/tokenize")
     async def to_tokens(request: Request) -> Response:
-        fields = await _read(request, limits, parse_tokenize)
+        fields = await read(request, parse_tokenize)
         return JSONResponse(await tokenize(backend.service(), fields))
 
     @app.post("/detokenize")
     async def to_text(request: Request) -> Response:
-        return JSONResponse(await _read(request, limits, partial(detokenize, backend.service())))
+        return JSONResponse(await read(request, partial(detokenize, backend.service())))

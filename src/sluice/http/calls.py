@@ -6,7 +6,6 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -26,7 +25,7 @@ GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 @dataclass(slots=True)
 class Call:
-    """A call's sizes, times and ends, without any of its text. Times are seconds of one clock."""
+    """A call's sizes, times and ends, without any of its text. Times are those of `time.perf_counter`."""
 
     request_id: str
     method: str
@@ -74,23 +73,17 @@ class Calls:
 
     An exception, which is a bug in a route, is logged and answered with a 500 that names its type. If the answer has
     begun, it is too late for a status, and the connection is closed instead.
-
-    Args:
-        clock: seconds.
     """
 
-    def __init__(
-        self, app: ASGIApp, listeners: tuple[Listener, ...], clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, app: ASGIApp, listeners: tuple[Listener, ...]) -> None:
         self._app = app
         self._listeners = listeners
-        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        call = _new_call(scope, self._clock())
+        call = _new_call(scope, time.perf_counter())
         tokens = CALL.set(call), REQUEST_ID.set(call.request_id)
 
         async def answer(message: Message) -> None:
@@ -100,7 +93,7 @@ class Calls:
                 call.streams = any(value.startswith(b"text/event-stream") for _, value in headers)
                 message = {**message, "headers": headers}
             elif call.first_chunk is None and message.get("body"):
-                call.first_chunk = self._clock()
+                call.first_chunk = time.perf_counter()
             await send(message)
 
         try:
@@ -113,7 +106,7 @@ class Calls:
         finally:
             CALL.reset(tokens[0])
             REQUEST_ID.reset(tokens[1])
-            call.ended = self._clock()
+            call.ended = time.perf_counter()
             route = scope.get("route")
             # A client chooses its path, so only the paths of routes may become labels.
             call.handler = "" if route is None else str(route.path)

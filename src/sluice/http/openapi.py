@@ -34,28 +34,25 @@ READINGS: Mapping[str, str] = {
     "/model_info": "The model that is served (SGLang)",
     "/version": "The version of the server",
 }
-ERROR = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
+
+
+class ErrorDetails(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class Error(msgspec.Struct):
+    """The body of every answer other than 2xx."""
+
+    error: ErrorDetails
 
 
 def openapi(version: str) -> dict[str, Any]:
     """Return the document. Besides the listed fields, those that ask for nothing (`user`, `tools: []`) are accepted."""
     schemas, components = msgspec.json.schema_components(
-        [*(kind for _, kind in BODIES.values()), NativeSampling, SamplingFields],
+        [*(kind for _, kind in BODIES.values()), NativeSampling, SamplingFields, Error],
         ref_template="#/components/schemas/{name}",
     )
     sampling = components.pop("SamplingFields")["properties"]
@@ -79,7 +76,7 @@ def openapi(version: str) -> dict[str, Any]:
         "info": {"title": "Sluice", "version": version},
         "paths": paths,
         "components": {
-            "schemas": {**components, "Error": ERROR},
+            "schemas": components,
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{}, {"key": []}],

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -63,19 +63,10 @@ class OtlpTraces:
 
     Args:
         exporter: sends a batch.
-        now: seconds of the calls' clock.
-        wall_now: nanoseconds since 1970.
         close_seconds: how long the last spans may take.
     """
 
-    def __init__(
-        self,
-        exporter: SpanExporter,
-        *,
-        now: Callable[[], float] = time.perf_counter,
-        wall_now: Callable[[], int] = time.time_ns,
-        close_seconds: float = CLOSE_SECONDS,
-    ) -> None:
+    def __init__(self, exporter: SpanExporter, *, close_seconds: float = CLOSE_SECONDS) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -86,7 +77,7 @@ class OtlpTraces:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("sluice.server", own["service.version"])
         self._propagator = TraceContextTextMapPropagator()
-        self._now, self._wall_now, self._close_seconds = now, wall_now, close_seconds
+        self._close_seconds = close_seconds
 
     def answered(self, call: Call) -> None:
         from opentelemetry.trace import SpanKind, Status, StatusCode
@@ -94,7 +85,7 @@ class OtlpTraces:
         operation = OPERATIONS.get(call.path)
         if operation is None:
             return
-        offset = self._wall_now() - int(self._now() * NANOSECONDS)
+        offset = time.time_ns() - int(time.perf_counter() * NANOSECONDS)  # from the calls' clock to Unix time
         attributes = attributes_of(call, operation)
         span = self._tracer.start_span(
             f"{operation} {call.model}".rstrip(),
