@@ -517,8 +517,20 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "copies of a failed step never end",
     ),
     (
+        "scheduler/offloading.py",
+        "ready=0 if limits.reports_loads and groups else total",
+        "ready=total",
+        "a step waits for a disk in the middle of a forward",
+    ),
+    (
+        "scheduler/scheduler.py",
+        "if chunk is None or chunk.step != step:",
+        "if chunk is None:",
+        "a late report stands for blocks of another chunk",
+    ),
+    (
         "engine/engine.py",
-        "and self.scheduler.awaits_copies",
+        "and self.scheduler.awaits_disk",
         "and False",
         "a loop that can only wait for a disk spins",
     ),

@@ -1,17 +1,19 @@
-"""Offloaded requests worked by hand: a tier that is a dictionary, and a driver that stores pages and lays out parts."""
+"""Offloaded requests worked by hand: a tier that is a dictionary, and a driver that stores pages and plans slices."""
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
+from page_files import PATIENCE
 from sluice.attention.base import Attention, PagedKV
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.forwards import Model
-from sluice.runner.offload.loaders import ThreadLoader
+from sluice.runner.offload.loaders import DiskLoader
 from sluice.runner.offload.offloader import Offloader, RingShape
 from sluice.runner.offload.sparse import SparsePolicy
 from sluice.types import Chunk, ChunkSlice
@@ -52,25 +54,30 @@ class DictPages:
             self.parts[page, layer] = _bytes(pages.k[place]), _bytes(pages.v[place])
 
 
+class ReadFailed(Exception):
+    """The loader reported a block that cannot be read."""
+
+
 @dataclass
 class Driver:
     """One offloaded request on pages 1, 2, ... of a device, in slot 0."""
 
-    streamer: Offloader
+    offloader: Offloader
     state: DeviceState
     stored: DictPages
     ring: RingShape
+    reports: queue.SimpleQueue[tuple[int, int, str | None]]
     split: Callable[[int], int] = lambda left: left
-    """Units of the next part, of those left."""
+    """Most work items of the next slice, of those left."""
     base: int = 0
     rows: int = 0
-    """Pages that the streamer was told of."""
+    """Pages that the offloader knows."""
     window: list[int] = field(default_factory=list)
-    """Places on the device of the tokens from `base` on."""
-    parts: int = 0
-    unfinished: list[int] = field(default_factory=list)
-    """After each part."""
-    after_part: Callable[[], object] = lambda: None
+    """Pages on the device of the tokens from `base` on."""
+    slices: int = 0
+    """Slices that were run."""
+    steps: int = 0
+    """Chunks that were begun."""
 
     @classmethod
     def of(
@@ -85,43 +92,78 @@ class Driver:
         hidden_size: int = 1,
     ) -> Driver:
         state, stored = DeviceState(shape, new_kv), DictPages()
+        reports: queue.SimpleQueue[tuple[int, int, str | None]] = queue.SimpleQueue()
 
-        def loader(kv: PagedKV, block_pages: int) -> ThreadLoader[None]:
-            return ThreadLoader(stored, kv, block_pages)
+        def loader(kv: PagedKV, block_pages: int) -> DiskLoader[None]:
+            return DiskLoader(stored, kv, block_pages, lambda *report: reports.put(report))
 
-        streamer = Offloader(model, state, attention, new_kv, loader, ring, hidden_size, policy)
-        for kv in (*state.kv, streamer.ring_kv):
+        offloader = Offloader(model, state, attention, new_kv, loader, ring, hidden_size, policy)
+        for kv in (*state.kv, offloader.ring_kv):
             kv.k.fill_(torch.nan)
             kv.v.fill_(torch.nan)
-        return cls(streamer, state, stored, ring, split)
+        return cls(offloader, state, stored, ring, reports, split)
 
     def chunk(
         self, tokens: Sequence[int], start: int, *, samples: bool = True, is_decode: bool = False
     ) -> torch.Tensor:
-        """Run a chunk, in as many parts as `split` says, and store the pages that it fills. The hidden states."""
+        """Run a chunk in slices of at most what `split` says, and store the pages that it fills. Return its hidden
+        states.
+
+        Raises:
+            ReadFailed: a block that it attends to cannot be read.
+        """
         size, end = self.state.shape.page_size, start + len(tokens)
         while len(self.window) * size < end - self.base:
             free = set(range(self.state.shape.num_pages)) - set(self.window)
             self.window.append(max(free))
-        chunk = Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples)
         blocks = -(-self.base // (size * self.ring.block_pages))
         total = len(self.state.kv) * (-(-blocks // self.ring.group_blocks) + 1)
-        first, unfinished = 0, 0
-        new_rows = tuple(range(self.rows, self.base // size))
-        while True:
-            stop = first if unfinished else first + self.split(total - first)
-            part = ChunkSlice(chunk, new_rows, self.base, tuple(self.window), first, stop, total, is_decode)
-            hidden, unfinished = self.streamer.run(part)
-            self.rows, new_rows, first = max(self.rows, self.base // size), (), stop
-            self.parts += 1
-            self.unfinished.append(unfinished)
-            self.after_part()
-            if hidden is not None:
-                break
+        self.steps += 1
+        part = ChunkSlice(
+            Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples),
+            (),
+            self.base,
+            tuple(self.window),
+            first=0,
+            stop=0,
+            total=total,
+            is_decode=is_decode,
+        )
+        ready, hidden = 0 if blocks else total, None
+        if blocks:
+            self.run(part)
+        while hidden is None:
+            while ready == part.stop:
+                ready = self.reported()
+            stop = min(ready, part.stop + self.split(total - part.stop))
+            part = part._replace(first=part.stop, stop=stop)
+            hidden = self.run(part)
         while self.base + size <= end:
             self.stored.store(self.base // size, self.state.kv, self.window.pop(0))
             self.base += size
         return hidden
+
+    def begin_again(self) -> None:
+        """Give the slot to another request, whose pages can be read."""
+        self.stored.lost = set()
+        self.base, self.rows, self.window = 0, 0, []
+        self.offloader.open_slots([0])
+
+    def run(self, part: ChunkSlice) -> torch.Tensor | None:
+        """Run a slice, whose pages on the tier the offloader knows then."""
+        part = part._replace(stored_pages=tuple(range(self.rows, part.base // self.state.shape.page_size)))
+        self.rows = max(self.rows, part.base // self.state.shape.page_size)
+        self.slices += 1
+        return self.offloader.run(self.steps, part)
+
+    def reported(self) -> int:
+        """Wait for the next report. Return how many work items of the chunk may be done."""
+        while True:
+            step, ready, error = self.reports.get(timeout=PATIENCE)
+            if step == self.steps:
+                if error is not None:
+                    raise ReadFailed(error)
+                return ready
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

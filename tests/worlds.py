@@ -47,7 +47,7 @@ class World:
     reads_fail: float = 0.0
     """Share of parts of offloaded work that fail."""
     reads_late: float = 0.0
-    """Share of parts of offloaded work whose pages do not come in time."""
+    """Share of the steps in which no block of an offloaded chunk comes."""
 
     @property
     def pool_tokens(self) -> int:
@@ -81,7 +81,6 @@ class World:
             tiers=tiers,
             offload_tier=Tier.DISK if self.offload is None else self.offload.tier,
             read_fails=lambda _: draw is not None and draw.random() < self.reads_fail,
-            leaves=lambda _: 0 if draw is None or draw.random() >= self.reads_late else draw.randint(1, 4),
         )
 
     @property
@@ -119,7 +118,7 @@ class Bench:
     @property
     def is_idle(self) -> bool:
         """Nothing is left to do, not even for the disk."""
-        return self.engine.is_idle and not self.scheduler.awaits_copies
+        return self.engine.is_idle and not self.scheduler.awaits_disk
 
     def step(self) -> None:
         self.disk()
@@ -156,7 +155,13 @@ class SlowDisk:
 
     def replace(self, bench: Bench) -> None:
         """Another runner, all of it empty."""
-        self.tiers = ShadowTiers(self.draw, self._link.post, fails=self.world.disk_fails)
+        self.tiers = ShadowTiers(
+            self.draw,
+            self._link.post,
+            fails=self.world.disk_fails,
+            reads_fail=self.world.reads_fail,
+            reads_late=self.world.reads_late,
+        )
         self.shadow = self.world.shadow(tiers=self.tiers, draw=self.draw)
         bench.engine.runner = self.wrap(self.shadow)
 
@@ -322,9 +327,9 @@ def random_streams(draw: random.Random, world: World) -> World:
         prefill_blocks=draw.choice([0, 0, 0, 2]),
         pair_cost=draw.choice([0.0, 0.001, 0.1]),
         load_cost=draw.choice([0.0, 0.01, 1.0, 100.0]),
-        may_be_late=tier is Tier.DISK,
+        reports_loads=tier is Tier.DISK,
     )
-    late = draw.choice([0.0, 0.2, 0.7]) if offload.may_be_late else 0.0
+    late = draw.choice([0.0, 0.2, 0.7]) if offload.reports_loads else 0.0
     return replace(world, offload=offload, reads_fail=draw.choice([0.0, 0.0, 0.0, 0.05]), reads_late=late)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import queue
 import time
-from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from sluice.engine.messages import Message, Stats
 from sluice.types import Output
@@ -17,19 +18,23 @@ class TimedLink:
         self.tokens: dict[int, list[int]] = {}
         self.times: dict[int, list[float]] = {}
         self.ended: dict[int, str | None] = {}
-        self._inbox: deque[Message] = deque()
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def put(self, message: Message) -> None:
-        self._inbox.append(message)
+        self._inbox.put(message)
 
     def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
-        """What was put; a loop that has nothing to do waits a little for copies."""
-        if block and not self._inbox:
-            time.sleep(min(0.001, timeout or 0.001))
-        return [self._inbox.popleft() for _ in range(len(self._inbox))]
+        """Return what has arrived. With `block`, wait for a message, but not for ever: the benchmark looks, too."""
+        messages: list[Message] = []
+        with suppress(queue.Empty):
+            if block:
+                messages.append(self._inbox.get(timeout=0.001 if timeout is None else min(0.001, timeout)))
+            while True:
+                messages.append(self._inbox.get_nowait())
+        return messages
 
     def post(self, message: Message) -> None:
-        self._inbox.append(message)
+        self._inbox.put(message)
 
     def send(self, outputs: Sequence[Output]) -> None:
         now = time.perf_counter()

@@ -206,7 +206,7 @@ def test_a_stream_that_waits_for_a_disk_breaks_law_12() -> None:
     """Copies on their way are an excuse for those who wait for them, and for nobody else."""
     bench = midway()
     lawful = bench.bench.scheduler
-    assert lawful.awaits_copies
+    assert lawful.awaits_disk
     lawful.scheduler._groups = ((),)
     with pytest.raises(LawBroken, match=r"law 12: requests \[1\] wait for a disk that is not theirs"):
         lawful.schedule()

@@ -14,7 +14,7 @@ import torch
 
 import tiny_models
 from compiled import all_kernels
-from offloaded import DictPages, Driver
+from offloaded import DictPages, Driver, ReadFailed
 from page_files import PATIENCE
 from paged import Row, empty_kv, forward_batch
 from sluice.attention.base import LayerKV
@@ -28,8 +28,7 @@ from sluice.kv.ring import DeviceRing
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape
 from sluice.runner.offload.coroutine import Cancelled, Coroutine
-from sluice.runner.offload.cuda_loader import StreamLoader
-from sluice.runner.offload.loaders import BlockLoad, ThreadLoader
+from sluice.runner.offload.loaders import BlockLoad, DiskLoader, QueueLoader
 from sluice.runner.offload.offloader import OffloadFailed, RingShape
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Window
@@ -101,9 +100,9 @@ def test_offloaded_hidden_states_are_those_of_the_resident_run(
         found.append(driver.chunk(PROMPT[start : start + length], start))
         places.append(start + length - 1)
         start += length
-    driver.streamer.ring.check()
-    assert driver.streamer.ring.num_free == ring.num_blocks
-    assert driver.parts > len(places), "nothing was ever put down"
+    driver.offloader.ring.check()
+    assert driver.offloader.ring.num_free == ring.num_blocks
+    assert driver.slices > len(places), "nothing was ever put down"
     torch.testing.assert_close(torch.cat(found), resident(model, spec, tuple(places)), rtol=1e-9, atol=1e-9)
 
 
@@ -125,22 +124,38 @@ def test_the_compiled_kernels_read_from_the_ring(dtype: str, tmp_path: Any) -> N
 
 
 def test_a_page_that_cannot_be_read_ends_its_chunk_alone(models: dict[str, Any]) -> None:
-    """A read error in the middle of a chunk says what it was; the ring is whole again, and the next request runs."""
+    """A read error in the middle of a chunk says what it was; the next request has the whole ring and runs."""
     model, spec = models["llama"]
     driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(3, 1))
     for start in range(0, 24, 8):
         driver.chunk(PROMPT[start : start + 8], start)
     driver.stored.lost = {3}
-    with pytest.raises(OffloadFailed, match="Input/output error"):
+    with pytest.raises(ReadFailed, match="Input/output error"):
         driver.chunk(PROMPT[24:32], 24)
-    with pytest.raises(OffloadFailed, match="failed before"):
-        driver.chunk(PROMPT[24:32], 24)
-    assert driver.streamer.ring.num_free == 3
-    driver.stored.lost, driver.base, driver.rows, driver.window = set(), 0, 0, []
-    driver.streamer.open_slots([0])
+    driver.begin_again()
     found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 48, 8)])
     whole = resident(model, spec, tuple(range(7, 48, 8)))
     torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
+    assert driver.offloader.ring.num_free == 3
+
+
+def test_a_chunk_that_fails_fails_until_its_slot_is_opened(models: dict[str, Any]) -> None:
+    """An error in the middle of a forward must end its request alone: a slice that was planned behind it has nothing to
+    go on with."""
+    model, spec = models["llama"]
+    driver = Driver.of(model, shape_of(spec, 4, 6), FailingAttention(), plain, RingShape(3, 1))
+    for start in range(0, 24, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    FailingAttention.fails = True
+    with pytest.raises(OffloadFailed, match="RuntimeError: out of memory"):
+        driver.chunk(PROMPT[24:32], 24)
+    FailingAttention.fails = False
+    assert driver.offloader.ring.num_free == 3
+    with pytest.raises(OffloadFailed, match="failed before"):
+        driver.chunk(PROMPT[24:32], 24)
+    driver.begin_again()
+    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 48, 8)])
+    torch.testing.assert_close(found, resident(model, spec, tuple(range(7, 48, 8))), rtol=1e-9, atol=1e-9)
 
 
 def test_a_chunk_put_down_is_dropped_by_the_next(models: dict[str, Any]) -> None:
@@ -153,65 +168,90 @@ def test_a_chunk_put_down_is_dropped_by_the_next(models: dict[str, Any]) -> None
     driver.split = two_units_and_no_more()
     with pytest.raises(StopHere):
         driver.chunk(PROMPT[16:24], 16)
-    driver.split, driver.base, driver.rows, driver.window = (lambda left: left), 0, 0, []
-    driver.streamer.open_slots([0])
+    driver.split = lambda left: left
+    driver.begin_again()
     found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 32, 8)])
     torch.testing.assert_close(found, resident(model, spec, tuple(range(7, 32, 8))), rtol=1e-9, atol=1e-9)
-    assert driver.streamer.ring.num_free == 2
+    assert driver.offloader.ring.num_free == 2
 
 
-def test_a_part_does_what_there_is_and_owes_the_rest(models: dict[str, Any]) -> None:
-    """A step that waits for a disk keeps all its neighbours waiting. What was left undone is done by the next parts, in
-    order and once: the result is the resident run's. One that ends without its last reads would be wrong."""
+def test_nothing_is_reported_before_it_has_come(models: dict[str, Any]) -> None:
+    """A step that waits for a disk keeps all other requests waiting. Work items are reported in order, as their blocks
+    come, and never more than the ring has room for; the result is the resident run's."""
     model, spec = models["llama"]
-    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1))
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(4, 1))
     for start in range(0, 24, 8):
         driver.chunk(PROMPT[start : start + 8], start)
-    stored, total = driver.stored, spec.num_layers * 7
-    steps = iter([total - 1, 1])
-    driver.split = lambda left: next(steps)
-    driver.unfinished.clear()
+    stored, reported = driver.stored, driver.reported
+    stored.reads.clear()
     stored.opened.clear()
-    driver.after_part = lambda: stored.opened.set() if len(driver.unfinished) == 3 else None
+    seen: list[tuple[int, int]] = []
+
+    def watched() -> int:
+        if not stored.opened.is_set():
+            assert stored.waits.wait(PATIENCE)
+            assert driver.reports.empty()
+            stored.opened.set()
+        ready = reported()
+        seen.append((ready, len(stored.reads)))
+        return ready
+
+    driver.reported = watched  # type: ignore[method-assign]
     found = driver.chunk(PROMPT[24:32], 24)
-    assert driver.unfinished[:3] == [total - 1] * 3
-    assert driver.unfinished[-2:] == [0, 0]
+    per_layer = 4  # three groups of two blocks, and what is on the device
+    for ready, num_reads in seen:
+        blocks = min(6, ready % per_layer * 2) + ready // per_layer * 6
+        assert blocks <= num_reads
+    assert [ready for ready, _ in seen] == sorted({ready for ready, _ in seen})
+    assert seen[0][0] <= 2, "the ring has room for two groups"
+    assert seen[-1][0] == spec.num_layers * per_layer
     torch.testing.assert_close(found, resident(model, spec, (31,)), rtol=1e-9, atol=1e-9)
 
 
-def test_a_chunk_whose_pages_never_come_is_given_up(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that hangs: the request would wait for ever. The ring is whole again, and nothing waits for the read;
-    when the disk comes back, the next chunk reads what is its own."""
-    monkeypatch.setattr("sluice.runner.offload.pace.GIVE_UP", 0.2)
+def test_reads_that_never_end_are_given_up(models: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that hangs: the request would wait for ever. Nothing waits for the read, and when the disk comes back, the
+    next chunk reads what is its own."""
+    monkeypatch.setattr("sluice.runner.offload.loaders.GIVE_UP", 0.2)
     model, spec = models["llama"]
     driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1))
     for start in range(0, 24, 8):
         driver.chunk(PROMPT[start : start + 8], start)
     driver.stored.opened.clear()
-    steps = itertools.chain([spec.num_layers * 7 - 1], itertools.repeat(0))
-    driver.split = lambda left: next(steps)
-    with pytest.raises(OffloadFailed, match="did not come from the disk in 0 s"):
-        driver.chunk(PROMPT[24:32], 24)
-    assert driver.streamer.ring.num_free == 2
-    driver.split, driver.base, driver.rows, driver.window = (lambda left: left), 0, 0, []
-    driver.streamer.open_slots([0])
-    driver.after_part = driver.stored.opened.set
-    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(0, 32, 8)])
-    torch.testing.assert_close(found, resident(model, spec, tuple(range(7, 32, 8))), rtol=1e-9, atol=1e-9)
+    for _ in range(2):
+        with pytest.raises(ReadFailed, match="did not come from the disk in 0 s"):
+            driver.chunk(PROMPT[24:32], 24)
+    driver.begin_again()
+    driver.chunk(PROMPT[:8], 0)
+    driver.stored.opened.set()
+    found = torch.cat([driver.chunk(PROMPT[start : start + 8], start) for start in range(8, 32, 8)])
+    torch.testing.assert_close(found, resident(model, spec, tuple(range(15, 32, 8))), rtol=1e-9, atol=1e-9)
+    assert driver.offloader.ring.num_free == 2
 
 
 def test_a_loader_closes_though_a_read_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that cannot stop because of a disk."""
     monkeypatch.setattr("sluice.runner.offload.loaders.CLOSING", 0.1)
-    stored = DictPages()
+    stored, reports = DictPages(), []
     stored.opened.clear()
     ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
-    loader: ThreadLoader[None] = ThreadLoader(stored, ring, 1)
-    handles = [loader.start(BlockLoad(0, [page], page), page, None) for page in range(2)]
+    loader: DiskLoader[None] = DiskLoader(stored, ring, 1, lambda *report: reports.append(report))
+    for page in range(2):
+        loader.start(BlockLoad(0, [page], page, ready=page + 1), page, None)
     assert stored.waits.wait(PATIENCE)
     loader.close()
-    assert [loader.has_come(handle, 0.0) for handle in handles] == [False, True]
+    assert reports == []
     stored.opened.set()
+
+
+class FailingAttention(ReferenceAttention):
+    """Attention that may fail."""
+
+    fails = False
+
+    def attend(self, *args: Any, **options: Any) -> Any:
+        if self.fails:
+            raise RuntimeError("out of memory")
+        return super().attend(*args, **options)
 
 
 class StopHere(Exception):
@@ -314,7 +354,7 @@ def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
     events allow."""
     queues = late_queues(eager)
     ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
-    loader = StreamLoader(Memory(), ring, 1, queues.inputs, queues.compute)
+    loader = QueueLoader(Memory(), ring, 1, queues.inputs, queues.compute)
     reader = RingReader(DeviceRing(2), loader)
     reader.expect(BlockLoad(layer, [page], page) for layer in range(2) for page in range(3))
     seen: list[int] = []
@@ -323,9 +363,8 @@ def test_copies_of_a_gpu_are_ordered_by_events(eager: tuple[str, ...]) -> None:
         seen.extend(ring.k[slot].flatten().tolist() + ring.v[slot].flatten().tolist())
 
     for _ in range(6):
-        assert reader.has_next(0.0)
-        arrived = reader.next()
-        queues.compute.run(functools.partial(look, arrived.slot))
-        reader.release([arrived])
+        block = reader.next()
+        queues.compute.run(functools.partial(look, block.buffer))
+        reader.release([block])
     assert queues.compute.record().query()
     assert seen == [10 * page + layer for layer in range(2) for page in range(3) for _ in range(8)]

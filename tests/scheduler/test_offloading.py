@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from recording import RecordingRunner
-from sluice.engine.messages import Submit
+from sluice.engine.messages import BlocksLoaded, Submit
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
 from sluice.types import BatchPlan, Bound, FinishReason, Tier, TierLimits
 from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
@@ -138,28 +138,69 @@ def test_they_leave_half_of_the_device_to_others() -> None:
     assert begun[1] > ends
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_nobody_waits_for_what_a_disk_does_not_give(depth: int) -> None:
-    """A cold disk stops every stream of the server. What a part leaves undone is owed by the next ones, and its chunk's
-    last unit, which samples, is planned once nothing is."""
-    slow = {"late": True}
+def reported_world(depth: int = 1) -> World:
+    """A world in which loads are reported."""
     world = replace(WORLD, depth=depth, limits=replace(WORLD.limits, lookahead=depth - 1))
-    world = replace(world, num_pages=16, offload=replace(OFFLOAD, may_be_late=True))
-    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), leaves=lambda _: 100 if slow["late"] else 0)
-    runner = RecordingRunner(shadow)
-    bench = Bench.of(world, runner)
+    return replace(world, num_pages=16, offload=replace(OFFLOAD, reports_loads=True))
+
+
+def begun(plans: list[BatchPlan]) -> BlocksLoaded:
+    """A report of all the blocks of the chunk that was begun last."""
+    step, part = next((plan.step, part) for plan in reversed(plans) for part in plan.slices if part.stop == 0)
+    return BlocksLoaded(step, part.total)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_no_request_waits_for_what_a_disk_does_not_give(depth: int) -> None:
+    """A cold disk stops every other request of the server. A chunk is begun, so that its blocks are read, and no work
+    item is planned before its blocks were reported. When nothing else is left, the loop waits and plans nothing."""
+    runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
+    bench = Bench.of(reported_world(depth), runner)
     bench.link.put(Submit(0, prompt(60), resolved(3)), Submit(1, prompt(5, 1), resolved(20)))
     for _ in range(60):
         bench.step()
     assert len(bench.link.tokens(1)) == 20
     assert not bench.link.tokens(0)
-    late = [part for plan in runner.plans[-20:] for part in plan.slices]
-    assert len(late) >= 10
-    assert all(part.first == part.stop < part.total for part in late[2:])
-    slow["late"] = False
-    bench.drain(500)
+    slices = [part for plan in runner.plans for part in plan.slices]
+    assert [part.stop for part in slices if part.base] == [0]
+    assert bench.scheduler.awaits_disk
+    before = len(runner.plans)
+    for ready in (1, 1, 3):
+        bench.link.put(replace(begun(runner.plans), ready=ready))
+        for _ in range(4):
+            bench.step()
+        assert runner.plans[-1].slices[0].stop == ready
+        assert bench.scheduler.awaits_disk
+    assert len(runner.plans) == before + 2, "the second report says nothing new"
+    while not bench.is_idle:
+        if bench.scheduler.awaits_disk:
+            bench.link.put(begun(runner.plans))
+        bench.step()
     assert len(bench.link.tokens(0)) == 3
     check_ends(bench, {0: Submit(0, prompt(60), resolved(3)), 1: Submit(1, prompt(5, 1), resolved(20))})
+
+
+def test_a_block_that_cannot_be_read_ends_its_request_alone() -> None:
+    """An engine that waits for ever for a block, or ends another request for it."""
+    runner = RecordingRunner(ShadowRunner(page_size=4, vocab_size=2))
+    bench = Bench.of(reported_world(), runner)
+    bench.link.put(Submit(0, prompt(60), resolved(3)), Submit(1, prompt(5, 1), resolved(20)))
+    for _ in range(10):
+        bench.step()
+    first = begun(runner.plans)
+    bench.link.put(replace(first, ready=0, error="a page cannot be read"))
+    bench.drain(100)
+    assert bench.link.end(0).error == "a page cannot be read"
+    assert len(bench.link.tokens(1)) == 20
+    bench.link.put(Submit(2, prompt(60), resolved(3)))
+    while not bench.scheduler.awaits_disk:
+        bench.step()
+    before = len(runner.plans)
+    bench.link.put(first, replace(first, error="late"))
+    for _ in range(4):
+        bench.step()
+    assert len(runner.plans) == before, "a report of a chunk that is over says nothing about the next one"
+    assert bench.link.end(0).num_cached_tokens == 0
 
 
 def test_a_prefix_is_attended_to_where_it_lies() -> None:
@@ -311,26 +352,6 @@ def test_their_prompts_go_before_their_decodes_where_prompts_do() -> None:
     kinds = [chunk.start >= (40, 100)[chunk.request_id] for chunk in slices]
     assert {chunk.request_id for chunk in slices[:10]} == {0, 1}
     assert kinds == sorted(kinds)
-
-
-def test_what_is_owed_is_paid_for_again() -> None:
-    """A prompt would get all of a step in which the disk has work of the last one to do, and who decodes would wait for
-    both."""
-    world = replace(WORLD, num_pages=32, offload=replace(OFFLOAD, above=90, may_be_late=True))
-    shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), leaves=lambda _: 1)
-    runner = RecordingRunner(shadow)
-    bench = Bench.of(world, runner)
-    bench.link.put(Submit(0, prompt(100), resolved(8)), Submit(1, prompt(80, 1), resolved(2)))
-    for _ in range(40):
-        bench.step()
-    slices = [part for plan in runner.plans for part in plan.slices]
-    assert slices[0].completes, "it reads nothing, so that nothing of it can be late"
-    is_late = [part.first == part.stop for part in slices]
-    assert is_late == sorted(is_late), "steps without a part of it change nothing"
-    late = [plan for plan in runner.plans if any(part.first == part.stop for part in plan.slices)]
-    beside = [chunk.length for plan in late for chunk in plan.chunks if chunk.start < 76]
-    assert len(beside) > 3
-    assert set(beside) == {4}, "a group costs four tokens of eight"
 
 
 @pytest.mark.parametrize(("limits", "most"), [({"batch": 12}, 12), ({"batch": 64, "max_prefill_tokens": 12}, 12 + 4)])

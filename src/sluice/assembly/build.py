@@ -42,7 +42,7 @@ from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, NoHeartbeat, Phase
-from sluice.engine.messages import Copied
+from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.engine.protocols import Link, Runner
 from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
@@ -62,6 +62,7 @@ from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.largest_step import StepLimits
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
+from sluice.runner.offload.loaders import Report
 from sluice.runner.runner import Model, TorchRunner
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
@@ -154,6 +155,7 @@ class LoadedModel:
         faults: Sequence[Fault] = (),
         state: DeviceState | None = None,
         tiers: OpenTiers = NO_TIERS,
+        report: Report | None = None,
     ) -> TorchRunner:
         """A runner.
 
@@ -162,6 +164,7 @@ class LoadedModel:
             faults: of which those with NaN logits are put in.
             state: empty, and nobody else's; None: a new one.
             tiers: behind this state.
+            report: called with blocks of offloaded chunks that were read ahead from a disk.
         """
         state = state or self.state()
         heartbeat = heartbeat or NoHeartbeat()
@@ -180,7 +183,7 @@ class LoadedModel:
         offload = None
         if self.offload is not None and tiers is not NO_TIERS:
             unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)
-            offload = self.offload.open(model, state, unplanned, self.new_kv, tiers, transport)
+            offload = self.offload.open(model, state, unplanned, self.new_kv, tiers, transport, report)
         return TorchRunner(
             model,
             state,
@@ -326,7 +329,7 @@ def build_engine(
     tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)))
     with ExitStack() as undo:
         undo.callback(tiers.copies.close)
-        runner = loaded.runner(heartbeat, faults, state, tiers)
+        runner = loaded.runner(heartbeat, faults, state, tiers, lambda *loaded: link.post(BlocksLoaded(*loaded)))
         undo.callback(runner.close)
         info = loaded.built(runner)
         engine = loaded.engine(link, runner, tiers) if path is None else loaded.traced_engine(link, path, runner, tiers)

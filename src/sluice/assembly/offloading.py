@@ -16,19 +16,17 @@ from sluice.footprint import KVSizes, OffloadSizes
 from sluice.models.spec import ModelSpec
 from sluice.runner.device_state import DeviceState, KVMaker
 from sluice.runner.forwards import Model
-from sluice.runner.offload.cuda_loader import StreamLoader
-from sluice.runner.offload.loaders import Loader, ThreadLoader
+from sluice.runner.offload.loaders import DiskLoader, Loader, QueueLoader, Report
 from sluice.runner.offload.offloader import Offloader, RingShape
-from sluice.runner.offload.pace import BYTES_PER_SECOND
 from sluice.runner.offload.sparse import Full, SparsePolicy, Window
 from sluice.types import OffloadLimits, Tier
 
 CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
 """Of a offloaded chunk: larger than others', since each brings in all that is before it, and its work is spread over
 steps by what it costs."""
-FLOPS_PER_BYTE = {"cpu": 300e9 / BYTES_PER_SECOND, "cuda": 8000.0}
-"""Of matrix products that a device does while it loads one byte of a stored page: some 300 GFLOP/s beside 2 GB/s that
-one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
+FLOPS_PER_BYTE = {"cpu": 150.0, "cuda": 8000.0}
+"""FLOP of matrix products that a device does while it loads one byte of a stored page: some 300 GFLOP/s beside 2 GB/s
+that one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
 MIN_WINDOW_PAGES = 2
 """Of a offloaded request: a chunk's page, and one on its way to the tier."""
 ATTENTION_COST = {"cpu": 2.0, "cuda": 1.5}
@@ -96,7 +94,7 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         decode_blocks=0 if window is None else window.sinks + window.recent,
         pair_cost=costs.pair,
         load_cost=costs.load,
-        may_be_late=sizes.tier is Tier.DISK,
+        reports_loads=sizes.tier is Tier.DISK,
     )
 
 
@@ -179,6 +177,7 @@ class OffloadSetup:
         new_kv: KVMaker,
         tiers: OpenTiers,
         transport: Transport,
+        report: Report | None,
     ) -> Offloader:
         """Make the ring, and who fills it.
 
@@ -186,15 +185,16 @@ class OffloadSetup:
             attention: attends to pages on the device and of the ring, in calls that no plan announces.
             new_kv: makes the ring's pages, as the attention reads them.
             tiers: with the tier that the limits name.
+            report: called with blocks that were read ahead from a disk.
         """
 
         def new_loader(ring: PagedKV, block_pages: int) -> Loader[object, object]:
             if tiers.host is None:
-                assert tiers.file is not None, "no tier holds offloaded contexts"
-                return ThreadLoader(tiers.file, ring, block_pages)
+                assert tiers.file is not None and report is not None, "no tier holds offloaded contexts"
+                return DiskLoader(tiers.file, ring, block_pages, report)
             device = state.shape.device
             loading = CudaQueue(torch.cuda.Stream(device)) if device.type == "cuda" else InlineQueue()
-            return StreamLoader(tiers.host, ring, block_pages, loading, transport.queues.compute)
+            return QueueLoader(tiers.host, ring, block_pages, loading, transport.queues.compute)
 
         return Offloader(
             model,

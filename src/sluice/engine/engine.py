@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sluice.engine.clock import Clock, WallClock
 from sluice.engine.deadlines import Deadlines
-from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
+from sluice.engine.messages import Abort, BlocksLoaded, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.engine.meter import Meter
 from sluice.engine.protocols import Link, Pending, Planner, Runner, TraceSink
 from sluice.engine.trace import NullTrace, StepTimes
@@ -60,8 +60,8 @@ class Engine:
         self.meter = Meter()
         self.in_flight: deque[InFlight] = deque()
         self._deadlines = Deadlines()
-        self._awaits_copies = False
-        """Nothing could be planned, nothing is in flight, and copies with the disk are on their way."""
+        self._awaits_disk = False
+        """Nothing could be planned, nothing is in flight, and something is to come from the disk."""
         self.is_open = True
 
     def run(self) -> None:
@@ -76,7 +76,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._launch(plan)
-        self._awaits_copies = plan is None and not self.in_flight and self.scheduler.awaits_copies
+        self._awaits_disk = plan is None and not self.in_flight and self.scheduler.awaits_disk
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self._commit_oldest()
 
@@ -92,12 +92,12 @@ class Engine:
         return not self.in_flight and not self.scheduler.has_work
 
     def _receive(self) -> None:
-        for message in self.link.receive(block=self.is_idle or self._awaits_copies, timeout=self._patience()):
+        for message in self.link.receive(block=self.is_idle or self._awaits_disk, timeout=self._patience()):
             self._send(self._handle(message))
 
     def _patience(self) -> float | None:
         """Seconds that may be waited while requests are open: their deadlines hold whatever the disk does."""
-        due = self._deadlines.next if self._awaits_copies else None
+        due = self._deadlines.next if self._awaits_disk else None
         return None if due is None else max(0.0, due - self.clock.now())
 
     def _handle(self, message: Message) -> list[Output]:
@@ -113,6 +113,8 @@ class Engine:
                 return self._answer(query_id)
             case Copied(done):
                 return self.scheduler.copied(done)
+            case BlocksLoaded(step, ready, error):
+                return self.scheduler.blocks_loaded(step, ready, error)
             case Shutdown():
                 self.is_open = False
                 return []

@@ -55,4 +55,16 @@ class Copied:
     done: tuple[CopyDone, ...]
 
 
-Message = Submit | Abort | QueryStats | FlushCache | Shutdown | Copied
+@dataclass(frozen=True, slots=True)
+class BlocksLoaded:
+    """From the runner's own threads: blocks of an offloaded chunk were read ahead from the disk, or cannot be read."""
+
+    step: int
+    """The step that began the chunk."""
+    ready: int
+    """How many of the chunk's work items, from the first one on, have all their blocks."""
+    error: str | None = None
+    """Why a block that it attends to cannot be read."""
+
+
+Message = Submit | Abort | QueryStats | FlushCache | Shutdown | Copied | BlocksLoaded

@@ -19,8 +19,8 @@ class Planner(Protocol):
         ...
 
     @property
-    def awaits_copies(self) -> bool:
-        """Copies with the disk have not ended."""
+    def awaits_disk(self) -> bool:
+        """Copies with the disk, or blocks to be read from it, have not come: a message will report them."""
         ...
 
     def add(self, submit: Submit) -> None:
@@ -51,6 +51,11 @@ class Planner(Protocol):
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
         """Copies have ended. Requests may end with them."""
+        ...
+
+    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
+        """Blocks of an offloaded chunk were loaded, or cannot be read: see `messages.BlocksLoaded`. A request may end
+        with them. Reports of a chunk that is over are ignored."""
         ...
 
     def restore(self, pages: Sequence[StoredPage]) -> int:

@@ -72,6 +72,16 @@ class CopiesEnded(NamedTuple):
     outputs: tuple[Output, ...] = ()
 
 
+class LoadsReported(NamedTuple):
+    """`blocks_loaded`."""
+
+    call: Call
+    step: int
+    ready: int
+    error: str | None
+    outputs: tuple[Output, ...] = ()
+
+
 class CacheRestored(NamedTuple):
     """`restore`."""
 
@@ -100,7 +110,17 @@ class StepEnded(NamedTuple):
     """False: it failed before it began."""
 
 
-Event = Added | Aborted | NothingPlanned | CacheFlushed | DeviceForgotten | CopiesEnded | CacheRestored | StepEnded
+Event = (
+    Added
+    | Aborted
+    | NothingPlanned
+    | CacheFlushed
+    | DeviceForgotten
+    | CopiesEnded
+    | LoadsReported
+    | CacheRestored
+    | StepEnded
+)
 
 
 class Journal(Protocol):
@@ -151,8 +171,8 @@ class Recorder:
         return self._planner.has_work
 
     @property
-    def awaits_copies(self) -> bool:
-        return self._planner.awaits_copies
+    def awaits_disk(self) -> bool:
+        return self._planner.awaits_disk
 
     @property
     def latest(self) -> StepRecord | None:
@@ -236,6 +256,13 @@ class Recorder:
         finally:
             self._journal.write(CopiesEnded(call, tuple(done), tuple(outputs)))
             self._rest()
+        return outputs
+
+    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
+        call = self._call()
+        outputs = self._planner.blocks_loaded(step, ready, error)
+        self._journal.write(LoadsReported(call, step, ready, error, tuple(outputs)))
+        self._rest()
         return outputs
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
-"""DeviceRing: a fixed number of staging slots through which KV of any length passes.
+"""DeviceRing: a fixed number of buffers through which KV of any length passes, a block at a time.
 
-    free --take--> loading --landed--> ready --use--> in use --release--> free, behind a fence
+    free --take--> loading --loaded--> ready --use--> in use --release--> free, behind a fence
                       |                  |
-                      +----- abandon ----+--> free, once the load has landed
+                      +----- abandon ----+--> free, once the load is over
 
-Every load has a *ticket*: tickets count up and are never used twice, so that whoever holds an old one cannot read
-what came after it. A slot that was released may still be read by work that is queued on the device; the *fence* says
-until when, and whoever fills the slot next waits for it. What a fence is, is the caller's business.
+Every load has a *ticket*. Tickets count up and are never used twice, so an old one cannot read what came after it. A
+buffer that was released may still be read by work that is queued on the device: the *fence* says until when, and the
+next load into the buffer waits for it. What a fence is, is the caller's business.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Generic, NamedTuple, TypeVar
 Fence = TypeVar("Fence")
 
 
-class SlotState(Enum):
-    """Where a slot is between two loads."""
+class BufferState(Enum):
+    """Where a buffer is between two loads."""
 
     FREE = "free"
     LOADING = "loading"
@@ -29,93 +29,94 @@ class SlotState(Enum):
 
 
 class Taken(NamedTuple, Generic[Fence]):
-    """A slot to fill."""
+    """A buffer to fill."""
 
     ticket: int
-    slot: int
+    buffer: int
     fence: Fence | None
-    """Nothing may be written before it; None: now."""
+    """Nothing may be written before it; None: write at once."""
 
 
 class DeviceRing(Generic[Fence]):
-    """Who may write and who may read each staging slot.
+    """Tracks which load may write each buffer, and which may be read.
 
-    Slots are handed out in the order in which they were released, so the fence that is waited for is the oldest.
+    Buffers are handed out in the order in which they were released, so a load waits for the oldest fence.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        if num_slots < 1:
-            raise ValueError(f"a ring needs at least one slot, got {num_slots}")
-        self.num_slots = num_slots
+    def __init__(self, num_buffers: int) -> None:
+        if num_buffers < 1:
+            raise ValueError(f"a ring needs at least one buffer, got {num_buffers}")
+        self.num_buffers = num_buffers
         self._next_ticket = 0
-        self._free: deque[tuple[int, Fence | None]] = deque((slot, None) for slot in range(num_slots))
-        self._states = [SlotState.FREE] * num_slots
-        self._slots: dict[int, int] = {}
-        """Ticket -> slot, of every load whose slot is not free."""
+        self._free: deque[tuple[int, Fence | None]] = deque((buffer, None) for buffer in range(num_buffers))
+        self._states = [BufferState.FREE] * num_buffers
+        self._buffers: dict[int, int] = {}
+        """Ticket -> buffer, of every load whose buffer is not free."""
 
     @property
     def num_free(self) -> int:
         return len(self._free)
 
-    def tickets(self) -> dict[int, SlotState]:
-        """The state of every load whose slot is not free."""
-        return {ticket: self._states[slot] for ticket, slot in self._slots.items()}
+    def tickets(self) -> dict[int, BufferState]:
+        """Return the state of every load whose buffer is not free."""
+        return {ticket: self._states[buffer] for ticket, buffer in self._buffers.items()}
 
     def take(self) -> Taken[Fence] | None:
-        """A slot to fill, or None if none is free."""
+        """Return a buffer to fill, or None if none is free."""
         if not self._free:
             return None
-        slot, fence = self._free.popleft()
+        buffer, fence = self._free.popleft()
         ticket = self._next_ticket
         self._next_ticket += 1
-        self._slots[ticket] = slot
-        self._states[slot] = SlotState.LOADING
-        return Taken(ticket, slot, fence)
+        self._buffers[ticket] = buffer
+        self._states[buffer] = BufferState.LOADING
+        return Taken(ticket, buffer, fence)
 
-    def landed(self, ticket: int) -> None:
-        """The load is over, well or not. An abandoned one's slot is free now."""
-        slot = self._slot(ticket, SlotState.LOADING, SlotState.ABANDONED)
-        if self._states[slot] is SlotState.ABANDONED:
-            self._free_slot(ticket, None)
+    def loaded(self, ticket: int) -> None:
+        """Note that a load is over, well or not. The buffer of an abandoned one is free now."""
+        buffer = self._buffer(ticket, BufferState.LOADING, BufferState.ABANDONED)
+        if self._states[buffer] is BufferState.ABANDONED:
+            self._set_free(ticket, None)
         else:
-            self._states[slot] = SlotState.READY
+            self._states[buffer] = BufferState.READY
 
     def use(self, ticket: int) -> int:
-        """The slot, to be read from now on."""
-        slot = self._slot(ticket, SlotState.READY)
-        self._states[slot] = SlotState.IN_USE
-        return slot
+        """Return the buffer, which is read from now on."""
+        buffer = self._buffer(ticket, BufferState.READY)
+        self._states[buffer] = BufferState.IN_USE
+        return buffer
 
     def release(self, ticket: int, fence: Fence | None) -> None:
-        """No further reads; those that are queued end before `fence`."""
-        self._slot(ticket, SlotState.IN_USE)
-        self._free_slot(ticket, fence)
+        """Give a buffer back. Reads of it that are queued end before `fence`."""
+        self._buffer(ticket, BufferState.IN_USE)
+        self._set_free(ticket, fence)
 
     def abandon(self, ticket: int) -> None:
-        """Nobody will read this load."""
-        slot = self._slot(ticket, SlotState.LOADING, SlotState.READY)
-        if self._states[slot] is SlotState.READY:
-            self._free_slot(ticket, None)
+        """Give up a load before it is read."""
+        buffer = self._buffer(ticket, BufferState.LOADING, BufferState.READY)
+        if self._states[buffer] is BufferState.READY:
+            self._set_free(ticket, None)
         else:
-            self._states[slot] = SlotState.ABANDONED
+            self._states[buffer] = BufferState.ABANDONED
 
     def check(self) -> None:
-        """The laws: every slot is free or has one ticket, its state says which, and tickets are never reused."""
-        held = sorted(self._slots.values())
-        free = sorted(slot for slot, _ in self._free)
-        assert sorted(held + free) == list(range(self.num_slots)), f"slots held {held}, free {free}"
-        wrong = [slot for slot in range(self.num_slots) if (self._states[slot] is SlotState.FREE) != (slot in free)]
-        assert not wrong, f"slots {wrong} are {[self._states[slot] for slot in wrong]}, free are {free}"
-        late = [ticket for ticket in self._slots if ticket >= self._next_ticket]
+        """Check the laws: every buffer is free or has one ticket, as its state says, and no ticket is used twice."""
+        held = sorted(self._buffers.values())
+        free = sorted(buffer for buffer, _ in self._free)
+        assert sorted(held + free) == list(range(self.num_buffers)), f"buffers held {held}, free {free}"
+        states = self._states
+        wrong = [buffer for buffer, state in enumerate(states) if (state is BufferState.FREE) != (buffer in free)]
+        assert not wrong, f"buffers {wrong} are {[states[buffer] for buffer in wrong]}, free are {free}"
+        late = [ticket for ticket in self._buffers if ticket >= self._next_ticket]
         assert not late, f"tickets {late} were never given"
 
-    def _slot(self, ticket: int, *allowed: SlotState) -> int:
-        slot = self._slots.get(ticket)
-        assert slot is not None, f"ticket {ticket} is over"
-        assert self._states[slot] in allowed, f"ticket {ticket} in slot {slot} is {self._states[slot].value}"
-        return slot
+    def _buffer(self, ticket: int, *allowed: BufferState) -> int:
+        buffer = self._buffers.get(ticket)
+        assert buffer is not None, f"ticket {ticket} is over"
+        assert self._states[buffer] in allowed, f"ticket {ticket} in buffer {buffer} is {self._states[buffer].value}"
+        return buffer
 
-    def _free_slot(self, ticket: int, fence: Fence | None) -> None:
-        slot = self._slots.pop(ticket)
-        self._states[slot] = SlotState.FREE
-        self._free.append((slot, fence))
+    def _set_free(self, ticket: int, fence: Fence | None) -> None:
+        buffer = self._buffers.pop(ticket)
+        self._states[buffer] = BufferState.FREE
+        self._free.append((buffer, fence))

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
+from sluice.engine.messages import Abort, BlocksLoaded, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.types import Output, Submit
@@ -79,6 +79,7 @@ _TYPES: dict[str, Any] = {
     "query_stats": QueryStats,
     "flush_cache": FlushCache,
     "copied": Copied,
+    "blocks_loaded": BlocksLoaded,
     "stats": Stats,
     "shutdown": Shutdown,
     "outputs": tuple[Output, ...],

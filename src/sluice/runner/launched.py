@@ -35,8 +35,6 @@ class Outcome:
         """[S] int64"""
         self.slice_errors: tuple[RowError, ...] = ()
         """Offloaded work that failed."""
-        self.unfinished = 0
-        """Work items of offloaded chunks that are not done."""
         self._on_device: torch.Tensor | None = None
         """Kept until the copy to the host is done."""
 
@@ -85,7 +83,6 @@ class LaunchedStep:
             _without_failed(report.logprobs, rows, failed),
             _without_failed(report.prompt_logprobs, [row for row, _ in self.host.target_rows], failed),
             slice_errors=outcome.slice_errors,
-            unfinished=outcome.unfinished,
         )
 
 

@@ -72,7 +72,7 @@ class TorchRunner:
         slice_bytes: most memory that the logits of prompt tokens take at once (a row at least), when their
             log-probabilities are asked for.
         tick: called every second while a step is waited for.
-        streams: does the parts of offloaded chunks; without it plans must have none.
+        offload: does the slices of offloaded chunks; without it plans must have none.
         copies: makes the copies that plans ask for.
     """
 
@@ -150,7 +150,7 @@ class TorchRunner:
             rest: the plan without what is offloaded.
         """
         state, (_, compute, results) = self._state, self._transport.queues
-        work = OffloadedWork(tuple(new.slot for new in plan.new_slots), plan.slices)
+        work = OffloadedWork(plan.step, tuple(new.slot for new in plan.new_slots), plan.slices)
         changes = state.apply(rest)
         resident = host_batch(rest, state.page_table.host, state.shape.page_size)
         host = with_offloaded(resident, work)
@@ -198,5 +198,5 @@ class TorchRunner:
         if hidden is not None:
             hidden = hidden[: len(resident.logit_rows)]
         done = run_slices(self._offload, step.work, hidden, len(resident.sample_rows))
-        outcome.slice_errors, outcome.unfinished = done.errors, done.unfinished
+        outcome.slice_errors = done.errors
         return done.hidden

@@ -1,9 +1,12 @@
-"""Offloaded requests: contexts longer than the device, a part of a chunk at a time.
+"""Plan offloaded requests, whose contexts are longer than the device, a slice of a chunk at a time.
 
-A chunk of theirs is many units of work (`types.StreamLimits`), and a step takes as many as its budget of prefill tokens
-pays for; where others want to prefill too they take turns, and one has what the other leaves. So their neighbours'
-steps are no longer than beside an ordinary prompt, while they prefill and while they decode. One chunk is open at a
-time, since the ring is one; when it is done it is the next request's turn.
+A chunk of theirs is a list of work items (`types.OffloadLimits`). A step takes as many as its budget of prefill tokens
+pays for, so the steps of other requests are no longer than beside an ordinary prompt. Where other prompts wait too,
+they take turns, and each has what the other leaves. One chunk is open at a time, since there is one ring; when it is
+complete, it is the next request's turn.
+
+Where blocks are read from a disk, they are read ahead from the moment that a chunk is begun, by a slice without work
+items, and a work item is planned once all its blocks were reported as loaded (`OpenChunk.ready`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from sluice.kv.offload import OffloadLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
-from sluice.types import BatchPlan, Chunk, ChunkSlice, OffloadLimits
+from sluice.types import Chunk, ChunkSlice, OffloadLimits
 
 ALONE = 8
 """Times a step's budget that offloaded work may cost while no other request waits for it: each step has its price, and
@@ -29,16 +32,16 @@ class Kinds(NamedTuple):
     decode: bool
 
     def have(self, request: Request) -> bool:
-        """The request's next chunk, or its open one, is among them."""
+        """Return whether the request's next chunk, or its open one, is among them."""
         return self.prefill if is_prefill(request) else self.decode
 
 
 def plan_offloaded(state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder, room: int, kinds: Kinds) -> int:
-    """Plan a part of a offloaded chunk, if there is one to work on.
+    """Plan a slice of an offloaded chunk, if there is one that can go on.
 
     Args:
-        room: tokens that it may cost; a unit is planned whatever it costs.
-        kinds: of chunks that belong to this step.
+        room: tokens that it may cost; one work item is planned whatever it costs.
+        kinds: the chunks that belong to this step.
 
     Returns:
         What it costs, in tokens.
@@ -47,18 +50,18 @@ def plan_offloaded(state: SchedulerState, limits: OffloadLimits, batch: BatchBui
         request = next_request(state, limits, kinds)
         state.open_chunk = None if request is None else opened(state, limits, request, batch)
     chunk = state.open_chunk
-    if chunk is None or not kinds.have(chunk.request) or must_wait(limits, chunk):
+    if chunk is None or not kinds.have(chunk.request) or awaits_loads(state):
         return 0
-    return plan_part(state, limits, chunk, batch, room)
+    return plan_slice(state, limits, chunk, batch, room)
 
 
 def is_prefill(request: Request) -> bool:
-    """Its next chunk is of its prompt, or of what it knew when it was taken up again."""
+    """Return whether its next chunk is of its prompt, or of the tokens it had when it was admitted again."""
     return request.scheduled < request.prefill_end
 
 
 def next_request(state: SchedulerState, limits: OffloadLimits, kinds: Kinds) -> Request | None:
-    """Whose turn it is: whoever had no chunk for longest, of those that can go on."""
+    """Return the request whose turn it is: of those that can go on, the one that had no chunk for longest."""
     for request in state.offloaded.values():
         if kinds.have(request) and request.wants_chunk() and length_of(state, limits, request) > 0:
             return request
@@ -66,14 +69,14 @@ def next_request(state: SchedulerState, limits: OffloadLimits, kinds: Kinds) -> 
 
 
 def length_of(state: SchedulerState, limits: OffloadLimits, request: Request) -> int:
-    """Tokens of its next chunk: as many as the window has places for, cut on a page boundary or not at all. Places and
-    chunks are whole pages, and so is what was found of its prompt."""
+    """Return the tokens of its next chunk: as many as the window has room for, cut on a page boundary or not at all,
+    since the window, chunks and cached prefixes are whole pages."""
     room = lease_of(request).end_of_window * state.kv.page_size - request.scheduled
     return min(request.extend_len, limits.chunk_tokens, room)
 
 
 def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch: BatchBuilder) -> OpenChunk:
-    """Begin a chunk."""
+    """Open the request's next chunk."""
     lease = lease_of(request)
     start, length = request.scheduled, length_of(state, limits, request)
     end = start + length
@@ -91,44 +94,48 @@ def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch
         lease.has_slot = True
         batch.open_slot(request)
     groups = limits.groups(lease.stored, is_decode=not is_prefill(request))
-    places = lease.window_pages(lease.stored, state.kv.pages_for(end))
-    return OpenChunk(request, chunk, lease.stored, places, groups, 0, limits.num_layers * (groups + 1))
+    total = limits.num_layers * (groups + 1)
+    return OpenChunk(
+        request,
+        chunk,
+        base=lease.stored,
+        window_pages=lease.window_pages(lease.stored, state.kv.pages_for(end)),
+        groups=groups,
+        total=total,
+        step=state.step,
+        ready=0 if limits.reports_loads and groups else total,
+    )
 
 
-def plan_part(
+def plan_slice(
     state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk, batch: BatchBuilder, room: int
 ) -> int:
-    """Plan the next units of a chunk: one at least, unless some are owed. Returns what they cost."""
+    """Plan the next work items of a chunk that are ready; or none, in its first slice. Return what they cost."""
     request, chunk = open_chunk.request, open_chunk.chunk
     lease = lease_of(request)
-    first, end = open_chunk.planned, end_of_part(limits, open_chunk)
-    unit, cost = (
-        first,
-        sum(cost_of(state, limits, open_chunk, each) for each in range(first - open_chunk.unfinished, first)),
-    )
-    while unit < end:
-        more = cost_of(state, limits, open_chunk, unit)
-        if unit > first and cost + more > room:
+    stop, cost = open_chunk.planned, 0.0
+    while stop < open_chunk.ready:
+        more = cost_of(state, limits, open_chunk, stop)
+        if stop > open_chunk.planned and cost + more > room:
             break
         cost += more
-        unit += 1
-    new_rows = tuple(lease.row[lease.known : open_chunk.base])
-    lease.known = open_chunk.base
+        stop += 1
     size = state.kv.page_size
     part = ChunkSlice(
         chunk,
-        new_rows,
-        open_chunk.base * size,
-        open_chunk.places,
-        first,
-        unit,
-        open_chunk.total,
+        stored_pages=tuple(lease.row[lease.known : open_chunk.base]),
+        base=open_chunk.base * size,
+        pages=open_chunk.window_pages,
+        first=open_chunk.planned,
+        stop=stop,
+        total=open_chunk.total,
         is_decode=not is_prefill(request),
     )
-    open_chunk.planned = unit
+    batch.add_slice(part)
+    lease.known = open_chunk.base
     lease.bases.append(open_chunk.base)
     request.in_flight += 1
-    batch.add_slice(part)
+    open_chunk.planned, open_chunk.is_begun = stop, True
     if part.completes:
         state.open_chunk = None
         request.scheduled = chunk.end
@@ -137,35 +144,18 @@ def plan_part(
     return math.ceil(cost)
 
 
-def must_wait(limits: OffloadLimits, open_chunk: OpenChunk) -> bool:
-    """Only its last unit is left, and cannot be planned before what is in flight has come back."""
-    return not open_chunk.unfinished and end_of_part(limits, open_chunk) == open_chunk.planned
+def awaits_loads(state: SchedulerState) -> bool:
+    """Return whether the open chunk can go on only when more of its blocks are reported as loaded."""
+    chunk = state.open_chunk
+    return chunk is not None and chunk.is_begun and chunk.planned == chunk.ready
 
 
-def end_of_part(limits: OffloadLimits, open_chunk: OpenChunk) -> int:
-    """The unit that the chunk's next part may not go beyond. Where loads may be late, no units are added to those that
-    are owed, and the last unit, behind which its request is told of the chunk, waits until all others are done."""
-    if open_chunk.unfinished:
-        return open_chunk.planned
-    if not (limits.may_be_late and open_chunk.groups):
-        return open_chunk.total
-    last = open_chunk.total - 1
-    return open_chunk.total if open_chunk.planned == last and not open_chunk.request.in_flight else last
-
-
-def cost_of(state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk, unit: int) -> float:
-    """Tokens that a unit costs."""
+def cost_of(state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk, item: int) -> float:
+    """Return the tokens that a work item costs."""
     length = open_chunk.chunk.length
-    if unit % (open_chunk.groups + 1) == open_chunk.groups:
+    if item % (open_chunk.groups + 1) == open_chunk.groups:
         return limits.cost_of_rest(length)
     return limits.cost_of_group(length, state.kv.page_size)
-
-
-def note_unfinished(state: SchedulerState, plan: BatchPlan, unfinished: int) -> None:
-    """A step has come back, and left so many units of its chunk undone."""
-    chunk = state.open_chunk
-    if chunk is not None and any(part.chunk is chunk.chunk for part in plan.slices):
-        chunk.unfinished = unfinished
 
 
 def lease_of(request: Request) -> OffloadLease:

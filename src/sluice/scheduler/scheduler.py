@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import check_fits
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.offloading import is_prefill, lease_of, note_unfinished
+from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
 from sluice.scheduler.passes import groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
@@ -60,9 +60,9 @@ class Scheduler:
         return bool(self.state.requests) or self.state.kv.tiers.has_work
 
     @property
-    def awaits_copies(self) -> bool:
-        """Copies have not ended; with no step in flight, these are copies with the disk."""
-        return self.state.kv.tiers.num_in_flight > 0
+    def awaits_disk(self) -> bool:
+        """Copies, or loads of an offloaded chunk, have not ended; with no step in flight, these are with the disk."""
+        return self.state.kv.tiers.num_in_flight > 0 or awaits_loads(self.state)
 
     def add(self, submit: Submit) -> None:
         """Queue a request.
@@ -150,7 +150,6 @@ class Scheduler:
         """Fold the result of the oldest plan in flight into its requests."""
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
         self._let_go(plan)
-        note_unfinished(self.state, plan, result.unfinished)
         outputs = self.copied(result.copies)
         outputs += self._end_failed_parts(plan, result)
         errors = {error.row: error.message for error in result.errors}
@@ -204,6 +203,16 @@ class Scheduler:
             lease_of(request).share_stored(request.tokens)
         lost = [(request, lease_of(request).error) for request in self.state.offloaded.values()]
         return [self._end(request, FinishReason.ERROR, error) for request, error in lost if error is not None]
+
+    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
+        """Blocks were loaded, or cannot be read, for the chunk that `step` began, unless it is over."""
+        chunk = self.state.open_chunk
+        if chunk is None or chunk.step != step:
+            return []
+        if error is not None:
+            return [self._end(chunk.request, FinishReason.ERROR, error)]
+        chunk.ready = max(chunk.ready, ready)
+        return []
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         """The oldest plan in flight failed as a whole: end its requests; the others go on.

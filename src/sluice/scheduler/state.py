@@ -27,21 +27,27 @@ from sluice.types import Chunk, FinishReason, SchedulerLimits
 
 @dataclass(slots=True, eq=False)
 class OpenChunk:
-    """A chunk of a offloaded request of which some units of work are planned and some are not."""
+    """A chunk of an offloaded request that was begun, and whose work items are not all planned."""
 
     request: Request
     chunk: Chunk
     base: int
     """Pages of its context that are attended to on the tier."""
-    places: tuple[int, ...]
-    """On the device, of the pages behind these."""
+    window_pages: tuple[int, ...]
+    """Pages on the device that hold what is behind these."""
     groups: int
-    """Of blocks, in each layer."""
-    planned: int
-    """Units."""
+    """Groups of blocks in each layer."""
     total: int
-    unfinished: int = 0
-    """Units that were planned and are not done, as far as is known."""
+    """Work items."""
+    step: int
+    """The step that begins it; names it in reports of its loads."""
+    ready: int
+    """Work items that may be planned, from the first one on: those whose blocks are loaded, or all, if no loads are
+    reported."""
+    planned: int = 0
+    """Work items that were planned."""
+    is_begun: bool = False
+    """A slice of it was planned."""
 
 
 class SchedulerState:

@@ -123,8 +123,7 @@ class ShadowRunner:
         late: run each step when it is waited for, in launch order, as a slow device does; else at launch.
         tiers: the host and the disk.
         offload_tier: the tier with the contexts that are longer than the device.
-        read_fails: of a part of offloaded work by its number (from 0), whether a page of it cannot be read.
-        leaves: of a part by its number, how many units it leaves undone, if it reads from the tier.
+        read_fails: called with the number of a slice of offloaded work (from 0): whether a page of it cannot be read.
 
     >>> from sluice.types import NewSlot, Submit
     >>> runner = ShadowRunner(page_size=4)
@@ -146,18 +145,14 @@ class ShadowRunner:
         tiers: ShadowTiers | None = None,
         offload_tier: Tier = Tier.DISK,
         read_fails: Callable[[int], bool] = lambda number: False,
-        leaves: Callable[[int], int] = lambda number: 0,
     ) -> None:
         self._offload_tier = offload_tier
         self._read_fails = read_fails
-        self._leaves = leaves
-        self._unfinished = 0
-        """Units of the latest part, and of those before it."""
-        self._num_parts = 0
+        self._num_slices = 0
         self._stored: dict[int, list[int]] = {}
         """Slot -> pages behind the device."""
         self._slices: dict[int, ChunkSlice] = {}
-        """Slot -> its latest part."""
+        """Slot -> its latest slice."""
         self._lost: set[int] = set()
         """Slots whose offloaded work failed."""
         self.tiers = ShadowTiers() if tiers is None else tiers
@@ -206,7 +201,9 @@ class ShadowRunner:
             self._slices.pop(new.slot, None)
             self._lost.discard(new.slot)
         slice_errors = [
-            RowError(index, error) for index, part in enumerate(plan.slices) if (error := self._work(part)) is not None
+            RowError(index, error)
+            for index, part in enumerate(plan.slices)
+            if (error := self._work(plan, part)) is not None
         ]
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
@@ -225,25 +222,20 @@ class ShadowRunner:
             prompt,
             copied,
             slice_errors=tuple(slice_errors),
-            unfinished=self._unfinished if plan.slices else 0,
         )
 
-    def _work(self, part: ChunkSlice) -> str | None:
-        """Look at everything that a part of offloaded work may look at. Returns why it failed, if it did."""
+    def _work(self, plan: BatchPlan, part: ChunkSlice) -> str | None:
+        """Look at everything that a slice of offloaded work may look at. Return why it failed, if it did."""
         chunk = part.chunk
         self._stored[chunk.slot].extend(part.stored_pages)
         before = self._slices.get(chunk.slot)
-        if part.first:
-            assert before is not None and before.chunk == chunk and before.stop == part.first, f"{part} after {before}"
-        else:
-            self._unfinished = 0
+        goes_on = before is not None and before.chunk == chunk and before.stop == part.first
+        assert goes_on or not part.first, f"{part} after {before}"
         self._slices[chunk.slot] = part
-        if part.completes or not part.base:
-            assert not self._unfinished, f"{part} waits for {self._unfinished} units"
-        else:
-            self._unfinished = min(self._unfinished + part.stop - part.first, self._leaves(self._num_parts))
-        self._num_parts += 1
-        if chunk.slot in self._lost or self._read_fails(self._num_parts - 1):
+        if part.stop == 0:
+            self.tiers.read_ahead(plan.step, part.total)
+        self._num_slices += 1
+        if chunk.slot in self._lost or self._read_fails(self._num_slices - 1):
             self._lost.add(chunk.slot)
             return "a page cannot be read"
         seen = self._contents(chunk.slot, chunk.start)

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable
 from typing import Protocol
 
-from sluice.engine.messages import Copied
+from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.types import BatchPlan, CopyDone, PageCopy, StoredPage, Tier
 
 Content = tuple[tuple[int, int] | None, ...]
@@ -33,8 +33,10 @@ class ShadowTiers:
     Args:
         draw: decides which copies with the disk end at a call of `work`, and which fail. None: all copies end with
             their step, and none fails.
-        post: receives a message when copies with the disk have ended.
+        post: receives a message when copies with the disk have ended, or blocks were read ahead.
         fails: share of copies that fail, 0 to 1.
+        reads_fail: share of the reports of blocks that say that one cannot be read, 0 to 1.
+        reads_late: share of the calls of `work` in which no block of a chunk comes, 0 to 1.
 
     >>> from sluice.testing import ShadowRunner
     >>> from sluice.types import BatchPlan, PageCopy
@@ -48,11 +50,21 @@ class ShadowTiers:
     """
 
     def __init__(
-        self, draw: random.Random | None = None, post: Callable[[Copied], None] | None = None, *, fails: float = 0.0
+        self,
+        draw: random.Random | None = None,
+        post: Callable[[Copied | BlocksLoaded], None] | None = None,
+        *,
+        fails: float = 0.0,
+        reads_fail: float = 0.0,
+        reads_late: float = 0.0,
     ) -> None:
         self._draw = draw
         self._post = post
         self._fails = fails
+        self._reads_fail = reads_fail
+        self._reads_late = reads_late
+        self._reads: list[tuple[int, int, int]] = []
+        """Chunks whose blocks are read ahead: the step that began it, and its work items: those ready, and all."""
         self._pages: dict[tuple[Tier, int], tuple[Content, int]] = {}
         self._under_way: list[tuple[PageCopy, Content]] = []
         """Copies with the disk that have not ended, and the content of their sources."""
@@ -87,8 +99,25 @@ class ShadowTiers:
     def work(self, device: DevicePages) -> None:
         """Let the disk end some of its copies, and post the message."""
         done = self._ended(device)
-        if done and self._post is not None:
+        if self._post is None:
+            return
+        if done:
             self._post(Copied(tuple(done)))
+        reads, self._reads = self._reads, []
+        for step, ready, total in reads:
+            if self._draw is not None and self._draw.random() < self._reads_late:
+                self._reads.append((step, ready, total))
+            elif self._draw is not None and self._draw.random() < self._reads_fail:
+                self._post(BlocksLoaded(step, 0, "a page cannot be read"))
+            else:
+                ready = total if self._draw is None else self._draw.randint(ready + 1, total)
+                self._post(BlocksLoaded(step, ready))
+                self._reads += [(step, ready, total)] if ready < total else []
+
+    def read_ahead(self, step: int, total: int) -> None:
+        """Begin to read the blocks of a chunk of `total` work items, which `step` begins. `work` reports them, also
+        when the chunk is over."""
+        self._reads.append((step, 0, total))
 
     def crash(self) -> tuple[StoredPage, ...]:
         """Lose the host, and the copies that have not ended. Returns the pages that a restart finds."""

@@ -106,6 +106,19 @@ class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     ends: tuple[End, ...] = ()
 
 
+class Loaded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="loaded"):
+    """Blocks of an offloaded chunk were read ahead from the disk, or cannot be read."""
+
+    number: int
+    at: float
+    step: int
+    """The step that began the chunk."""
+    ready: int = 0
+    """Work items of the chunk, from the first one on, that have all their blocks."""
+    error: str | None = None
+    ends: tuple[End, ...] = ()
+
+
 class Restored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="restored"):
     """The prefix cache was filled from what a disk held."""
 
@@ -150,12 +163,10 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     copies: tuple[CopyDone, ...] = ()
     """That ended with it."""
     slice_errors: tuple[RowError, ...] = ()
-    unfinished: int = 0
-    """Units of offloaded work that it left undone."""
     ends: tuple[End, ...] = ()
 
 
-Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Restored | Step
+Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Restored | Step
 KINDS: Mapping[str, type[Record]] = {
     "add": Add,
     "abort": Abort,
@@ -163,6 +174,7 @@ KINDS: Mapping[str, type[Record]] = {
     "flush_cache": FlushCache,
     "forget_device": ForgetDevice,
     "copied": Copied,
+    "loaded": Loaded,
     "restored": Restored,
     "step": Step,
 }
@@ -269,7 +281,7 @@ def upgraded(line: bytes) -> bytes:
     """A line of a version 1 file as version 2 has it: keys were renamed, and a new slot holds its request."""
     record = msgspec.json.decode(line)
     _rename(record, num_told="prompt_logprobs_sent", is_known="is_resumed")
-    _rename(record, part_errors="slice_errors", owed="unfinished")
+    _rename(record, part_errors="slice_errors")
     match record["kind"]:
         case "header":
             _rename(record.get("setup", {}), streams="offload")

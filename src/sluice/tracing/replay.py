@@ -14,6 +14,7 @@ from sluice.tracing.format import (
     End,
     FlushCache,
     ForgetDevice,
+    Loaded,
     Nothing,
     Restored,
     Step,
@@ -24,7 +25,7 @@ from sluice.tracing.format import (
 )
 from sluice.tracing.reader import Line, TraceReader
 from sluice.tracing.writer import ends_of
-from sluice.types import BatchPlan, BatchResult, NewSlot, Output, TokenLogprobs
+from sluice.types import BatchPlan, BatchResult, NewSlot, Output, Tier, TokenLogprobs
 
 TOLD = TokenLogprobs(0, 0.0, ())
 """Stands for a log-probability: the scheduler only counts them."""
@@ -46,7 +47,7 @@ class Ended(NamedTuple):
     step: Step
 
 
-Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Restored | Planned | Ended
+Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Restored | Planned | Ended
 
 
 class NumberedCall(NamedTuple):
@@ -92,11 +93,15 @@ def replay(trace: TraceReader) -> Replayed:
     """Make all calls of a trace, up to the first that gives something else than it gave.
 
     Raises:
-        ReplayError: a trace without token ids, or one of a scheduler that cannot be built.
+        ReplayError: a trace without token ids, one of a scheduler that cannot be built, or one of version 1 with
+            contexts on a disk.
         TraceError: a file that is broken.
     """
     if not trace.header.token_ids:
         raise ReplayError("the trace was written without token ids (--no-trace-token-ids) and cannot be replayed")
+    offload = trace.header.setup.offload
+    if trace.header.version == 1 and offload is not None and offload.tier is Tier.DISK:
+        raise ReplayError("a trace of version 1 with contexts on a disk cannot be replayed: steps ended at deadlines")
     try:
         scheduler = trace.header.setup.build()
     except ValueError as error:
@@ -182,6 +187,8 @@ class Player:
                 return None
             case Copied(done=done):
                 return different_ends(action.ends, self._scheduler.copied(done))
+            case Loaded(step=step, ready=ready, error=error):
+                return different_ends(action.ends, self._scheduler.blocks_loaded(step, ready, error))
             case Restored(pages=pages, taken=taken):
                 found = self._scheduler.restore(pages or ())
                 return None if found == taken else ("pages", str(taken), str(found))
@@ -226,7 +233,6 @@ class Player:
             told,
             step.copies,
             slice_errors=step.slice_errors,
-            unfinished=step.unfinished,
         )
         return self._scheduler.commit(plan, result)
 
@@ -250,6 +256,8 @@ def place_of(action: Action) -> str:
             return "the loss of the device's state"
         case Copied():
             return "copies that ended"
+        case Loaded():
+            return "blocks that were loaded"
         case Restored():
             return "the cache, restored from a disk"
 

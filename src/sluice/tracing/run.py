@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sluice.tracing.format import Abort, Add, Copied, End, Record, Step, decode_plan
+from sluice.tracing.format import Abort, Add, Copied, End, Loaded, Record, Step, decode_plan
 from sluice.tracing.reader import Line
 from sluice.types import BatchPlan, Bound, Chunk, Tier
 
@@ -29,7 +29,7 @@ class Offloaded:
     start: int
     length: int
     first: int
-    """Unit of the chunk's work with which it begins; what was owed was done before."""
+    """The first work item of the slice."""
     stop: int
     total: int
 
@@ -146,6 +146,9 @@ def read_run(lines: Iterable[Line]) -> Run:
             case Copied() as copied:
                 run.failed_copies += sum(copy.error is not None for copy in copied.done)
                 _end_requests(run, copied.ends, copied.at)
+            case Loaded(error=str(error)) as loaded:
+                run.row_failures.extend(RowFailure(loaded.step, end.request_id, error) for end in loaded.ends)
+                _end_requests(run, loaded.ends, loaded.at)
             case Abort() as abort:
                 _end_requests(run, abort.ends, abort.at)
     # Steps end in order, and all else is written at once: what a step was planned after stands somewhere.

@@ -27,6 +27,7 @@ from sluice.engine.recorder import (
     CopiesEnded,
     DeviceForgotten,
     Event,
+    LoadsReported,
     NothingPlanned,
     StepEnded,
 )
@@ -38,6 +39,7 @@ from sluice.tracing.format import (
     FlushCache,
     ForgetDevice,
     Header,
+    Loaded,
     Nothing,
     Record,
     Restored,
@@ -175,6 +177,15 @@ class LineMaker:
                 return ForgetDevice(number=number, at=self._time(at))
             case CopiesEnded((number, at), done, outputs):
                 return Copied(number=number, at=self._time(at), done=_clean_copies(done), ends=ends_of(outputs))
+            case LoadsReported((number, at), step, ready, error, outputs):
+                return Loaded(
+                    number=number,
+                    at=self._time(at),
+                    step=step,
+                    ready=ready,
+                    error=_clean(error),
+                    ends=ends_of(outputs),
+                )
             case CacheRestored((number, at), pages, taken):
                 written = tuple(map(self._stored, pages)) if self._token_ids else None
                 return Restored(number=number, at=self._time(at), num_pages=len(pages), taken=taken, pages=written)
@@ -219,7 +230,6 @@ class LineMaker:
             launched=event.launched,
             copies=() if result is None else _clean_copies(result.copies),
             slice_errors=() if result is None else _clean_errors(result.slice_errors),
-            unfinished=0 if result is None else result.unfinished,
             ends=ends_of(event.outputs),
         )
 

@@ -77,7 +77,7 @@ class OffloadLimits:
     block_pages: int
     """Pages of a block of the ring."""
     group_blocks: int
-    """Blocks attended to at once."""
+    """Blocks that one work item attends to."""
     decode_blocks: int = 0
     """Most blocks that a decoded token attends to; 0: all."""
     prefill_blocks: int = 0
@@ -86,9 +86,9 @@ class OffloadLimits:
     """Cost of a query and a key in one layer."""
     load_cost: float = 0.0
     """Cost of loading the KV of one token in one layer, beside the computation."""
-    may_be_late: bool = False
-    """Whether loads may take longer than planned, as a disk's do: then items may be left undone
-    (`BatchResult.unfinished`). The last item of a chunk, which loads nothing, is planned once all others are done."""
+    reports_loads: bool = False
+    """Whether blocks are read ahead from a disk: then a work item is planned once `engine.messages.BlocksLoaded` has
+    reported that all its blocks are loaded. Otherwise loads are never late, and any work item may be planned."""
 
     def groups(self, base_pages: int, *, is_decode: bool) -> int:
         """Return the groups of blocks in each layer, for a chunk after `base_pages` pages on the tier."""

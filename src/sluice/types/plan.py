@@ -41,6 +41,9 @@ class ChunkSlice(NamedTuple):
     The KV of the request's first `base` tokens lies on a lower tier and is attended to through a ring; the tokens from
     there to the chunk's end are on the device. A chunk consists of `total` work items, done in order, in one step or
     over several: in each layer one for every group of blocks of the ring, and one for the tokens on the device.
+
+    Where loads are reported (`OffloadLimits.reports_loads`), the first slice of a chunk has no work items: it begins
+    the chunk, so that its blocks are read ahead.
     """
 
     chunk: Chunk
@@ -52,9 +55,9 @@ class ChunkSlice(NamedTuple):
     pages: tuple[int, ...]
     """Pages on the device that hold the tokens from `base` on, in order."""
     first: int
-    """The first item planned for this step, besides unfinished ones."""
+    """The first work item of this step."""
     stop: int
-    """The item after the last one of this step; `first`, if the step only does unfinished ones."""
+    """The work item after the last one of this step."""
     total: int
     is_decode: bool = False
     """Whether the chunk is a generated token, and not the last one of a prompt: then its blocks may be selected."""

@@ -68,9 +68,6 @@ class BatchResult:
     `engine.messages.Copied` reports them."""
     slice_errors: tuple[RowError, ...] = ()
     """Slices that failed: `row` indexes `plan.slices`."""
-    unfinished: int = 0
-    """Work items of the offloaded chunk, planned in this step or before, that are not done, as their blocks had not
-    arrived. The chunk's next slice begins with them."""
 
 
 class CachedTokens(NamedTuple):

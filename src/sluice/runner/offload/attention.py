@@ -3,13 +3,13 @@
     a layer    | group | group | ... | pages on the device, the chunk's own among them |
     seen       |   all of it, from every query  |  causal                              |
 
-Each part is one call of an ordinary backend, and one unit of work; `merge.py` makes one result of them, in float32 at
-least. Between two units the chunk may be put down and taken up in a later step.
+Each of these is one work item and one call of an ordinary backend. `merge.py` makes one result of them, in float32 at
+least. Between two work items the forward may pause until a later step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -20,34 +20,47 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.merge import merge_states
 from sluice.attention.spec import AttentionSpec
 from sluice.runner.offload.loaders import BlockLoad
-from sluice.runner.offload.pace import Pace
-from sluice.runner.offload.reader import Arrived, RingReader
+from sluice.runner.offload.reader import LoadedBlock, RingReader
 from sluice.runner.offload.sparse import SparsePolicy
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadedContext:
-    """What lies beneath the device of a chunk's context."""
+    """The part of a chunk's context that lies on the tier."""
 
     slot: int
     pages: Sequence[int]
-    """Numbers on the tier, of the context's first pages; all full."""
+    """Numbers on the tier of the context's first pages, which are full."""
     block_pages: int
-    """Pages of a block, the last one's excepted."""
+    """Pages of a block; the last one may have fewer."""
     first_position: int
-    """Of the chunk itself."""
+    """Position of the chunk's first token."""
     is_decode: bool
     """The chunk is a generated token: the policy chooses what it attends to."""
     groups: int
-    """Calls of the backend that are planned for these in each layer."""
+    """Groups of blocks that are planned in each layer."""
+    step: int = 0
+    """The step that began the chunk."""
 
     @property
     def num_blocks(self) -> int:
         return -(-len(self.pages) // self.block_pages)
 
-    def load(self, layer: int, block: int) -> BlockLoad:
-        first = block * self.block_pages
-        return BlockLoad(layer, self.pages[first : first + self.block_pages], block)
+    def loads(self, layer: int, blocks: Sequence[int], group_blocks: int) -> Iterator[BlockLoad]:
+        """Return the loads of the blocks that are attended to in a layer, with the work items that each makes ready.
+
+        Behind the layer's last block come its remaining work items, which load nothing.
+        """
+        assert blocks, f"nothing is attended to in layer {layer} of {self}"
+        per_layer = self.groups + 1
+        for count, block in enumerate(blocks, start=1):
+            ready = 0
+            if count == len(blocks):
+                ready = (layer + 1) * per_layer
+            elif count % group_blocks == 0:
+                ready = layer * per_layer + count // group_blocks
+            first = block * self.block_pages
+            yield BlockLoad(layer, self.pages[first : first + self.block_pages], block, self.step, ready)
 
 
 class OffloadedAttention(Attention):
@@ -56,10 +69,12 @@ class OffloadedAttention(Attention):
     Args:
         inner: attends to pages on the device and to those of the ring.
         layers: number of each layer, by the id of its pages on the device.
-        ring: pages of the ring, of no layer in particular.
+        ring: pages of the ring, which belong to no layer.
         reader: brings blocks there.
+        policy: chooses the blocks.
+        context: what lies on the tier.
         group_blocks: blocks attended to in one call.
-        pace: asked before each unit of work, and for each block.
+        begin_item: called before each work item; returns when it may be done.
     """
 
     def __init__(
@@ -71,7 +86,7 @@ class OffloadedAttention(Attention):
         policy: SparsePolicy,
         context: OffloadedContext,
         group_blocks: int,
-        pace: Pace,
+        begin_item: Callable[[], None],
     ) -> None:
         self._inner = inner
         self._layers = layers
@@ -80,9 +95,11 @@ class OffloadedAttention(Attention):
         self._policy = policy
         self._context = context
         self._group_blocks = group_blocks
-        self._pace = pace
-        if policy.foresees:
-            reader.expect(load for layer in range(len(layers)) for load in self._loads(layer, None))
+        self._begin_item = begin_item
+        if policy.foresees and context.groups:
+            reader.expect(
+                load for layer in range(len(layers)) for load in self._loads(layer, self._select(layer, None))
+            )
 
     def attend(
         self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
@@ -94,18 +111,18 @@ class OffloadedAttention(Attention):
         """
         layer, context = self._layers[id(kv)], self._context
         compute = torch.float64 if q.dtype == torch.float64 else torch.float32
-        selected = self._selected(layer, None if self._policy.foresees else q)
-        if not self._policy.foresees:
-            self._reader.expect(context.load(layer, block) for block in selected)
+        selected = self._select(layer, None if self._policy.foresees else q) if context.groups else ()
+        if not self._policy.foresees and context.groups:
+            self._reader.expect(self._loads(layer, selected))
         state: tuple[torch.Tensor, torch.Tensor] | None = None
         earlier = replace(spec, causal=False)  # every query sees all keys of the ring
         blocks = iter(selected)
         for _ in range(context.groups):
-            self._pace.begin_unit()
+            self._begin_item()
             count = len(list(islice(blocks, self._group_blocks)))
             if not count:
                 continue
-            group = [self._next() for _ in range(count)]
+            group = [self._reader.next() for _ in range(count)]
             if spec.window is None:
                 out, lse = self._inner.attend(q, self._ring, self._batch_of(group, q), earlier, need_lse=True)
                 assert lse is not None
@@ -115,7 +132,7 @@ class OffloadedAttention(Attention):
                     state = merged(state, *self._attend_band(q, block, spec))
             self._reader.release(group)
         assert next(blocks, None) is None, f"{len(selected)} blocks selected, {context.groups} groups planned"
-        self._pace.begin_unit()
+        self._begin_item()
         out, own_lse = self._inner.attend(q, kv, batch, spec, need_lse=need_lse or state is not None)
         if state is None:
             return out, own_lse
@@ -123,26 +140,22 @@ class OffloadedAttention(Attention):
         whole, lse = merge_states(*state, out.to(compute), own_lse)
         return whole.to(out.dtype), lse if need_lse else None
 
-    def _next(self) -> Arrived:
-        """The next block of the ring, once it has come."""
-        self._pace.wait_until(self._reader.has_next)
-        return self._reader.next()
-
-    def _selected(self, layer: int, q: torch.Tensor | None) -> Sequence[int]:
+    def _select(self, layer: int, q: torch.Tensor | None) -> Sequence[int]:
+        """Return the blocks that the chunk attends to in a layer."""
         context = self._context
         if not context.is_decode and not self._policy.supports_prefill:
             return range(context.num_blocks)
         return self._policy.select(context.slot, layer, context.num_blocks, q)
 
-    def _loads(self, layer: int, q: torch.Tensor | None) -> Iterator[BlockLoad]:
-        return (self._context.load(layer, block) for block in self._selected(layer, q))
+    def _loads(self, layer: int, selected: Sequence[int]) -> Iterator[BlockLoad]:
+        return self._context.loads(layer, selected, self._group_blocks)
 
-    def _places(self, group: Sequence[Arrived]) -> list[int]:
+    def _places(self, group: Sequence[LoadedBlock]) -> list[int]:
         """The ring's pages that hold a group."""
         size = self._context.block_pages
-        return [arrived.slot * size + at for arrived in group for at in range(len(arrived.load.pages))]
+        return [block.buffer * size + at for block in group for at in range(len(block.load.pages))]
 
-    def _batch_of(self, group: Sequence[Arrived], q: torch.Tensor) -> ForwardBatch:
+    def _batch_of(self, group: Sequence[LoadedBlock], q: torch.Tensor) -> ForwardBatch:
         """The chunk's queries against the keys of a group."""
         pages, tokens, device = self._places(group), q.shape[0], q.device
         keys = len(pages) * self._ring.page_size
@@ -160,7 +173,9 @@ class OffloadedAttention(Attention):
             num_decodes=int(tokens == 1),
         )
 
-    def _attend_band(self, q: torch.Tensor, block: Arrived, spec: AttentionSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    def _attend_band(
+        self, q: torch.Tensor, block: LoadedBlock, spec: AttentionSpec
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Attend to a block of whose keys some queries see only the later ones."""
         context = self._context
         first_key = block.load.block * context.block_pages * self._ring.page_size

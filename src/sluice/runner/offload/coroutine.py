@@ -65,6 +65,11 @@ class Coroutine(Generic[T]):
             raise self._error
 
     @property
+    def has_begun(self) -> bool:
+        """It was resumed once at least."""
+        return self._future is not None or self.is_over
+
+    @property
     def result(self) -> T:
         """What `body` returned, once it is over."""
         (result,) = self._result

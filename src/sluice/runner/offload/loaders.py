@@ -1,28 +1,155 @@
-"""Who brings blocks of stored pages into the ring, beside the computation."""
+"""Loaders, which copy blocks of stored pages into the ring while a chunk is computed.
+
+From host memory the device copies blocks itself, on a queue of its own (`QueueLoader`). Its computation waits for them
+there, so a step may be planned with blocks that are still to come. From a disk a thread reads blocks ahead
+(`DiskLoader`) and reports the work items whose blocks are in the ring, so that no step waits for a disk.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
+import torch
+
 from sluice.attention.base import PagedKV
 from sluice.device.background import Background
 from sluice.device.pages import DevicePages
+from sluice.device.queues import DeviceQueue, Event
 
 Handle = TypeVar("Handle")
 Fence = TypeVar("Fence")
 
 CLOSING = 5.0
-"""Seconds that a read may take to end when nobody waits for it any more."""
+"""Seconds that `close` waits for a read under way."""
+GIVE_UP = 30.0
+"""Seconds without any progress after which a read is given up."""
+
+Report = Callable[[int, int, str | None], None]
+"""Called with the ticket of a chunk, how many of its work items have their blocks in the ring, from the first one on,
+and why a block cannot be read, if one cannot."""
+
+
+class BlockLoad(NamedTuple):
+    """Consecutive pages of one layer of one request, to be copied into a buffer of the ring."""
+
+    layer: int
+    pages: Sequence[int]
+    """Their numbers on the tier, at most those of a block."""
+    block: int
+    """Its number in the context."""
+    ticket: int = 0
+    """Names the chunk that attends to it."""
+    ready: int = 0
+    """How many work items of the chunk, from the first one on, have all their blocks once this one is loaded; 0 if it
+    is not the last block of a work item."""
+
+
+@dataclass
+class LoadTotals:
+    """What was loaded since the start."""
+
+    bytes: int = 0
+    seconds: float = 0.0
+    """Time spent copying."""
+    waited: float = 0.0
+    """Time in which a chunk could not go on because its blocks were not there."""
+
+
+class Loader(Protocol[Handle, Fence]):
+    """Copies blocks into buffers of the ring, in the order of `start`."""
+
+    totals: LoadTotals
+
+    def start(self, load: BlockLoad, buffer: int, fence: Fence | None) -> Handle:
+        """Begin to fill a buffer, not before its fence."""
+        ...
+
+    def finish(self, handle: Handle) -> None:
+        """Let what is computed from now on find the block in its buffer."""
+        ...
+
+    def forget(self, handle: Handle) -> None:
+        """Drop a load: the block will not be read, and its buffer may be filled again."""
+        ...
+
+    def fence(self) -> Fence | None:
+        """Return a point behind all that is computed so far."""
+        ...
+
+    def did(self, ticket: int, items: int) -> None:
+        """Note that a chunk has done its first `items` work items and is not complete."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class HostPages(Protocol):
+    """Pages in memory that the device can copy from: a `HostTier`."""
+
+    def layer(self, host_page: int, layer: int) -> torch.Tensor:
+        """Return keys and values of one layer of a page, [2, part_bytes] uint8."""
+        ...
+
+
+class QueueLoader:
+    """A `Loader` whose copies the device makes.
+
+    What runs on `compute` is ordered behind a load by the load's event, and a load behind the last reader of its buffer
+    by a fence; the host waits for neither.
+
+    Args:
+        stored: the pages to copy from.
+        ring: pages of one layer, `block_pages` for each buffer of the ring.
+        loading: the queue that runs the copies.
+        compute: the queue that runs what reads the ring.
+    """
+
+    def __init__(
+        self, stored: HostPages, ring: PagedKV, block_pages: int, loading: DeviceQueue, compute: DeviceQueue
+    ) -> None:
+        self._stored = stored
+        self._pages = DevicePages([ring])
+        self._block_pages = block_pages
+        self._loading = loading
+        self._compute = compute
+        self.totals = LoadTotals()
+
+    def start(self, load: BlockLoad, buffer: int, fence: Event | None) -> Event:
+        if fence is not None:
+            self._loading.wait(fence)
+        self._loading.run(lambda: self._copy(load, buffer))
+        self.totals.bytes += len(load.pages) * self._pages.page_bytes
+        return self._loading.record()
+
+    def finish(self, handle: Event) -> None:
+        self._compute.wait(handle)
+
+    def forget(self, handle: Event) -> None:
+        """Do nothing: copies run in order, so the next one into this buffer comes behind this one."""
+
+    def fence(self) -> Event:
+        return self._compute.record()
+
+    def did(self, ticket: int, items: int) -> None:
+        pass
+
+    def close(self) -> None:
+        """Do nothing: copies under way end by themselves."""
+
+    @torch.inference_mode()
+    def _copy(self, load: BlockLoad, buffer: int) -> None:
+        for place, page in enumerate(load.pages, start=buffer * self._block_pages):
+            self._pages.copy_in(place, self._stored.layer(page, load.layer))
 
 
 class StoredPages(Protocol):
-    """KV pages beneath the device, by their number on that tier: a `PageFile`."""
+    """KV pages on a disk, by their number there: a `PageFile`."""
 
     def read_layer(self, page: int, layer: int, k: memoryview, v: memoryview) -> None:
         """Copy keys and values of one layer of a page, as bytes.
@@ -33,116 +160,145 @@ class StoredPages(Protocol):
         ...
 
 
-class BlockLoad(NamedTuple):
-    """Some consecutive pages of one layer of one request."""
+@dataclass(slots=True, eq=False)
+class _Read:
+    """A block that a `DiskLoader` was asked for and has not read yet."""
 
-    layer: int
-    pages: Sequence[int]
-    """Numbers on the tier, at most those of a block."""
-    block: int
-    """Its number in the context."""
-
-
-@dataclass
-class LoadTotals:
-    """What was loaded since the start."""
-
-    bytes: int = 0
-    seconds: float = 0.0
-    """Spent copying, whoever did it."""
-    waited: float = 0.0
-    """Of these, how long the computation stood still."""
+    load: BlockLoad
+    buffer: int
+    asked_at: float
+    is_done: bool = False
+    is_dropped: bool = False
 
 
-class Loader(Protocol[Handle, Fence]):
-    """Copies blocks into ring slots, in the order of `start`."""
+class DiskLoader(Generic[Fence]):
+    """A `Loader` for a CPU, whose thread reads ahead into the ring while others compute.
 
-    totals: LoadTotals
-
-    def start(self, load: BlockLoad, slot: int, fence: Fence | None) -> Handle:
-        """Begin to fill a slot, not before its fence."""
-        ...
-
-    def has_come(self, handle: Handle, seconds: float) -> bool:
-        """The block is there, or will be whenever what is computed from now on reads it, or can not be had.
-
-        Args:
-            seconds: to wait for it, at most.
-        """
-        ...
-
-    def finish(self, handle: Handle) -> None:
-        """What is computed from now on finds the block there. It has come.
-
-        Raises:
-            Exception: it could not be read.
-        """
-        ...
-
-    def forget(self, handle: Handle) -> None:
-        """Nobody will read the block: its slot may be filled anew."""
-        ...
-
-    def fence(self) -> Fence | None:
-        """A point behind all that is computed so far."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class ThreadLoader(Generic[Fence]):
-    """Loads on a CPU: one thread reads, while the caller computes.
+    It reports when half of the ring has come since the last report, so that one half can be computed while the other
+    loads, and when it has nothing more to read. A second thread reports reads that do not end.
 
     Args:
-        stored: where pages are read from.
-        ring: pages of one layer, `block_pages` for each slot of the ring.
+        stored: the pages to read.
+        ring: pages of one layer, `block_pages` for each buffer of the ring.
+        report: called from the threads of the loader.
     """
 
-    def __init__(self, stored: StoredPages, ring: PagedKV, block_pages: int) -> None:
-        self._stored = stored
+    def __init__(self, stored: StoredPages, ring: PagedKV, block_pages: int, report: Report) -> None:
         pages = DevicePages([ring])
+        self._stored = stored
         self._views = [pages.views(page) for page in range(pages.num_pages)]
         self._block_pages = block_pages
         self._page_bytes = pages.page_bytes
-        self._reading = Background("sluice-prefetch")
-        self._is_open = True
+        self._report = report
+        self._report_every = max(1, pages.num_pages // block_pages // 2)
+        self._reader = Background("sluice-read-ahead")
+        self._watch = Background("sluice-read-ahead-watch")
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        """Guards what follows."""
+        self._reads: deque[_Read] = deque()
+        """Blocks that have not come, in order."""
+        self._is_watched = False
+        self._last_end = 0.0
+        """When a read ended last."""
+        self._latest: BlockLoad | None = None
+        """The last block of the work items that are ready and not reported."""
+        self._num_unreported = 0
+        """Blocks that have come since the last report."""
+        self._reported = (-1, 0)
+        """The ticket and the work items of the latest report."""
+        self._waits_since: float | None = None
+        """When a chunk had done all work items that were reported."""
         self.totals = LoadTotals()
 
-    def start(self, load: BlockLoad, slot: int, fence: Fence | None) -> Future[None]:
-        """See `Loader.start`."""
-        return self._reading.submit(partial(self._read, load, slot))
+    def start(self, load: BlockLoad, buffer: int, fence: Fence | None) -> _Read:
+        read = _Read(load, buffer, time.perf_counter())
+        with self._lock:
+            self._reads.append(read)
+            must_watch, self._is_watched = not self._is_watched, True
+        self._reader.submit(partial(self._run, read))
+        if must_watch:
+            self._watch.submit(self._give_up_late_reads)
+        return read
 
-    def has_come(self, handle: Future[None], seconds: float) -> bool:
-        """See `Loader.has_come`."""
-        if not handle.done() and seconds > 0:
-            began = time.perf_counter()
-            wait_for([handle], seconds)
-            self.totals.waited += time.perf_counter() - began
-        return handle.done()
+    def finish(self, handle: _Read) -> None:
+        assert handle.is_done, f"{handle} was to be attended to before it was reported"
 
-    def finish(self, handle: Future[None]) -> None:
-        """See `Loader.finish`."""
-        handle.result(timeout=0)
-
-    def forget(self, handle: Future[None]) -> None:
-        """See `Loader.forget`. A read under way goes on, but who fills the slot next comes behind it."""
-        handle.cancel()
+    def forget(self, handle: _Read) -> None:
+        """Drop a load. A read under way goes on, but the next one into its buffer comes behind it."""
+        handle.is_dropped = True
 
     def fence(self) -> None:
-        """What was computed on a CPU is over."""
+        """Return nothing: what was computed on a CPU is over."""
         return
 
-    def close(self) -> None:
-        """See `Loader.close`. A read that has not ended after `CLOSING` is left alone: it may never end."""
-        self._is_open = False
-        self._reading.close(CLOSING)
+    def did(self, ticket: int, items: int) -> None:
+        with self._lock:
+            if self._reported[0] != ticket or self._reported[1] <= items:
+                self._waits_since = time.perf_counter()
 
-    def _read(self, load: BlockLoad, slot: int) -> None:
-        began = time.perf_counter()
-        first = slot * self._block_pages
-        for place, page in enumerate(load.pages, start=first):
-            if not self._is_open:
-                return  # it hung, and its file is somebody else's by now
+    def close(self) -> None:
+        """Read no more. A read that has not ended after `CLOSING` is left alone: it may never end."""
+        self._closed.set()
+        self._reader.close(CLOSING)
+        self._watch.close(CLOSING)
+
+    def _run(self, read: _Read) -> None:
+        error = None
+        if not read.is_dropped:
+            try:
+                self._read(read)
+            except Exception as failure:
+                error = f"{type(failure).__name__}: {failure}"
+        self._ended(read, error)
+
+    def _read(self, read: _Read) -> None:
+        began, load = time.perf_counter(), read.load
+        for place, page in enumerate(load.pages, start=read.buffer * self._block_pages):
+            if self._closed.is_set():
+                return  # the read before this one hung, and its file may be closed and its number used again
             self._stored.read_layer(page, load.layer, *self._views[place])
         self.totals.bytes += len(load.pages) * self._page_bytes
         self.totals.seconds += time.perf_counter() - began
+        read.is_done = True
+
+    def _ended(self, read: _Read, error: str | None) -> None:
+        """Report what can be computed now, if it is time to."""
+        report: BlockLoad | None = None
+        load = read.load
+        with self._lock:
+            self._reads.popleft()
+            self._last_end = time.perf_counter()
+            if read.is_dropped or self._closed.is_set():
+                return
+            self._num_unreported += 1
+            if load.ready:
+                self._latest = load
+            if self._latest is not None and (not self._reads or self._num_unreported >= self._report_every):
+                report, self._latest, self._num_unreported = self._latest, None, 0
+                self._reported = (report.ticket, report.ready)
+                if self._waits_since is not None:
+                    self.totals.waited += self._last_end - self._waits_since
+                    self._waits_since = None
+        if error is not None:
+            self._report(load.ticket, 0, error)
+        elif report is not None:
+            self._report(report.ticket, report.ready, None)
+
+    def _give_up_late_reads(self) -> None:
+        """Report reads that do not end. Return when there was none to wait for at a look."""
+        left = GIVE_UP
+        while not self._closed.wait(left):
+            with self._lock:
+                awaited = [read for read in self._reads if not read.is_dropped]
+                if not awaited:
+                    self._is_watched = False
+                    return
+                ticket = awaited[0].load.ticket
+                left = max(awaited[0].asked_at, self._last_end) + GIVE_UP - time.perf_counter()
+                if left > 0:
+                    continue
+                for read in awaited:
+                    read.is_dropped = read.load.ticket == ticket
+            left = GIVE_UP
+            self._report(ticket, 0, f"what it reads did not come from the disk in {GIVE_UP:.0f} s")

@@ -1,36 +1,37 @@
-"""Streamer: runs the parts of offloaded chunks, and keeps what is half done between steps.
+"""Offloader: runs slices of the work on offloaded chunks, and keeps the chunk that is half done between steps.
 
-One chunk is half done at most: the ring and its loads are its own. A part that begins another chunk drops it, which
-happens when its request has ended or was sent back.
+There is one such chunk at most, since the ring and its loads are its own. A slice that begins another chunk drops it,
+which happens when its request has ended or was preempted.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from sluice.attention.base import Attention, PagedKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.device.background import Background
 from sluice.device.memory import kv_bytes
 from sluice.kv.ring import DeviceRing
 from sluice.runner.device_state import DeviceState, KVMaker
 from sluice.runner.forwards import Model
+from sluice.runner.inputs import UNREAD
+from sluice.runner.last_tokens import LastTokens
 from sluice.runner.offload.attention import OffloadedAttention, OffloadedContext
 from sluice.runner.offload.coroutine import UNWINDING, Coroutine
-from sluice.runner.offload.inputs import offloaded_batch
 from sluice.runner.offload.loaders import Loader, LoadTotals
-from sluice.runner.offload.pace import ALONE_PATIENCE, BYTES_PER_SECOND, PATIENCE, Pace
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Full, SparsePolicy
 from sluice.types import Chunk, ChunkSlice
 
 NewLoader = Callable[[PagedKV, int], Loader[Any, Any]]
-"""From the ring's pages, and how many of them a slot has."""
+"""Makes a loader from the ring's pages and the number of them in a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,11 @@ class RingShape:
     """Sizes of the ring."""
 
     num_blocks: int
-    """Slots."""
+    """Blocks that it has buffers for."""
     block_pages: int
-    """Pages of a slot."""
+    """Pages of a block."""
     most_blocks: int | None = None
-    """Attended to in one call; None: as many as there is room for beside those that load."""
+    """Most blocks attended to in one call; None: as many as there is room for beside those that load."""
 
     @property
     def group_blocks(self) -> int:
@@ -55,41 +56,42 @@ class RingShape:
         return self.num_blocks * self.block_pages
 
 
-@dataclass
-class _HalfDone:
-    """A chunk that was begun."""
-
-    chunk: Chunk
-    call: Coroutine[torch.Tensor]
-    pace: Pace
-
-
-class SliceDone(NamedTuple):
-    """What came of a part."""
-
-    hidden: torch.Tensor | None
-    """[R, hidden_size], the hidden states of the token that samples, if one does, and of those before targets; None if
-    the part does not complete its chunk."""
-    unfinished: int
-    """Units of it, and of parts before it, that are not done."""
-
-
 class OffloadFailed(Exception):
     """The work on a chunk cannot go on; its request is over, others are not."""
 
 
+@dataclass
+class _HalfDone:
+    """A chunk that was begun and is not complete."""
+
+    chunk: Chunk
+    step: int
+    """The step that began it."""
+    forward: Coroutine[torch.Tensor]
+    granted: int = 0
+    """Work items that may be done, from the first one on."""
+    begun: int = 0
+    """Work items that were begun."""
+
+    def begin_item(self, pause: Callable[[], None]) -> None:
+        """Go on with one more work item, once it may be done."""
+        while self.begun == self.granted:
+            pause()
+        self.begun += 1
+
+
 class Offloader:
-    """Offloaded chunks on one device.
+    """Runs offloaded chunks on one device.
 
     Args:
         model: computes them.
         state: the device's; a chunk's own KV is in its pages.
         attention: attends to pages on the device and to those of the ring.
         new_kv: makes the pages of the ring, laid out as those of `state`.
-        new_loader: makes who fills them.
-        shape: of the ring.
-        hidden_size: of what the model gives.
-        policy: what chunks attend to.
+        new_loader: makes what fills them.
+        shape: sizes of the ring.
+        hidden_size: width of what the model gives.
+        policy: chooses the blocks that chunks attend to.
     """
 
     def __init__(
@@ -113,14 +115,16 @@ class Offloader:
         self.ring_kv = new_kv(replace(state.shape.layer, num_pages=shape.num_pages))
         self._loader = new_loader(self.ring_kv, shape.block_pages)
         self._reader = RingReader(DeviceRing(shape.num_blocks), self._loader)
-        self._rows: dict[int, list[int]] = {}
+        self._stored: dict[int, list[int]] = {}
+        """Slot -> pages of its request on the tier."""
         self._thread = Background("sluice-offloaded-chunk")
         self._half_done: _HalfDone | None = None
         self._failed: set[int] = set()
+        """Slots whose requests cannot go on."""
 
     @property
     def ring_bytes(self) -> int:
-        """That the ring takes."""
+        """Bytes of the ring."""
         return kv_bytes([self.ring_kv])
 
     @property
@@ -133,42 +137,46 @@ class Offloader:
         return self._reader.ring
 
     def open_slots(self, slots: Sequence[int]) -> None:
-        """The slots are other requests' now."""
+        """Forget what was kept for these slots: they belong to other requests now."""
         for slot in slots:
-            if self._rows.pop(slot, None) is not None:
+            if self._stored.pop(slot, None) is not None:
                 self._policy.forget(slot)
             self._failed.discard(slot)
 
-    def run(self, part: ChunkSlice, *, alone: bool = True) -> SliceDone:
-        """Do the units of a part, and those that are owed, as far as what they read comes in time; all of them, if the
-        part completes its chunk.
+    def run(self, step: int, part: ChunkSlice) -> torch.Tensor | None:
+        """Do the work items of a slice.
 
         Args:
-            alone: nobody waits for the step but the part's own request.
+            step: number of the step; names the chunk in reports of its loads, if the slice begins it.
+
+        Returns:
+            [R, hidden_size], the hidden states of the token that samples, if one does, and of those before targets;
+            None if the slice does not complete its chunk.
 
         Raises:
-            StreamFailed: a page could not be read, or the chunk failed before.
+            OffloadFailed: the work failed now or before.
         """
         chunk = part.chunk
-        row = self._rows.setdefault(chunk.slot, [])
-        row.extend(part.stored_pages)
+        stored = self._stored.setdefault(chunk.slot, [])
+        stored.extend(part.stored_pages)
         if chunk.slot in self._failed:
             raise OffloadFailed("the work on this chunk failed before")
         try:
-            if part.first == 0:
-                self._drop()
-                self._begin(part, tuple(row[: part.base // self._state.shape.page_size]))
-            done = self._go_on(part, alone)
+            half_done = self._half_done
+            goes_on = half_done is not None and half_done.chunk == chunk and half_done.granted == part.first
+            if half_done is None or not goes_on or part.stop == 0:
+                half_done = self._begin(step, part, tuple(stored[: part.base // self._state.shape.page_size]))
+            hidden = self._go_on(half_done, part)
         except Exception as error:
             self._failed.add(chunk.slot)
             self._drop()
             raise OffloadFailed(f"{type(error).__name__}: {error}") from error
         if part.completes and self._policy.wants_keys:
-            self._tell_policy(part)
-        return done
+            self._give_keys(part)
+        return hidden
 
     def failed(self, part: ChunkSlice) -> torch.Tensor:
-        """[R, hidden_size] of NaN, in the place of what a chunk that failed should have given."""
+        """Return NaN, [R, hidden_size], in the place of what a chunk that failed should have given."""
         rows = part.chunk.samples + len(part.chunk.targets)
         shape = self._state.shape
         return torch.full((rows, self._hidden_size), torch.nan, dtype=shape.dtype, device=shape.device)
@@ -181,7 +189,15 @@ class Offloader:
             self._thread.close(UNWINDING)
             self._loader.close()
 
-    def _begin(self, part: ChunkSlice, stored: tuple[int, ...]) -> None:
+    def _begin(self, step: int, part: ChunkSlice, stored: tuple[int, ...]) -> _HalfDone:
+        """Drop what is half done, and begin a chunk.
+
+        Args:
+            stored: numbers on the tier of the pages that the chunk attends to there.
+        """
+        if part.first:
+            raise ValueError(f"work items {part.first} to {part.stop} of {part.chunk} follow on {self._half_done}")
+        self._drop()
         shape = self._state.shape
         batch = offloaded_batch(part, shape.page_size, self._state.last_tokens, shape.device)
         queue = _same_queue(shape.device)
@@ -192,13 +208,11 @@ class Offloader:
             first_position=part.chunk.start,
             is_decode=part.is_decode,
             groups=part.total // len(self._layers) - 1,
+            step=step,
         )
-
-        pace = Pace()
 
         @torch.inference_mode()
         def forward(pause: Callable[[], None]) -> torch.Tensor:
-            pace.pause = pause
             attention = OffloadedAttention(
                 self._attention,
                 self._layers,
@@ -207,43 +221,34 @@ class Offloader:
                 self._policy,
                 context,
                 self._shape.group_blocks,
-                pace,
+                lambda: half_done.begin_item(pause),
             )
-            with queue:  # which queue a thread's work goes to is the thread's own affair
+            with queue:  # CUDA's current stream is a property of the thread
                 return self._model.forward(batch, self._state.kv, attention)
 
-        self._half_done = _HalfDone(part.chunk, Coroutine(forward, self._thread), pace)
+        half_done = self._half_done = _HalfDone(part.chunk, step, Coroutine(forward, self._thread))
+        return half_done
 
-    def _go_on(self, part: ChunkSlice, alone: bool) -> SliceDone:
-        half_done = self._half_done
-        if half_done is None or half_done.chunk != part.chunk or half_done.pace.granted != part.first:
-            raise ValueError(f"units {part.first} to {part.stop} of {part.chunk} follow on {half_done}")
-        call, pace = half_done.call, half_done.pace
-        pace.grant(part.stop - part.first, self._patience(part, alone))
-        call.resume(inline=part.first == 0 and part.completes)
+    def _go_on(self, half_done: _HalfDone, part: ChunkSlice) -> torch.Tensor | None:
+        """Do the work items of a slice of the chunk that is half done."""
+        forward = half_done.forward
+        half_done.granted = part.stop
+        forward.resume(inline=part.completes and not forward.has_begun)
+        assert forward.is_over == part.completes, f"{part} left {half_done}"
         if not part.completes:
-            assert not call.is_over, f"{part} completed its chunk"
-            return SliceDone(None, pace.unfinished)
-        assert call.is_over and not pace.unfinished, f"{part} left {pace.unfinished} units"
+            self._loader.did(half_done.step, part.stop)
+            return None
         self._half_done = None
-        return SliceDone(call.result, 0)
-
-    def _patience(self, part: ChunkSlice, alone: bool) -> float:
-        """Seconds that a part may wait for what it reads."""
-        if part.completes:
-            return math.inf
-        if alone:
-            return ALONE_PATIENCE
-        of_group = self._shape.group_blocks * self.ring_bytes / self._shape.num_blocks
-        return PATIENCE + (part.stop - part.first) * of_group / BYTES_PER_SECOND
+        return forward.result
 
     def _drop(self) -> None:
         if self._half_done is not None:
-            self._half_done.call.cancel()
+            self._half_done.forward.cancel()
             self._half_done = None
         self._reader.abandon()
 
-    def _tell_policy(self, part: ChunkSlice) -> None:
+    def _give_keys(self, part: ChunkSlice) -> None:
+        """Give the policy the keys of the pages that the chunk has filled."""
         size, chunk = self._state.shape.page_size, part.chunk
         for page in range(chunk.start // size, chunk.end // size):
             place = torch.tensor(part.pages[page - part.base // size], device=self._state.shape.device)
@@ -251,8 +256,42 @@ class Offloader:
                 self._policy.page_left(chunk.slot, layer, page, kv.gather(place)[0])
 
 
+def offloaded_batch(part: ChunkSlice, page_size: int, last_tokens: LastTokens, device: torch.device) -> ForwardBatch:
+    """Return the one row of an offloaded chunk as tensors. Its page table and its KV length count from `base`, its
+    positions do not.
+
+    Args:
+        last_tokens: the token that each slot sampled last.
+    """
+
+    def to_device(array: npt.NDArray[Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    chunk = part.chunk
+    positions = np.arange(chunk.start, chunk.end, dtype=np.int64)
+    local = positions - part.base
+    table = np.array(part.pages, dtype=np.int64)
+    is_late = len(chunk.token_ids) < chunk.length
+    input_ids = to_device(np.array([*chunk.token_ids, *[UNREAD] * is_late], dtype=np.int64))
+    if is_late:
+        input_ids[-1:] = last_tokens.read(to_device(np.array([chunk.slot], dtype=np.int64)))
+    rows = [chunk.length - 1] * chunk.samples + list(range(len(chunk.targets)))
+    return ForwardBatch(
+        input_ids=input_ids,
+        positions=to_device(positions),
+        kv_slots=to_device(table[local // page_size] * page_size + local % page_size),
+        page_table=to_device(table.astype(np.int32))[None],
+        q_starts=to_device(np.array([0, chunk.length], dtype=np.int32)),
+        kv_lens=to_device(np.array([chunk.end - part.base], dtype=np.int32)),
+        logit_rows=to_device(np.array(rows, dtype=np.int64)),
+        q_lens=(chunk.length,),
+        kv_lens_host=(chunk.end - part.base,),
+        num_decodes=int(chunk.length == 1),
+    )
+
+
 def _same_queue(device: torch.device) -> AbstractContextManager[object]:
-    """The queue of the device that the caller's work goes to."""
+    """Return the context in which another thread's work goes to the queue that this thread's work goes to."""
     if device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.current_stream(device))

@@ -11,24 +11,24 @@ import torch
 
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.runner.offload.loaders import LoadTotals
-from sluice.runner.offload.offloader import OffloadFailed, SliceDone
+from sluice.runner.offload.offloader import OffloadFailed
 from sluice.types import BatchPlan, Chunk, ChunkSlice, RowError
 
 
 class SliceRunner(Protocol):
-    """Runs parts of offloaded chunks: a `Streamer`."""
+    """Runs slices of offloaded chunks: an `Offloader`."""
 
     def open_slots(self, slots: Sequence[int]) -> None:
-        """The slots are other requests' now."""
+        """Forget what was kept for these slots: they belong to other requests now."""
         ...
 
-    def run(self, part: ChunkSlice, *, alone: bool) -> SliceDone:
-        """See `Streamer.run`."""
+    def run(self, step: int, part: ChunkSlice) -> torch.Tensor | None:
+        """Do the work items of a slice: see `Offloader.run`."""
         ...
 
     @property
     def ring_bytes(self) -> int:
-        """That the ring takes."""
+        """Bytes of the ring."""
         ...
 
     def close(self) -> None:
@@ -36,7 +36,7 @@ class SliceRunner(Protocol):
         ...
 
     def failed(self, part: ChunkSlice) -> torch.Tensor:
-        """Hidden states of NaN, in the place of those of a chunk that failed."""
+        """Return hidden states of NaN, in the place of those of a chunk that failed."""
         ...
 
     @property
@@ -46,7 +46,7 @@ class SliceRunner(Protocol):
 
 
 class NoOffload:
-    """Every context fits the device."""
+    """A `SliceRunner` where every context fits the device."""
 
     ring_bytes = 0
 
@@ -56,7 +56,7 @@ class NoOffload:
     def open_slots(self, slots: Sequence[int]) -> None:
         pass
 
-    def run(self, part: ChunkSlice, *, alone: bool) -> SliceDone:
+    def run(self, step: int, part: ChunkSlice) -> torch.Tensor | None:
         raise OffloadFailed("there is no ring")
 
     def failed(self, part: ChunkSlice) -> torch.Tensor:
@@ -64,16 +64,16 @@ class NoOffload:
 
     @property
     def totals(self) -> LoadTotals:
-        """See `Streams.totals`."""
         return LoadTotals()
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadedWork:
-    """What a plan says of offloaded chunks."""
+    """The offloaded work of a plan."""
 
+    step: int
     opened: tuple[int, ...]
-    """Slots that change hands."""
+    """Slots that other requests have now."""
     slices: tuple[ChunkSlice, ...]
 
     @property
@@ -83,13 +83,13 @@ class OffloadedWork:
 
 
 def ordinary(plan: BatchPlan) -> BatchPlan:
-    """The plan without the chunks that parts complete, which are its last ones."""
+    """Return the plan without the chunks that slices complete, which are its last ones."""
     count = sum(part.completes for part in plan.slices)
     return replace(plan, chunks=plan.chunks[:-count]) if count else plan
 
 
 def with_offloaded(host: HostBatch, work: OffloadedWork) -> HostBatch:
-    """The rows of a step with those that are offloaded behind them, as far as sampling and scoring go."""
+    """Return the rows of a step with the offloaded ones behind them, as far as sampling and scoring need them."""
     if not work.done:
         return host
     rows = list(enumerate(work.done, start=len(host.row_slots)))
@@ -106,39 +106,36 @@ def with_offloaded(host: HostBatch, work: OffloadedWork) -> HostBatch:
 
 
 class SlicesDone(NamedTuple):
-    """What came of the parts of a step."""
+    """What came of the slices of a step."""
 
     hidden: torch.Tensor | None
     """[S + T, hidden_size] of all rows of the step, all samples first; None if there are none."""
     errors: tuple[RowError, ...]
-    """What failed, by index of the part."""
-    unfinished: int
-    """Units that are not done."""
+    """The slices that failed, by index."""
 
 
 def run_slices(offload: SliceRunner, work: OffloadedWork, hidden: torch.Tensor | None, num_samples: int) -> SlicesDone:
-    """Do the parts of a step.
+    """Do the slices of a step.
 
     Args:
         hidden: [S + T, hidden_size] of the other rows, their samples first; None if there are none.
         num_samples: S.
     """
     errors: list[RowError] = []
-    unfinished = 0
     samples, targets = [], []
     if hidden is not None:
         samples.append(hidden[:num_samples])
         targets.append(hidden[num_samples:])
     for index, part in enumerate(work.slices):
         try:
-            of_part, unfinished = offload.run(part, alone=hidden is None)
+            own = offload.run(work.step, part)
         except OffloadFailed as error:
             errors.append(RowError(index, str(error)))
-            of_part = offload.failed(part) if part.completes else None
-        if of_part is not None:
-            samples.append(of_part[: part.chunk.samples])
-            targets.append(of_part[part.chunk.samples :])
-    return SlicesDone(torch.cat((*samples, *targets)) if samples else None, tuple(errors), unfinished)
+            own = offload.failed(part) if part.completes else None
+        if own is not None:
+            samples.append(own[: part.chunk.samples])
+            targets.append(own[part.chunk.samples :])
+    return SlicesDone(torch.cat((*samples, *targets)) if samples else None, tuple(errors))
 
 
 def _more(values: Ints, others: Sequence[int]) -> Ints:

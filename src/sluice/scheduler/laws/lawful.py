@@ -42,7 +42,11 @@ class Lawful:
         self._rows: dict[int, list[int]] = {}
         self._stored_rows: dict[int, list[int]] = {}
         self._slices: dict[int, ChunkSlice] = {}
-        """Request -> the latest part of a chunk of its that is not complete."""
+        """Request -> the latest slice of its chunk that is not complete."""
+        self._begun_in: dict[int, int] = {}
+        """Request -> the step that began its latest chunk."""
+        self._ready: dict[int, int] = {}
+        """Step that began a chunk -> work items of it that were reported as ready."""
         self._num_outputs: dict[int, int] = {}
         self._submits: dict[int, Submit] = {}
         self._num_sent: dict[int, int] = {}
@@ -52,8 +56,8 @@ class Lawful:
         return self.scheduler.has_work
 
     @property
-    def awaits_copies(self) -> bool:
-        return self.scheduler.awaits_copies
+    def awaits_disk(self) -> bool:
+        return self.scheduler.awaits_disk
 
     def add(self, submit: Submit) -> None:
         self.scheduler.add(submit)
@@ -87,7 +91,7 @@ class Lawful:
         check_state(self.state)
         if plan is None:
             require(
-                bool(self.in_flight) or not self.has_work or self.awaits_copies,
+                bool(self.in_flight) or not self.has_work or self.awaits_disk,
                 f"law 12: nothing to plan, nothing in flight, and requests {sorted(self.state.requests)} wait",
             )
             require(
@@ -99,6 +103,7 @@ class Lawful:
         self._retractions_are_bounded()
         self._decodes_go_first(plan)
         self._chunks_tile(plan)
+        self._slices_wait_for_their_blocks(plan)
         rows = self._rows_follow(plan)
         self._writes_disturb_nobody(plan, rows)
         self.in_flight.append((plan, rows))
@@ -117,6 +122,10 @@ class Lawful:
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
         return self._told(self.scheduler.copied(done))
+
+    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
+        self._ready[step] = max(ready, self._ready.get(step, 0))
+        return self._told(self.scheduler.blocks_loaded(step, ready, error))
 
     def _told(self, outputs: list[Output]) -> list[Output]:
         """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""
@@ -189,6 +198,8 @@ class Lawful:
                 require(goes_on, f"law 8: {part} follows {before}")
             elif request.id in opened:
                 self._next_start[request.id] = request.cached
+            if before is None or before.chunk != part.chunk:
+                self._begun_in[request.id] = plan.step
             opened.discard(request.id)
             start = self._next_start.get(request.id)
             require(part.chunk.start == start, f"law 8: {part} should start at {start}")
@@ -205,6 +216,13 @@ class Lawful:
             if request.status is Status.WAITING:
                 raise LawBroken(f"law 6: {chunk} of a request that waits")
         require(not opened, f"law 8: slots opened without a chunk: {opened}")
+
+    def _slices_wait_for_their_blocks(self, plan: BatchPlan) -> None:
+        """16. No work item is planned before its blocks were reported as loaded, where loads are reported."""
+        for part in plan.slices:
+            if part.base and self.state.kv.offload.limits.reports_loads:
+                ready = self._ready.get(self._begun_in[part.chunk.request_id], 0)
+                require(part.stop <= ready, f"law 16: {part} is planned when {ready} work items are ready")
 
     def _rows_follow(self, plan: BatchPlan) -> dict[int, tuple[int, ...]]:
         """What the device's page table says of each row, rebuilt from the plans alone, is what the host thinks."""

@@ -151,8 +151,8 @@ def leases(state: SchedulerState, chunk: Chunk) -> list[int]:
 
 
 def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """7, for offloaded work: one part a step; with the prefill beside it, it costs no more than the step may, unless it
-    is a single unit."""
+    """7, for offloaded work: one slice a step; with the prefill beside it, it costs no more than the step may, unless
+    it is a single work item."""
     size = state.kv.page_size
     require(len(plan.slices) <= 1, f"law 7: plan {plan.step} works on {len(plan.slices)} offloaded chunks")
     for part in plan.slices:
@@ -161,21 +161,17 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
         require(
             per_layer - 1 == offload.groups(part.base // size, is_decode=part.is_decode)
             and per_layer * offload.num_layers == part.total,
-            f"law 8: {part} has another number of units than its context",
+            f"law 8: {part} has another number of work items than its context",
         )
-        rests = sum(unit % per_layer == per_layer - 1 for unit in range(part.first, part.stop))
+        rests = sum(item % per_layer == per_layer - 1 for item in range(part.first, part.stop))
         groups = part.stop - part.first - rests
         cost = rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(length, size)
         most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
         most *= 1 if resident(plan) else ALONE
-        catches_up = state.open_chunk is not None and state.open_chunk.unfinished > 0 and part.stop == part.first
+        begins = offload.reports_loads and part.first == part.stop == 0
         require(
-            catches_up or part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
+            begins or part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
             f"law 7: {part} costs {cost} tokens of {most}",
-        )
-        require(
-            not part.completes or not offload.may_be_late or per_layer == 1 or part.first == part.total - 1,
-            f"law 7: the step of {part} may have to wait for what it reads",
         )
         require(
             not (is_prefill(state, part.chunk.start, part.chunk.request_id) and plan.num_decodes)
