@@ -110,9 +110,8 @@ class EngineProcess:
         done, _ = await asyncio.wait(
             {receiving, self._ended}, timeout=self._timeouts.start, return_when=asyncio.FIRST_COMPLETED
         )
-        if not receiving.done():
-            # The last message of a process arrives before its end or shortly after.
-            await asyncio.wait({receiving}, timeout=0.5 if done else 0)
+        if done:  # the last message of a process arrives before its end or shortly after
+            await asyncio.wait({receiving}, timeout=0.5)
         if not receiving.done():
             receiving.cancel()
             await asyncio.wait({receiving})

@@ -117,25 +117,49 @@ def _unlimit(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, *, linger_ms: int =
     socket.set(zmq.LINGER, linger_ms)
 
 
-class ZmqLink:
-    """The engine's end: a `Link` (see `engine.protocols`) that ticks every second while it waits for messages."""
+class _End:
+    """The parts that both ends have.
+
+    Args:
+        epoch: number of the engine; None takes that of the first message.
+        linger_ms: how long `close` waits until queued messages are sent.
+    """
+
+    _receiver: zmq.Socket[bytes] | zmq.asyncio.Socket
+
+    def __init__(self, folder: SocketFolder, epoch: int | None, *, send_to: str, linger_ms: int) -> None:
+        self.heartbeat = SharedHeartbeat.open(folder.heartbeat)
+        self._incoming, self._outgoing = Incoming(epoch), Outgoing(epoch or 0)
+        self._context = zmq.Context()
+        self._sender = self._context.socket(zmq.PUSH)
+        _unlimit(self._sender, linger_ms=linger_ms)
+        self._sender.connect(send_to)
+
+    def close(self) -> None:
+        self.heartbeat.close()
+        self._receiver.close()
+        self._sender.close()
+        self._context.term()
+
+
+class ZmqLink(_End):
+    """The engine's end: a `Link` (see `engine.protocols`) that ticks every second while it waits for messages.
+
+    `close` waits until queued messages are sent, for at most a second.
+    """
+
+    _receiver: zmq.Socket[bytes]
 
     def __init__(self, folder: SocketFolder) -> None:
-        self.heartbeat = SharedHeartbeat.open(folder.heartbeat)
+        super().__init__(folder, None, send_to=folder.outputs, linger_ms=1000)
         self.lost: Collection[int] = ()
         """Numbers of messages to lose, counted from 0: an injected fault."""
-        self._incoming = Incoming(None)
-        self._outgoing = Outgoing(0)
-        self._context = zmq.Context()
-        self._requests = self._context.socket(zmq.PULL)
-        self._outputs = self._context.socket(zmq.PUSH)
-        _unlimit(self._requests)
-        _unlimit(self._outputs, linger_ms=1000)
-        self._requests.bind(folder.requests)
-        self._outputs.connect(folder.outputs)
+        self._receiver = self._context.socket(zmq.PULL)
+        _unlimit(self._receiver)
+        self._receiver.bind(folder.requests)
         self._posted = Mailbox()
         self._arrivals = zmq.Poller()
-        self._arrivals.register(self._requests, zmq.POLLIN)
+        self._arrivals.register(self._receiver, zmq.POLLIN)
         self._arrivals.register(self._posted.fileno(), zmq.POLLIN)
 
     def receive_start(self) -> Start:
@@ -199,11 +223,11 @@ class ZmqLink:
     def _send(self, data: bytes) -> None:
         is_lost, stamp = self._outgoing.count in self.lost, self._outgoing.stamp()
         if not is_lost:
-            self._outputs.send_multipart((stamp, data))
+            self._sender.send_multipart((stamp, data))
 
     def _receive(self, flags: int) -> list[Frame]:
         """Return the next message; none if it is for another epoch."""
-        stamp, *frames = self._requests.recv_multipart(flags)
+        stamp, *frames = self._receiver.recv_multipart(flags)
         if not frames:
             raise WireError(f"a message must be a stamp and a frame, got one part of {len(stamp)} bytes")
         return [decode(frames[0])] if self._incoming.accept(stamp) else []
@@ -213,36 +237,28 @@ class ZmqLink:
         self.heartbeat.tick(phase)
 
     def close(self) -> None:
-        """Deliver what is queued, for at most a second, and close the sockets."""
-        self.heartbeat.close()
-        self._requests.close()
-        self._outputs.close()
-        self._context.term()
+        super().close()
         self._posted.close()
 
 
-class ZmqChannel:
-    """The server's end, for use in an event loop.
+class ZmqChannel(_End):
+    """The server's end, for use in an event loop. `close` drops queued messages.
 
     Args:
         epoch: number of the engine at the other end.
     """
 
+    _receiver: zmq.asyncio.Socket
+
     def __init__(self, folder: SocketFolder, epoch: int = 0) -> None:
-        self.heartbeat = SharedHeartbeat.open(folder.heartbeat)
-        self._incoming = Incoming(epoch)
-        self._outgoing = Outgoing(epoch)
-        self._context = zmq.Context()
-        self._requests = self._context.socket(zmq.PUSH)
-        self._outputs = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
-        _unlimit(self._requests)
-        _unlimit(self._outputs)
-        self._outputs.bind(folder.outputs)
-        self._requests.connect(folder.requests)
+        super().__init__(folder, epoch, send_to=folder.requests, linger_ms=0)
+        self._receiver = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
+        _unlimit(self._receiver)
+        self._receiver.bind(folder.outputs)
 
     def send(self, frame: Frame) -> None:
         """Queue a message, and return at once."""
-        self._requests.send_multipart((self._outgoing.stamp(), encode(frame)))
+        self._sender.send_multipart((self._outgoing.stamp(), encode(frame)))
 
     @property
     def counts(self) -> Counts:
@@ -256,13 +272,6 @@ class ZmqChannel:
             WireError: a message was lost, or cannot be decoded.
         """
         while True:
-            stamp, *frames = await self._outputs.recv_multipart()
+            stamp, *frames = await self._receiver.recv_multipart()
             if self._incoming.accept(stamp):
                 return decode(frames[0] if frames else b"")
-
-    def close(self) -> None:
-        """Close the sockets, once the engine has ended, and drop what is still queued."""
-        self.heartbeat.close()
-        self._requests.close()
-        self._outputs.close()
-        self._context.term()
