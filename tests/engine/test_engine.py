@@ -121,6 +121,19 @@ def test_a_failed_step_ends_what_was_in_it_once(fault: Faults, depth: int) -> No
     assert bench.link.end(2).finish_reason is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("fault", [Faults(launch_raises=frozenset({2})), Faults(wait_raises=frozenset({2}))])
+def test_an_engine_that_exits_on_errors_raises_the_first(fault: Faults) -> None:
+    """Its process is replaced: no request may end with the error, and no other step may be committed."""
+    world = world_of(depth=2, lookahead=1)
+    bench = Bench.of(world, FaultyRunner(world.shadow(), fault))
+    bench.engine.exit_on_error = True
+    bench.link.put(Submit(0, (1, 0), resolved(8)))
+    with pytest.raises(RuntimeError):
+        bench.drain(60)
+    assert len(bench.link.outputs) == (1 if fault.launch_raises else 2)
+    assert all(output.finish_reason is None for output in bench.link.outputs)
+
+
 def test_outputs_are_sent_once_a_step_and_never_empty() -> None:
     class CountingLink(ManualLink):
         batches: list[int]

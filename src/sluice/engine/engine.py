@@ -63,6 +63,8 @@ class Engine:
         self._awaits_disk = False
         """Nothing could be planned, nothing is in flight, and something is to come from the disk."""
         self.is_open = True
+        self.exit_on_error = False
+        """Raise the error of a step, instead of ending the step's requests and going on."""
 
     def run(self) -> None:
         """Step until a `Shutdown` arrives."""
@@ -150,6 +152,8 @@ class Engine:
         try:
             pending = self.runner.launch(plan)
         except Exception as error:
+            if self.exit_on_error:
+                raise
             launch_seconds = self.clock.now() - launched_at
             while self.in_flight:
                 self._commit_oldest()
@@ -163,6 +167,8 @@ class Engine:
         try:
             result = pending.wait()
         except Exception as error:
+            if self.exit_on_error:
+                raise
             self._fail(plan, self._times(launched_at, launch_seconds, waits_at), error)
         else:
             times = self._times(launched_at, launch_seconds, waits_at)

@@ -24,53 +24,18 @@ from pathlib import Path
 
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Phase
-from sluice.engine.protocols import Pending, Runner
 from sluice.engine.watched import WatchedRunner
 from sluice.faults import FaultKind, of_engine, parse_faults
 from sluice.process.faults import FaultyRunner
 from sluice.process.logs import configure_logging
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import SocketFolder, ZmqLink
-from sluice.types import BatchPlan, BatchResult
 
 EXIT_FAILED = 3
 """Exit status after the reason was sent as `Failed`."""
 PR_SET_PDEATHSIG = 1
 
 Factory = Callable[[Start, ZmqLink], tuple[Engine, Ready]]
-
-
-class StepFailed(BaseException):
-    """A step raised. It is no `Exception`, so the loop does not fail the step's requests and go on."""
-
-
-class ExitOnErrorRunner:
-    """A runner whose errors end the process: `launch` and `wait` raise `StepFailed` from any exception."""
-
-    def __init__(self, inner: Runner) -> None:
-        self._inner = inner
-
-    def launch(self, plan: BatchPlan) -> ExitOnErrorStep:
-        try:
-            return ExitOnErrorStep(self._inner.launch(plan))
-        except Exception as error:
-            raise StepFailed from error
-
-    def close(self) -> None:
-        self._inner.close()
-
-
-class ExitOnErrorStep:
-    """A step that `ExitOnErrorRunner` launched."""
-
-    def __init__(self, inner: Pending) -> None:
-        self._inner = inner
-
-    def wait(self) -> BatchResult:
-        try:
-            return self._inner.wait()
-        except Exception as error:
-            raise StepFailed from error
 
 
 def main(arguments: list[str]) -> int:
@@ -94,6 +59,7 @@ def main(arguments: list[str]) -> int:
         link.heartbeat.tick(Phase.BUSY)  # the server watches the heartbeat from here on
         link.send_frame(ready)
         _wrap_runner(engine, link, start)
+        engine.exit_on_error = True
         with closing(engine):
             return _run(engine, link)
     finally:
@@ -101,20 +67,19 @@ def main(arguments: list[str]) -> int:
 
 
 def _wrap_runner(engine: Engine, link: ZmqLink, start: Start) -> None:
-    """Inject faults, write the heartbeat and exit on errors."""
+    """Inject faults and write the heartbeat."""
     if faults := of_engine(parse_faults(start.faults), start.epoch):
         engine.runner = FaultyRunner(engine.runner, faults, link.heartbeat)
         link.lost = [fault.number for fault in faults if fault.kind is FaultKind.DROP and fault.number is not None]
-    engine.runner = ExitOnErrorRunner(WatchedRunner(engine.runner, link.heartbeat))
+    engine.runner = WatchedRunner(engine.runner, link.heartbeat)
 
 
 def _run(engine: Engine, link: ZmqLink) -> int:
     try:
         engine.run()
-    except (StepFailed, Exception) as error:
+    except Exception as error:
         traceback.print_exc()
-        cause = error.__cause__ if isinstance(error, StepFailed) else error
-        link.send_frame(Failed(describe(cause or error)))
+        link.send_frame(Failed(describe(error)))
         return EXIT_FAILED
     return 0
 
