@@ -73,7 +73,7 @@ def _known_ids(value: Any) -> Any:
 
 
 def complaint(status: int, headers: Mapping[str, str], body: bytes) -> str | None:
-    """What is wrong with an answer, whatever was sent."""
+    """Return what is wrong with an answer, independent of what was sent."""
     if status >= 500 and status != 503:
         return f"status {status}: {body[:500]!r}"
     if status == 503 and not headers.get("retry-after", "").isdecimal():

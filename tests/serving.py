@@ -69,7 +69,7 @@ class Server:
     engine: Engine
     channel: ZmqChannel
     sent: list[Message]
-    """What the client told the engine."""
+    """What the client sent to the engine."""
     metrics: Metrics
     held: HeldLink
 
@@ -226,7 +226,7 @@ async def serving(
         folder.remove()
     assert not thread.is_alive(), "the engine does not end"
     assert metrics.num_open == 0, "a request is timed for ever"
-    assert engine.is_idle, "the engine still works on a request that nobody waits for"
+    assert engine.is_idle, "the engine still works on a request that no client waits for"
     kv = engine.scheduler.state.kv
     assert kv.available == kv.num_pages, "pages were not given back"
 

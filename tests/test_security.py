@@ -39,7 +39,7 @@ def calls(tree: ast.AST) -> list[ast.Call]:
 
 @pytest.mark.parametrize("file", TREES, ids=lambda file: str(file.relative_to(ROOT)))
 def test_nothing_is_read_that_could_run(file: Path) -> None:
-    """Whoever unpickles what others wrote runs what others wrote."""
+    """To unpickle data that others wrote is to run code that they wrote."""
     tree = TREES[file]
     assert {name.partition(".")[0] for name in imported(tree)}.isdisjoint(RUNS_CODE)
     for call in calls(tree):
@@ -147,7 +147,7 @@ def test_what_looks_like_a_template_in_a_message_is_text() -> None:
 
 
 def test_no_other_site_may_call_from_a_browser() -> None:
-    """A page anywhere in the web could otherwise use the server of whoever looks at it."""
+    """A page anywhere in the web could otherwise use the server of the person who looks at it."""
 
     async def test() -> None:
         async with serving() as server:

@@ -37,7 +37,7 @@ def test_nothing_is_told_without_a_key() -> None:
                 assert answer.json()["error"]["code"] == "invalid_api_key"
                 assert answer.headers["www-authenticate"] == "Bearer"
             assert (await server.http.get("/health")).status_code == 200
-            assert server.sent == [], "the engine never heard of them"
+            assert server.sent == [], "none of them reached the engine"
 
     run(test)
 

@@ -1,4 +1,4 @@
-"""Ids of calls, and what the log says of them."""
+"""Ids of calls, and the lines that the log has about them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tokenizer_makers import byte_tokenizer
 SECRET = "a very private matter"
 
 
-class Heard:
+class Recorded:
     """Keeps every call."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Heard:
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """All that our loggers and everybody else's say, as JSON, from level debug up."""
+    """The lines of all loggers, ours and other packages', as JSON, from level debug up."""
     stream, root, ours = io.StringIO(), logging.getLogger(), logging.getLogger("sluice")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter())
@@ -76,8 +76,8 @@ def test_a_call_is_logged_by_sizes_and_times(log: io.StringIO) -> None:
     run(test)
 
 
-def test_nothing_that_was_said_is_logged(log: io.StringIO) -> None:
-    """At no level, by nobody: in a stream, in a whole answer, in a refusal, in a failure."""
+def test_no_text_of_a_call_is_logged(log: io.StringIO) -> None:
+    """At no level and by no logger: in a stream, in a whole answer, in a refusal, in a failure."""
 
     async def test() -> None:
         async with serving(listeners=[RequestLog()]) as server:
@@ -107,11 +107,11 @@ def test_nothing_that_was_said_is_logged(log: io.StringIO) -> None:
 @pytest.mark.parametrize("given", ["", "two words", "line\x0bbreak", "x" * 129, 'quo"te', "sm\u00f6rg\u00e5s"])
 def test_ids_that_could_break_a_line_are_replaced(given: str) -> None:
     async def test() -> None:
-        async with serving(listeners=[heard := Heard()]) as server:
+        async with serving(listeners=[recorded := Recorded()]) as server:
             headers = {"x-request-id": given.encode("latin-1")}
             answer = await server.http.get("/version", headers=headers)
-            assert answer.headers["x-request-id"] == heard.calls[0].request_id != given
-            assert len(heard.calls[0].request_id) == 24
+            assert answer.headers["x-request-id"] == recorded.calls[0].request_id != given
+            assert len(recorded.calls[0].request_id) == 24
 
     run(test)
 
@@ -138,10 +138,10 @@ def with_tokenizer(server: Server, kind: type[Tokenizer]) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_bug_is_answered_with_the_id_of_its_call(stream: bool, log: io.StringIO) -> None:
-    """A 500 from outside of all middleware has no id, so nobody finds its traceback."""
+    """A 500 from outside of all middleware has no id by which its traceback could be found."""
 
     async def test() -> None:
-        async with serving(listeners=[heard := Heard()]) as server:
+        async with serving(listeners=[recorded := Recorded()]) as server:
             with_tokenizer(server, BrokenEncoder)
             body = {"prompt": SECRET, "stream": stream}
             answer = await server.http.post("/v1/completions", json=body, headers={"x-request-id": "mine-7"})
@@ -152,7 +152,7 @@ def test_a_bug_is_answered_with_the_id_of_its_call(stream: bool, log: io.StringI
                 "param": None,
                 "code": None,
             }
-            assert [(call.status, call.request_id) for call in heard.calls] == [(500, "mine-7")]
+            assert [(call.status, call.request_id) for call in recorded.calls] == [(500, "mine-7")]
             (line,) = lines(log, "sluice.server")
             assert line["request_id"] == "mine-7"
             assert "ZeroDivisionError" in line["exception"]
@@ -174,7 +174,7 @@ def test_a_bug_within_an_answer_breaks_it_off() -> None:
         raise ZeroDivisionError
 
     async def receive() -> Message:
-        raise AssertionError("nobody asks")
+        raise AssertionError("the body is not needed")
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -189,12 +189,12 @@ def test_concurrent_calls_do_not_mix(log: io.StringIO) -> None:
     """Each call's tokens are its own, however their tasks interleave."""
 
     async def test() -> None:
-        async with serving(listeners=[heard := Heard()]) as server:
+        async with serving(listeners=[recorded := Recorded()]) as server:
             bodies = [{"prompt": "ab" * (i + 1), "max_tokens": i + 1, "ignore_eos": True} for i in range(6)]
             await asyncio.gather(
                 *(server.post("/v1/completions", stream=i % 2 == 0, **b) for i, b in enumerate(bodies))
             )
-        seen = sorted((call.prompt_tokens, call.output_tokens, call.streams) for call in heard.calls)
+        seen = sorted((call.prompt_tokens, call.output_tokens, call.streams) for call in recorded.calls)
         assert seen == [(2 * (i + 1), i + 1, i % 2 == 0) for i in range(6)]
 
     run(test)

@@ -40,7 +40,7 @@ def test_a_stream_comes_token_by_token_and_ends_with_its_client() -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]])
 def test_leaving_before_the_first_token(stream: bool, prompt: object) -> None:
-    """Noticing only when the next token is written leaves a long prefill running for nobody."""
+    """Noticing only when the next token is written leaves a long prefill running for a client that has left."""
 
     async def test() -> None:
         async with serving() as server:
@@ -82,7 +82,7 @@ def test_the_others_stay() -> None:
 
 def test_a_storm_leaves_nothing_behind() -> None:
     """500 clients, waiting and streaming, of three APIs, leave at random moments. What the engine says next, once the
-    last one's call is over, must be that nobody runs or waits and that every page can be had."""
+    last one's call is over, must be that no request runs or waits and that every page is available."""
     draw = random.Random(7)
     bodies: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", LONG),

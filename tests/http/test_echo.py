@@ -48,15 +48,15 @@ def test_no_tokens_are_an_answer() -> None:
         async with serving() as server:
             answer = await server.complete(prompt=["abc", "de"], max_tokens=0, echo=True, logprobs=2, seed=0)
             for choice, prompt in zip(answer["choices"], ("abc", "de"), strict=True):
-                told, _ = oracle_logprobs(list(prompt.encode()), (), 2, vocab_size=VOCAB)
+                scored, _ = oracle_logprobs(list(prompt.encode()), (), 2, vocab_size=VOCAB)
                 assert (choice["text"], choice["finish_reason"]) == (prompt, "length")
                 logprobs = choice["logprobs"]
                 assert logprobs["tokens"] == list(prompt)
                 assert logprobs["text_offset"] == list(range(len(prompt)))
-                assert logprobs["token_logprobs"] == [None, *(pytest.approx(item.logprob) for item in told)]
+                assert logprobs["token_logprobs"] == [None, *(pytest.approx(item.logprob) for item in scored)]
                 assert logprobs["top_logprobs"][0] is None
                 assert len(logprobs["top_logprobs"][1]) >= 2
-                assert "prompt_logprobs" not in choice, "nobody asked for vLLM's field"
+                assert "prompt_logprobs" not in choice, "the call does not ask for vLLM's field"
             assert (answer["usage"]["completion_tokens"], answer["usage"]["prompt_tokens"]) == (0, 5)
             events = await server.events(COMPLETIONS, prompt="ab", max_tokens=0, echo=True)
             assert [event["choices"][0]["text"] for event in events] == ["ab", ""]
@@ -74,8 +74,8 @@ def test_log_probabilities_go_on_behind_the_prompt() -> None:
             answer = await server.complete(prompt="abc", max_tokens=3, seed=0, echo=True, logprobs=0, prompt_logprobs=0)
             (choice,) = answer["choices"]
             outputs = expected_text("abc", 3).encode()
-            told = oracle_logprobs(list(b"abc"), list(outputs), 0, vocab_size=VOCAB)
-            numbers = [item.logprob for part in told for item in part]
+            scored = oracle_logprobs(list(b"abc"), list(outputs), 0, vocab_size=VOCAB)
+            numbers = [item.logprob for part in scored for item in part]
             assert choice["logprobs"]["token_logprobs"] == [None, *(pytest.approx(number) for number in numbers)]
             assert choice["logprobs"]["text_offset"] == [0, 1, 2, 3, 4, 5]
             assert len(choice["prompt_logprobs"]) == 3

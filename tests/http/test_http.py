@@ -150,9 +150,9 @@ def test_usage_may_come_with_every_event(path: str) -> None:
             said: dict[str, Any] = {"prompt": HELLO_PROMPT} if path == COMPLETIONS else {"messages": HELLO}
             options = {"include_usage": True, "continuous_usage_stats": True}
             *events, last = await server.events(path, **said, n=2, max_tokens=3, stream_options=options)
-            told = [event for event in events if event["usage"] is not None]
+            with_usage = [event for event in events if event["usage"] is not None]
             for index in (0, 1):
-                own = [event["usage"] for event in told if event["choices"][0]["index"] == index]
+                own = [event["usage"] for event in with_usage if event["choices"][0]["index"] == index]
                 assert [usage["completion_tokens"] for usage in own] == [1, 2, 3]
                 assert {usage["prompt_tokens"] for usage in own} == {len(HELLO_PROMPT)}
             assert last["usage"]["completion_tokens"] == 6

@@ -1,4 +1,4 @@
-"""What is refused, how it is said, and that nobody else is harmed."""
+"""Requests that are refused, with which message, and without harm to other requests."""
 
 from __future__ import annotations
 

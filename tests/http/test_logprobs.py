@@ -33,7 +33,7 @@ def expected(prompt: str, output: str, count: int) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
-def test_a_completion_tells_of_each_of_its_tokens(count: int) -> None:
+def test_a_completion_scores_each_of_its_tokens(count: int) -> None:
     async def test() -> None:
         async with serving() as server:
             answer = await server.complete(prompt="ab", max_tokens=9, seed=3, logprobs=count)
@@ -41,12 +41,12 @@ def test_a_completion_tells_of_each_of_its_tokens(count: int) -> None:
             (choice,) = answer["choices"]
             text = expected_text("ab", 9, seed=3)
             assert choice["text"] == text
-            told = choice["logprobs"]
+            logprobs = choice["logprobs"]
             _, items = expected("ab", text, count)
-            assert told["tokens"] == list(text)
-            assert told["text_offset"] == list(range(9))
-            assert told["token_logprobs"] == [about(item.logprob) for item in items]
-            for top, item in zip(told["top_logprobs"], items, strict=True):
+            assert logprobs["tokens"] == list(text)
+            assert logprobs["text_offset"] == list(range(9))
+            assert logprobs["token_logprobs"] == [about(item.logprob) for item in items]
+            for top, item in zip(logprobs["top_logprobs"], items, strict=True):
                 pairs = {chr(token): about(logprob) for token, logprob in (*item.top, (item.token_id, item.logprob))}
                 assert top == pairs
                 assert count <= len(top) <= count + 1
@@ -54,7 +54,7 @@ def test_a_completion_tells_of_each_of_its_tokens(count: int) -> None:
     run(test)
 
 
-def test_a_completion_stream_tells_the_same_token_by_token() -> None:
+def test_a_completion_stream_has_the_same_token_by_token() -> None:
     async def test() -> None:
         async with serving() as server:
             body = {"prompt": ["ab", "c"], "max_tokens": 6, "seed": 0, "logprobs": 2}
@@ -69,7 +69,7 @@ def test_a_completion_stream_tells_the_same_token_by_token() -> None:
     run(test)
 
 
-def test_nobody_asks_and_nothing_is_told() -> None:
+def test_no_log_probabilities_unless_asked_for() -> None:
     async def test() -> None:
         async with serving() as server:
             (choice,) = (await server.complete(prompt="ab", max_tokens=3))["choices"]
@@ -82,7 +82,7 @@ def test_nobody_asks_and_nothing_is_told() -> None:
     run(test)
 
 
-def test_a_chat_and_its_stream_tell_the_same() -> None:
+def test_a_chat_and_its_stream_have_the_same() -> None:
     async def test() -> None:
         async with serving() as server:
             body: dict[str, Any] = {
@@ -114,10 +114,10 @@ def test_a_chat_and_its_stream_tell_the_same() -> None:
     run(test)
 
 
-def check_prompt(told: list[Any], prompt: str, count: int) -> None:
+def check_prompt(entries: list[Any], prompt: str, count: int) -> None:
     items, _ = expected(prompt, "", count)
-    assert told[0] is None
-    for entry, item in zip(told[1:], items, strict=True):
+    assert entries[0] is None
+    for entry, item in zip(entries[1:], items, strict=True):
         ranked = {token: (logprob, rank) for rank, (token, logprob) in enumerate(item.top, start=1)}
         ranked.setdefault(item.token_id, (item.logprob, None))
         assert entry == {
@@ -128,7 +128,7 @@ def check_prompt(told: list[Any], prompt: str, count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, 2])
 def test_prompt_logprobs_are_complete_cold_and_warm(count: int) -> None:
-    """The second time the prompt is cached, and none of it may come from there; a chat tells them at the top."""
+    """The second time the prompt is cached, and none of it may come from there; a chat has them at the top."""
 
     async def test() -> None:
         async with serving() as server:
@@ -147,7 +147,7 @@ def test_prompt_logprobs_are_complete_cold_and_warm(count: int) -> None:
 
 
 def test_samples_of_one_prompt_share_its_logprobs() -> None:
-    """The prompt is told by the first sample; the others take its pages, and every choice shows the same."""
+    """The first sample scores the prompt; the others take its pages, and every choice shows the same."""
 
     async def test() -> None:
         async with serving() as server:
@@ -161,7 +161,7 @@ def test_samples_of_one_prompt_share_its_logprobs() -> None:
     run(test)
 
 
-def test_a_stop_token_is_told_of_and_is_not_in_the_text() -> None:
+def test_a_stop_token_is_scored_and_is_not_in_the_text() -> None:
     """One for each token that `usage` counts."""
 
     async def test() -> None:
@@ -186,7 +186,7 @@ def partial_tokenizer() -> Tokenizer:
     return Tokenizer(backend)
 
 
-def told(token: int, *top: tuple[int, float]) -> TokenLogprobs:
+def scored(token: int, *top: tuple[int, float]) -> TokenLogprobs:
     return TokenLogprobs(token, -1.5, top)
 
 
@@ -194,9 +194,9 @@ def test_parts_of_characters_special_and_unknown_tokens_have_names() -> None:
     """Dropping or merging them would misalign the lists; a replacement character alone would hide which it was."""
     tokenizer = partial_tokenizer()
     pieces = [
-        Piece(0, "", None, told(0, (1, -0.5), (0, -1.5)), 0),
-        Piece(1, "é", None, told(1, (1, -1.5), (4, -3.0)), 0),
-        Piece(3, "", None, told(3, (3, -1.5), (2, -math.inf)), 1),
+        Piece(0, "", None, scored(0, (1, -0.5), (0, -1.5)), 0),
+        Piece(1, "é", None, scored(1, (1, -1.5), (4, -3.0)), 0),
+        Piece(3, "", None, scored(3, (3, -1.5), (2, -math.inf)), 1),
         Piece(None, "", None),
     ]
     completion = completion_logprobs(tokenizer, scored_pieces(pieces))
@@ -218,7 +218,7 @@ def test_parts_of_characters_special_and_unknown_tokens_have_names() -> None:
         ("<eos>", list(b"<eos>")),
     ]
     assert chat["content"][1]["top_logprobs"][1] == {"token": "token_id:4", "logprob": -3.0, "bytes": None}
-    (entry,) = prompt_logprobs(tokenizer, [told(2, (3, -0.5))])
+    (entry,) = prompt_logprobs(tokenizer, [scored(2, (3, -0.5))])
     assert entry == {
         "2": {"logprob": -1.5, "rank": None, "decoded_token": "a"},
         "3": {"logprob": -0.5, "rank": 1, "decoded_token": "<eos>"},

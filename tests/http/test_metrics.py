@@ -78,7 +78,7 @@ def test_tokens_and_ends_are_counted() -> None:
     run(test)
 
 
-def test_what_the_engine_says_of_itself() -> None:
+def test_what_the_engine_reports() -> None:
     async def test() -> None:
         async with serving() as server:
             await server.complete(prompt="b" * 50, max_tokens=4, ignore_eos=True)
@@ -144,7 +144,7 @@ def test_failures_have_their_reason() -> None:
 
 
 def test_requests_lost_with_their_engine_are_counted() -> None:
-    """And forgotten: whoever times requests that never end remembers all of them."""
+    """And forgotten: metrics that time requests which never end would keep all of them."""
 
     async def test() -> None:
         async with serving() as server:
@@ -295,15 +295,15 @@ def test_every_metric_is_described() -> None:
     run(test)
 
 
-def test_what_lies_behind_the_device_is_told() -> None:
+def test_tiers_behind_the_device_are_shown() -> None:
     """Which tier is too small, and whether its disk can be trusted. One that is not there has no pages."""
     page = Page(MODEL)
     disk = TierUse(Tier.DISK, 10, 7, stored=8, failed_stores=1, loaded=5, failed_loads=2)
     occupancy = Occupancy(1, 2, 3, 4, 9, loading=3, tiers=(disk,))
     page.add_engine(Stats(1, occupancy, None))
     samples = samples_of(page.render().decode())
-    told = {name: value for (name, labels), value in samples.items() if ("tier", "disk") in labels}
-    assert told == {
+    of_disk = {name: value for (name, labels), value in samples.items() if ("tier", "disk") in labels}
+    assert of_disk == {
         "sluice:tier_pages": 10,
         "sluice:tier_used_pages": 7,
         "sluice:stored_pages_total": 8,

@@ -130,7 +130,7 @@ def test_only_what_generates_is_traced() -> None:
 
 
 def test_a_caller_that_is_not_sampled_is_not_traced() -> None:
-    """Whoever samples one call in a thousand does not want the other spans either."""
+    """A client that samples one call in a thousand does not want the other spans either."""
 
     async def requests(server: Server) -> None:
         for header in (f"00-{TRACE}-{PARENT}-00", "00-nonsense"):
@@ -165,7 +165,7 @@ class DeafCollector(SpanExporter):
 
 
 def test_a_collector_that_never_answers_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
-    """OpenTelemetry's own shutdown waits for it for 30 seconds: longer than whoever ends a server does."""
+    """OpenTelemetry's own shutdown waits for it for 30 seconds: longer than a supervisor waits for a server to end."""
     collector = DeafCollector()
     traces = OtlpTraces(collector, close_seconds=0.01)
     traces.answered(Call("id", "POST", "/generate", {}, 1.0, status=200, ended=2.5))

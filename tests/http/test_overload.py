@@ -1,4 +1,4 @@
-"""Too much at once, and too late: who is refused is told when to come back, and nobody else notices."""
+"""Too much at once, and too late: a refused client learns when to come back, and no other request is affected."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(stream: bool) -> None:
 
 
 def test_a_call_is_refused_as_a_whole() -> None:
-    """Of five prompts in one call some would fit; their tokens are nobody's, and are not generated to the end."""
+    """Of five prompts in one call some would fit; their tokens reach no client, and are not generated to the end."""
 
     async def test() -> None:
         async with serving(max_queued_requests=1, **ONE_AT_A_TIME) as server:
@@ -63,7 +63,7 @@ def test_a_call_is_refused_as_a_whole() -> None:
             answer = await server.post(COMPLETIONS, prompt=["a", "b", "c", "d", "e"], max_tokens=190)
             assert_told(answer, 503, "overloaded")
             assert server.client.num_open == 0
-            assert 1 in {abort.request_id for abort in server.aborts()}, "it runs on for nobody"
+            assert 1 in {abort.request_id for abort in server.aborts()}, "it runs on for no client"
 
     run(test)
 
@@ -134,7 +134,7 @@ def test_a_deadline_has_a_code_of_its_own(stream: bool) -> None:
 
 
 def test_a_deadline_within_a_stream_is_its_last_event() -> None:
-    """The status was sent long ago; the engine is told to end it, as its own clock would."""
+    """The status was sent long ago; the engine is asked to end it, as its own clock would."""
 
     async def test() -> None:
         async with serving() as server:

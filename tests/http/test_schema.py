@@ -70,7 +70,7 @@ async def send(server: Server, sent: Sent) -> tuple[int, dict[str, str], bytes]:
 def test_no_request_is_the_servers_fault(
     operation: tuple[str, str], data: st.DataObject, server: tuple[Server, Run]
 ) -> None:
-    """A traceback behind a value that nobody thought of; a 503 that does not say when to come back."""
+    """A traceback caused by an unforeseen value; a 503 that does not say when to come back."""
     running, run = server
     sent = data.draw(case_of(*operation))
     assert complaint(*run(send(running, sent))) is None, sent

@@ -135,8 +135,8 @@ async def use_the_stock_async_client(url: str) -> None:
 
 
 def test_the_end_of_the_last_engine(tmp_path: Path) -> None:
-    """A server that gives its engine up says why, and its exit status tells whoever restarts it. One that lives on, or
-    ends with 0, is not restarted."""
+    """A server that gives its engine up says why, and ends with a status other than 0: a server that lives on, or ends
+    with 0, is not restarted."""
     with server(*shadow(0, tmp_path, max_engine_restarts=0)) as process:
         announced(process)
         (engine,) = processes.children(process.pid)
@@ -163,7 +163,7 @@ def text_of(events: list[str]) -> str:
 
 
 def test_a_killed_engine_is_replaced_and_its_stream_goes_on(tmp_path: Path) -> None:
-    """Over the whole way: a client cannot tell, and `/server_info` can."""
+    """Over the whole way: a client does not notice, and `/server_info` can."""
     port = free_port()
     with server(*shadow(port, tmp_path, **faulty("slow@20=60"))) as process:
         announced(process)
@@ -343,7 +343,7 @@ def test_traces_that_cannot_be_sent_end_the_server_at_once(tmp_path: Path) -> No
 
 
 def test_keys_and_bounds_of_a_server(tmp_path: Path) -> None:
-    """Options that end in the command line's parser protect nobody."""
+    """Options that end in the command line's parser protect no server."""
     port, keys = free_port(), tmp_path / "keys"
     url = f"http://127.0.0.1:{port}"
     keys.write_text("from-file\n\n  another \n")
@@ -370,7 +370,7 @@ def test_keys_and_bounds_of_a_server(tmp_path: Path) -> None:
     [(None, "cannot be read"), (b"\n \n", "holds no key"), (b"two words\n", "printable"), (b"\xff", "read")],
 )
 def test_keys_that_cannot_be(tmp_path: Path, content: bytes | None, said: str) -> None:
-    """A server that starts without the key it was told to ask for is open to everybody."""
+    """A server that starts without the key that it was given is open to every client."""
     keys = tmp_path / "keys"
     if content is not None:
         keys.write_bytes(content)

@@ -71,11 +71,11 @@ def test_how_an_idle_engine_stands() -> None:
 
 
 def test_what_lies_behind_the_device_is_told_by_name() -> None:
-    """A list of numbers would say which is which to nobody."""
+    """From a list of numbers no reader knows which is which."""
     disk = TierUse(Tier.DISK, 10, 7, stored=8, lost=1)
-    told = occupancy_as_json(Occupancy(1, 2, 3, 4, 9, loading=5, tiers=(disk,)))
-    assert (told["running"], told["loading"]) == (1, 5)
-    assert told["tiers"] == [
+    fields = occupancy_as_json(Occupancy(1, 2, 3, 4, 9, loading=5, tiers=(disk,)))
+    assert (fields["running"], fields["loading"]) == (1, 5)
+    assert fields["tiers"] == [
         {
             "tier": "disk",
             "total": 10,
@@ -109,7 +109,7 @@ def test_how_a_busy_engine_stands() -> None:
 
 
 def test_while_another_engine_is_started() -> None:
-    """The keys that dashboards read are there, and nobody waits for an engine to come."""
+    """The keys that dashboards read are there, and no call waits for an engine to come."""
 
     async def test() -> None:
         async with serving() as server:

@@ -85,7 +85,7 @@ def test_log_probabilities() -> None:
     async def test() -> None:
         async with serving() as server:
             asked = {"text": "abc", "sampling_params": SAMPLING, "return_logprob": True, "top_logprobs_num": 2}
-            told, of_outputs = oracle_logprobs(
+            of_prompt, of_outputs = oracle_logprobs(
                 list(b"abc"), list(expected_text("abc", 6).encode()), 2, vocab_size=VOCAB
             )
             meta = (await server.post(GENERATE, **asked)).json()["meta_info"]
@@ -99,7 +99,7 @@ def test_log_probabilities() -> None:
             asked |= {"logprob_start_len": 1, "return_text_in_logprobs": True}
             meta = (await server.post(GENERATE, **asked)).json()["meta_info"]
             assert meta["input_token_logprobs"] == [
-                [pytest.approx(item.logprob), item.token_id, chr(item.token_id)] for item in told
+                [pytest.approx(item.logprob), item.token_id, chr(item.token_id)] for item in of_prompt
             ]
             meta = (await server.post(GENERATE, **(asked | {"logprob_start_len": 0}))).json()["meta_info"]
             assert meta["input_token_logprobs"][0] == [None, 97, "a"]

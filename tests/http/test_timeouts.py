@@ -88,8 +88,8 @@ def test_a_whole_head_is_answered_in_pieces_too() -> None:
 
 
 def test_a_body_that_drips_on_after_the_answer_is_given_up() -> None:
-    """uvicorn's limit for idle connections begins anew with every byte, so whoever was refused, for having no key even,
-    could hold a connection for ever."""
+    """uvicorn's limit for idle connections begins anew with every byte, so a client could hold a connection for ever,
+    even if it was refused for having no key."""
 
     async def test() -> None:
         async with connected(Brief) as (reader, writer):
@@ -101,7 +101,7 @@ def test_a_body_that_drips_on_after_the_answer_is_given_up() -> None:
     run(test)
 
 
-def test_who_sends_the_rest_of_it_may_stay() -> None:
+def test_a_client_that_sends_the_rest_of_it_may_stay() -> None:
     async def test() -> None:
         async with connected(Patient) as (reader, writer):
             writer.write(REFUSED + b"12345")

@@ -1,4 +1,4 @@
-"""Usage says where cached tokens lay, to those who have more than one place."""
+"""Usage has the tiers of cached tokens if there is more than one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sluice.http.generation import Usage
 from sluice.types import CachedTokens
 
 
-def test_tokens_that_were_loaded_are_told_by_tier() -> None:
+def test_tokens_that_were_loaded_are_counted_by_tier() -> None:
     usage = Usage(20, CachedTokens(16, host=8, disk=4), 3).as_json()
     assert usage["prompt_tokens_details"] == {
         "cached_tokens": 16,
