@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 
 from benchmarks.peers.neighbour import neighbour
-from sluice.assembly.build import LoadedModel, load
+from sluice.assembly.load import load
+from sluice.assembly.loaded import LoadedModel
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.bench.results import machine, versions
 from sluice.config import ConfigError, EngineConfig

@@ -36,7 +36,8 @@ from benchmarks.long_context.bandwidth import read_bandwidth
 from benchmarks.long_context.link import TimedLink
 from benchmarks.long_context.slow_disk import slow_disk
 from benchmarks.needles import ROOM, disk_options, option_of, tokens_of
-from sluice.assembly.build import EngineInfo, build_engine
+from sluice.assembly.engine import build_engine
+from sluice.assembly.info import EngineInfo
 from sluice.bench.results import IN_PROCESS_PACKAGES, machine, versions
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.engine import Engine

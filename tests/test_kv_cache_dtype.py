@@ -10,7 +10,8 @@ import torch
 
 from paged import Row, forward_batch
 from sluice import LLM, SamplingParams
-from sluice.assembly.build import LoadedModel, load
+from sluice.assembly.load import load
+from sluice.assembly.loaded import LoadedModel
 from sluice.attention.base import Attention, LayerKV, PagedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.config import ConfigError, EngineConfig

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import tiny_models
-from sluice.assembly.build import build_engine
+from sluice.assembly.engine import build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, FlushCache, Message, Stats, Submit

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from sluice.assembly.build import EngineInfo, build_engine
+from sluice.assembly.engine import build_engine
+from sluice.assembly.info import EngineInfo
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Message, Stats, Submit

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.disk.driving import Driven, DrivenLink, Prompt, Request, prompt
-from sluice.assembly.build import load
+from sluice.assembly.load import load
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.config import EngineConfig
 from sluice.engine.messages import Copied

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from benchmarks.long_context.link import TimedLink
 from benchmarks.long_context.process import PeakMemory, anonymous_bytes
-from sluice.assembly.build import build_engine
+from sluice.assembly.engine import build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit

@@ -1,4 +1,4 @@
-"""Engines over random models, put together as `sluice.assembly.build` does, with marks on what the device computes."""
+"""Engines over random models, put together as `sluice.assembly.load` does, with marks on what the device computes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from benchmarks.on_gpu.clocks import MarkedQueue, mark_of
-from sluice.assembly.build import use_triton
-from sluice.assembly.cuda_graphs import captured_graphs, graph_rows
+from sluice.assembly.graphs import captured_graphs, graph_rows
+from sluice.assembly.load import use_triton
 from sluice.assembly.resolve import resolve
 from sluice.attention.base import Attention
 from sluice.attention.select import backend_named

@@ -22,7 +22,7 @@ from itertools import count
 from os import PathLike, fspath
 from typing import Any, Self, TypeVar
 
-from sluice.assembly.build import build_engine
+from sluice.assembly.engine import build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, Message, Stats

@@ -116,6 +116,6 @@ def test_what_is_refused_is_refused_here_too(
 def test_no_model_is_loaded() -> None:
     program = (
         "import sys; from sluice.cli import main; main(['explain', 'no/such/model']);"
-        "sys.exit('sluice.assembly.build' in sys.modules)"
+        "sys.exit('sluice.assembly.load' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0

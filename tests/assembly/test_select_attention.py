@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from sluice import LLM, SamplingParams
-from sluice.assembly.build import LoadedModel, load
-from sluice.assembly.cuda_graphs import graph_rows
+from sluice.assembly.graphs import graph_rows
+from sluice.assembly.load import load
+from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.resolve import resolve
 from sluice.attention.select import BACKENDS, AttentionChoice, backend_named, choose_attention
 from sluice.config import ConfigError, EngineConfig

@@ -19,8 +19,8 @@ import pytest
 import tiny_models
 from page_files import PATIENCE
 from sluice import LLM, SamplingParams
-from sluice.assembly import build, tiers
-from sluice.assembly.build import build_engine
+from sluice.assembly import loaded, tiers
+from sluice.assembly.engine import build_engine
 from sluice.config import ConfigError, EngineConfig
 from sluice.text.tokenizer import TokenizerError
 from sluice.tiers import disk_tier
@@ -166,7 +166,7 @@ def test_an_llm_that_cannot_be_made_keeps_no_file(folder: Path, path: Path, monk
     def no_room(*args: object, **options: object) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(build, "TorchRunner", no_room)
+    monkeypatch.setattr(loaded, "TorchRunner", no_room)
     with pytest.raises(MemoryError):
         small(folder, path)
     monkeypatch.undo()

@@ -13,7 +13,8 @@ import pytest
 import tiny_models
 from sluice import LLM, SamplingParams
 from sluice.assembly import tiers
-from sluice.assembly.build import LoadedModel, load
+from sluice.assembly.load import load
+from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.tiers import TierSetup
 from sluice.config import ConfigError, EngineConfig
 from sluice.engine.messages import Copied, Submit

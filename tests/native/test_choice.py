@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import sluice.assembly.cpu_kernels
-from sluice.assembly.cpu_kernels import choose_kernels
+import sluice.assembly.devices
+from sluice.assembly.devices import choose_kernels
 from sluice.attention.native import NativeBackend
 from sluice.config import ConfigError
 from sluice.models.spec import ModelSpec
@@ -45,7 +45,7 @@ class Machine(Library):
 @pytest.fixture
 def on(monkeypatch: pytest.MonkeyPatch):
     def install(*levels: Level) -> None:
-        monkeypatch.setattr(sluice.assembly.cpu_kernels, "Library", lambda: Machine(*levels))
+        monkeypatch.setattr(sluice.assembly.devices, "Library", lambda: Machine(*levels))
 
     return install
 
@@ -87,7 +87,7 @@ def test_an_installation_without_a_compiler(tmp_path: Path, monkeypatch: pytest.
     def library() -> Library:
         return Library(tmp_path)
 
-    monkeypatch.setattr(sluice.assembly.cpu_kernels, "Library", library)
+    monkeypatch.setattr(sluice.assembly.devices, "Library", library)
     choice = choose_kernels("auto", "cpu")
     assert choice.name == "torch"
     assert "no C++ compiler" in str(choice.reason)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-import sluice.assembly.cpu_kernels
+import sluice.assembly.devices
 from compiled import TILES, library
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
@@ -49,7 +49,7 @@ def test_without_a_library_torch_computes_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An installation that is slow for want of a compiler must not be so in silence."""
-    monkeypatch.setattr(sluice.assembly.cpu_kernels, "Library", lambda: Library(tmp_path))
+    monkeypatch.setattr(sluice.assembly.devices, "Library", lambda: Library(tmp_path))
     with caplog.at_level(logging.WARNING, logger="sluice"):
         results = generated(PROMPTS[:1])
     assert len(results[0].token_ids) == 12

@@ -12,7 +12,8 @@ import torch
 import tiny_models
 from expectations import MAX_TOKENS, Checkpoints, Expected, Prompt
 from recording import RecordingRunner
-from sluice.assembly.build import LoadedModel, load
+from sluice.assembly.load import load
+from sluice.assembly.loaded import LoadedModel
 from sluice.attention.reference import ReferenceAttention
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit

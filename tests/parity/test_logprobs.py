@@ -14,7 +14,7 @@ import tiny_models
 from expectations import MAX_TOKENS, Checkpoints, Expected, Prompt
 from recording import RecordingRunner
 from sluice import LLM, SamplingParams
-from sluice.assembly.build import load
+from sluice.assembly.load import load
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
 from sluice.testing import ManualLink

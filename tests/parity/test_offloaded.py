@@ -12,7 +12,7 @@ import torch
 
 import tiny_models
 from sluice import LLM, SamplingParams
-from sluice.assembly.build import load
+from sluice.assembly.load import load
 from sluice.assembly.offloading import Costs, OffloadSetup, Sizes, offload_limits
 from sluice.assembly.tiers import TierSetup
 from sluice.config import EngineConfig, OffloadConfig

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import tiny_models
-from sluice.assembly.build import LoadedModel, load
+from sluice.assembly.load import load
+from sluice.assembly.loaded import LoadedModel
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.config import EngineConfig
 from sluice.engine.heartbeat import NoHeartbeat, Phase

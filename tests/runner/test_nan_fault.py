@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.assembly.build import LoadedModel, load
+from sluice.assembly.load import load
+from sluice.assembly.loaded import LoadedModel
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
 from sluice.faults import parse_faults

@@ -11,7 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 import tiny_models
-from sluice.assembly.build import LoadedModel, load, use_triton
+from sluice.assembly.load import load, use_triton
+from sluice.assembly.loaded import LoadedModel
 from sluice.attention.select import backend_named
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit

@@ -12,8 +12,9 @@ import torch
 
 import tiny_models
 from peak_memory import PeakMemory
-from sluice.assembly.build import LoadedModel, load, use_triton
-from sluice.assembly.step_memory import StepTrial, cuda_memory
+from sluice.assembly.load import load, use_triton
+from sluice.assembly.loaded import LoadedModel
+from sluice.assembly.memory import StepTrial, cuda_memory
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
 from sluice.runner.largest_step import StepLimits, largest_plan

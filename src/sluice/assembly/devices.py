@@ -1,21 +1,26 @@
-"""The device that an option means on this machine, and options resolved for it."""
+"""The device, the kernels and the threads that compute, and options resolved for this machine."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import NamedTuple, Self
 
 import torch
 
-from sluice.assembly.cpu_kernels import choose_kernels
-from sluice.assembly.cuda_kernels import CudaDevice, check_device
 from sluice.assembly.resolve import Resolution, resolve
 from sluice.attention.select import choose_attention
 from sluice.config import ConfigError, EngineConfig, threads_from_environment
 from sluice.device.machine import usable_cores, usable_processors
+from sluice.native.library import NAMES, KernelsUnavailable, Library
+
+TORCH = "torch"
+OLDEST_FOR_TRITON = (8, 0)
 
 
 def pick_device(name: str) -> torch.device:
-    """The device that an option means.
+    """Return the device that `--device` names.
 
     Raises:
         ConfigError: it is no device of this machine, or torch cannot compute on it.
@@ -37,7 +42,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
-    """Fill what is open, the device included, on this machine. What only the loaded model decides stays open.
+    """Resolve open options, the device included, on this machine. What depends on the loaded model stays open.
 
     Raises:
         ConfigError: as `pick_device`, `resolve` and `choose_kernels`; or threads that this machine or device does not
@@ -71,7 +76,7 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
 
 
 def _threads(asked: int | None, device: torch.device, reasons: dict[str, str]) -> int | None:
-    """How many threads compute on a CPU; None where none do."""
+    """Return how many threads compute on a CPU; None on other devices."""
     if device.type != "cpu":
         if asked is not None:
             raise ConfigError(f"--threads {asked} needs --device cpu, got {device}")
@@ -81,9 +86,117 @@ def _threads(asked: int | None, device: torch.device, reasons: dict[str, str]) -
         if asked > most:
             raise ConfigError(f"--threads must be at most {most}, the processors this process may use, got {asked}")
         return asked
-    told = threads_from_environment()
-    if told is not None:
-        reasons["threads"] = "OMP_NUM_THREADS" if told <= most else "OMP_NUM_THREADS, but no more than processors"
-        return min(told, most)
+    number = threads_from_environment()
+    if number is not None:
+        reasons["threads"] = "OMP_NUM_THREADS" if number <= most else "OMP_NUM_THREADS, but no more than processors"
+        return min(number, most)
     reasons["threads"] = "physical cores that this process may use"
     return usable_cores()
+
+
+class KernelChoice(NamedTuple):
+    """What `--cpu-kernels` came to."""
+
+    name: str
+    """A key of `NAMES`, or "torch"."""
+    reason: str | None
+    """Why, if the option was not set."""
+
+
+def choose_kernels(asked: str, device_type: str) -> KernelChoice:
+    """Resolve `--cpu-kernels`.
+
+    Args:
+        asked: the option's value: a key of `NAMES`, "torch" or "auto".
+        device_type: "cpu" or "cuda".
+
+    Raises:
+        ConfigError: this machine or installation does not have the level.
+    """
+    if asked == TORCH:
+        return KernelChoice(TORCH, None)
+    if device_type != "cpu":
+        if asked != "auto":
+            raise ConfigError(f"--cpu-kernels {asked} needs --device cpu, got {device_type}")
+        return KernelChoice(TORCH, f"the device is {device_type}")
+    try:
+        library = Library()
+        level = library.best() if asked == "auto" else NAMES[asked]
+    except KernelsUnavailable as error:
+        if asked == "auto":
+            return KernelChoice(TORCH, f"no compiled kernels: {error}")
+        raise ConfigError(f"--cpu-kernels {asked} cannot be had: {error}") from error
+    if not library.has(level):
+        able = [name for name, known in NAMES.items() if library.has(known)]
+        raise ConfigError(f"--cpu-kernels {asked}: this processor lacks it; it has {', '.join(able)}")
+    if asked != "auto":
+        return KernelChoice(asked, None)
+    name = next(name for name, known in NAMES.items() if known == level)
+    return KernelChoice(name, "the best that this processor has")
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """What the choice of kernels depends on."""
+
+    name: str
+    capability: tuple[int, int]
+    torch_archs: tuple[str, ...]
+    """What torch was built for: sm_XY runs on capability X.Y and later ones of the same X; compute_XY is compiled at
+    its first use for X.Y and all later ones."""
+    has_triton: bool
+    """Whether the package is installed."""
+
+    @classmethod
+    def of(cls, device: torch.device) -> Self:
+        """Return the device as torch sees it."""
+        return cls(
+            torch.cuda.get_device_name(device),
+            torch.cuda.get_device_capability(device),
+            tuple(torch.cuda.get_arch_list()),
+            find_spec("triton") is not None,
+        )
+
+
+def check_device(device: CudaDevice) -> None:
+    """Check that torch can compute on a device.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if any(_runs(arch, device.capability) for arch in device.torch_archs):
+        return
+    built_for = ", ".join(device.torch_archs) or "no CUDA device"
+    raise ConfigError(
+        f"{device.name} has compute capability {_dotted(device.capability)}, and torch {torch.__version__} was built"
+        f" for {built_for}: install a torch that was built for it, or compute on"
+        f" the processor with --device cpu"
+    )
+
+
+def why_no_triton(device: CudaDevice) -> str | None:
+    """Return why Triton's kernels cannot be used, or None if they can."""
+    if device.capability < OLDEST_FOR_TRITON:
+        return (
+            f"Triton's kernels need compute capability {_dotted(OLDEST_FOR_TRITON)} or newer,"
+            f" {device.name} has {_dotted(device.capability)}"
+        )
+    if not device.has_triton:
+        return "the package triton is not installed (pip install 'sluice[gpu]')"
+    return None
+
+
+def _runs(arch: str, capability: tuple[int, int]) -> bool:
+    """Return whether code for `arch` runs. One that ends in a letter, as sm_90a, runs on exactly that capability."""
+    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", arch)
+    if found is None:
+        return False
+    kind, major, minor, is_special = found.groups()
+    built = (int(major), int(minor))
+    if is_special:
+        return built == capability
+    return built <= capability and (kind == "compute" or built[0] == capability[0])
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"

@@ -109,7 +109,7 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
         CheckpointError, TokenizerError: the model cannot be loaded.
         BenchError: the engine refuses the workload.
     """
-    from sluice.assembly.build import build_engine
+    from sluice.assembly.engine import build_engine
     from sluice.config import EngineConfig
     from sluice.text.tokenizer import Tokenizer
 

@@ -93,7 +93,7 @@ def find_factory(name: str) -> Factory:
 
 def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build the engine of a checkpoint, on torch: the factory that `sluice serve` uses."""
-    from sluice.assembly.build import build_engine
+    from sluice.assembly.engine import build_engine
 
     engine, info = build_engine(
         start.config,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sluice.attention.base import Attention, ForwardBatch, LayerKV
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.faults import Fault
 from sluice.runner.forwards import Model
 
@@ -25,7 +25,7 @@ class NanFaultModel:
         self._tokens = [fault.token for fault in faults if fault.token is not None]
         self._steps = 0
 
-    def forward(self, batch: ForwardBatch, kv: Sequence[LayerKV], attention: Attention) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         """See `Model.forward`."""
         hidden = self._inner.forward(batch, kv, attention)
         step, self._steps = self._steps, self._steps + 1

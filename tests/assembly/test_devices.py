@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sluice.assembly.cuda_kernels import CudaDevice, check_device, why_no_triton
-from sluice.assembly.devices import pick_device
+from sluice.assembly.devices import CudaDevice, check_device, pick_device, why_no_triton
 from sluice.config import ConfigError
 
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_90a", "sm_120", "compute_120")

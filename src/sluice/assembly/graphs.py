@@ -1,4 +1,4 @@
-"""Whether steps that only decode are replayed as CUDA graphs, and for which numbers of rows."""
+"""Whether steps that only decode are captured and replayed, and for which numbers of rows."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ from sluice.runner.graphs import CudaCapture, DecodeGraphs, graph_sizes
 
 LOGGER = logging.getLogger("sluice.engine")
 MOST_ROWS = 256
-"""Beyond it a step's kernels take longer than their launches."""
+"""Most rows of a graph by default: with more, a step's kernels take longer than their launches."""
 
 
 def graph_rows(
     config: EngineConfig, spec: ModelSpec, device: torch.device, backend: AttentionBackend
 ) -> tuple[tuple[int, ...], str]:
-    """The numbers of rows to capture graphs for, ascending, and why these; none: no graphs.
+    """Return the numbers of rows to capture CUDA graphs for, ascending, and why these. None of them: no graphs.
 
     Args:
         config: resolved.
-        backend: what attends.
 
     Raises:
         ConfigError: `cuda_graph_max_bs` was set and there can be no graphs.
@@ -48,7 +47,7 @@ def graph_rows(
 
 
 def _problem(config: EngineConfig, spec: ModelSpec, device: torch.device, backend: AttentionBackend) -> str | None:
-    """Why there are no graphs."""
+    """Return why there can be no graphs, or None."""
     if device.type != "cuda":
         return f"they need --device cuda, got {device.type}"
     if config.model.disable_cuda_graph:
@@ -60,6 +59,14 @@ def _problem(config: EngineConfig, spec: ModelSpec, device: torch.device, backen
     return None
 
 
+def kernels_compute(backend: AttentionBackend, spec: ModelSpec) -> bool:
+    """Return whether compiled CPU kernels do all that is large, so that decodes are captured as their calls.
+
+    In other dtypes torch multiplies, and Python's share of a step is small.
+    """
+    return backend.needs_kernels and spec.implementation == "native" and spec.dtype == torch.bfloat16
+
+
 def captured_graphs(
     eager: Forwards,
     model: Model,
@@ -69,7 +76,7 @@ def captured_graphs(
     sizes: Sequence[int],
     busy: Callable[[], None],
 ) -> DecodeGraphs:
-    """Graphs of all sizes over an empty state.
+    """Capture graphs of all sizes over an empty state.
 
     Raises:
         ConfigError: there is no memory left for them.
@@ -85,7 +92,7 @@ def captured_graphs(
         sizes,
         busy=busy,
     )
-    torch.cuda.synchronize(device)  # what the default stream fills, the compute stream is about to read
+    torch.cuda.synchronize(device)  # the compute queue is about to read what the default one fills
     try:
         transport.queues.compute.run(graphs.capture_all)
     except torch.OutOfMemoryError as error:

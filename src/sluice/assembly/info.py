@@ -1,0 +1,61 @@
+"""What is known of an engine once its model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from sluice.config import EngineConfig
+from sluice.footprint import Footprint, KVSizes, OffloadSizes, device_footprint, stored_bytes
+from sluice.limits import Limits
+from sluice.types import Tier
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """A resolved engine, as servers and users see it."""
+
+    model: str
+    """Name: the hub id, or the folder's own name."""
+    folder: Path
+    """Folder of the checkpoint and its tokenizer."""
+    is_bundled: bool
+    """Whether it is the model that comes with Sluice, as none was named."""
+    architecture: str
+    eos_token_ids: frozenset[int]
+    """End-of-sequence ids of the model; the tokenizer may know more."""
+    dtype: torch.dtype
+    device: torch.device
+    limits: Limits
+    config: EngineConfig
+    """Resolved, with the model's name, its type, its device and the size of the pool."""
+    reasons: Mapping[str, str]
+    """Option -> why it has its value, for derived values."""
+    kv_sizes: KVSizes
+    pool_tokens: int
+    """Tokens that the pool's pages hold, with the scratch page where steps are padded."""
+    memory: Footprint
+    """Memory of the weights and, of a built engine, of everything else that was allocated."""
+    offload_sizes: OffloadSizes | None = None
+    """Buffers of contexts longer than the device."""
+    offload_tier: Tier | None = None
+    """The tier that holds such contexts."""
+
+    def predicted_memory(self, length: int) -> Footprint:
+        """Return the bytes that a request of `length` tokens takes, prompt and output together.
+
+        Raises:
+            LimitError: no request may be so long.
+        """
+        self.limits.check_length(length)
+        sizes = self.offload_sizes
+        predicted = device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes)
+        above = self.config.offload.offload_above
+        if sizes is None or above is None or length <= above:
+            return predicted
+        stored = stored_bytes(self.kv_sizes, length, sizes.page_tokens)
+        on_host = self.offload_tier is Tier.HOST
+        return replace(predicted, host_bytes=stored * on_host, disk_bytes=stored * (not on_host))

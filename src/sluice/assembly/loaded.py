@@ -1,0 +1,194 @@
+"""A loaded model, and the engines that are built over it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+
+from sluice.assembly.graphs import captured_graphs, kernels_compute
+from sluice.assembly.info import EngineInfo
+from sluice.assembly.offloading import OffloadSetup
+from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
+from sluice.attention.backend import AttentionBackend
+from sluice.attention.ticking import TickingAttention
+from sluice.device.transport import transport_for
+from sluice.engine.chunk_log import ChunkLog
+from sluice.engine.clock import WallClock
+from sluice.engine.engine import Engine
+from sluice.engine.heartbeat import Heartbeat, NoHeartbeat, Phase
+from sluice.engine.protocols import Link, Runner
+from sluice.engine.recorder import Recorder
+from sluice.engine.trace import RecentSteps
+from sluice.faults import Fault, FaultKind
+from sluice.footprint import device_footprint
+from sluice.models.spec import ModelSpec
+from sluice.native.library import Kernels
+from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
+from sluice.runner.forwards import EagerForwards, Forwards, Model
+from sluice.runner.kernel_capture import cpu_graphs
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.runner.nan_fault import NanFaultModel
+from sluice.runner.offload.loaders import Report
+from sluice.runner.runner import TorchRunner
+from sluice.scheduler.scheduler import Scheduler
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.tracing.format import VERSION, Header
+from sluice.tracing.writer import TraceFile
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model, and the sizes and limits that follow from it and the options. Several engines may share it."""
+
+    model: Model
+    spec: ModelSpec
+    shape: DeviceShape
+    info: EngineInfo
+    kernels: Kernels | None
+    """The compiled ones, on a CPU that has them."""
+    backend: AttentionBackend
+    graph_rows: tuple[int, ...]
+    """Numbers of rows of steps that are replayed as CUDA graphs; empty: no step is."""
+    tiers: TierSetup
+    """The tiers behind the device."""
+    offload: OffloadSetup | None
+    """How contexts longer than the device are served. None: they are refused."""
+    logit_ops: LogitOps = TORCH_LOGIT_OPS
+
+    @property
+    def new_kv(self) -> KVMaker:
+        """Makes pages in the backend's layout."""
+        return partial(self.backend.new_kv, kernels=self.kernels)
+
+    @property
+    def depth(self) -> int:
+        """Steps in flight at once."""
+        depth = self.info.config.scheduler.depth
+        assert depth is not None, f"not resolved: {self.info.config}"
+        return depth
+
+    def state(self) -> DeviceState:
+        """Return the state of an empty device."""
+        return DeviceState(self.shape, self.new_kv, watched=self.info.config.model.debug_uninitialized_reads)
+
+    def runner(
+        self,
+        heartbeat: Heartbeat | None = None,
+        faults: Sequence[Fault] = (),
+        state: DeviceState | None = None,
+        tiers: OpenTiers = NO_TIERS,
+        report: Report | None = None,
+    ) -> TorchRunner:
+        """Return a runner.
+
+        Args:
+            heartbeat: receives a sign of life from every layer and every second of waiting.
+            faults: to inject; only those with NaN logits concern the runner.
+            state: an empty state of its own; None: a new one.
+            tiers: the tiers behind this state.
+            report: called with blocks of offloaded chunks that were read ahead from a disk.
+        """
+        state, heartbeat = state or self.state(), heartbeat or NoHeartbeat()
+        busy, waiting = partial(heartbeat.tick, Phase.BUSY), partial(heartbeat.tick, Phase.DEVICE)
+        device, poison = self.shape.device, self.info.config.model.debug_uninitialized_reads
+        attention = TickingAttention(self.backend.make(device, self.kernels, busy), busy)
+        transport = transport_for(device, self.depth, poison=poison, tick=waiting)
+        nan_faults = [fault for fault in faults if fault.kind is FaultKind.NAN]
+        model = NanFaultModel(self.model, nan_faults) if nan_faults else self.model
+        forwards: Forwards = EagerForwards(model, state, attention)
+        if self.graph_rows and not nan_faults:
+            forwards = captured_graphs(forwards, model, state, attention, transport, self.graph_rows, busy)
+        elif kernels_compute(self.backend, self.spec) and not nan_faults:
+            assert self.kernels is not None, "only the kernels' calls are captured"
+            forwards = cpu_graphs(forwards, model, state, attention, self.kernels, busy)
+        offload = None
+        if self.offload is not None and tiers is not NO_TIERS:
+            unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)
+            offload = self.offload.open(model, state, unplanned, self.new_kv, tiers, transport, report)
+        return TorchRunner(
+            model,
+            state,
+            attention,
+            transport=transport,
+            forwards=forwards,
+            logit_ops=self.logit_ops,
+            tick=waiting,
+            copies=tiers.copies,
+            offload=offload,
+        )
+
+    def built(self, runner: TorchRunner) -> EngineInfo:
+        """Return `info` with the memory that a runner allocated. Buffers are parts of the pool and of the ring."""
+        info = self.info
+        planned = device_footprint(info.kv_sizes, info.pool_tokens, info.offload_sizes)
+        allocated = replace(
+            runner.footprint(),
+            weights_bytes=info.memory.weights_bytes,
+            prefill_buffer_bytes=planned.prefill_buffer_bytes,
+            pipeline_buffer_bytes=planned.pipeline_buffer_bytes,
+            decode_buffer_bytes=planned.decode_buffer_bytes,
+        )
+        return replace(info, memory=allocated)
+
+    def setup(self) -> SchedulerSetup:
+        """Return what a scheduler is built from."""
+        config = self.info.config
+        return SchedulerSetup(
+            limits=config.scheduler.limits(),
+            num_pages=self.shape.num_pages,
+            page_size=self.shape.page_size,
+            prefix_caching=config.cache.enable_prefix_caching,
+            tiers=self.tiers.limits,
+            offload=None if self.offload is None else self.offload.limits,
+        )
+
+    def scheduler(self) -> Scheduler:
+        return self.setup().build()
+
+    def engine(
+        self,
+        link: Link,
+        runner: Runner | None = None,
+        tiers: OpenTiers = NO_TIERS,
+        trace: Path | None = None,
+    ) -> Engine:
+        """Return an engine over a new scheduler.
+
+        Args:
+            runner: as empty as the scheduler; None: a new one.
+            tiers: to which the runner copies.
+            trace: file to record to, made by `tracing.writer.create`.
+
+        Raises:
+            OSError: the trace cannot be written.
+        """
+        clock = WallClock()
+        scheduler, log = self.scheduler(), ChunkLog(RecentSteps())
+        recorder = None if trace is None else Recorder(scheduler, log, self._trace_file(trace, clock), clock)
+        if tiers.stored:
+            (recorder or scheduler).restore(tiers.stored)
+        return Engine(
+            recorder or scheduler,
+            runner or self.runner(),
+            link,
+            depth=self.depth,
+            clock=clock,
+            trace=recorder or log,
+        )
+
+    def _trace_file(self, path: Path, clock: WallClock) -> TraceFile:
+        header = Header(
+            version=VERSION,
+            sluice=version("sluice"),
+            model=self.info.model.encode(errors="replace").decode(),
+            token_ids=self.info.config.trace.trace_token_ids,
+            setup=self.setup(),
+            depth=self.depth,
+            unix_time=time.time(),
+        )
+        return TraceFile(path, header, start=clock.now(), key=secrets.token_bytes(16))

@@ -1,0 +1,199 @@
+"""The size of the KV pool. On a GPU the largest step is run first, to see what it takes beside weights and KV."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from sluice.assembly.graphs import graph_rows, kernels_compute
+from sluice.assembly.offloading import ring_bytes, room_beside_ring
+from sluice.attention.backend import AttentionBackend
+from sluice.attention.select import kv_dtype
+from sluice.config import ConfigError, EngineConfig
+from sluice.device.machine import free_memory
+from sluice.device.memory import CudaMemory, PoolRequest, Room, cpu_room, cuda_room, pool_pages
+from sluice.device.queues import noop
+from sluice.device.transport import transport_for
+from sluice.footprint import KVSizes
+from sluice.models.base import PagedLM
+from sluice.models.spec import ModelSpec
+from sluice.runner.device_state import DeviceShape, DeviceState
+from sluice.runner.forwards import EagerForwards, Model
+from sluice.runner.largest_step import EVERYTHING, StepLimits, largest_plan
+from sluice.runner.logit_ops import LogitOps
+from sluice.runner.runner import TorchRunner
+from sluice.types import SamplingParams
+
+LOGGER = logging.getLogger("sluice.engine")
+GRAPH_BYTES = 16 << 20
+"""What a CUDA graph takes beside the memory that its kernels write to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an engine allocates on its device."""
+
+    shape: DeviceShape
+    kv_sizes: KVSizes
+    graph_rows: tuple[int, ...]
+    """Numbers of rows of steps that are replayed as CUDA graphs."""
+
+
+def plan_memory(
+    config: EngineConfig,
+    model: PagedLM,
+    spec: ModelSpec,
+    backend: AttentionBackend,
+    logit_ops: LogitOps,
+    device: torch.device,
+    reasons: dict[str, str],
+) -> Memory:
+    """Decide on CUDA graphs and on the size of the KV pool.
+
+    Raises:
+        ConfigError: an option that cannot be honoured, or too little memory.
+    """
+    rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, backend)
+    page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
+    kv_sizes = KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, page_dtype.itemsize)
+    page_size, running = config.cache.page_size, config.scheduler.max_running_requests
+    assert page_size is not None and running is not None, f"not resolved: {config}"
+    shape = DeviceShape.of(
+        spec,
+        device,
+        num_slots=running,
+        num_pages=1,
+        page_size=page_size,
+        row_pages=-(-spec.max_model_len // page_size),
+        scratch_pages=1 if rows or kernels_compute(backend, spec) else 0,
+    )
+    shape = replace(shape, kv_dtype=page_dtype)
+    if device.type == "cuda":
+        trial = StepTrial(model, shape, backend, logit_ops)
+        room = _cuda_room(config, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes))
+    else:
+        room = cpu_room(room_beside_ring(config.offload, kv_sizes, free_memory(device)))
+    return Memory(_with_pool(shape, config, spec, kv_sizes, room, reasons), kv_sizes, rows)
+
+
+def _with_pool(
+    shape: DeviceShape, config: EngineConfig, spec: ModelSpec, kv_sizes: KVSizes, room: Room, reasons: dict[str, str]
+) -> DeviceShape:
+    """Return a shape with as many pages as were set, or fit."""
+    asked = config.cache.max_total_tokens
+    wanted = PoolRequest(
+        page_size=shape.page_size,
+        bytes_per_token=kv_sizes.token_bytes,
+        max_model_len=spec.max_model_len,
+        max_running_requests=shape.num_slots,
+        max_total_tokens=asked,
+    )
+    pages = pool_pages(wanted, room)
+    if asked is None:
+        is_enough = pages == wanted.useful_pages
+        reasons["max_total_tokens"] = "all that --max-running-requests can use" if is_enough else room.reason
+    elif asked != pages * shape.page_size:
+        reasons["max_total_tokens"] = f"{asked} in whole pages"
+    return replace(shape, num_pages=pages, row_pages=min(pages, shape.row_pages))
+
+
+def _cuda_room(
+    config: EngineConfig,
+    spec: ModelSpec,
+    device: torch.device,
+    trial: StepTrial,
+    graph_rows: Sequence[int],
+    ring: int,
+) -> Room:
+    """Run the largest step on a GPU and return what is left for KV.
+
+    Args:
+        ring: bytes of the ring of offloaded contexts; 0 without one.
+    """
+    limits = config.scheduler.limits()
+    tokens = limits.max_batch_tokens
+    if not limits.chunked_prefill_size:  # a prompt that may not be cut goes alone, however long it is
+        tokens = max(tokens, spec.max_model_len)
+    largest = StepLimits(limits.max_running_requests, tokens, spec.max_model_len)
+    memory = cuda_memory(trial, largest, graph_rows, device)
+    LOGGER.info("the largest step takes %.0f MiB beside weights and KV", memory.step / (1 << 20))
+    if ring:  # a paused chunk keeps its tensors beside a step
+        memory = replace(memory, step=2 * memory.step + ring)
+    return cuda_room(memory, config.model.mem_fraction_static)
+
+
+class StepTrial:
+    """Runs steps on meaningless data, over a state with a single page.
+
+    Args:
+        shape: of the later state; the number of its pages does not matter.
+    """
+
+    def __init__(self, model: Model, shape: DeviceShape, backend: AttentionBackend, logit_ops: LogitOps) -> None:
+        self._model = model
+        self._shape = replace(shape, num_pages=1, scratch_pages=0)
+        self._new_kv = partial(backend.new_kv, kernels=None)
+        self._attention = backend.make(shape.device, None, noop)
+        self._logit_ops = logit_ops
+
+    def run(self, limits: StepLimits, sampling: SamplingParams = EVERYTHING) -> None:
+        """Run the largest step within some limits. All its requests sample by `sampling`."""
+        device, attention = self._shape.device, self._attention
+        state = DeviceState(self._shape, self._new_kv)
+        runner = TorchRunner(
+            self._model,
+            state,
+            attention,
+            transport=transport_for(device, num_buffers=1),
+            forwards=EagerForwards(self._model, state, attention),
+            logit_ops=self._logit_ops,
+        )
+        runner.launch(largest_plan(limits, self._shape.page_size, sampling)).wait()
+
+
+def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int], device: torch.device) -> CudaMemory:
+    """Return a GPU's memory, with what the largest step takes and what CUDA graphs will take.
+
+    A second step, of plain decodes, is run so that everything that is compiled at its first use has been compiled.
+
+    Args:
+        graph_rows: numbers of rows that graphs will be captured for, ascending.
+
+    Raises:
+        ConfigError: there is not enough for such a step.
+    """
+    try:
+        step = _peak(trial, limits, EVERYTHING, device)
+        rows = graph_rows[-1] if graph_rows else 1
+        decodes = _peak(trial, StepLimits(rows, rows, limits.context), SamplingParams(seed=0, top_p=0.9), device)
+        graphs = decodes + GRAPH_BYTES * len(graph_rows) if graph_rows else 0
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        raise ConfigError(
+            f"a step of {limits.tokens} tokens and {limits.rows} requests does not fit into {device}, of whose"
+            f" {total >> 20} MiB the model and others leave {free >> 20}: lower --chunked-prefill-size,"
+            f" --max-batch-tokens or --max-running-requests"
+        ) from error
+    free, total = torch.cuda.mem_get_info(device)
+    return CudaMemory(total, free, step, graphs)
+
+
+def _peak(trial: StepTrial, limits: StepLimits, sampling: SamplingParams, device: torch.device) -> int:
+    """Return the bytes that torch's allocator reserved for a step; all of them are given back."""
+    torch.cuda.synchronize(device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    try:
+        trial.run(limits, sampling)
+        torch.cuda.synchronize(device)
+        return torch.cuda.max_memory_reserved(device) - before
+    finally:
+        gc.collect()  # a step's closures may hold each other, and its tensors
+        torch.cuda.empty_cache()
