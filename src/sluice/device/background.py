@@ -1,6 +1,6 @@
-"""Calls made one after the other by a thread of their own, which nothing waits for: not even the interpreter's end.
+"""A thread that makes calls one after the other, and does not keep the process alive.
 
-`concurrent.futures` joins its threads when the interpreter ends, so that a read from a disk that hangs would keep the
+`concurrent.futures` joins its threads when the interpreter exits, so a read from a disk that hangs would keep the
 process alive.
 """
 
@@ -17,10 +17,10 @@ Calls = queue.SimpleQueue[tuple[Future[None], Callable[[], None]] | None]
 
 
 class Background:
-    """One thread and its queue. The thread ends with this object, however it goes, once the call under way is over.
+    """A thread and its queue. The thread ends with this object, once the call in progress is over.
 
     Args:
-        name: of the thread.
+        name: the name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -30,13 +30,13 @@ class Background:
         self._thread.start()
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Queue a call. What it raises is the future's. Not after `close`."""
+        """Queue a call, unless closed. The future gets what it raises."""
         future: Future[None] = Future()
         self._calls.put((future, call))
         return future
 
     def close(self, seconds: float) -> None:
-        """Cancel what waits, and wait so long for the call under way, at most. Twice is once."""
+        """Cancel the calls that wait, and give the call in progress `seconds` to end. May be called again."""
         with suppress(queue.Empty):
             while True:
                 waiting = self._calls.get_nowait()

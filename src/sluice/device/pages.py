@@ -1,4 +1,4 @@
-"""The device's KV pages as bytes, whatever their layout in an attention backend."""
+"""The device's KV pages as bytes, in any layout of an attention backend."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Steps that only decode, replayed as graphs: hundreds of kernels for the price of one launch.
 
-A graph is the forward of a fixed number of rows over tensors at fixed addresses. A step of fewer rows is padded: the
-rows beyond its own see one token in a page that belongs to nobody, write there, and nobody reads what they give. Graphs
-of all sizes share one pool of memory, so the largest is captured first and the others fit into what it took; they
-share their inputs, too, since only one runs at a time.
+A graph is the forward of a fixed number of rows over tensors at fixed addresses. A step of fewer rows is padded: each
+added row sees one token in the scratch page, which no request owns, and its results are not read. Graphs of all sizes
+share one pool of memory, so the largest is captured first and the others fit into what it took. They share their
+inputs, too, since only one runs at a time.
 
     inputs (one copy) ---> ids, positions, KV slots, slots, lengths      static
     last tokens, page table rows of these slots                          static, filled by a few kernels
     replay                                                               -> hidden states, one row a row
 
-The head and the sampling stay outside: they are a few kernels, depend on who samples how, and logits of padded rows
-would be wasted.
+The head and the sampling stay outside: they are a few kernels, depend on the sampling parameters, and logits of padded
+rows would be wasted.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from sluice.runner.inputs import NUM_ARRAYS, PER_ROW, HostBatch
 
 
 class Captured(NamedTuple):
-    """Work that can be done again."""
+    """Work that can be replayed."""
 
     output: torch.Tensor
-    """What it returned; every replay writes it anew."""
+    """What the work returned; every replay writes it anew."""
     replay: Callable[[], None]
 
 
@@ -42,7 +42,7 @@ class Capture(Protocol):
     """Captures work on tensors, so that it can be replayed without its code."""
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
-        """Called on the stream that computes. `work` may be called several times before it is captured."""
+        """Capture `work`, on the compute queue. It may be called several times before it is captured."""
         ...
 
 
@@ -58,7 +58,6 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
-        """See `Capture`."""
         for _ in range(2):  # kernels are compiled and workspaces allocated; a capture may do neither
             work()
         graph = torch.cuda.CUDAGraph()
@@ -69,7 +68,7 @@ class CudaCapture:
 
 
 def graph_sizes(most: int) -> tuple[int, ...]:
-    """The numbers of rows that graphs are captured for, ascending: padding costs at most 7 rows, or as much again."""
+    """Return the numbers of rows to capture graphs for, ascending. Padding adds at most 7 rows, or doubles a few."""
     return (*(size for size in (1, 2, 4, *range(8, most, 8)) if size < most), most)
 
 
@@ -82,19 +81,19 @@ class _StaticStep:
 
 
 class DecodeGraphs:
-    """Replays steps that only decode and ask for no log-probabilities of prompts; runs the others eagerly.
+    """Replays steps that only decode and have no targets; runs the others eagerly.
 
-    Graphs are captured by `capture_all`, and until then every step is eager; or each when a step first wants it.
+    Graphs are captured by `capture_all`, before which every step is eager, or each when a step first needs it.
 
     Args:
         eager: runs the other steps.
         model: what is captured.
         state: its shape has a scratch page.
-        attention: what the model's layers call; it reads lengths on the device only.
+        attention: the backend that the model's layers call; it reads lengths on the device only.
         capture: makes graphs.
         sizes: numbers of rows, ascending; steps with more run eagerly.
-        busy: called before each replay: its layers say nothing.
-        on_demand: capture what a step wants when it wants it: where a capture takes no longer than a step.
+        busy: called before each replay, whose layers do not tick.
+        on_demand: capture a graph when a step first needs it: where a capture takes no longer than a step.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture_all(self) -> None:
-        """Capture every size, the largest first. Called on the stream that computes, before the first step."""
+        """Capture every size, the largest first. Called on the compute queue, before the first step."""
         self._graphs = {size: self._captured(size) for size in reversed(self._sizes)}
 
     def _captured(self, size: int) -> Captured:
@@ -140,7 +139,6 @@ class DecodeGraphs:
         return self._capture(lambda: self._forward(static.batch))
 
     def padded(self, host: HostBatch) -> HostBatch:
-        """See `Forwards.padded`."""
         size = self._size_for(host)
         missing = 0 if size is None else size - len(host.row_slots)
         if not missing:
@@ -158,7 +156,6 @@ class DecodeGraphs:
         )
 
     def run(self, laid: HostBatch, arrived: Arrived) -> torch.Tensor:
-        """See `Forwards.run`."""
         size = self._size_for(laid)
         if size is None:
             return self._eager.run(laid, arrived)
@@ -173,7 +170,7 @@ class DecodeGraphs:
         self._fill_table(static)
         self._attention.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
         graph.replay()
-        # The rows of a step come first and mostly all of them sample: then they need not be gathered.
+        # The rows of a step come first, and mostly all of them sample: then no gather is needed.
         count = len(laid.sample_rows)
         is_prefix = count == 0 or laid.sample_rows[-1] == count - 1
         return graph.output[:count] if is_prefix else graph.output.index_select(0, logit_rows)
@@ -187,7 +184,7 @@ class DecodeGraphs:
         return next(size for size in self._sizes if size >= rows)
 
     def _padding(self, count: int) -> HostBatch:
-        """Rows that belong to nobody: one token each, at the beginning of the scratch page."""
+        """Return rows that only pad a batch: one token each, at the beginning of the scratch page."""
         shape, none = self._state.shape, np.empty(0, dtype=np.int64)
         zeros = np.zeros(count, dtype=np.int64)
         return HostBatch(

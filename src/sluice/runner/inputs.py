@@ -21,12 +21,12 @@ Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 
 UNREAD = 0
-"""Placeholder of an input id that is still on the device."""
+"""Placeholder for an input id that is still on the device."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """What `ForwardBatch`, the sampler and logprobs need, before the copy to the device. N, B as in `ForwardBatch`."""
+    """A step's inputs on the host, before the copy to the device. N and B are those of `ForwardBatch`."""
 
     input_ids: Ints
     """[N]; `UNREAD` at `late_tokens`"""
@@ -64,7 +64,7 @@ class HostBatch:
 
     @property
     def arrays(self) -> tuple[Ints | Ints32, ...]:
-        """What travels to the device, for `DeviceState.forward_batch`; `PER_ROW` of them first."""
+        """The arrays that `DeviceState.forward_batch` needs on the device; the first `PER_ROW` of them hold rows."""
         return (
             self.input_ids,
             self.positions,
@@ -81,10 +81,11 @@ class HostBatch:
 PER_ROW = 5
 """The first arrays of a `HostBatch`: in a step that only decodes, each has one entry a row."""
 NUM_ARRAYS = 9
+"""Length of `HostBatch.arrays`."""
 
 
 def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch:
-    """Lay a plan out.
+    """Lay a plan out as arrays.
 
     Args:
         plan: a checked plan.
@@ -127,7 +128,7 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
 
 
 def _shared_pages(page_table: Ints32, slots: Ints, kv_lens: Ints, page_size: int) -> int:
-    """Pages at the beginning of all of these rows that are the same, none of them the last of a row."""
+    """Return how many pages all of these rows begin with, the last page of a row excepted."""
     most = (int(kv_lens.min()) - 1) // page_size if len(slots) > 1 else 0
     if most == 0 or (page_table[slots, 0] != page_table[slots[0], 0]).any():
         return 0
@@ -136,7 +137,7 @@ def _shared_pages(page_table: Ints32, slots: Ints, kv_lens: Ints, page_size: int
 
 
 def _ranges(starts: Ints, counts: list[int]) -> Ints:
-    """`counts[i]` numbers from `starts[i]` on, for each i."""
+    """Return `counts[i]` numbers from `starts[i]` on, for each i."""
     parts = [np.arange(start, start + count) for start, count in zip(starts.tolist(), counts, strict=True) if count]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 

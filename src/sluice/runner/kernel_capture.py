@@ -1,12 +1,12 @@
-"""A forward on a CPU, captured: what the compiled kernels did of it is done again in one call, without its Python.
+"""Captured forwards on a CPU: a replay makes the calls of the compiled kernels again, without the Python around them.
 
-    operations of torch        kept with their very tensors, and made again into these
-    calls of the kernels       kept in a list, made again one after the other by the library
-    views, allocations         nothing is left to do
+    operations of torch        kept with their very tensors, and repeated into these
+    calls of the kernels       kept in a list, which the library runs through
+    views, allocations         need no replay
 
-Memory for what the work allocates comes from an arena. There a tensor's memory serves the next one as soon as the first
-is gone, in a replay as in the capture, because both do the same in the same order; captures share it, since only one
-runs at a time.
+What the work allocates comes from an arena, where a tensor's memory serves another as soon as the first is freed. That
+holds in a replay as in the capture, because both do the same in the same order. Captures share the arena, since only
+one runs at a time.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ ALIGNMENT = 64
 """Bytes."""
 EMPTY = torch.ops.aten.empty.memory_format
 READS = ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal")
-"""Operations whose result Python sees: what it does with it cannot be captured."""
+"""Operations whose result Python reads: what it does with it cannot be captured."""
 
 SIZES = (*range(1, 17), 20, 24, 28, 32)
-"""Rows of captured steps. With more of them Python's share of a step is small; up to sixteen no row is only padding."""
+"""Numbers of rows of captured steps. With more rows Python's share of a step is small. Up to 16 none is padded."""
 
 Replay = Callable[[], None]
 
@@ -44,13 +44,13 @@ class CaptureError(RuntimeError):
 
 
 class Arena:
-    """Memory that is lent to tensors, and lent again when these are gone."""
+    """Memory that tensors borrow, and that others borrow once these are freed."""
 
     def __init__(self) -> None:
         self._blocks: list[_Block] = []
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """As `torch.empty`. The memory is nobody else's until this tensor and all views of it are gone."""
+        """Return an uninitialised tensor. It has its memory alone until it and all views of it are freed."""
         count = torch.Size(shape).numel()
         if not count:
             return torch.empty(shape, dtype=dtype)
@@ -76,7 +76,7 @@ class _Block:
         return self._lent is None or self._lent() is None
 
     def lend(self, size: int) -> ctypes.Array[ctypes.c_char]:
-        """The memory as a buffer, which tensors keep alive."""
+        """Return the memory as a buffer, which tensors keep alive."""
         buffer = (ctypes.c_char * size).from_address(self._memory.data_ptr())
         self._lent = weakref.ref(buffer)
         return buffer
@@ -86,7 +86,7 @@ class KernelCapture:
     """A `graphs.Capture` over the kernels.
 
     Args:
-        kernels: whose calls are captured; other calls of theirs must not come at the same time.
+        kernels: their calls are captured; no others may be made at the same time.
         busy: called before every layer of a replay.
     """
 
@@ -96,13 +96,13 @@ class KernelCapture:
         self._arena = Arena()
 
     def __call__(self, work: Callable[[], torch.Tensor]) -> Captured:
-        """See `Capture`.
+        """Capture `work`.
 
         Raises:
             CaptureError: the work reads tensors in Python.
         """
         tape = _Tape(self._kernels, self._arena)
-        with self._kernels.heard_by(tape.hear), tape:
+        with self._kernels.heard_by(tape.record), tape:
             output = work()
         return Captured(output, _Program(tape.replays(), self._arena, self._busy).replay)
 
@@ -111,7 +111,7 @@ class _Program:
     """Captured work.
 
     Args:
-        arena: kept, as its memory is in the calls.
+        arena: kept alive, as the calls point into its memory.
         busy: called before every part.
     """
 
@@ -122,7 +122,7 @@ class _Program:
 
     @torch.inference_mode()
     def replay(self) -> None:
-        """Do it all again."""
+        """Repeat the work."""
         for again in self._replays:
             self._busy()
             again()
@@ -136,7 +136,7 @@ def cpu_graphs(
     kernels: Kernels,
     busy: Callable[[], None],
 ) -> DecodeGraphs:
-    """Forwards that capture steps of a few decodes when they first come, and replay them.
+    """Return forwards that capture steps of a few decodes when they first occur, and replay them.
 
     Args:
         eager: runs the other steps.
@@ -155,7 +155,7 @@ def cpu_graphs(
 
 
 class _Tape(TorchDispatchMode):
-    """Notes what is done, in order."""
+    """Records operations in order."""
 
     def __init__(self, kernels: Kernels, arena: Arena) -> None:
         super().__init__()
@@ -163,8 +163,8 @@ class _Tape(TorchDispatchMode):
         self._arena = arena
         self._done: list[list[tuple[Operation, Call]] | Replay] = []
 
-    def hear(self, operation: Operation, call: Call) -> None:
-        """A call of the kernels. Callers use their structures again, so it is copied."""
+    def record(self, operation: Operation, call: Call) -> None:
+        """Record a call of the kernels. Callers reuse their structures, so it is copied."""
         last = self._done[-1] if self._done else None
         if not isinstance(last, list) or last[-1][0] is Operation.ATTENTION:  # a list for each layer
             last = []
@@ -172,7 +172,7 @@ class _Tape(TorchDispatchMode):
         last.append((operation, type(call).from_buffer_copy(call)))
 
     def replays(self) -> Sequence[Replay]:
-        """What to call, in order, to do it all again."""
+        """Return what to call, in order, to repeat the work."""
         return [self._replay_of(done) if isinstance(done, list) else done for done in self._done]
 
     def _replay_of(self, calls: list[tuple[Operation, Call]]) -> Replay:
@@ -202,20 +202,20 @@ def _again(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], old: Seq
 
 
 def _is_plain(kwargs: Mapping[str, Any]) -> bool:
-    """An allocation of strided memory on the CPU."""
+    """Return whether an allocation is of strided memory on the CPU."""
     device, layout = kwargs.get("device"), kwargs.get("layout")
     is_here = device is None or torch.device(device).type == "cpu"
     return is_here and layout in (None, torch.strided) and kwargs.get("memory_format") is None
 
 
 def _are_views(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor]) -> bool:
-    """Whether all results lie in the memory of arguments: then nothing was computed."""
+    """Return whether all results lie in the memory of arguments, so that nothing was computed."""
     memory = {argument.untyped_storage().data_ptr() for argument in arguments}
     return all(result.untyped_storage().data_ptr() in memory for result in results)
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:
-    """The tensors in a value, or in a list or tuple of values and of such lists."""
+    """Return the tensors in a value, or in nested lists and tuples of values."""
     if isinstance(given, torch.Tensor):
         return [given]
     return [tensor for item in given for tensor in _tensors(item)] if isinstance(given, list | tuple) else []

@@ -1,4 +1,4 @@
-"""The largest step that a scheduler may ever plan: whatever it takes of memory, no other step takes more."""
+"""The largest step that a scheduler may plan: no other step takes more memory."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams
 EVERYTHING = SamplingParams(
     seed=0, top_p=0.9, repetition_penalty=1.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
 )
-"""What takes most: ranks among the whole vocabulary, counts of tokens, and log-probabilities of all tokens."""
+"""Parameters that take most memory: ranks in the whole vocabulary, token counts, log-probabilities of all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What bounds a step."""
+    """The limits of a step."""
 
     rows: int
     """Most requests."""
@@ -25,10 +25,10 @@ class StepLimits:
 
 
 def largest_plan(limits: StepLimits, page_size: int, sampling: SamplingParams = EVERYTHING) -> BatchPlan:
-    """As many decodes as there may be, all of full length, and prompts for the rest of the tokens.
+    """Return a plan of as many decodes as there may be, all of full length, and prompts for the rest of the tokens.
 
-    All pages are page 0, so that a pool of one page will do: what is computed means nothing. It is the first plan of an
-    empty device.
+    All pages are page 0, so that a pool of one page suffices: the results mean nothing. It must be the first plan of
+    an empty device.
     """
     prompts = _num_prompts(limits)
     decodes = limits.rows - prompts
@@ -54,7 +54,7 @@ def largest_plan(limits: StepLimits, page_size: int, sampling: SamplingParams = 
 
 
 def _num_prompts(limits: StepLimits) -> int:
-    """The fewest rows that hold all tokens which the others, one each, do not take."""
+    """Return the fewest rows that hold the tokens which the other rows, one token each, do not take."""
     if limits.tokens <= limits.rows:
         return 0
     if limits.context == 1:
@@ -63,5 +63,5 @@ def _num_prompts(limits: StepLimits) -> int:
 
 
 def _shares(total: int, parts: int) -> list[int]:
-    """`total` in parts that differ by one at most."""
+    """Split `total` into parts that differ by one at most."""
     return [total // parts + (part < total % parts) for part in range(parts)]

@@ -1,6 +1,6 @@
-"""The token that each slot sampled last, on the device: what a step reads that was planned before the host knew it.
+"""The token that each slot sampled last, on the device, for steps that were planned before the host knew it.
 
-All of it runs on the compute stream, so a step reads what the step before it wrote.
+All of it runs on the compute queue, so a step reads what the step before it wrote.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from typing import Protocol
 import torch
 
 UNREAD = -1
-"""What a watched slot holds that nobody may read."""
+"""Token of a watched slot that no step may read."""
 STALE = -2
-"""Instead of a token id where a step read a slot that held `UNREAD`."""
+"""Token id of a row whose step read a slot that held `UNREAD`."""
 
 
 class LastTokens(Protocol):
     """One token a slot."""
 
     def open(self, slots: torch.Tensor) -> None:
-        """Slots [F] int64 were filled: what they hold is of requests that are gone."""
+        """Note that slots [F] int64 were filled: their tokens are those of former requests."""
         ...
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """What slots [L] int64 sampled last, [L] int64: token ids, whatever was written."""
+        """Return what slots [L] int64 sampled last, [L] int64. They are token ids, whatever was written."""
         ...
 
     def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Keep what slots [S] int64 sampled, and return what the host is to be told, [S] int64.
+        """Keep what slots [S] int64 sampled, and return the tokens for the host, [S] int64.
 
         A failed row (below 0) is kept as 0: a later step already in flight may still look it up, and must not read
         outside the embedding.
@@ -36,7 +36,7 @@ class LastTokens(Protocol):
 
 
 class PlainLastTokens:
-    """Trusts that nobody reads what was not written.
+    """Trusts that no step reads what was not written.
 
     Args:
         num_slots: slots.
@@ -47,22 +47,20 @@ class PlainLastTokens:
         self.values = torch.zeros(num_slots, dtype=torch.int64, device=device)
 
     def open(self, slots: torch.Tensor) -> None:
-        """See `LastTokens.open`."""
+        """Return: nothing is watched."""
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """See `LastTokens.read`."""
         return self.values.index_select(0, slots)
 
     def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """See `LastTokens.write`."""
         self.values.index_copy_(0, slots, tokens.clamp(min=0))
         return tokens
 
 
 class WatchedLastTokens:
-    """Poisons every slot until it samples and once it was read: a sample is read by one step, the next.
+    """Poisons every slot until it samples, and once it was read: only the next step reads a sample.
 
-    Whoever reads the poison gets `STALE` in the place of the token that comes of it.
+    A row that reads the poison gets `STALE` in place of its token.
 
     Args:
         num_slots: slots.
@@ -74,20 +72,17 @@ class WatchedLastTokens:
         self._was_stale = torch.zeros(num_slots, dtype=torch.bool, device=device)
 
     def open(self, slots: torch.Tensor) -> None:
-        """See `LastTokens.open`."""
         self.values.index_fill_(0, slots, UNREAD)
         self._was_stale.index_fill_(0, slots, 0)
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """See `LastTokens.read`."""
         tokens = self.values.index_select(0, slots)
         self._was_stale.index_copy_(0, slots, tokens < 0)
         self.values.index_fill_(0, slots, UNREAD)
         return tokens.clamp_(min=0)
 
     def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """See `LastTokens.write`."""
         self.values.index_copy_(0, slots, tokens.clamp(min=0))
-        told = tokens.masked_fill(self._was_stale.index_select(0, slots), STALE)
+        reported = tokens.masked_fill(self._was_stale.index_select(0, slots), STALE)
         self._was_stale.index_fill_(0, slots, 0)
-        return told
+        return reported

@@ -1,4 +1,4 @@
-"""A model whose logits are NaN where a fault was asked for."""
+"""A model whose logits are NaN where a fault is injected."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sluice.runner.forwards import Model
 
 
 class NanFaultModel:
-    """A model in front of another one.
+    """Makes some logits of another model NaN.
 
     Args:
-        inner: computes.
-        faults: where its logits become NaN: at a step by number the first row's, else those of rows with a token.
+        inner: the model that computes.
+        faults: each names a step, whose first row gets NaN, or a token, whose rows do.
     """
 
     def __init__(self, inner: Model, faults: Sequence[Fault]) -> None:
@@ -26,7 +26,6 @@ class NanFaultModel:
         self._steps = 0
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        """See `Model.forward`."""
         hidden = self._inner.forward(batch, kv, attention)
         step, self._steps = self._steps, self._steps + 1
         device = batch.input_ids.device
@@ -38,5 +37,4 @@ class NanFaultModel:
         return hidden.masked_fill(torch.isin(of_logits, bad)[:, None], torch.nan)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Model.logits`."""
         return self._inner.logits(hidden)

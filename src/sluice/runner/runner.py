@@ -64,16 +64,16 @@ class TorchRunner:
 
     Args:
         model: on the state's device, in the state's dtype.
-        state: emptied slots and KV; owned by the runner from now on.
+        state: empty slots and KV; the runner owns it from now on.
         attention: the backend that every layer calls.
-        transport: how steps reach the device; None: that of the state's device, for two steps in flight.
-        forwards: how the model is run; None: eagerly.
-        logit_ops: what samples and scores.
+        transport: how steps reach the device; None: the transport of the state's device, for two steps in flight.
+        forwards: runs the model; None: eagerly.
+        logit_ops: samples and scores.
         slice_bytes: most memory that the logits of prompt tokens take at once (a row at least), when their
             log-probabilities are asked for.
-        tick: called every second while a step is waited for.
-        offload: does the slices of offloaded chunks; without it plans must have none.
-        copies: makes the copies that plans ask for.
+        tick: called every second while the host waits for a step.
+        offload: runs slices of offloaded chunks; None: plans must have none.
+        copies: executes the copies of plans; None: plans must have none.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TorchRunner:
         self._copies: Copies = NoTiers() if copies is None else copies
 
     def footprint(self) -> Footprint:
-        """What is allocated for keys and values, in bytes by part."""
+        """Return what is allocated for keys and values, in bytes by part."""
         pool, ring, copies = kv_bytes(self._state.kv), self._offload.ring_bytes, self._copies
         return Footprint(
             device_kv_bytes=pool + ring,
@@ -113,7 +113,7 @@ class TorchRunner:
 
     @property
     def loads(self) -> LoadTotals:
-        """What passed through the ring so far."""
+        """What passed through the ring since the start."""
         return self._offload.totals
 
     @torch.inference_mode()
@@ -124,7 +124,7 @@ class TorchRunner:
             PlanError: the plan does not fit the device's state, which is unchanged.
         """
         if plan.slices and isinstance(self._offload, NoOffload):
-            raise PlanError(f"plan of step {plan.step} cannot run: it streams, and there is no ring")
+            raise PlanError(f"plan of step {plan.step} cannot run: it has offloaded chunks, and there is no ring")
         rest = ordinary(plan)
         self._state.check(rest)
         self._copies.check(plan)
@@ -138,16 +138,17 @@ class TorchRunner:
             return FailedStep(error)
 
     def close(self) -> None:
-        """Finish what is on its way to a disk, in seconds at most. No launch may follow; twice is once."""
+        """Finish what is on its way to a disk, within seconds. No launch may follow; may be called again."""
         try:
             self._offload.close()
         finally:
             self._copies.close()
 
     def _run(self, plan: BatchPlan, rest: BatchPlan) -> LaunchedStep:
-        """
+        """Run a checked plan.
+
         Args:
-            rest: the plan without what is offloaded.
+            rest: the plan without its offloaded chunks.
         """
         state, (_, compute, results) = self._state, self._transport.queues
         work = OffloadedWork(plan.step, tuple(new.slot for new in plan.new_slots), plan.slices)
@@ -189,7 +190,10 @@ class TorchRunner:
         outcome.tokens = state.last_tokens.write(sample_slots, step.features.sample(logits))
 
     def _hidden(self, step: _Step, arrived: Arrived, outcome: Outcome) -> torch.Tensor | None:
-        """Of what is sampled, then of what is before a target: [S + T or more, hidden_size]; None: of nothing."""
+        """Return hidden states of the rows that sample, then of tokens before a target: [S + T or more, hidden_size].
+
+        None if there are none, in a step that only works on chunks which it does not complete.
+        """
         resident = step.resident
         hidden = self._forwards.run(step.laid, arrived) if len(resident.row_slots) else None
         self._offload.open_slots(step.work.opened)

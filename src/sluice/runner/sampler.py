@@ -23,7 +23,7 @@ from sluice.runner.noise import gumbel
 from sluice.types import SamplingParams
 
 SHORT_TOP_K = 1024
-"""Most ranks that are selected; for more the vocabulary is sorted. One width for all rows, whatever their k."""
+"""Most ranks that are selected; for more the vocabulary is sorted. One width for every row and k."""
 
 SLICE_ELEMENTS: Mapping[str, int] = {"cpu": 1 << 19, "cuda": 1 << 25}
 """Logits sampled at once: on a CPU what stays in its cache, on a GPU what bounds scratch memory (about 1 GiB)."""

@@ -152,7 +152,7 @@ class DiskTier:
             self._close_file()
 
     def _send(self, done: tuple[CopyDone, ...]) -> None:
-        """Report copies, unless the tier is closed. The thread survives whatever the callback raises."""
+        """Report copies, unless the tier is closed. The thread survives every exception."""
         if self._is_open:
             try:
                 self._report(done)
@@ -192,7 +192,7 @@ class DiskTier:
                 return []
 
     def _tried(self, work: Callable[[], int]) -> tuple[int, str | None]:
-        """Return the checksum that `work` gives, or 0 and why it failed. The thread survives whatever it raises."""
+        """Return the checksum that `work` gives, or 0 and why it failed. The thread survives every exception."""
         try:
             return work(), None
         except (OSError, PageLost, ValueError) as error:

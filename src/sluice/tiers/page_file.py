@@ -1,8 +1,8 @@
 """PageFile: a file of fixed size that holds pages of KV, so that a later process finds them again.
 
 A store erases the page's entry in the index, writes the record and then the entry. A load compares the record with the
-checksum of its entry. So whatever a killed process leaves behind, and whatever a disk does, a page is what was stored
-or it is lost. The file is never flushed to the medium on purpose: after a loss of power pages may be lost, too.
+checksum of its entry. So a page is what was stored or it is lost, even if a process is killed or a
+disk returns wrong bytes. The file is never flushed to the medium on purpose: after a loss of power pages may be lost.
 """
 
 from __future__ import annotations
