@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.sluice-ready
 UNFINISHED := $(VENV)/.sluice-unfinished
 CONSTRAINTS := requirements/constraints.txt
-SOURCES := src tests scripts benchmarks training
+SOURCES := src tests scripts benchmarks training examples
 # -qq hides pip's remarks on the machine's own configuration; its errors stay.
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false

@@ -35,8 +35,8 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
         model=model, prompt="The water", max_tokens=4, logprobs=1, temperature=0, extra_body={"min_tokens": 4}
     )
     scores = answer.choices[0].logprobs
-    assert scores is not None and scores.tokens is not None and scores.token_logprobs is not None
-    for token, logprob in zip(scores.tokens, scores.token_logprobs, strict=True):
+    assert scores is not None
+    for token, logprob in zip(scores.tokens or (), scores.token_logprobs or (), strict=True):
         print(f"{token!r}: {logprob:.3f}")
 
     try:

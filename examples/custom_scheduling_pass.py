@@ -2,9 +2,9 @@
 
     python examples/custom_scheduling_pass.py
 
-A step is filled by passes (`sluice.scheduler.passes`). The pass below admits the shortest waiting prompt first. It runs in
-a real engine over `ShadowRunner`, a public fake whose answers have a known oracle, while `Lawful` checks every law of the
-scheduler after each call.
+A step is filled by passes (`sluice.scheduler.passes`). The pass below admits the shortest waiting prompt first. It runs
+in a real engine over `ShadowRunner`, a public fake whose answers have a known oracle, while `Lawful` checks every law
+of the scheduler after each call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sluice.engine.engine import Engine
 from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import admit as admit_request
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.laws.lawful import Lawful
+from sluice.scheduler.laws import Lawful
 from sluice.scheduler.passes import Pass, admit, decode, partial
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.scheduler import Scheduler
@@ -38,7 +38,7 @@ def steps_to_first_token(*passes: Pass) -> list[int]:
     """Run the prompts through an engine that fills its steps by these passes, and return each one's step count."""
     scheduler = Scheduler(LIMITS, KVManager(num_pages=64, page_size=4), groups=(passes,))
     link = ManualLink()
-    engine = Engine(Lawful(scheduler), ShadowRunner(num_slots=4, num_pages=64, page_size=4, vocab_size=VOCAB_SIZE), link)
+    engine = Engine(Lawful(scheduler), ShadowRunner(page_size=4, vocab_size=VOCAB_SIZE), link)
     sampling = resolved(max_tokens=4)
     link.put(*(Submit(number, prompt, sampling) for number, prompt in enumerate(PROMPTS)))
     first: dict[int, int] = {}

@@ -19,7 +19,7 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import check_fits
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
-from sluice.scheduler.passes import groups_of
+from sluice.scheduler.passes import Pass, groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
 from sluice.scheduler.request import Request
@@ -45,12 +45,19 @@ class DuplicateRequest(ValueError):
 
 
 class Scheduler:
-    """Turns requests into plans and results into outputs."""
+    """Turns requests into plans and results into outputs.
 
-    def __init__(self, limits: SchedulerLimits, kv: KVManager) -> None:
+    Args:
+        limits: budgets and policies.
+        kv: an empty pool.
+        groups: passes that fill a step, instead of those of `limits.schedule`; the first group that fills anything is
+            the step.
+    """
+
+    def __init__(self, limits: SchedulerLimits, kv: KVManager, groups: Sequence[Sequence[Pass]] | None = None) -> None:
         self.limits = limits
         self.state = SchedulerState(kv, limits)
-        self._groups = groups_of(limits)
+        self._groups = groups_of(limits) if groups is None else groups
         self._queue_limits = QueueLimits(self.state, limits)
         self._page_size = kv.page_size
 

@@ -1,0 +1,46 @@
+"""Every example runs as its docstring says, and prints what it promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from processes import free_port
+from serve_process import announced, server
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+PRINTS = {
+    "library.py": "256 of 283 prompt tokens cached",
+    "custom_scheduling_pass.py": "shortest first:      [8, 4, 1]",
+    "custom_attention_backend.py": "tokens by reference:",
+}
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", PRINTS)
+def test_an_example_runs(name: str) -> None:
+    """An example that does not run is worse than none."""
+    assert PRINTS[name] in run(name)
+
+
+def test_the_client_talks_to_a_server() -> None:
+    port = free_port()
+    with server("-m", "sluice", "serve", "--port", str(port)) as process:
+        announced(process)
+        printed = run("client.py", f"http://127.0.0.1:{port}")
+    assert "output tokens" in printed
+    assert "refused: Error code: 400 - max_tokens must be an integer of at least 1, got -1" in printed
+
+
+def test_no_example_is_left_out() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTS, "client.py"}
