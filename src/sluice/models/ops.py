@@ -101,7 +101,8 @@ class Ops:
             The rotated q. The inputs may be overwritten.
         """
         if norms is not None:
-            q, k = self.norm(q, norms.q), self.norm(k, norms.k)
+            # Not `self.norm`: subclasses norm rows, and these are heads.
+            q, k = Ops.norm(self, q, norms.q), Ops.norm(self, k, norms.k)
         kv.store(kv_slots, rotate(k, angles), v)
         return rotate(q, angles)
 
