@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from hypothesis import strategies as st
 
 from api_cases import OPERATIONS, Sent, case_of, complaint
 from serving import PATIENCE, Server, expected_text, serving
+from sluice.http.generate_call import EngineFields, SamplingFields
+from sluice.http.sglang import NativeSampling
+from sluice.types import SamplingParams, Submit
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -57,6 +61,13 @@ def served() -> Iterator[tuple[Server, Run]]:
 def server() -> Iterator[tuple[Server, Run]]:
     with served() as running:
         yield running
+
+
+def test_a_field_is_written_once_for_all_routes() -> None:
+    """A sampling parameter without a field could not be asked for; a field without one would be ignored."""
+    named = {field.name for field in fields(SamplingParams)} - {"logprobs", "prompt_logprobs"}
+    assert set(SamplingFields.__struct_fields__) == set(NativeSampling.__struct_fields__) == named
+    assert {field.name for field in fields(Submit)} >= set(EngineFields.__struct_fields__)
 
 
 async def send(server: Server, sent: Sent) -> tuple[int, dict[str, str], bytes]:

@@ -19,9 +19,10 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import uvicorn
+from fastapi import FastAPI
 
 from sluice.assembly.explain import explain
 from sluice.config import ConfigError, EngineConfig, ServerConfig
@@ -53,7 +54,19 @@ class CannotListen(OSError):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: `serve` has its own."""
+    """uvicorn without its signal handlers, in whose place are `StopSignals`."""
+
+    @classmethod
+    def of(cls, app: FastAPI) -> Self:
+        config = uvicorn.Config(
+            app,
+            http=TimeLimitedProtocol,
+            lifespan="off",
+            log_config=None,  # its messages go where our own log goes
+            access_log=False,
+            timeout_graceful_shutdown=EXIT_SECONDS,
+        )
+        return cls(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -137,16 +150,7 @@ async def serve(
         metrics=metrics,
         listeners=listeners,
     )
-    http = HttpServer(
-        uvicorn.Config(
-            app,
-            http=TimeLimitedProtocol,
-            lifespan="off",
-            log_config=None,  # its messages go where our own log goes
-            access_log=False,
-            timeout_graceful_shutdown=EXIT_SECONDS,
-        )
-    )
+    http = HttpServer.of(app)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     url = url_of(server.host, port)
     living = asyncio.create_task(live(backend, supervisor, client, server, url, metrics, given=given), name="engine")
