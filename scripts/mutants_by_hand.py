@@ -269,7 +269,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/preempt.py",
-        "        state.reservation.retracted(state.running())\n",
+        "        state.reservation.preempted(state.running())\n",
         "        pass\n",
         "the share reserved does not rise after a retraction",
     ),
@@ -281,8 +281,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/preempt.py",
-        "if state.draining or not below:",
-        "if not below:",
+        "if state.draining or not lower:",
+        "if not lower:",
         "one preemption after another for the same want",
     ),
     (

@@ -204,7 +204,7 @@ def broken_laws(state: SchedulerState) -> set[int]:
             lambda r=r, held=held: laws.pages_cover_the_promise(state.kv, r, held)
             for r, held in laws.resident_leases(state)
         ),
-        lambda: laws.everyone_is_in_one_place(state),
+        lambda: laws.requests_have_one_status(state),
         lambda: laws.slots_are_conserved(state),
     ]
     broken = set()
@@ -318,11 +318,11 @@ def test_writing_a_published_page_breaks_law_9() -> None:
 def test_outputs_after_the_end_or_out_of_order_break_law_11() -> None:
     bench = midway()
     with pytest.raises(LawBroken, match="law 11"):
-        bench.scheduler._told([Output(0, 99, (1,), 0)])
+        bench.scheduler._checked([Output(0, 99, (1,), 0)])
     bench = midway()
     bench.scheduler.abort(0)
     with pytest.raises(LawBroken, match="law 11"):
-        bench.scheduler._told([Output(0, 0, (), 0, FinishReason.ABORT)])
+        bench.scheduler._checked([Output(0, 0, (), 0, FinishReason.ABORT)])
 
 
 def told(*tokens: int) -> tuple[TokenLogprobs, ...]:
@@ -348,14 +348,14 @@ def test_wrong_logprobs_break_law_11(outputs: list[Output]) -> None:
     lawful.add(Submit(0, (5, 6, 7), replace(resolved(4), logprobs=0, prompt_logprobs=0)))
     lawful.add(Submit(1, (5, 6, 7), resolved(4)))
     with pytest.raises(LawBroken, match="law 11"):
-        lawful._told(outputs)
+        lawful._checked(outputs)
 
 
 def test_a_request_that_is_forgotten_breaks_law_11() -> None:
     bench = midway()
     bench.scheduler.scheduler.abort(3)
     with pytest.raises(LawBroken, match="law 11"):
-        bench.scheduler._told([])
+        bench.scheduler._checked([])
 
 
 def test_a_page_freed_in_flight_breaks_law_10() -> None:
@@ -382,7 +382,7 @@ def test_a_plan_that_writes_pages_in_flight_breaks_law_10() -> None:
     assert plan is not None
     pages = bench.scheduler.in_flight[0][1][0]
     with pytest.raises(LawBroken, match="law 10"):
-        bench.scheduler._writes_disturb_nobody(
+        bench.scheduler._writes_are_undisturbed(
             with_chunk(plan, 1, start=0, length=2), {chunk.request_id: pages for chunk in plan.chunks}
         )
 

@@ -155,7 +155,7 @@ def broken_laws(state: SchedulerState) -> set[int]:
         lambda: laws.tree_is_reachable(state.kv),
         lambda: laws.tiers_are_conserved(state),
         lambda: laws.loads_are_apart(state),
-        lambda: laws.everyone_is_in_one_place(state),
+        lambda: laws.requests_have_one_status(state),
     ]
     broken = set()
     for check in checks:

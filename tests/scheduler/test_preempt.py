@@ -247,15 +247,15 @@ def test_the_share_after_a_retraction_is_what_survivors_used_and_a_little_more()
     used = [request.num_outputs for request in survivors]
     assert min(used) > 5
     rule = RatioReservation(0.0)
-    rule.retracted(survivors)
+    rule.preempted(survivors)
     expected = (sum(used) + 2 * RISE_TOKENS) / (2 * 99 + 1)
     assert rule.ratio == pytest.approx(expected)
-    rule.retracted(survivors[:1])
+    rule.preempted(survivors[:1])
     assert rule.ratio == pytest.approx(max(expected, (used[0] + RISE_TOKENS) / 100))
     high = RatioReservation(1.0)
-    high.retracted(survivors)
+    high.preempted(survivors)
     assert high.ratio == START_RATIO
     for request in survivors:
         request.max_tokens = 3
-    high.retracted(survivors)
+    high.preempted(survivors)
     assert high.ratio == 1.0

@@ -115,7 +115,7 @@ class Loads:
         return free
 
     def _let_go(self, nodes: Sequence[Node]) -> None:
-        """Stop to keep the copies of these nodes."""
+        """Release the copies of these nodes."""
         for node in nodes:
             copies_of(node).is_loading = False
             self._stores.reader_left(node)

@@ -105,7 +105,7 @@ class OffloadLease:
         return 0
 
     def reclaimable(self) -> int:
-        """Return 0: its window is no use to the requests that ask, which wait for pages only until a step is over."""
+        """Return 0: requests on the device wait for pages of other requests on the device alone."""
         return 0
 
     def publish(self, tokens: array[int], computed: int) -> None:

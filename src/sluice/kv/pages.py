@@ -1,4 +1,4 @@
-"""PagePool: which pages are free."""
+"""PagePool: which pages of a device or tier are free."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class PagePool:
-    """A fixed number of pages, each free or taken. Who holds a taken page is the caller's business.
+    """A fixed number of pages, each free or taken. The pool does not know what a taken page is for.
 
     The free list is a stack: the page given back last is taken first, so that a page freed too early is overwritten
     at once and the mistake shows.
@@ -21,13 +21,15 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
+        """Pages that are free."""
         return len(self._free)
 
     def free_pages(self) -> frozenset[int]:
+        """Return the free pages."""
         return frozenset(self._free)
 
     def take(self, count: int) -> list[int]:
-        """Take `count` pages; there must be as many."""
+        """Take `count` pages; as many must be free."""
         assert 0 <= count <= len(self._free), f"{count} pages wanted, {len(self._free)} free"
         pages = [self._free.pop() for _ in range(count)]
         for page in pages:
@@ -35,7 +37,7 @@ class PagePool:
         return pages
 
     def take_these(self, pages: Iterable[int]) -> None:
-        """Take these pages; all of them must be free. Slow: for a start."""
+        """Take these pages, all of which must be free. Slow: for the start of an engine."""
         wanted = set(pages)
         assert not any(self._taken[page] for page in wanted), f"some of the pages {wanted} are taken"
         self._free = [page for page in self._free if page not in wanted]

@@ -3,12 +3,12 @@
 A node is one full page of tokens that has been computed; the key of a child is the bytes of its tokens. Token lists
 under different `extra_key`s live under different roots and share nothing.
 
-A request holds a *path*: the nodes from the root over the pages it uses. Every node counts the paths through it, so
-a node's count is at least that of each child, the nodes nobody holds form whole subtrees, and eviction takes leaves
-of those, least recently used first.
+A request holds a *path*: the nodes from the root to the last page it shares. Every node counts the paths through it.
+So a node's count is at least that of each child, the nodes that no path holds form whole subtrees, and eviction takes
+the leaves of these, least recently used first.
 
-With tiers behind the device (`tiers.py`) a node may outlive its page: whoever lies on the device has its ancestors
-there too, and below them come nodes that lie on other tiers alone. Only nodes on the device are held.
+With tiers behind the device (`tiers.py`) a node may outlive its page. The ancestors of a node on the device are on the
+device too; below them come nodes that lie on other tiers alone. Paths hold only nodes on the device.
 """
 
 from __future__ import annotations
@@ -18,34 +18,35 @@ from array import array
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from sluice.kv.nodes import Node
+from sluice.kv.nodes import NOWHERE, Node, parent_of
 from sluice.kv.prefix_cache import PrefixCache
 
 
 class Keeper(Protocol):
-    """What the tree asks of the tiers behind the device."""
+    """What the tree needs of the tiers behind the device."""
 
     def published(self, node: Node) -> None:
-        """It has a page now."""
+        """Note that a node has a page of the device now."""
         ...
 
     def keeps(self, node: Node) -> bool:
-        """Its page is about to be taken. True: it lies on another tier, or soon will."""
+        """Return whether a node whose page is about to be taken lies on another tier, or soon will."""
         ...
 
     def suspected(self, node: Node) -> None:
-        """Its copies may not be what was stored. It is on the device."""
+        """Note that a node's copies may not be what was stored. It is on the device."""
         ...
 
     def removed(self, node: Node) -> None:
-        """It has left the tree. Its ancestors, if they left with it, have not been told yet."""
+        """Note that a node has left the tree. Its descendants have been removed before it, its ancestors have not."""
         ...
 
 
 class PrefixTree(PrefixCache):
-    """The prefix cache.
+    """A prefix cache that keeps computed pages until others need the room.
 
     Args:
+        page_size: tokens of a page.
         keeper: the tiers behind the device.
     """
 
@@ -72,7 +73,7 @@ class PrefixTree(PrefixCache):
         return self._num_pages - self._num_held
 
     def match(self, path: list[Node], tokens: array[int], limit: int, extra_key: str) -> None:
-        # Whatever is in the tree has its ancestors there too, so only the end of an old path can be gone.
+        # The ancestors of a node in the tree are in the tree too, so only the end of an old path can be gone.
         while path and path[-1].page < 0:
             path.pop()
         node = path[-1] if path else self._roots.get(extra_key)
@@ -122,9 +123,10 @@ class PrefixTree(PrefixCache):
     def publish(self, path: list[Node], tokens: array[int], pages: Sequence[int], count: int, extra_key: str) -> None:
         """Lengthen a held path to `count` pages: `pages[i]` holds the computed KV of the i-th page of `tokens`.
 
-        It ends before a page whose tokens a twin has published first: rows are never rewritten to the shared page (a
-        step in flight may be reading them), and holding the twin's page beside its own would cost the request two
-        pages for one. Should the twin's page be evicted meanwhile, the path goes on; else `adopt` sees to the rest.
+        The path ends before a page whose tokens another request has published first. Rows are never rewritten to the
+        shared page, since a step in flight may be reading them, and to hold the shared page beside the request's own
+        would cost two pages for one. If the shared page is evicted meanwhile, the path goes on; else `adopt` sorts out
+        the rest.
         """
         parent = path[-1] if path else self._root(extra_key)
         for index in range(len(path), count):
@@ -140,20 +142,22 @@ class PrefixTree(PrefixCache):
     def adopt(
         self, path: list[Node], tokens: array[int], pages: Sequence[int], count: int, extra_key: str
     ) -> list[int]:
-        """The request leaves: keep those of its pages from the end of its held path to `count` that are no twins.
+        """Keep the private pages of a leaving request, up to `count`, whose tokens are not cached yet. Nodes of the
+        same tokens count as used now, as if the request had shared them.
 
-        A twin counts as used now, as if the request had shared it. Returns the pages not kept.
+        Returns:
+            The private pages that are not kept.
         """
         self._tick += 1
         node = path[-1] if path else self._root(extra_key)
         left: list[int] = []
         for index in range(len(path), count):
             key = self._key(tokens, index)
-            twin = node.children.get(key)
-            if twin is None or twin.page < 0:
-                node = self.fill(twin or self.insert(node, key), pages[index])
+            child = node.children.get(key)
+            if child is None or child.page < 0:
+                node = self.fill(child or self.insert(node, key), pages[index])
             else:
-                node = twin
+                node = child
                 node.used = self._tick
                 left.append(pages[index])
         if node.parent is not None:
@@ -195,9 +199,8 @@ class PrefixTree(PrefixCache):
         return before - sum(1 for _ in self.nodes()), pages
 
     def drop(self, node: Node) -> list[int]:
-        """Take a node that nobody holds out of the tree, and what is below it. Returns the pages they had."""
-        parent = node.parent
-        assert parent is not None, f"{node} has no parent"
+        """Remove a node that no path holds, and all nodes below it. Returns the pages they had."""
+        parent = parent_of(node)
         pages: list[int] = []
         gone = [node]
         for each in gone:
@@ -213,18 +216,22 @@ class PrefixTree(PrefixCache):
         return pages
 
     def child_or_new(self, parent: Node | None, key: bytes, extra_key: str) -> Node:
-        """The node of these tokens behind `parent`, or the first of its namespace; a new one, without a page, if need
-        be."""
+        """Return the node of these tokens behind `parent`, a new one without a page if there is none.
+
+        Args:
+            parent: None: the root of the namespace.
+        """
         above = self._root(extra_key) if parent is None else parent
         return above.children.get(key) or self.insert(above, key)
 
     def child(self, parent: Node | None, key: bytes, extra_key: str) -> Node | None:
-        """The node of these tokens behind `parent`, or the first of its namespace, if there is one."""
+        """Return the node of these tokens behind `parent`, or behind the root of the namespace, if there is one."""
         above = self._roots.get(extra_key) if parent is None else parent
         return None if above is None else above.children.get(key)
 
     def restored(self, extra_key: str, parent: Node | None, key: bytes) -> Node | None:
-        """A new node without a page behind `parent`, or the first of its namespace; None if it is there already."""
+        """Return a new node without a page behind `parent`, or behind the root of the namespace; None if there is one
+        already."""
         above = self._root(extra_key) if parent is None else parent
         return None if key in above.children else self.insert(above, key)
 
@@ -237,6 +244,7 @@ class PrefixTree(PrefixCache):
 
     @property
     def num_namespaces(self) -> int:
+        """Extra keys that have cached pages."""
         return len(self._roots)
 
     @property
@@ -245,21 +253,21 @@ class PrefixTree(PrefixCache):
         return len(self._leaves)
 
     def is_offered(self, node: Node) -> bool:
-        """Eviction knows of this leaf. Slow: for checking laws."""
+        """Return whether a leaf is queued for eviction. Slow: for checking laws."""
         return any(entry is node and self._is_candidate(node, used) for used, _, entry in self._leaves)
 
     def _key(self, tokens: array[int], index: int) -> bytes:
         return tokens[index * self._page_size : (index + 1) * self._page_size].tobytes()
 
     def insert(self, parent: Node, key: bytes) -> Node:
-        """A new node without a page."""
-        node = Node(key, -1, parent)
+        """Add a node without a page."""
+        node = Node(key, NOWHERE, parent)
         node.used = self._tick
         parent.children[key] = node
         return node
 
     def fill(self, node: Node, page: int) -> Node:
-        """Give a node that has none a page. Its parent must have one; nobody holds it yet."""
+        """Give a page to a node that has none. Its parent must have one, and no path may hold the node yet."""
         assert node.page < 0 and node.parent is not None, f"{node} has a page"
         node.page = page
         node.used = self._tick
@@ -269,24 +277,24 @@ class PrefixTree(PrefixCache):
         return node
 
     def offer(self, node: Node) -> None:
-        """A node that nobody holds was filled: it may be evicted."""
+        """Queue a node that was just filled for eviction."""
         self._offer(node)
 
     def is_on_device(self, node: Node | None) -> bool:
-        """It has a page, or it is the root of a namespace."""
+        """Return whether a node has a page, or is the root of a namespace."""
         return node is not None and (node.page >= 0 or node.parent is None)
 
     def _root(self, extra_key: str) -> Node:
         root = self._roots.get(extra_key)
         if root is None:
-            root = self._roots[extra_key] = Node(extra_key.encode(), -1, None)
+            root = self._roots[extra_key] = Node(extra_key.encode(), NOWHERE, None)
         return root
 
     def _is_candidate(self, node: Node, used: int) -> bool:
         return node.refs == 0 and node.used == used and not node.resident and node.page >= 0
 
     def _is_below_held(self, node: Node) -> bool:
-        """The topmost of those nobody holds."""
+        """Return whether a node that no path holds follows a node that one holds, or a root."""
         parent = node.parent
         return parent is None or parent.parent is None or parent.refs > 0
 
@@ -300,9 +308,9 @@ class PrefixTree(PrefixCache):
             heapq.heapify(self._leaves)
 
     def _vacate(self, node: Node) -> int:
-        """Take the page of a node without children on the device; its parent may become a candidate."""
-        parent = node.parent
-        assert parent is not None and not node.resident, f"{node} is no leaf on the device"
+        """Take the page of a node without children on the device; its parent may become a candidate for eviction."""
+        parent = parent_of(node)
+        assert not node.resident, f"{node} is no leaf on the device"
         self._num_pages -= 1
         parent.resident -= 1
         page, node.page = node.page, -1

@@ -40,7 +40,7 @@ class PrefixCache:
         """Hold every node of a path."""
 
     def unlock(self, path: Sequence[Node]) -> None:
-        """Stop to hold a path."""
+        """Release a path that was held."""
 
     def publish(self, path: list[Node], tokens: array[int], pages: Sequence[int], count: int, extra_key: str) -> None:
         """Lengthen a held path, in place, to at most `count` pages: `pages[i]` holds the KV of the i-th page of

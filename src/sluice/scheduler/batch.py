@@ -1,4 +1,7 @@
-"""BatchBuilder: collects the chunks of one step. A chunk taken is a promise: pages are there, counters have moved."""
+"""BatchBuilder: collects the chunks of one step.
+
+A chunk is a promise: when it is added, its pages are taken and the counters of its request move.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, PageCopy
 
 
 class BatchBuilder:
-    """One step in the making."""
+    """The plan of one step, while it is made."""
 
     def __init__(self) -> None:
         self._new_slots: list[NewSlot] = []
@@ -22,7 +25,7 @@ class BatchBuilder:
 
     @property
     def has_slices(self) -> bool:
-        """It holds work on a offloaded chunk."""
+        """Whether it holds work on an offloaded chunk."""
         return bool(self._slices)
 
     def open_slot(self, request: Request) -> None:
@@ -31,7 +34,7 @@ class BatchBuilder:
         self._new_slots.append(NewSlot(request.slot, request.submit, request.prompt_len, history))
 
     def promise(self, request: Request, length: int) -> None:
-        """Plan the next `length` tokens of a request. Its first chunk brings the pages of the matched prefix."""
+        """Plan the next `length` tokens of a resident request. The first chunk brings the cached prefix's pages."""
         lease = request.lease
         assert isinstance(lease, ResidentLease) and length > 0, f"request {request.id}: {length} tokens, lease {lease}"
         start = request.scheduled
@@ -58,12 +61,13 @@ class BatchBuilder:
         request.pending += samples
         request.in_flight += 1
 
-    def add_slice(self, part: ChunkSlice) -> None:
-        """Plan work on a offloaded chunk."""
-        self._slices.append(part)
+    def add_slice(self, chunk_slice: ChunkSlice) -> None:
+        """Plan work on an offloaded chunk."""
+        self._slices.append(chunk_slice)
 
     def freeze(self, step: int, bound_by: Bound, copies: tuple[PageCopy, ...], dropped: tuple[int, ...]) -> BatchPlan:
-        done = [part.chunk for part in self._slices if part.completes]
+        """Return the plan."""
+        done = [each.chunk for each in self._slices if each.completes]
         return BatchPlan(
             step,
             tuple(self._new_slots),

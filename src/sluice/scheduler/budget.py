@@ -15,54 +15,51 @@ UNLIMITED = 1 << 60
 
 
 class ChunkBudget(Protocol):
-    """What one step takes."""
+    """The prompt tokens that one step takes."""
 
     def left(self, start: int) -> int:
-        """Most tokens that a chunk from position `start` may have."""
+        """Return the most tokens that a chunk from position `start` may have."""
         ...
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
-        """As many tokens from position `start` as take as long as `tokens` from the beginning; a page at least."""
+        """Return how many tokens from position `start` take as long as `tokens` from the beginning; a page at least."""
         ...
 
     def take(self, start: int, length: int) -> None:
-        """A chunk is planned."""
+        """Count a chunk that is planned."""
         ...
 
     def share(self) -> None:
-        """Whoever comes behind the first has half of a step, whatever a page of the first cost."""
+        """Leave half of the step to the prompts behind the first, whatever its chunk has cost."""
         ...
 
 
 class FixedBudget:
-    """So many tokens, wherever they are."""
+    """A fixed number of tokens, wherever in their prompts they are."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
     def left(self, start: int) -> int:
-        """See `ChunkBudget.left`."""
         return self._tokens
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
-        """See `ChunkBudget.worth`."""
         return tokens
 
     def take(self, start: int, length: int) -> None:
-        """See `ChunkBudget.take`."""
         self._tokens -= length
 
     def share(self) -> None:
-        """See `ChunkBudget.share`: all tokens cost the same, and the first has half of them."""
+        """Do nothing: all tokens cost the same, so the first prompt has half of them at most."""
 
 
 class EqualTimeBudget:
-    """As long as the first chunk of a prompt takes.
+    """As many tokens as take as long as the first chunk of a prompt.
 
-    With D the position at which a token costs twice the first one, x tokens from position s cost x (2 D + 2 s + x), in
-    units in which integers do. A step's first chunk is never cut to less than a quarter of the budget, or a page: far
-    out, many small chunks would each read all weights for little. (SGLang sizes chunks by the same quadratic, fitted to
-    measured times; its floor is the same.)
+    If a token at position D costs twice as much as the first one, x tokens from position s cost x (2 D + 2 s + x), in
+    units that make all costs integers. A step's first chunk is never cut to less than a quarter of the budget, or a
+    page: deep in a prompt, many small chunks would each read all weights for little. (SGLang sizes chunks by the same
+    quadratic, fitted to measured times; its floor is the same.)
 
     Args:
         tokens: of a chunk at the beginning of a prompt; never more.
@@ -79,36 +76,34 @@ class EqualTimeBudget:
         self._floor = max(page_size, tokens // 4)
 
     def left(self, start: int) -> int:
-        """See `ChunkBudget.left`."""
         return min(self._tokens, max(self._floor, self._length(self._cost, start)))
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
-        """See `ChunkBudget.worth`."""
         return max(self._page_size, self._length(self._cost_of(0, tokens), start))
 
     def take(self, start: int, length: int) -> None:
-        """See `ChunkBudget.take`."""
         self._tokens -= length
         self._cost = max(0, self._cost - self._cost_of(start, length))
         self._floor = 0
 
     def share(self) -> None:
-        """See `ChunkBudget.share`."""
         self._cost = max(self._cost, self._half)
 
     def _cost_of(self, start: int, length: int) -> int:
         return length * (2 * self._doubles_at + 2 * start + length)
 
     def _length(self, cost: int, start: int) -> int:
-        """The most tokens from `start` that cost no more."""
+        """Return the most tokens from `start` that cost no more than `cost`."""
         before = self._doubles_at + start
         return isqrt(before * before + cost) - before
 
 
 def budget_for(tokens: int, page_size: int, doubles_at: int) -> ChunkBudget:
-    """
+    """Return a budget for one step.
+
     Args:
-        tokens: of a step; 0: prompts are not cut, so there is no budget.
-        doubles_at: 0: chunks are not dynamic.
+        tokens: of the step; 0: prompts are not cut, so there is no budget.
+        page_size: tokens of a page.
+        doubles_at: position at which a token costs twice as much as the first one; 0: chunks are not dynamic.
     """
     return EqualTimeBudget(tokens, page_size, doubles_at) if tokens and doubles_at else FixedBudget(tokens or UNLIMITED)

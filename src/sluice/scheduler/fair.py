@@ -4,11 +4,11 @@
     first      the one that came first gets half of what the step takes, and all that the others leave
     the rest   shortest remaining uncached work first
 
-A prompt that fits whole needs no place among the `max_partial_prefills`, so a short one never waits for a long one.
-Those places go in order of arrival, so that nobody who came later keeps the oldest out of them.
-Whoever is first gets at least half of each step (a page, if that is more), whatever arrives after it, less what is
-due to the few others that are half computed: so its prompt ends after a bounded number of steps, and the next one is
-first (`laws.steps_to_prefill` has the formula).
+A prompt that fits whole is not among the `max_partial_prefills`, so a short one never waits for a long one. Prompts are
+half computed in order of arrival, so that a later one never keeps the oldest from it. The first prompt gets at least
+half of each step (a page, if that is more), whatever arrives after it, less what is due to the few others that are half
+computed. So it ends after a bounded number of steps, and the next one is first (`laws.steps_to_prefill` has the
+formula).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DUE_AFTER = 4
 
 
 def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
-    """Half-computed and waiting prompts together."""
+    """Plan chunks of half-computed and waiting prompts together."""
     partial = list(state.partial.values())
     for request in sorted(partial, key=lambda r: r.planned_at):
         if is_due(state, request):
@@ -59,45 +59,47 @@ def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, ad
 
 
 def head_of(in_turn: list[Request]) -> Request | None:
-    """The first of these that has not begun. Of those whose prefix was loaded the first may be cut though others came
-    before it: it holds its pages already, and they may be waiting for them."""
+    """Return the first request that has not begun. The first of those whose prefix was loaded may be cut even though
+    others came before it: it holds pages already, and the others may be waiting for them."""
     return next((request for request in in_turn if request.status in (Status.WAITING, Status.LOADING)), None)
 
 
 def is_due(state: SchedulerState, request: Request) -> bool:
+    """Return whether a half-computed prompt had nothing for too many steps."""
     return state.step - request.planned_at >= DUE_AFTER
 
 
 def first_of(
     state: SchedulerState, limits: SchedulerLimits, partial: list[Request], waiting: list[Request]
 ) -> Request | None:
-    """Whoever came first, by class of priority. One that waits can be it only if it may be cut."""
+    """Return the prompt that came first in the first class of priority. A waiting one is considered only if it may be
+    cut."""
     candidates = partial if len(state.partial) >= limits.max_partial_prefills else [*partial, *waiting]
     return min(candidates or waiting, key=state.waiting.rank, default=None)
 
 
 def guaranteed(state: SchedulerState, adder: PrefillAdder, rest: list[Request]) -> int:
-    """Tokens for the first: half of the step, or a page, or all that the others do not want."""
+    """Return the tokens for the first prompt: half of the step, or a page, or all that the others do not need."""
     room = adder.room()
     return max(room // 2, state.kv.page_size, room - sum(remaining(state, request) for request in rest))
 
 
 def remaining(state: SchedulerState, request: Request) -> int:
-    """Uncached tokens left to plan. A waiting request's path is up to date: twins were just looked for."""
+    """Return the uncached tokens left to plan. The path of a waiting request was just brought up to date."""
     if request.status is Status.WAITING:
         return len(request.tokens) - len(request.path) * state.kv.page_size
     return request.extend_len
 
 
 def order(state: SchedulerState, limits: SchedulerLimits, request: Request) -> tuple[int, int, int]:
-    """Smaller goes first: class of priority, then the policy's own order, then arrival."""
+    """Return a sort key: class of priority, then the policy's own order, then arrival."""
     work = remaining(state, request)
     key = work - len(request.tokens) if limits.policy == "lpm" else work
     return state.waiting.level(request), key, request.id
 
 
 def offer(adder: PrefillAdder, request: Request, at_most: int) -> AddResult:
-    """Offer a request to the step, wherever it is."""
+    """Offer a request to the step, by its status."""
     if request.status is Status.PARTIAL:
         return adder.add_partial(request, at_most)
     if request.status is Status.LOADING:

@@ -1,7 +1,7 @@
 """The passes that fill a step, and the tables of them.
 
 MIXED fills one batch from all passes, decodes first: no token budget is left to prefill before every running request
-has its token, so a stream never waits for a prompt. PREFILL_FIRST fills a batch with prefill and lets decodes run
+has its token, so a decode never waits for a prompt. PREFILL_FIRST fills a batch with prefill and lets decodes run
 only in steps that have none.
 """
 
@@ -26,7 +26,7 @@ Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], N
 
 
 def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
-    """One token for every running request whose prompt is planned and whose samples are not too far behind."""
+    """Plan one token for every running request whose prompt is planned and whose samples are not too far behind."""
     ready = [r for r in state.decoding.values() if r.wants_chunk()]
     if ready:
         state.reservation.decoded()
@@ -44,7 +44,7 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
 
 
 def partial(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
-    """The next chunk of the prompt that is half computed: it holds a slot and pages, so it goes before new ones."""
+    """Plan the next chunk of the prompt that is half computed: it holds a slot and pages, so it precedes new ones."""
     for request in list(state.partial.values()):
         adder.add_partial(request)
     if limits.long_prefill_token_threshold:
@@ -52,8 +52,8 @@ def partial(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder,
 
 
 def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
-    """Waiting requests in the policy's order, until one is cut or refused: at most one prompt is half computed, and
-    while one is, others are admitted only into what a cap on its share leaves, and whole."""
+    """Admit waiting requests in the policy's order until one is cut or refused. At most one prompt is half computed.
+    While one is, others are admitted whole, into what a cap on its share leaves."""
     waiting = state.waiting.candidates(state.kv) if state.waiting else []
     for request in (*state.ready(), *waiting):
         if adder.is_full() or (state.partial and not limits.long_prefill_token_threshold):
@@ -71,7 +71,7 @@ def admit(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, a
 def offloaded(
     state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
 ) -> None:
-    """A part of a offloaded chunk, unless this step has one, out of what is left of the step."""
+    """Plan work on an offloaded chunk out of what is left of the step, unless the step has such work."""
     if not state.offloaded or batch.has_slices:
         return
     room = adder.room()
@@ -85,14 +85,14 @@ def offloaded(
 def offloaded_first(
     state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder, kinds: Kinds
 ) -> None:
-    """The same before other prompts, every other step: half of a step might be less than a page for them, or than a
-    unit of work."""
+    """Plan work on an offloaded chunk before other prompts, in every other step: half of each step might be less than
+    a page for them, or less than a work item."""
     if state.step % 2 == 0 or not (state.partial or state.waiting or state.loading):
         offloaded(state, limits, batch, adder, kinds)
 
 
 def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
-    """The groups of passes of a schedule; the first group that fills anything is the step."""
+    """Return the groups of passes of a schedule. The first group that fills anything is the step."""
     prefill: tuple[Pass, ...] = (load_back, partial, admit) if limits.max_partial_prefills == 1 else (load_back, fair)
     if limits.schedule == "mixed":
         both = Kinds(prefill=True, decode=True)
@@ -103,5 +103,5 @@ def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
 
 
 def with_kinds(offloaded: Callable[..., None], kinds: Kinds) -> Pass:
-    """A pass over these kinds of chunks."""
+    """Return a pass over these kinds of chunks."""
     return functools.partial(offloaded, kinds=kinds)

@@ -1,8 +1,8 @@
-"""Twins: of several requests with the same uncached prefix one computes it and the others wait for its pages.
+"""Prefix dedup: of several requests with the same uncached prefix, one computes it and the others wait for its pages.
 
-A waiting request follows a running one if both have the same cached prefix and the next page of their tokens is the
-same, and the running one has not computed that page yet. It is held back for as long as that holds, which ends with
-the page's publication, or with the other's end: nothing has to be remembered.
+A waiting request follows a running one, the leader, if both have the same cached prefix, the next page of their tokens
+is the same, and the leader has not computed that page yet. It is held back for as long as that is so: until the page is
+published, or the leader ends. Nothing has to be remembered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from sluice.scheduler.state import SchedulerState
 
 
 def is_follower(state: SchedulerState, request: Request) -> bool:
-    """Somebody is computing, or loading, the next page this waiting request needs. Brings its `path` up to date."""
+    """Return whether the next page that a waiting request needs is being computed or loaded for another one. Brings
+    the request's `path` up to date."""
     kv = state.kv
     end = cached_len(kv, request) + kv.page_size
     if end > request.cacheable or not kv.tree.enabled:
@@ -33,7 +34,8 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
 
 
 def are_duplicates(kv: KVManager, one: Request, other: Request) -> bool:
-    """Both wait for the same page: were one of them admitted, the other would be held back. Paths are up to date."""
+    """Return whether two requests wait for the same page: if one of them is admitted, the other will be held back.
+    Their paths must be up to date."""
     return (
         one.status is other.status is Status.WAITING
         and kv.tree.enabled

@@ -1,11 +1,11 @@
-"""The waiting queue: in which order requests are looked at for admission.
+"""WaitingQueue: the order in which waiting requests are considered for admission.
 
     fcfs       in order of arrival
-    lpm        longest prefix match: whoever has most of its prompt cached
+    lpm        longest prefix match: the request with most of its prompt cached comes first
     priority   by priority, in order of arrival within one
 
-Under all of them what was sent back (retracted, or made way for a higher priority) stands at the head of its class,
-and whoever has waited for `PROMOTE_AFTER` steps comes first, in order of arrival: nobody waits for ever.
+Under each policy a preempted request stands at the head of its class, and a request that has waited for `PROMOTE_AFTER`
+steps comes first, in order of arrival, so that none waits for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROMOTE_AFTER = 2000
 """Steps of waiting after which a request goes before every other one, whatever the policy."""
 
 WINDOW = 128
-"""Requests looked at in one step. With more waiting, lpm is fcfs: matching them all would cost more than it saves."""
+"""Requests considered in one step. With more waiting, lpm is fcfs: to match them all would cost more than it saves."""
 
 Rank = tuple[bool, int, bool, int]
 
@@ -35,7 +35,7 @@ class WaitingQueue:
         self._sign = 1 if limits.low_priority_values_first else -1
         self._requests: list[Request] = []
         self.uncached_tokens = 0
-        """Sum of `Request.uncached`."""
+        """Sum of `Request.uncached` over the waiting requests."""
         self._promoted: set[int] = set()
 
     def __len__(self) -> int:
@@ -45,31 +45,33 @@ class WaitingQueue:
         return iter(self._requests)
 
     def push(self, request: Request, step: int) -> None:
+        """Queue a request, which waits from this step on."""
         request.waits_since = step
         self.uncached_tokens += request.uncached
         insort(self._requests, request, key=self.rank)
 
     def remove(self, request: Request) -> None:
+        """Take a request out of the queue."""
         self._requests.remove(request)
         self.uncached_tokens -= request.uncached
         self._promoted.discard(request.id)
 
     def set_uncached(self, request: Request, tokens: int) -> None:
-        """What a waiting request lacks was counted anew."""
+        """Note how many tokens of a waiting request are not cached, counted anew."""
         self.uncached_tokens += tokens - request.uncached
         request.uncached = tokens
 
     def rank(self, request: Request) -> Rank:
-        """Smaller goes first."""
+        """Return the sort key of a request; smaller goes first."""
         promoted = request.id in self._promoted
         return not promoted, 0 if promoted else self.level(request), not request.was_running, request.id
 
     def level(self, request: Request) -> int:
-        """The class of priority; smaller goes first, and all are in one class under the other policies."""
+        """Return the class of priority; smaller goes first. Under other policies all requests are in one class."""
         return self._sign * request.priority if self._policy == "priority" else 0
 
     def promote(self, step: int) -> None:
-        """Move whoever has waited too long to the front."""
+        """Move requests that have waited too long to the front."""
         late = [
             request
             for request in self._requests
@@ -80,7 +82,7 @@ class WaitingQueue:
             self._requests.sort(key=self.rank)
 
     def candidates(self, kv: KVManager) -> list[Request]:
-        """Whom to look at in this step, in order."""
+        """Return the requests to consider in this step, in order."""
         window = list(islice(self._requests, WINDOW))
         if self._policy == "lpm" and len(self._requests) <= WINDOW:
             window.sort(key=lambda r: (r.id not in self._promoted, not r.was_running, -cached_len(kv, r), r.id))
@@ -88,6 +90,7 @@ class WaitingQueue:
 
 
 def cached_len(kv: KVManager, request: Request) -> int:
-    """Tokens of a waiting request found in the cache now, as far as it may use them."""
+    """Return how many tokens of a waiting request are cached on the device now, as far as it may use them. Brings its
+    `path` up to date."""
     kv.match(request.tokens, request.cacheable, request.extra_key, request.path)
     return len(request.path) * kv.page_size

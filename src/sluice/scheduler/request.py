@@ -1,4 +1,4 @@
-"""One generation as the scheduler sees it: two counters, the pages under them, and where it stands."""
+"""Request: one generation as the scheduler sees it, with its counters, its pages and its status."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sluice.types import FinishReason, Submit
 
 
 class Status(Enum):
-    """Where a request is: in exactly one of these at any time."""
+    """Where a request is; it has exactly one status at any time."""
 
     WAITING = "waiting"
     LOADING = "loading"
     PARTIAL = "partial"
     DECODING = "decoding"
-    OFFLOADED = "streaming"
+    OFFLOADED = "offloaded"
     DRAINING = "draining"
     GONE = "gone"
 
@@ -49,7 +49,7 @@ class Request:
     status: Status = Status.WAITING
     slot: int = -1
     lease: Lease | None = None
-    """The pages it holds while it has a slot."""
+    """The pages that it holds while it has a slot."""
     cached: int = 0
     computed: int = 0
     scheduled: int = 0
@@ -57,31 +57,34 @@ class Request:
     in_flight: int = 0
     """Plans launched and not committed that hold a row of this request."""
     prefill_end: int = 0
-    """Tokens known at admission: below it a chunk is prefill (prompt, or recomputed after a retraction)."""
+    """Tokens known at admission. A chunk before it is prefill: of the prompt, or of what is computed again after a
+    preemption."""
     num_targets: int = field(init=False)
-    """Prompt tokens whose log-probability is asked for: none, or all but the first."""
+    """Prompt tokens whose log-probability is wanted: none, or all but the first."""
     prompt_logprobs_sent: int = field(init=False)
-    """Of these, the first that many were told. They stay told when the request is computed again."""
+    """Log-probabilities of the prompt that were sent, in order. They are not sent again when the request is computed
+    again."""
     num_cached_tokens: int = -1
     """Prompt tokens found in the cache at the first admission, -1 before it."""
     num_host_tokens: int = 0
-    """Of these, how many had to be loaded from the host,"""
+    """Tokens among these that came from the host tier."""
     num_disk_tokens: int = 0
-    """and from the disk."""
+    """Tokens among these that came from the disk tier."""
     preemptions: int = 0
-    """Times its pages were taken for others' want of memory."""
+    """Times it was preempted for want of memory."""
     priority_preemptions: int = 0
-    """Times it made way for a higher priority."""
+    """Times it was preempted for a request of a higher priority."""
     waits_since: int = 0
-    """Step at which it joined the waiting queue, this time."""
+    """Step at which it last joined the waiting queue."""
     planned_at: int = 0
     """Step of its latest chunk, or of its admission."""
     uncached: int = 0
-    """Tokens not found in the cache when they were last counted; nobody counts without --max-queued-tokens."""
+    """Tokens not found in the cache when they were last counted. They are counted only with --max-queued-tokens."""
     path: list[Node] = field(default_factory=list)
-    """While it waits: the cached pages found for it so far. Nobody holds them, and they may be gone."""
+    """While it waits: the cached pages found for it so far. They are not held, and may be gone."""
     finish_reason: FinishReason | None = None
-    """Set when it is decided; the request may still drain. None while DRAINING means: retracted, will wait again."""
+    """Set when the end is decided; the request may still drain. None while DRAINING: it was preempted and will wait
+    again."""
 
     def __post_init__(self) -> None:
         submit, sampling = self.submit, self.submit.sampling
@@ -99,39 +102,41 @@ class Request:
 
     @property
     def has_begun(self) -> bool:
-        """It was admitted at least once, here or by an engine before."""
+        """Whether it was admitted at least once, by this engine or by one before."""
         return self.num_cached_tokens >= 0 or self.num_outputs > 0
 
     @property
     def num_outputs(self) -> int:
+        """Tokens generated so far."""
         return len(self.tokens) - self.prompt_len
 
     @property
     def cacheable(self) -> int:
-        """Most tokens that may come from the cache. At least one is left to compute: a logit is needed; and every one
-        is whose successor's log-probability is still to be told."""
+        """Most tokens that may come from the cache. At least one is left to compute, since its logits are needed, and
+        so is each token whose successor's log-probability is still to be sent."""
         return len(self.tokens) - 1 if self.prompt_logprobs_sent == self.num_targets else self.prompt_logprobs_sent
 
     def targets(self, start: int, end: int) -> tuple[int, ...]:
-        """What a chunk from `start` to `end` is to give log-probabilities of: nothing if all of it is told."""
+        """Return the prompt tokens that a chunk from `start` to `end` scores: none if all of theirs were sent."""
         last = min(end, self.num_targets)
         return tuple(self.tokens[start + 1 : last + 1]) if self.prompt_logprobs_sent < last else ()
 
     @property
     def was_running(self) -> bool:
-        """It waits because it was sent back, or because the engine that began it is gone."""
+        """Whether it ran before: it was preempted, or an engine before this one began it."""
         return self.preemptions > 0 or self.priority_preemptions > 0 or self.num_outputs > 0
 
     @property
     def is_prefilling(self) -> bool:
-        """Some of what it knew at admission is not computed yet, though it may all be planned."""
+        """Whether some of the tokens known at admission are not computed yet, though all may be planned."""
         return self.computed < self.prefill_end
 
     def wants_chunk(self) -> bool:
-        """Not too many samples are unread, and there is more to generate than is on its way."""
+        """Return whether a request that decodes may have its next chunk: few enough samples are unread, and there is
+        more to generate than is on its way."""
         return self.pending <= self.lookahead and self.num_outputs + self.pending < self.max_tokens
 
     @property
     def extend_len(self) -> int:
-        """Tokens not planned yet."""
+        """Tokens that are not planned yet."""
         return len(self.tokens) + self.pending - self.scheduled

@@ -1,10 +1,10 @@
-"""How much memory is spoken for by requests that run, beyond the pages they hold.
+"""Reservation: how much memory is kept for running requests, beyond the pages they hold.
 
-    full    the whole prompt and output from the first chunk on: nobody is ever retracted
-    ratio   the whole prompt, and a share of the output that sinks while all goes well and rises after a retraction
+    full    the whole prompt and output from the first chunk on: no request is ever preempted for want of memory
+    ratio   the whole prompt, and a share of the output that sinks while all goes well and rises after a preemption
 
 Under `ratio` a request whose prompt is not computed yet is counted with its whole output if its prompt is all
-planned (it was just admitted on that promise), and with none if it is not: it makes no output yet.
+planned, since it was just admitted on that promise, and with none if it is not, since it makes no output yet.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from sluice.scheduler.request import Request, Status
 from sluice.types import SchedulerLimits
 
 CLIPPED_OUTPUT = 4096
-"""Most output tokens counted for one request under `ratio`: few use all they ask for."""
+"""Most output tokens counted for one request under `ratio`: few requests use all that they may."""
 
 START_RATIO = 0.7
-"""Share of the output counted at the start, times the conservativeness asked for."""
+"""Share of the output counted at the start, times `conservativeness`."""
 FLOOR_SHARE = 0.14
 """The ratio sinks to this share of its start ..."""
 DECAY_STEPS = 600
 """... in this many steps with decodes."""
 RISE_TOKENS = 20
-"""After a retraction the ratio is what the survivors have used of their output, plus this many tokens each."""
+"""After a preemption the ratio is what the survivors have used of their output, plus this many tokens each."""
 
 PROTECT_AFTER = 3
-"""Retractions after which a request is admitted and counted as under `full`, and is the last to be retracted again."""
+"""Preemptions after which a request is admitted and counted as under `full`, and is the last to be preempted again."""
 
 
 class Reservation(Protocol):
-    """A rule of reservation."""
+    """A rule for how much memory is reserved."""
 
     def tokens(self, request: Request) -> int:
-        """Tokens a running request is to have pages for."""
+        """Return the tokens that a running request is to have pages for."""
         ...
 
     def tokens_at_admission(self, request: Request) -> int:
-        """Tokens there must be room for before a waiting request is started, cut or not."""
+        """Return the tokens that there must be room for before a waiting request is started, cut or not."""
         ...
 
     def decoded(self) -> None:
-        """A step with decodes was planned."""
+        """Note that a step with decodes was planned."""
         ...
 
-    def retracted(self, survivors: Iterable[Request]) -> None:
-        """Memory ran out, and these still run."""
+    def preempted(self, survivors: Iterable[Request]) -> None:
+        """Note that memory ran out, and that these requests still run."""
         ...
 
 
 class FullReservation:
-    """Everything a request may ever use."""
+    """All that a request may ever use."""
 
     def tokens(self, request: Request) -> int:
         return request.prompt_len + request.max_tokens
@@ -63,7 +63,7 @@ class FullReservation:
     def decoded(self) -> None:
         pass
 
-    def retracted(self, survivors: Iterable[Request]) -> None:
+    def preempted(self, survivors: Iterable[Request]) -> None:
         pass
 
 
@@ -92,7 +92,7 @@ class RatioReservation:
         floor = FLOOR_SHARE * self._start
         self.ratio = max(floor, self.ratio - (self._start - floor) / DECAY_STEPS)
 
-    def retracted(self, survivors: Iterable[Request]) -> None:
+    def preempted(self, survivors: Iterable[Request]) -> None:
         used = wanted = 0
         for request in survivors:
             used += request.num_outputs + RISE_TOKENS
@@ -101,14 +101,15 @@ class RatioReservation:
 
 
 def is_protected(request: Request) -> bool:
+    """Return whether a request was preempted so often that it is preempted last."""
     return request.preemptions >= PROTECT_AFTER
 
 
 def clipped_output(request: Request) -> int:
-    """Output tokens a request may still make, as far as they are counted."""
+    """Return the output tokens that a request may still make, as far as they are counted."""
     return min(request.max_tokens - request.num_outputs, CLIPPED_OUTPUT)
 
 
 def reservation_of(limits: SchedulerLimits) -> Reservation:
-    """The rule that the limits name."""
+    """Return the rule that the limits name."""
     return FullReservation() if limits.reserve == "full" else RatioReservation(limits.conservativeness)

@@ -1,10 +1,10 @@
-"""Scheduler: who runs next.
+"""Scheduler: which requests run in the next step.
 
 There is no prefill phase and no decode phase. A request is a list of known tokens and two counters, `scheduled`
 (promised to the device) and `computed` (known done); each step gives each request some of the tokens it still lacks,
 in the order of a table of passes (`passes.py`), within the budgets of the step (`prefill.py`). A chunk that reaches
 the end of what is known samples the next token. So a cached prefix is a counter that starts higher, a decode is a
-chunk of length 1, and a retracted request is one whose counters went back to the cache's.
+chunk of length 1, and a preempted request is one whose counters went back to what is cached.
 
 `schedule` makes an immutable plan and moves `scheduled`; `commit` folds the plan's result in and moves `computed`.
 Several plans may be in flight; they are committed in the order they were made. Only `add`, `abort`, `schedule`,
@@ -41,7 +41,7 @@ from sluice.types import (
 
 
 class DuplicateRequest(ValueError):
-    """A request id that is in use."""
+    """A request has the id of another one."""
 
 
 class Scheduler:
@@ -63,7 +63,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Some request has not left, or something is left to copy."""
+        """Whether a request has not left, or something is left to copy."""
         return bool(self.state.requests) or self.state.kv.tiers.has_work
 
     @property
@@ -106,7 +106,7 @@ class Scheduler:
             raise ValueError(f"lookahead must be at least 0, got {request.lookahead}")
 
     def occupancy(self) -> Occupancy:
-        """How full it is now."""
+        """Return how full the scheduler is now."""
         state, kv = self.state, self.state.kv
         return Occupancy(
             running=len(state.partial) + len(state.decoding) + len(state.offloaded),
@@ -121,8 +121,8 @@ class Scheduler:
         )
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
-        """End a request now, wherever it is. Unknown and ended ids give nothing, nor does EXPIRED for one that has
-        begun."""
+        """End a request now, whatever its status. Returns nothing for ids that are unknown or have ended, or if the
+        reason is EXPIRED and the request has begun."""
         request = self.state.requests.get(request_id)
         if request is None or request.finish_reason is not None:
             return []
@@ -131,7 +131,7 @@ class Scheduler:
         return [self._end(request, reason)]
 
     def schedule(self) -> BatchPlan | None:
-        """Plan the next step, or None if nothing can be planned before a commit or a new request."""
+        """Plan the next step. Returns None if nothing can be planned before a commit or a new request."""
         state = self.state
         state.waiting.promote(state.step)
         plan = self._plan(state)
@@ -156,9 +156,9 @@ class Scheduler:
     def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
         """Fold the result of the oldest plan in flight into its requests."""
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
-        self._let_go(plan)
+        self._release_windows(plan)
         outputs = self.copied(result.copies)
-        outputs += self._end_failed_parts(plan, result)
+        outputs += self._end_failed_slices(plan, result)
         errors = {error.row: error.message for error in result.errors}
         samples = iter(result.token_ids)
         logprobs, prompt_logprobs = iter(result.logprobs), iter(result.prompt_logprobs)
@@ -176,12 +176,12 @@ class Scheduler:
                 else:
                     self._advance(request, chunk, tokens, of_tokens, of_targets, outputs)
             self.state.row_done(request)
-        self._land_parts(plan)
+        self._slices_done(plan)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
         return outputs
 
-    def _end_failed_parts(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
-        """Offloaded work failed: its requests end."""
+    def _end_failed_slices(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+        """End the requests whose offloaded work failed."""
         outputs: list[Output] = []
         for error in result.slice_errors:
             request = self.state.requests[plan.slices[error.row].chunk.request_id]
@@ -189,19 +189,19 @@ class Scheduler:
                 outputs.append(self._end(request, FinishReason.ERROR, error.message))
         return outputs
 
-    def _let_go(self, plan: BatchPlan) -> None:
-        """The plan's offloaded work looks at nothing on the device any more."""
-        for part in plan.slices:
-            lease_of(self.state.requests[part.chunk.request_id]).bases.popleft()
+    def _release_windows(self, plan: BatchPlan) -> None:
+        """Note that a plan's offloaded work reads nothing on the device any more."""
+        for each in plan.slices:
+            lease_of(self.state.requests[each.chunk.request_id]).bases.popleft()
 
-    def _land_parts(self, plan: BatchPlan) -> None:
-        """Work on chunks that go on was committed or failed."""
-        for part in plan.slices:
-            if not part.completes:
-                self.state.row_done(self.state.requests[part.chunk.request_id])
+    def _slices_done(self, plan: BatchPlan) -> None:
+        """Note that slices of chunks that go on were committed or failed."""
+        for each in plan.slices:
+            if not each.completes:
+                self.state.row_done(self.state.requests[each.chunk.request_id])
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
-        """Copies have ended. Offloaded requests whose pages could not be stored end with them."""
+        """Note that copies have ended, and end the offloaded requests whose pages could not be stored."""
         for each in done:
             load = self.state.kv.copied(each)
             if load is not None:
@@ -222,12 +222,13 @@ class Scheduler:
         return []
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
-        """The oldest plan in flight failed as a whole: end its requests; the others go on.
+        """End the requests of the oldest plan in flight, which failed as a whole; the others go on.
 
         Args:
-            launched: it was begun, its copies with the disk will end by themselves, and what it drops is dropped.
+            launched: whether the plan was begun: then its copies with the disk will end by themselves, and the pages
+                that it drops are dropped.
         """
-        self._let_go(plan)
+        self._release_windows(plan)
         if not launched:
             self.state.kv.tiers.forget_again(plan.dropped)
         outputs = self.copied(
@@ -237,8 +238,8 @@ class Scheduler:
                 if not launched or Tier.DISK not in (copy.source, copy.target)
             ]
         )
-        for part in plan.slices:
-            request = self.state.requests[part.chunk.request_id]
+        for each in plan.slices:
+            request = self.state.requests[each.chunk.request_id]
             if request.finish_reason is None:
                 outputs.append(self._end(request, FinishReason.ERROR, error))
         for chunk in plan.chunks:
@@ -247,11 +248,12 @@ class Scheduler:
             if request.finish_reason is None:
                 outputs.append(self._end(request, FinishReason.ERROR, error))
             self.state.row_done(request)
-        self._land_parts(plan)
+        self._slices_done(plan)
         return outputs
 
     def forget_device(self) -> None:
-        """The device lost its state, with nothing in flight: nothing is cached any more, and what ran waits again."""
+        """Forget what was on the device, which has lost its state with nothing in flight: no page is cached any more,
+        and every request waits again."""
         assert not any(r.in_flight for r in self.state.requests.values()), "a step is in flight"
         for request in self.state.seated():
             self.state.preempt(request)
@@ -259,7 +261,7 @@ class Scheduler:
         self.state.kv.flush()
 
     def flush_cache(self) -> int:
-        """Forget every cached page that nobody uses, on all tiers. Returns how many."""
+        """Forget every cached page that no request holds, on all tiers. Returns how many."""
         return self.state.kv.flush()
 
     def restore(self, pages: Sequence[StoredPage]) -> int:
@@ -279,11 +281,12 @@ class Scheduler:
         of_targets: tuple[TokenLogprobs, ...],
         outputs: list[Output],
     ) -> None:
-        """A row came back well: count it, append what was sampled, publish full pages, end the request if it ends."""
+        """Fold a row that came back well into its request: count it, append what was sampled, publish full pages, and
+        end the request if it ends."""
         end = chunk.end
         request.computed = end
         if end == request.prefill_end:
-            self.state.computing.pop(request.id, None)  # one sent back in flight has left it
+            self.state.computing.pop(request.id, None)  # a request that was preempted in flight has left it
         if of_targets:
             # The first ones were sent before a preemption.
             of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]

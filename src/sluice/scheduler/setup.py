@@ -1,4 +1,4 @@
-"""Everything a scheduler is built from."""
+"""SchedulerSetup: all that a scheduler is built from."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sluice.types import OffloadLimits, SchedulerLimits, TierLimits
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSetup:
-    """Two schedulers built from equal setups plan alike: that is what lets a trace be replayed."""
+    """All that a scheduler is built from. Schedulers with equal setups plan alike, so a trace can be replayed."""
 
     limits: SchedulerLimits
     num_pages: int
     page_size: int
-    """Tokens."""
+    """Tokens of a page."""
     prefix_caching: bool = True
     tiers: TierLimits = field(default_factory=TierLimits)
-    """Without prefix caching they hold nothing but offloaded requests."""
+    """Sizes of the tiers. Without prefix caching they hold offloaded requests alone."""
     offload: OffloadLimits | None = None
-    """None: contexts longer than the device are refused."""
+    """How contexts longer than the device are held. None: they are refused."""
 
     def build(self) -> Scheduler:
-        """A scheduler with an empty pool.
+        """Return a scheduler with an empty pool.
 
         Raises:
             ValueError: no pages, or pages of no tokens.

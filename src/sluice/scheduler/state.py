@@ -1,15 +1,15 @@
-"""Where every request is, and the few verbs that move one from place to place.
+"""SchedulerState: the status of every request, and the few methods that change one.
 
     add -> WAITING -> PARTIAL -> DECODING -> DRAINING -> GONE
             ^  |         ^                      |
             |  +-> LOADING                      |
             |  +-> OFFLOADED ------->-----------+
-            +------------- sent back -----------+
+            +------------- preempted -----------+
 
-LOADING has a slot, but nothing of it was told to the device: it is the only place of these that may be left without
-draining, since the pages that are being loaded belong to the load. A request may leave PARTIAL or DECODING at any
-moment: ended, aborted, failed or sent back. It then drains: it keeps its slot and pages until its last in-flight row is
-committed, because a step on the device may still use them. Nothing else in the scheduler has to know about that.
+A request may leave its slot at any moment: because it ends, is aborted, fails or is preempted. It then drains: it keeps
+its slot and pages until its last row in flight is committed, because a step on the device may still use them. A LOADING
+request has no rows, so it is gone at once; the pages that are being loaded belong to the load. The rest of the
+scheduler does not have to know about any of that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OpenChunk:
 
 
 class SchedulerState:
-    """The requests of one engine by place, and the slots and pages they hold."""
+    """The requests of one engine by status, and the slots and pages they hold."""
 
     def __init__(self, kv: KVManager, limits: SchedulerLimits) -> None:
         self.kv = kv
@@ -59,7 +59,7 @@ class SchedulerState:
         self.step = 0
         """Number of the next plan."""
         self.preemptions = 0
-        """How often a running request was sent back, for whatever reason."""
+        """How often a request was preempted, for any reason."""
         self.num_slots = limits.max_running_requests
         self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.requests: dict[int, Request] = {}
@@ -70,18 +70,20 @@ class SchedulerState:
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
         self.offloaded: dict[int, Request] = {}
-        """Those whose context is longer than the device, in the order of their turns."""
+        """Requests whose context lies on a tier, in the order of their turns."""
         self.open_chunk: OpenChunk | None = None
-        """Of one of these, begun and not all planned."""
+        """The chunk of an offloaded request that is begun and not all planned."""
         self.draining: dict[int, Request] = {}
         self.computing: dict[int, Request] = {}
-        """Those of `partial` and `decoding` whose prompt is not all computed."""
+        """Requests of `partial` and `decoding` whose prompt is not all computed."""
 
     def add(self, request: Request) -> None:
+        """Queue a new request."""
         self.requests[request.id] = request
         self.waiting.push(request, self.step)
 
     def running(self) -> Iterator[Request]:
+        """Yield the requests that have chunks computed on the device."""
         yield from self.partial.values()
         yield from self.decoding.values()
 
@@ -100,54 +102,54 @@ class SchedulerState:
         return sorted(ready, key=lambda request: request.id)
 
     def oldest_running(self) -> Request:
-        """The running request that came first; if none runs, the first that could. It is never retracted for want of
-        memory, so it always finishes."""
+        """Return the running request that came first; if none runs, the first that could. It is never preempted for
+        want of memory, so it always ends."""
         return min(self.running(), key=lambda request: request.id, default=None) or self.ready()[0]
 
     def start(self, request: Request, lease: Lease) -> None:
-        """WAITING to PARTIAL, with a fresh slot, on the pages of a cached prefix."""
+        """Move a request from WAITING to PARTIAL, with a slot."""
         self._seat(request, lease)
         self._begin(request)
 
     def load(self, request: Request, lease: Lease) -> None:
-        """WAITING to LOADING, with a fresh slot, on a cached prefix that is being lengthened."""
+        """Move a request from WAITING to LOADING, with a slot. Its lease is loading."""
         self._seat(request, lease)
         request.status = Status.LOADING
         self.loading[request.id] = request
 
     def loaded(self, load: Load) -> None:
-        """A load is over: the request that waited for it, if it is still there, holds what came and may go on."""
+        """Note that a load is over: the request that waits for it, if there still is one, holds what it brought."""
         for request in self.loading.values():
             if isinstance(request.lease, ResidentLease) and request.lease.load is load:
                 request.lease.end_load()
                 self._count_cached(request)
 
     def begin(self, request: Request) -> None:
-        """LOADING to PARTIAL."""
+        """Move a request from LOADING to PARTIAL."""
         del self.loading[request.id]
         self._begin(request)
 
     def start_offloaded(self, request: Request, lease: Lease) -> None:
-        """WAITING to OFFLOADED, with a fresh slot."""
+        """Move a request from WAITING to OFFLOADED, with a slot."""
         self._seat(request, lease)
         self._note_cached(request)
         request.status = Status.OFFLOADED
         self.offloaded[request.id] = request
 
     def prefilled(self, request: Request) -> None:
-        """PARTIAL to DECODING: everything known is planned."""
+        """Move a request from PARTIAL to DECODING: all tokens known are planned."""
         del self.partial[request.id]
         request.status = Status.DECODING
         self.decoding[request.id] = request
 
     def preempt(self, request: Request) -> None:
-        """Take pages and slot back; the request will wait again with the tokens it has."""
+        """Take pages and slot of a request back; it will wait again with the tokens it has."""
         assert request.id in self._members(request), f"request {request.id} is {request.status}"
         self.preemptions += 1
         self._drain(request)
 
     def end(self, request: Request, reason: FinishReason) -> None:
-        """Decide the end of a request, wherever it is; it is gone once nothing of it is in flight."""
+        """End a request, whatever its status; it is gone once nothing of it is in flight."""
         assert request.finish_reason is None, f"request {request.id} ended before: {request.finish_reason}"
         request.finish_reason = reason
         if request.status is Status.WAITING:
@@ -157,7 +159,7 @@ class SchedulerState:
             self._drain(request)
 
     def row_done(self, request: Request) -> None:
-        """A row of the request was committed or failed."""
+        """Note that a row of the request was committed or failed."""
         request.in_flight -= 1
         if request.status is Status.DRAINING and request.in_flight == 0:
             self._drained(request)
@@ -185,7 +187,7 @@ class SchedulerState:
             self._forget(request)
 
     def _give_back(self, request: Request) -> None:
-        """Give all its pages back."""
+        """Give all pages of a request back; those of a failed request are not cached."""
         assert request.lease is not None, f"request {request.id} drains without pages"
         if request.finish_reason is FinishReason.ERROR:
             request.lease.discard()
@@ -194,7 +196,7 @@ class SchedulerState:
         request.lease = None
 
     def _members(self, request: Request) -> dict[int, Request]:
-        """Where a request is that holds a slot and does not drain."""
+        """Return the requests of the status of one that has a slot and does not drain."""
         if request.status is Status.LOADING:
             return self.loading
         if request.status is Status.OFFLOADED:
@@ -202,7 +204,7 @@ class SchedulerState:
         return self.partial if request.status is Status.PARTIAL else self.decoding
 
     def _seat(self, request: Request, lease: Lease) -> None:
-        """It waits no more: it has a slot and the pages of a cached prefix."""
+        """Give a waiting request a slot and its lease."""
         self.waiting.remove(request)
         request.path = []
         request.slot = self.free_slots.pop()
@@ -215,7 +217,7 @@ class SchedulerState:
         request.cached = request.computed = request.scheduled = request.lease.cached.total
 
     def _begin(self, request: Request) -> None:
-        """LOADING or WAITING to PARTIAL."""
+        """Move a request that has a slot to PARTIAL."""
         self._note_cached(request)
         request.status = Status.PARTIAL
         self.partial[request.id] = request

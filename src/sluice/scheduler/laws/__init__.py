@@ -1,4 +1,4 @@
-"""What must hold at every moment, one function a law. Used by the tests, the simulator and for debugging.
+"""Laws of the scheduler: what must hold at every moment, one function a law.
 
 The numbers are those of the design. Laws 1-6 are about the state, 7-9 about a plan, 10-12 about a whole run, 15 about
 the end of one, 16 about reports of what was read. (13, all modes agree, and 14, plans are a function of the calls, need
@@ -17,7 +17,7 @@ from sluice.scheduler.laws.pages import (
     tree_is_reachable,
 )
 from sluice.scheduler.laws.plans import check_plan, steps_to_prefill, writes_are_private
-from sluice.scheduler.laws.state import check_state, counters_are_ordered, everyone_is_in_one_place, quiet_means_empty
+from sluice.scheduler.laws.state import check_state, counters_are_ordered, quiet_means_empty, requests_have_one_status
 from sluice.scheduler.laws.tiers import loads_are_apart, tiers_are_conserved
 
 __all__ = (
@@ -26,13 +26,13 @@ __all__ = (
     "check_plan",
     "check_state",
     "counters_are_ordered",
-    "everyone_is_in_one_place",
     "live",
     "loads_are_apart",
     "pages_are_conserved",
     "pages_cover_the_promise",
     "quiet_means_empty",
     "references_are_counted",
+    "requests_have_one_status",
     "resident_leases",
     "slots_are_conserved",
     "steps_to_prefill",

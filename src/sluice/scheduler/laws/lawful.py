@@ -1,4 +1,4 @@
-"""Lawful: a scheduler whose every call is checked. Laws 10, 11 and 12 are about a whole run and are checked here."""
+"""Lawful: a scheduler that checks all laws at every call, among them laws 10 to 12, which are about a whole run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sluice.types import (
 
 
 class Lawful:
-    """A scheduler under the eye of the law: the same verbs, and every law checked after each."""
+    """A scheduler that checks every law after each call. Its methods are those of `Scheduler`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -70,7 +70,7 @@ class Lawful:
         return self.scheduler.occupancy()
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
-        return self._told(self.scheduler.abort(request_id, reason))
+        return self._checked(self.scheduler.abort(request_id, reason))
 
     def flush_cache(self) -> int:
         pages = self.scheduler.flush_cache()
@@ -100,12 +100,12 @@ class Lawful:
             )
             return None
         check_plan(self.state, self.scheduler.limits, plan)
-        self._retractions_are_bounded()
+        self._preemptions_are_bounded()
         self._decodes_go_first(plan)
         self._chunks_tile(plan)
         self._slices_wait_for_their_blocks(plan)
         rows = self._rows_follow(plan)
-        self._writes_disturb_nobody(plan, rows)
+        self._writes_are_undisturbed(plan, rows)
         self.in_flight.append((plan, rows))
         self._nothing_in_flight_is_free()
         return plan
@@ -113,28 +113,28 @@ class Lawful:
     def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
         require(self.in_flight[0][0] is plan, f"plan {plan.step} is committed out of order")
         del self.in_flight[0]
-        return self._told(self.scheduler.commit(plan, result))
+        return self._checked(self.scheduler.commit(plan, result))
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         require(self.in_flight[0][0] is plan, f"plan {plan.step} fails out of order")
         del self.in_flight[0]
-        return self._told(self.scheduler.fail(plan, error, launched=launched))
+        return self._checked(self.scheduler.fail(plan, error, launched=launched))
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
-        return self._told(self.scheduler.copied(done))
+        return self._checked(self.scheduler.copied(done))
 
     def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
         self._ready[step] = max(ready, self._ready.get(step, 0))
-        return self._told(self.scheduler.blocks_loaded(step, ready, error))
+        return self._checked(self.scheduler.blocks_loaded(step, ready, error))
 
-    def _told(self, outputs: list[Output]) -> list[Output]:
+    def _checked(self, outputs: list[Output]) -> list[Output]:
         """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""
         for output in outputs:
             require(output.request_id not in self.ended, f"law 11: {output} after the end of its request")
             seen = self._num_outputs[output.request_id]
             require(output.start == seen, f"law 11: {output} comes when {seen} tokens were sent")
             self._num_outputs[output.request_id] += len(output.token_ids)
-            self._logprobs_are_told(output)
+            self._logprobs_are_complete(output)
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output.finish_reason
         unfinished = {r.id for r in self.state.requests.values() if r.finish_reason is None}
@@ -146,32 +146,32 @@ class Lawful:
         self._nothing_in_flight_is_free()
         return outputs
 
-    def _logprobs_are_told(self, output: Output) -> None:
-        """11, for log-probabilities: those asked for and no others; the prompt's once each and before its outputs."""
+    def _logprobs_are_complete(self, output: Output) -> None:
+        """11, for log-probabilities: exactly the wanted ones are sent, the prompt's once each and before outputs."""
         submit = self._submits[output.request_id]
-        asked = submit.sampling
-        told = tuple(item.token_id for item in output.logprobs)
+        sampling = submit.sampling
+        scored = tuple(item.token_id for item in output.logprobs)
         require(
-            told == (() if asked.logprobs is None else output.token_ids),
-            f"law 11: {output} has the logprobs of tokens {told}",
+            scored == (() if sampling.logprobs is None else output.token_ids),
+            f"law 11: {output} has the logprobs of tokens {scored}",
         )
         start = self._num_sent[output.request_id]
         end = self._num_sent[output.request_id] = start + len(output.prompt_logprobs)
-        told = tuple(item.token_id for item in output.prompt_logprobs)
-        targets = () if asked.prompt_logprobs is None else submit.prompt[1:]
+        scored = tuple(item.token_id for item in output.prompt_logprobs)
+        targets = () if sampling.prompt_logprobs is None else submit.prompt[1:]
         require(
-            told == targets[start:end] and (end == len(targets) or not output.token_ids),
-            f"law 11: {output} tells of the prompt's tokens {told} when {start} of {len(targets)} were told",
+            scored == targets[start:end] and (end == len(targets) or not output.token_ids),
+            f"law 11: {output} has the logprobs of prompt tokens {scored} when {start} of {len(targets)} were sent",
         )
 
-    def _retractions_are_bounded(self) -> None:
-        """12. Nobody is sent back for ever; under full reservation nobody is retracted at all."""
+    def _preemptions_are_bounded(self) -> None:
+        """12. No request is preempted for ever; under full reservation none is preempted for want of memory."""
         limits = self.scheduler.limits
         bound = 0 if limits.reserve == "full" else PROTECT_AFTER + limits.max_running_requests
         for request in self.state.requests.values():
             require(
                 request.preemptions <= bound,
-                f"law 12: request {request.id} was retracted {request.preemptions} times, {bound} at most",
+                f"law 12: request {request.id} was preempted {request.preemptions} times, {bound} at most",
             )
 
     def _decodes_go_first(self, plan: BatchPlan) -> None:
@@ -191,22 +191,22 @@ class Lawful:
     def _chunks_tile(self, plan: BatchPlan) -> None:
         """8, over a run: a request's chunks follow each other without gap or overlap from its cached prefix on."""
         opened = {new.request_id for new in plan.new_slots}
-        for part in plan.slices:
-            request, before = self.state.requests[part.chunk.request_id], self._slices.pop(part.chunk.request_id, None)
-            if part.first:
-                goes_on = before is not None and before.chunk == part.chunk and before.stop == part.first
-                require(goes_on, f"law 8: {part} follows {before}")
+        for each in plan.slices:
+            request, before = self.state.requests[each.chunk.request_id], self._slices.pop(each.chunk.request_id, None)
+            if each.first:
+                goes_on = before is not None and before.chunk == each.chunk and before.stop == each.first
+                require(goes_on, f"law 8: {each} follows {before}")
             elif request.id in opened:
                 self._next_start[request.id] = request.cached
-            if before is None or before.chunk != part.chunk:
+            if before is None or before.chunk != each.chunk:
                 self._begun_in[request.id] = plan.step
             opened.discard(request.id)
             start = self._next_start.get(request.id)
-            require(part.chunk.start == start, f"law 8: {part} should start at {start}")
-            if part.completes:
-                self._next_start[request.id] = part.chunk.end
+            require(each.chunk.start == start, f"law 8: {each} should start at {start}")
+            if each.completes:
+                self._next_start[request.id] = each.chunk.end
             else:
-                self._slices[request.id] = part
+                self._slices[request.id] = each
         for chunk in resident(plan):
             request = self.state.requests[chunk.request_id]
             expected = request.cached if chunk.request_id in opened else self._next_start.get(chunk.request_id)
@@ -219,32 +219,33 @@ class Lawful:
 
     def _slices_wait_for_their_blocks(self, plan: BatchPlan) -> None:
         """16. No work item is planned before its blocks were reported as loaded, where loads are reported."""
-        for part in plan.slices:
-            if part.base and self.state.kv.offload.limits.reports_loads:
-                ready = self._ready.get(self._begun_in[part.chunk.request_id], 0)
-                require(part.stop <= ready, f"law 16: {part} is planned when {ready} work items are ready")
+        for each in plan.slices:
+            if each.base and self.state.kv.offload.limits.reports_loads:
+                ready = self._ready.get(self._begun_in[each.chunk.request_id], 0)
+                require(each.stop <= ready, f"law 16: {each} is planned when {ready} work items are ready")
 
     def _rows_follow(self, plan: BatchPlan) -> dict[int, tuple[int, ...]]:
-        """What the device's page table says of each row, rebuilt from the plans alone, is what the host thinks."""
+        """5, over a run: the device's page table, rebuilt from the plans alone, has the pages of each request's lease.
+        Returns the pages of each request in the plan."""
         for new in plan.new_slots:
             self._rows[new.slot] = []
             self._stored_rows[new.slot] = []
         rows: dict[int, tuple[int, ...]] = {}
-        for part in plan.slices:
-            lease = self.state.requests[part.chunk.request_id].lease
-            row = self._stored_rows[part.chunk.slot]
-            row.extend(part.stored_pages)
-            base = part.base // self.state.kv.page_size
+        for each in plan.slices:
+            lease = self.state.requests[each.chunk.request_id].lease
+            row = self._stored_rows[each.chunk.slot]
+            row.extend(each.stored_pages)
+            base = each.base // self.state.kv.page_size
             require(
                 isinstance(lease, OffloadLease)
                 and row == lease.row[: len(row)]
                 and base <= min(len(row), lease.stored),
-                f"law 5: {part} leaves row {row}, host has {lease}",
+                f"law 5: {each} leaves row {row}, host has {lease}",
             )
             assert isinstance(lease, OffloadLease)
-            end = self.state.kv.pages_for(part.chunk.end)
-            require(part.pages == lease.window_pages(base, end), f"law 5: {part} is not where {lease} has it")
-            rows[part.chunk.request_id] = part.pages
+            end = self.state.kv.pages_for(each.chunk.end)
+            require(each.pages == lease.window_pages(base, end), f"law 5: {each} is not where {lease} has it")
+            rows[each.chunk.request_id] = each.pages
         for chunk in resident(plan):
             row = self._rows[chunk.slot]
             row.extend(chunk.new_pages)
@@ -254,11 +255,11 @@ class Lawful:
             rows[chunk.request_id] = tuple(row)
         return rows
 
-    def _writes_disturb_nobody(self, plan: BatchPlan, rows: dict[int, tuple[int, ...]]) -> None:
+    def _writes_are_undisturbed(self, plan: BatchPlan, rows: dict[int, tuple[int, ...]]) -> None:
         """9 and 10, over plans in flight: no row writes a page that a row of another request may be using."""
         size = self.state.kv.page_size
-        bases = {part.chunk.request_id: part.base // size for part in plan.slices}
-        for chunk in (*resident(plan), *(part.chunk for part in plan.slices)):
+        bases = {each.chunk.request_id: each.base // size for each in plan.slices}
+        for chunk in (*resident(plan), *(each.chunk for each in plan.slices)):
             base = bases.get(chunk.request_id, 0)
             written = set(rows[chunk.request_id][chunk.start // size - base : -(-chunk.end // size) - base])
             for earlier, used in self.in_flight:
@@ -273,7 +274,7 @@ class Lawful:
         free = self.state.kv.pool.free_pages()
         holders = {request.slot: request.id for request in live(self.state)}
         for plan, rows in self.in_flight:
-            for chunk in (*plan.chunks, *(part.chunk for part in plan.slices)):
+            for chunk in (*plan.chunks, *(each.chunk for each in plan.slices)):
                 require(
                     holders.get(chunk.slot) == chunk.request_id,
                     f"law 10: slot {chunk.slot} of plan {plan.step} in flight is held by {holders.get(chunk.slot)}",

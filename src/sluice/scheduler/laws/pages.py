@@ -17,14 +17,15 @@ class LawBroken(AssertionError):
 
 
 def require(holds: bool, message: str) -> None:
+    """Raise LawBroken unless a law holds."""
     if not holds:
         raise LawBroken(message)
 
 
 def live(state: SchedulerState) -> list[Request]:
-    """The requests that hold pages."""
-    places = (state.loading, state.partial, state.decoding, state.offloaded, state.draining)
-    return [request for place in places for request in place.values()]
+    """Return the requests that hold pages."""
+    groups = (state.loading, state.partial, state.decoding, state.offloaded, state.draining)
+    return [request for group in groups for request in group.values()]
 
 
 def resident_leases(state: SchedulerState) -> list[tuple[Request, ResidentLease]]:
@@ -81,8 +82,8 @@ def references_are_counted(state: SchedulerState) -> None:
 
 
 def tree_is_reachable(kv: KVManager) -> None:
-    """3. Walking from the roots finds exactly the tree's pages; whoever lies on the device has its ancestors there, and
-    whoever does not lies elsewhere; whoever nobody holds can be evicted, leaves first."""
+    """3. A walk from the roots finds exactly the tree's pages. The ancestors of a node on the device are there too, and
+    a node that is not on the device lies on a tier. A leaf that no path holds is queued for eviction."""
     if not isinstance(kv.tree, PrefixTree):
         return
     count = 0
@@ -98,13 +99,13 @@ def tree_is_reachable(kv: KVManager) -> None:
         count += 1
         require(
             node.refs > 0 or resident > 0 or kv.tree.is_offered(node),
-            f"law 3: {node} is a leaf nobody holds, and eviction does not know it",
+            f"law 3: {node} is a leaf that no path holds, and is not queued for eviction",
         )
     require(count == kv.tree.num_pages, f"law 3: {count} pages reachable, the tree counts {kv.tree.num_pages}")
 
 
 def pages_cover_the_promise(kv: KVManager, request: Request, lease: ResidentLease) -> None:
-    """5. A row has the pages its promised tokens need and no more."""
+    """5. A row has the pages that its promised tokens need, and no more."""
     held, needed = len(lease.pages), kv.pages_for(request.scheduled)
     require(held == needed, f"law 5: request {request.id} holds {held} pages, {needed} are promised")
     path, full = lease.path, request.computed // kv.page_size

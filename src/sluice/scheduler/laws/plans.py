@@ -20,7 +20,7 @@ from sluice.types import (
 
 
 def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """Laws 7, 8 (one plan's part) and 9."""
+    """Check laws 7 and 9, and law 8 as far as it is about one plan."""
     budgets_hold(state, limits, plan)
     chunks_are_well_formed(state, plan)
     writes_are_private(state, plan)
@@ -28,11 +28,13 @@ def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) 
 
 
 def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool:
+    """Return whether a chunk is of a prompt, or of what is computed again."""
     return chunk_start < state.requests[request_id].prefill_end
 
 
 def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """7. No plan is empty; tokens and prefill tokens are within their budgets; prefill-first mixes nothing."""
+    """7. No plan is empty. Tokens and prefill tokens are within their budgets. Under prefill-first no plan has both
+    prefill and decodes."""
     contents = len(plan.chunks) + len(plan.slices) + len(plan.copies) + len(plan.dropped)
     require(contents > 0, f"law 7: plan {plan.step} is empty")
     tiers = state.kv.tiers
@@ -83,10 +85,11 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
 
 
 def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
-    """8, one plan: a row a request, decodes first, cuts on page boundaries, samples exactly at the end."""
-    ids = [chunk.request_id for chunk in (*resident(plan), *(part.chunk for part in plan.slices))]
+    """8, for one plan: each request has one row, decodes come first, chunks are cut on page boundaries, and a chunk
+    samples if and only if it reaches the end of what is known."""
+    ids = [chunk.request_id for chunk in (*resident(plan), *(each.chunk for each in plan.slices))]
     require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
-    done = tuple(part.chunk for part in plan.slices if part.completes)
+    done = tuple(each.chunk for each in plan.slices if each.completes)
     require(plan.chunks[len(plan.chunks) - len(done) :] == done, f"law 8: plan {plan.step} ends with other than {done}")
     kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in resident(plan)]
     require(kinds == sorted(kinds), f"law 8: plan {plan.step} has a decode behind a prefill")
@@ -103,7 +106,7 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
         was_late = chunk in done  # the sample may have come since it was begun
         require(
             unread == 0 or was_late or request.pending > chunk.samples,
-            f"law 8: {chunk} waits for a sample nobody makes",
+            f"law 8: {chunk} waits for a sample that no chunk makes",
         )
         require(
             chunk.samples == (chunk.end == len(request.tokens) + request.pending - chunk.samples),
@@ -123,14 +126,14 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
 
 
 def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
-    """9. No two rows write one page slot, and nobody writes a published page."""
+    """9. No two rows write the KV of one position of a page, and no row writes a published page."""
     published = {node.page for node in state.kv.tree.nodes() if node.page >= 0}
     if isinstance(state.kv.tiers, Tiers):
         published.update(page for load in state.kv.tiers.loads for page in load.pages)
     written: set[tuple[int, int]] = set()
     size = state.kv.page_size
-    chunks = {chunk: leases(state, chunk) for chunk in resident(plan)}
-    chunks |= {part.chunk: [0] * (part.base // size) + list(part.pages) for part in plan.slices}
+    chunks = {chunk: row_of(state, chunk) for chunk in resident(plan)}
+    chunks |= {each.chunk: [0] * (each.base // size) + list(each.pages) for each in plan.slices}
     for chunk, row in chunks.items():
         targets = {(row[at // size], at % size) for at in range(chunk.start, chunk.end)}
         require(written.isdisjoint(targets), f"law 9: plan {plan.step} writes twice to what {chunk} writes")
@@ -140,11 +143,12 @@ def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
 
 
 def resident(plan: BatchPlan) -> tuple[Chunk, ...]:
-    """The chunks that are computed together: all but the offloaded ones."""
-    return plan.chunks[: len(plan.chunks) - sum(part.completes for part in plan.slices)]
+    """Return the chunks that are computed together: all but the offloaded ones."""
+    return plan.chunks[: len(plan.chunks) - sum(each.completes for each in plan.slices)]
 
 
-def leases(state: SchedulerState, chunk: Chunk) -> list[int]:
+def row_of(state: SchedulerState, chunk: Chunk) -> list[int]:
+    """Return the pages of a resident chunk's request."""
     lease = state.requests[chunk.request_id].lease
     assert isinstance(lease, ResidentLease), f"{chunk} has {lease}"
     return lease.pages
@@ -155,41 +159,41 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
     it is a single work item."""
     size = state.kv.page_size
     require(len(plan.slices) <= 1, f"law 7: plan {plan.step} works on {len(plan.slices)} offloaded chunks")
-    for part in plan.slices:
+    for each in plan.slices:
         offload = state.kv.offload.limits
-        length, per_layer = part.chunk.length, part.total // offload.num_layers
+        length, per_layer = each.chunk.length, each.total // offload.num_layers
         require(
-            per_layer - 1 == offload.groups(part.base // size, is_decode=part.is_decode)
-            and per_layer * offload.num_layers == part.total,
-            f"law 8: {part} has another number of work items than its context",
+            per_layer - 1 == offload.groups(each.base // size, is_decode=each.is_decode)
+            and per_layer * offload.num_layers == each.total,
+            f"law 8: {each} has another number of work items than its context",
         )
-        rests = sum(item % per_layer == per_layer - 1 for item in range(part.first, part.stop))
-        groups = part.stop - part.first - rests
+        rests = sum(item % per_layer == per_layer - 1 for item in range(each.first, each.stop))
+        groups = each.stop - each.first - rests
         cost = rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(length, size)
         most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
         most *= 1 if resident(plan) else ALONE
-        begins = offload.reports_loads and part.first == part.stop == 0
+        begins = offload.reports_loads and each.first == each.stop == 0
         require(
-            begins or part.stop - part.first == 1 or (part.stop > part.first and cost <= most),
-            f"law 7: {part} costs {cost} tokens of {most}",
+            begins or each.stop - each.first == 1 or (each.stop > each.first and cost <= most),
+            f"law 7: {each} costs {cost} tokens of {most}",
         )
         require(
-            not (is_prefill(state, part.chunk.start, part.chunk.request_id) and plan.num_decodes)
+            not (is_prefill(state, each.chunk.start, each.chunk.request_id) and plan.num_decodes)
             or limits.schedule == "mixed",
             f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
         )
 
 
 def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence[int]) -> int:
-    """12, for prompts: a bound on the steps until one is computed, under mixed steps with several partial prefills.
+    """Return law 12's bound on the steps until a prompt is computed, under mixed steps with several partial prefills.
 
     Args:
         uncached: tokens to compute of the prompt and of all that came before it and are not done.
 
-    It holds as long as there are pages and a slot for whoever came first; `fair.py` says who gets what. Each of the
-    other half-computed prompts is due for a page at most once in `DUE_AFTER` steps. If all of them fit into half of
-    the smallest step, the first has a quarter of it always. If not, or where chunks deep in a prompt are shorter, they
-    take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps.
+    It holds as long as there are pages and a slot for the prompt that came first; `fair.py` describes the shares. Each
+    of the other half-computed prompts is due for a page at most once in `DUE_AFTER` steps. If all of them fit into half
+    of the smallest step, the first has a quarter of it always. If not, or where chunks deep in a prompt are shorter,
+    they take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps.
     """
     decodes, partial = limits.max_running_requests, limits.max_partial_prefills
     room = min(limits.chunked_prefill_size, limits.max_batch_tokens - decodes)

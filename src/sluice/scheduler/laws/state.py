@@ -28,7 +28,7 @@ from sluice.scheduler.state import SchedulerState
 
 
 def check_state(state: SchedulerState) -> None:
-    """Laws 1-6."""
+    """Check laws 1 to 6."""
     pages_are_conserved(state)
     references_are_counted(state)
     tree_is_reachable(state.kv)
@@ -41,7 +41,7 @@ def check_state(state: SchedulerState) -> None:
         pages_cover_the_promise(state.kv, request, resident)
     for request, offloaded in offloaded_leases(state):
         offloaded_pages_cover_the_promise(state, request, offloaded)
-    everyone_is_in_one_place(state)
+    requests_have_one_status(state)
     slots_are_conserved(state)
 
 
@@ -77,8 +77,8 @@ def counters_are_ordered(request: Request) -> None:
     )
     require(
         0 <= request.prompt_logprobs_sent <= request.num_targets
-        and (request.status is Status.WAITING or is_told(request)),
-        f"law 4: request {request.id}: {request.prompt_logprobs_sent} of {request.num_targets} prompt logprobs told,"
+        and (request.status is Status.WAITING or is_sent(request)),
+        f"law 4: request {request.id}: {request.prompt_logprobs_sent} of {request.num_targets} prompt logprobs sent,"
         f" {request.cached} tokens cached and {request.computed} computed",
     )
     if request.status is Status.DECODING:
@@ -88,31 +88,32 @@ def counters_are_ordered(request: Request) -> None:
         )
 
 
-def is_told(request: Request) -> bool:
-    """What was taken from the cache or computed has been told, as far as it is asked for."""
+def is_sent(request: Request) -> bool:
+    """Return whether the wanted log-probabilities of all tokens that were cached or computed were sent."""
     return request.prompt_logprobs_sent >= min(request.computed, request.num_targets)
 
 
-def everyone_is_in_one_place(state: SchedulerState) -> None:
-    """6. A request is waiting, loading, partial, decoding or draining: exactly one, and it says so itself."""
-    places = Counter(request.id for request in state.waiting)
-    for place, members in (
+def requests_have_one_status(state: SchedulerState) -> None:
+    """6. Every request is in exactly one collection of the state, the one of its status, and holds a lease of the kind
+    that its status needs."""
+    seen = Counter(request.id for request in state.waiting)
+    for status, members in (
         (Status.LOADING, state.loading),
         (Status.PARTIAL, state.partial),
         (Status.DECODING, state.decoding),
         (Status.OFFLOADED, state.offloaded),
         (Status.DRAINING, state.draining),
     ):
-        places.update(members.keys())
+        seen.update(members.keys())
         for request in members.values():
-            require(request.status is place, f"law 6: request {request.id} is {request.status}, stored in {place}")
-            is_right = place is Status.DRAINING or isinstance(request.lease, KIND_OF[place])
-            require(is_right, f"law 6: request {request.id} is {place} with {request.lease}")
+            require(request.status is status, f"law 6: request {request.id} is {request.status}, stored in {status}")
+            is_right = status is Status.DRAINING or isinstance(request.lease, KIND_OF[status])
+            require(is_right, f"law 6: request {request.id} is {status} with {request.lease}")
     for request in state.waiting:
         require(request.status is Status.WAITING, f"law 6: request {request.id} waits but is {request.status}")
     require(
-        places == Counter(state.requests.keys()),
-        f"law 6: places {dict(places)} for requests {sorted(state.requests)}",
+        seen == Counter(state.requests.keys()),
+        f"law 6: found {dict(seen)} for requests {sorted(state.requests)}",
     )
     require(
         all(request.in_flight > 0 for request in state.draining.values()),

@@ -17,8 +17,8 @@ from sluice.scheduler.state import SchedulerState
 
 
 def tiers_are_conserved(state: SchedulerState) -> None:
-    """1 and 3, for the tiers behind the device: every page there is free, a node's, on its way to one, or private to a
-    request; and whoever may give one up is known."""
+    """1 and 3, for the tiers behind the device: every page there is free, a node's, on its way to a node, or private to
+    a request, and every node that may give its page up is queued for eviction."""
     kv = state.kv
     if not isinstance(kv.tiers, Tiers):
         return
@@ -48,12 +48,12 @@ def tiers_are_conserved(state: SchedulerState) -> None:
             )
             require(
                 copies.pages[place] < 0 or children > 0 or copies.is_read or tier.is_offered(node),
-                f"law 3: {node} may leave {tier.tier}, which does not know it",
+                f"law 3: {node} may leave {tier.tier} and is not queued for eviction",
             )
 
 
 def offloaded_pages_are_conserved(state: SchedulerState) -> None:
-    """1, for offloaded requests: what is private on a tier is theirs, or on its way to where one was that has left."""
+    """1, for offloaded requests: the private pages of a tier are theirs, or are being written for one that has left."""
     tiers = state.kv.tiers
     if not isinstance(tiers, Tiers) or not state.kv.can_offload:
         return
@@ -81,8 +81,8 @@ def offloaded_pages_are_conserved(state: SchedulerState) -> None:
 
 
 def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, lease: OffloadLease) -> None:
-    """5, for offloaded requests: all of the context has its page on the tier, and what is not there yet, or is looked
-    at by a step in flight, its place on the device."""
+    """5, for offloaded requests: all of the context has a page on the tier; what is not stored yet, or is read by a
+    step in flight, has a page on the device."""
     kv, chunk = state.kv, state.open_chunk
     needed = kv.pages_for(request.prompt_len + request.max_tokens)
     require(len(lease.row) == needed, f"law 5: request {request.id} holds {len(lease.row)} of {needed} pages")
@@ -96,7 +96,7 @@ def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, l
 
 
 def loads_are_apart(state: SchedulerState) -> None:
-    """6, for loads: each has at most one request, which is loading; its nodes are marked, and no others."""
+    """6, for loads: at most one request, a LOADING one, waits for each, and exactly the nodes of loads are marked."""
     tiers = state.kv.tiers
     waited_for = Counter(id(lease.load) for _, lease in resident_leases(state) if lease.load is not None)
     loads = tiers.loads if isinstance(tiers, Tiers) else []
