@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.shadow_server import VOCAB, cpu_seconds, server
 from benchmarks.written import show
+from sluice.tracing.file import TraceReader
 from sluice.tracing.format import Add, Step
-from sluice.tracing.reader import TraceReader
 from sluice.tracing.run import read_run
 
 

@@ -16,15 +16,15 @@ from sluice.assembly.resolve import resolve
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Pending
-from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.limits import Limits
 from sluice.models.hub import BUNDLED
 from sluice.process.wire import Ready, Start
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ShadowRunner
+from sluice.tracing.file import TraceFile, create
 from sluice.tracing.format import VERSION, Header
-from sluice.tracing.writer import TraceFile, create
+from sluice.tracing.recorder import Recorder
 from sluice.types import BatchPlan
 
 PAGE_SIZE = 16
@@ -81,7 +81,7 @@ def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     header = Header(
         version=VERSION, sluice="", model="shadow", token_ids=True, setup=setup, depth=1, unix_time=time.time()
     )
-    journal = TraceFile(path, header, start=0.0, key=b"")  # its times are those of the clock
+    journal = TraceFile(path, header, key=b"")  # its times are those of the clock
     recorder = Recorder(setup.build(), RecentSteps(), journal, clock)
     return Engine(recorder, runner, link, clock=clock, trace=recorder), ready
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
-from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ManualLink, resolved
+from sluice.tracing.file import TraceFile, create
 from sluice.tracing.format import VERSION, Header
-from sluice.tracing.writer import TraceFile, create
+from sluice.tracing.recorder import Recorder
 from sluice.types import BatchPlan, BatchResult, SchedulerLimits
 
 PROMPT_TOKENS = 200
@@ -88,7 +88,7 @@ def engine_of(load: Load, path: Path | None) -> Engine:
         return Engine(setup.build(), runner, link, clock=clock, trace=trace)
     create(path)
     header = Header(version=VERSION, sluice="", model="", token_ids=True, setup=setup, depth=1, unix_time=0.0)
-    recorder = Recorder(setup.build(), trace, TraceFile(path, header, start=clock.now(), key=b""), clock)
+    recorder = Recorder(setup.build(), trace, TraceFile(path, header, key=b""), clock, start=clock.now())
     return Engine(recorder, runner, link, clock=clock, trace=recorder)
 
 

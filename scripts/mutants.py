@@ -46,11 +46,11 @@ FILES = (
     "scheduler/passes.py",
     "scheduler/scheduler.py",
     "engine/trace.py",
-    "engine/recorder.py",
     "engine/chunk_log.py",
     "engine/deadlines.py",
     "engine/watched.py",
     "engine/engine.py",
+    "tracing/recorder.py",
 )
 
 FLIPPED = MappingProxyType(

@@ -40,7 +40,7 @@ import pytest
 from mutants import FILES, PACKAGE, Mutant, all_mutants
 
 ROOT = PACKAGE.parent.parent
-SUITE = ("tests/kv", "tests/scheduler", "tests/prior_art", "tests/engine", "tests/laws")
+SUITE = ("tests/kv", "tests/scheduler", "tests/prior_art", "tests/engine", "tests/laws", "tests/tracing")
 EXPLAINED = ROOT / "tests" / "mutation_survivors.toml"
 RESULTS = ROOT / "build" / "mutation"
 PRELOADED = ("hypothesis.stateful", "hypothesis.strategies")

@@ -9,29 +9,29 @@ from option_worlds import Arrival
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Pending, Runner
-from sluice.engine.recorder import Event, Journal, Recorder
 from sluice.engine.trace import NullTrace
 from sluice.testing import Faults, FaultyRunner, ManualLink
-from sluice.tracing.format import VERSION, Header
-from sluice.tracing.writer import TraceFile, create
+from sluice.tracing.file import TraceFile, create
+from sluice.tracing.format import VERSION, Header, Record
+from sluice.tracing.recorder import Journal, Recorder
 from sluice.types import BatchPlan, BatchResult
 from worlds import World
 
 
 class Kept:
-    """A journal that keeps what it is told."""
+    """A journal that keeps its records."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.records: list[Record] = []
         self.flushes: list[int] = []
-        """Number of events at each flush."""
+        """Number of records at each flush."""
         self.closed = 0
 
-    def write(self, event: Event) -> None:
-        self.events.append(event)
+    def write(self, record: Record) -> None:
+        self.records.append(record)
 
     def flush(self) -> None:
-        self.flushes.append(len(self.events))
+        self.flushes.append(len(self.records))
 
     def close(self) -> None:
         self.closed += 1
@@ -82,7 +82,7 @@ def header_of(world: World, *, token_ids: bool = True) -> Header:
 
 def trace_file(path: Path, world: World, *, token_ids: bool = True) -> TraceFile:
     create(path)
-    return TraceFile(path, header_of(world, token_ids=token_ids), start=0.0, key=b"key")
+    return TraceFile(path, header_of(world, token_ids=token_ids), key=b"key")
 
 
 def recorded_engine(

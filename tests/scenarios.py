@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from sluice.engine.messages import Abort, FlushCache, Submit
-from sluice.engine.recorder import Journal
 from sluice.testing import Faults, FaultyRunner
+from sluice.tracing.recorder import Journal
 from sluice.types import FinishReason, SamplingParams
 from worlds import VOCAB, SlowDisk, World, check_ends, enough_steps, random_limits, random_streams, random_tiers
 

@@ -12,7 +12,7 @@ import pytest
 from random_checkpoint import random_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
-from sluice.tracing.reader import TraceReader
+from sluice.tracing.file import TraceReader
 from sluice.tracing.replay import Replayed, ReplayError, replay
 
 PROMPTS = ["The river rises over its banks and the sluice gates open.", "The river falls", "Good evening"]

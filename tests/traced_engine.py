@@ -10,9 +10,9 @@ from shadow_engine import LIMITS, VOCAB
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link
-from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.process.wire import Ready, Start
+from sluice.tracing.recorder import Recorder
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)

@@ -14,13 +14,13 @@ from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
 from sluice.engine.protocols import Runner
-from sluice.engine.recorder import Journal, Recorder
 from sluice.engine.trace import NullTrace
 from sluice.kv.manager import KVManager
 from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ManualLink, ShadowRunner, ShadowTiers, oracle, oracle_logprobs
+from sluice.tracing.recorder import Journal, Recorder
 from sluice.types import FinishReason, OffloadLimits, SamplingParams, SchedulerLimits, Tier, TierLimits, TokenLogprobs
 
 VOCAB = 2

@@ -29,7 +29,7 @@ from sluice.config import (
     options_of,
 )
 from sluice.tiers.inspect import add_inspect_arguments
-from sluice.tracing.options import add_replay_arguments, add_trace_arguments
+from sluice.tracing.command import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130

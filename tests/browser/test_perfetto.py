@@ -21,15 +21,15 @@ from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import resolved
-from sluice.tracing.format import Step, decode_plan
+from sluice.tracing.file import TraceReader
+from sluice.tracing.format import Step
 from sluice.tracing.perfetto import write_perfetto
-from sluice.tracing.reader import TraceReader
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=16, running=3), num_pages=11, page_size=2)
 WORLD = replace(WORLD, limits=replace(WORLD.limits, lookahead=1, conservativeness=0.3), depth=2, late=True)
 PROMPTS = (((0, 1), 20), ((1, 0, 1, 0, 1), 8), ((1, 1, 0), 8), ((1,), 2), ((1,) * 300, 1), ((0, 0), 9))
-"""With their numbers of tokens. Pages are few, so some wait and one is sent back; the fifth is refused."""
+"""With their numbers of tokens. Pages are few, so some wait and one is preempted; the fifth is refused."""
 ARRIVALS = [Arrival(0, Submit(index, prompt, resolved(count))) for index, (prompt, count) in enumerate(PROMPTS)]
 ARRIVALS.append(Arrival(20, Abort(5)))
 
@@ -111,13 +111,13 @@ def test_perfetto_shows_what_the_timeline_says(browser: Browser, perfetto: str, 
     for track, slices in tracks(written).items():
         # Perfetto's times begin with the first event, in whole nanoseconds.
         assert Counter(slices) == Counter(shown[track]), track
-    chunks = sum(len(decode_plan(step.plan).chunks) for step in steps)
+    chunks = sum(len(step.plan.chunks) for step in steps)
     named = Counter(name.split()[0] for track, slices in shown.items() if track != "steps" for name, _, _ in slices)
     assert named["abort"] == 1
     assert 0 <= chunks - named["prefill"] - named["decode"] <= 2  # of what ended with its next step in flight
     assert len(shown["steps"]) == len(steps) + 1  # and the refusal
     counters = "select counter_track.name, sum(value) from counter join counter_track on counter_track.id = track_id"
-    tokens = sum(decode_plan(step.plan).num_tokens for step in steps)
+    tokens = sum(step.plan.num_tokens for step in steps)
     assert sum(value for _, value in page.evaluate(QUERY, f"{counters} group by track_id")) == tokens
     page.close()
 

@@ -10,9 +10,10 @@ from sluice.engine.clock import VirtualClock
 from sluice.engine.deadlines import KEPT_STALE, Deadlines
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, FlushCache, Submit
-from sluice.engine.recorder import Aborted, Recorder
 from sluice.engine.trace import NullTrace, RecentSteps
 from sluice.testing import ManualLink, ShadowRunner, resolved
+from sluice.tracing.format import Abort as Aborted
+from sluice.tracing.recorder import Recorder
 from sluice.types import FinishReason, Output
 from support import shape
 from worlds import World, limits_of
@@ -104,7 +105,7 @@ def test_no_deadline_outlives_its_request() -> None:
     link.put(Submit(2, (0, 1), resolved(1)))
     engine.step()
     assert {link.end(request_id).finish_reason for request_id in range(3)} == {FinishReason.LENGTH}
-    assert not [event for event in kept.events if isinstance(event, Aborted)]
+    assert not [record for record in kept.records if isinstance(record, Aborted)]
 
 
 def test_deadlines_against_a_slow_twin() -> None:

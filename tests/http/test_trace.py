@@ -14,7 +14,7 @@ from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.process.launch import EngineProcess
 from sluice.process.wire import Start
 from sluice.testing import resolved
-from sluice.tracing.reader import TraceReader
+from sluice.tracing.file import TraceReader
 from sluice.tracing.replay import replay
 from sluice.types import Submit
 

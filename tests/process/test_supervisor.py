@@ -18,7 +18,7 @@ from sluice.process.client import UNNUMBERED, EngineGone, Inbox
 from sluice.process.launch import EngineStartError, EngineTimeouts
 from sluice.process.supervisor import RestartBudget, config_of
 from sluice.testing import resolved
-from sluice.tracing.reader import TraceReader
+from sluice.tracing.file import TraceReader
 from sluice.tracing.replay import replay
 from sluice.types import FinishReason, Submit
 from supervised import CONFIG, SHORT_TIMEOUTS, ask, check_answer, supervised

@@ -10,8 +10,8 @@ from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import Submit
 from sluice.testing import resolved
+from sluice.tracing.file import TraceReader
 from sluice.tracing.format import TraceError
-from sluice.tracing.reader import TraceReader
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
@@ -88,6 +88,10 @@ def test_what_is_no_trace(tmp_path: Path, text: bytes, said: str) -> None:
             "line 3: a bad 'add' record: temperature must be",
         ),
         (b"\xff\xfe\n", "line 3: not a JSON object"),
+        (
+            b'{"kind":"step","planned":1,"planned_at":0,"host_ms":0,"plan":{"step":1}}\n',
+            "line 3: a bad 'step' record: .*new_slots",
+        ),
     ],
 )
 def test_a_line_that_is_no_record(path: Path, text: bytes, said: str) -> None:

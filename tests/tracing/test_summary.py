@@ -15,11 +15,10 @@ from scenarios import random_scenario
 from scenarios import run as live
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowTiers, resolved
+from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import Converter
-from sluice.tracing.reader import TraceReader
-from sluice.tracing.report import report
 from sluice.tracing.run import Prefill, Run, read_run
-from sluice.tracing.summary import SentBack, Spread, Summary, percentile, spread, summarize
+from sluice.tracing.summary import Preempted, Spread, Summary, percentile, report, spread, summarize
 from sluice.types import TierLimits
 from worlds import World, limits_of, offload_of
 
@@ -151,22 +150,22 @@ def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: 
     assert third.error == "a page cannot be read"
     assert [(failure.request_id, failure.message) for failure in summary.row_failures] == [(2, third.error)]
     shown = report(summary, table=True)
-    assert f"{summary.offloaded_steps} of parts of offloaded chunks" in shown
-    assert "request 0 offloaded 1 token from 36, units " in shown
+    assert f"{summary.offloaded_steps} of slices of offloaded chunks" in shown
+    assert "request 0 computed 1 offloaded token from 36, work items " in shown
     with TraceReader(path) as trace:
         events = list(Converter(trace.header).events(trace))
     drawn = [event["args"] for event in events if event["name"] == "offloaded 1"]
     assert sum(args["sampled"] for args in drawn) == 4
-    assert all(args["to unit"] <= args["of units"] for args in drawn)
+    assert all(args["to item"] <= args["of items"] for args in drawn)
     counted = [event["args"] for event in events if event["name"] == "tokens a step"]
     assert sum(args["decode"] for args in counted) == 4
 
 
-def test_who_was_sent_back_is_counted(tmp_path: Path) -> None:
+def test_preemptions_are_counted(tmp_path: Path) -> None:
     summary = summary_of(record(tmp_path / "trace", *FOR_TWO, world=TIGHT))
-    assert summary.sent_back == (SentBack(2, 1),)
-    assert [row.sent_back for row in summary.table] == [0, 0, 1]
-    assert "sent back for want of memory or for a higher priority: once; request 2" in report(summary, table=False)
+    assert summary.preempted == (Preempted(2, 1),)
+    assert [row.preemptions for row in summary.table] == [0, 0, 1]
+    assert "preempted for want of memory or for a higher priority: once; request 2" in report(summary, table=False)
 
 
 def test_aborted_and_open_requests_have_their_word(tmp_path: Path) -> None:

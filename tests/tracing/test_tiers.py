@@ -12,11 +12,10 @@ from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
 from sluice.engine.messages import Submit
 from sluice.testing import ShadowRunner, resolved
-from sluice.tracing.reader import TraceReader
+from sluice.tracing.file import TraceReader
 from sluice.tracing.replay import Replayed, ReplayError, replay
-from sluice.tracing.report import report
 from sluice.tracing.run import read_run
-from sluice.tracing.summary import summarize
+from sluice.tracing.summary import report, summarize
 from sluice.types import StoredPage
 from tier_worlds import TierBench, world_of
 

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import write_perfetto
-from sluice.tracing.reader import TraceReader
 from sluice.tracing.replay import Replayed, ReplayError, replay
-from sluice.tracing.report import report
 from sluice.tracing.run import read_run
-from sluice.tracing.summary import Summary, summarize
+from sluice.tracing.summary import Summary, report, summarize
 
 FOLDER = Path(__file__).parent / "version_1"
 RESIDENT, OFFLOADED, NO_TOKEN_IDS = (FOLDER / f"{name}.jsonl" for name in ("resident", "offloaded", "no_token_ids"))

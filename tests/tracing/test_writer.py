@@ -14,9 +14,9 @@ import pytest
 from option_worlds import Arrival
 from recorded import header_of, play, recorded_engine, trace_file
 from sluice.engine.messages import Abort, Submit
-from sluice.engine.recorder import Call, NothingPlanned
 from sluice.testing import Faults, ManualLink, resolved
-from sluice.tracing.writer import FLUSH_SECONDS, TraceFile, create
+from sluice.tracing.file import FLUSH_SECONDS, TraceFile, create
+from sluice.tracing.format import Nothing
 from sluice.types import SamplingParams
 from worlds import World, limits_of
 
@@ -113,7 +113,7 @@ def test_salts_are_hashed_by_the_traces_own_key(tmp_path: Path) -> None:
 
     def salts(path: Path, key: bytes) -> list[str]:
         create(path)
-        journal = TraceFile(path, header_of(WORLD), start=0.0, key=key)
+        journal = TraceFile(path, header_of(WORLD), key=key)
         asked = [Submit(i, (1,), resolved(1), 0, salt) for i, salt in enumerate(["Tenant A", "", "B", "Tenant A"])]
         play(recorded_engine(WORLD, journal), [Arrival(0, submit) for submit in asked])
         assert "Tenant" not in path.read_text()
@@ -157,18 +157,18 @@ def test_lines_reach_the_file_in_time(tmp_path: Path) -> None:
     """Before that they are gathered: a system call a step would cost more than the line."""
     path = tmp_path / "trace"
     journal = trace_file(path, WORLD)
-    journal.write(NothingPlanned(Call(0, 0.5)))
+    journal.write(Nothing(number=0, at=0.5))
     assert len(written(path)) == 1
-    journal.write(NothingPlanned(Call(1, FLUSH_SECONDS)))
+    journal.write(Nothing(number=1, at=FLUSH_SECONDS))
     assert len(written(path)) == 3
-    journal.write(NothingPlanned(Call(2, FLUSH_SECONDS + 0.9)))
+    journal.write(Nothing(number=2, at=FLUSH_SECONDS + 0.9))
     assert len(written(path)) == 3
     journal.flush()
     assert len(written(path)) == 4
-    journal.write(NothingPlanned(Call(3, FLUSH_SECONDS + 0.9)))
+    journal.write(Nothing(number=3, at=FLUSH_SECONDS + 0.9))
     journal.close()
     journal.close()
-    journal.write(NothingPlanned(Call(4, 9.0)))
+    journal.write(Nothing(number=4, at=9.0))
     journal.flush()
     assert [line["number"] for line in written(path)[1:]] == [0, 1, 2, 3]
 
@@ -177,7 +177,7 @@ def test_a_trace_that_nobody_closed_is_whole(tmp_path: Path) -> None:
     """A program that ends without closing its `LLM`."""
     path = tmp_path / "trace"
     journal = trace_file(path, WORLD)
-    journal.write(NothingPlanned(Call(0, 0.0)))
+    journal.write(Nothing(number=0, at=0.0))
     del journal
     gc.collect()
     assert len(written(path)) == 2
@@ -187,7 +187,7 @@ def test_a_trace_that_nobody_closed_is_whole(tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_trace_and_not_the_engine(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     path = tmp_path / "trace"
     create(path)
-    journal = TraceFile(path, header_of(WORLD), start=0.0, key=b"")
+    journal = TraceFile(path, header_of(WORLD), key=b"")
     full = open("/dev/full", "wb", buffering=1 << 16)  # noqa: SIM115
     journal._file.close()
     journal._file = full
@@ -203,7 +203,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_engine(caplog: pytest.LogCapture
 def test_a_disk_that_is_full_from_the_start_is_an_error() -> None:
     """And leaves no open file behind, which would fail once more when it is collected."""
     with pytest.raises(OSError, match="No space left"):
-        TraceFile(Path("/dev/full"), header_of(WORLD), start=0.0, key=b"")
+        TraceFile(Path("/dev/full"), header_of(WORLD), key=b"")
     gc.collect()
 
 

@@ -15,7 +15,7 @@ from sluice.engine.heartbeat import Heartbeat
 from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.engine.protocols import Link
 from sluice.faults import Fault
-from sluice.tracing.writer import create
+from sluice.tracing.file import create
 
 
 def build_engine(

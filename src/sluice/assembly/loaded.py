@@ -22,7 +22,6 @@ from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, NoHeartbeat, Phase
 from sluice.engine.protocols import Link, Runner
-from sluice.engine.recorder import Recorder
 from sluice.engine.trace import RecentSteps
 from sluice.faults import Fault, FaultKind
 from sluice.footprint import device_footprint
@@ -37,8 +36,9 @@ from sluice.runner.offload.loaders import Report
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.tracing.file import TraceFile
 from sluice.tracing.format import VERSION, Header
-from sluice.tracing.writer import TraceFile
+from sluice.tracing.recorder import Recorder
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +162,16 @@ class LoadedModel:
         Args:
             runner: as empty as the scheduler; None: a new one.
             tiers: to which the runner copies.
-            trace: file to record to, made by `tracing.writer.create`.
+            trace: file to record to, made by `tracing.file.create`.
 
         Raises:
             OSError: the trace cannot be written.
         """
         clock = WallClock()
         scheduler, log = self.scheduler(), ChunkLog(RecentSteps())
-        recorder = None if trace is None else Recorder(scheduler, log, self._trace_file(trace, clock), clock)
+        recorder = None
+        if trace is not None:
+            recorder = Recorder(scheduler, log, self._trace_file(trace), clock, start=clock.now())
         if tiers.stored:
             (recorder or scheduler).restore(tiers.stored)
         return Engine(
@@ -181,7 +183,7 @@ class LoadedModel:
             trace=recorder or log,
         )
 
-    def _trace_file(self, path: Path, clock: WallClock) -> TraceFile:
+    def _trace_file(self, path: Path) -> TraceFile:
         header = Header(
             version=VERSION,
             sluice=version("sluice"),
@@ -191,4 +193,4 @@ class LoadedModel:
             depth=self.depth,
             unix_time=time.time(),
         )
-        return TraceFile(path, header, start=clock.now(), key=secrets.token_bytes(16))
+        return TraceFile(path, header, key=secrets.token_bytes(16))

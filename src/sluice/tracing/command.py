@@ -1,7 +1,8 @@
-"""`sluice trace` and `sluice replay`: from the command line to text."""
+"""`sluice trace` and `sluice replay`. The command line imports this for their flags, so it imports the rest late."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -10,13 +11,22 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from sluice.config import ConfigError
-from sluice.tracing.options import GAP_MS
-from sluice.tracing.perfetto import write_perfetto
-from sluice.tracing.reader import TraceReader
-from sluice.tracing.replay import replay
-from sluice.tracing.report import report
-from sluice.tracing.run import read_run
-from sluice.tracing.summary import summarize
+
+GAP_MS = 100.0
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a file that --trace wrote")
+    parser.add_argument(
+        "--gap-ms", type=float, metavar="X", help=f"list gaps between tokens longer than this (default: {GAP_MS:g})"
+    )
+    parser.add_argument("--requests", action="store_true", help="a line for each request")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="all of it as one JSON object")
+    parser.add_argument("--perfetto", metavar="OUT", help="write a timeline too, for https://ui.perfetto.dev")
+
+
+def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a file that --trace wrote")
 
 
 def run_trace(given: dict[str, Any]) -> int:
@@ -26,10 +36,15 @@ def run_trace(given: dict[str, Any]) -> int:
         given: the flags that were given, by name.
 
     Raises:
-        ConfigError: a wrong command line, a timeline that cannot be written.
-        TraceError: a file that is no trace.
+        ConfigError: a wrong command line, or a timeline that cannot be written.
+        TraceError: the file is no trace.
         OSError: the disk is full.
     """
+    from sluice.tracing.file import TraceReader
+    from sluice.tracing.perfetto import write_perfetto
+    from sluice.tracing.run import read_run
+    from sluice.tracing.summary import report, summarize
+
     path, gap_ms = Path(given["file"]), given.get("gap_ms", GAP_MS)
     out = Path(given["perfetto"]) if "perfetto" in given else None
     if not (math.isfinite(gap_ms) and gap_ms >= 0):
@@ -38,7 +53,7 @@ def run_trace(given: dict[str, Any]) -> int:
         raise ConfigError(f"--perfetto {out} is the trace itself; name another file")
     with TraceReader(path) as trace:
         run = read_run(trace)
-        _note(trace, path, "trace")
+        _note_if(trace.is_truncated, path, "trace")
         summary = summarize(trace.header, run, gap_ms, truncated=trace.is_truncated)
     if given.get("as_json", False):
         print(json.dumps(asdict(summary), indent=2))
@@ -54,7 +69,7 @@ def run_trace(given: dict[str, Any]) -> int:
 def _writing(path: Path) -> TextIO:
     """
     Raises:
-        ConfigError: there can be no such file.
+        ConfigError: the file cannot be written.
     """
     try:
         return path.open("w", encoding="utf-8")
@@ -68,12 +83,15 @@ def run_replay(given: dict[str, Any]) -> int:
     """Make a trace's calls to the same scheduler. Returns the exit status: 1 if it planned something else.
 
     Raises:
-        TraceError: a file that is no trace, or one that cannot be replayed.
+        TraceError: the file is no trace, or cannot be replayed.
     """
+    from sluice.tracing.file import TraceReader
+    from sluice.tracing.replay import replay
+
     path = Path(given["file"])
     with TraceReader(path) as trace:
         replayed = replay(trace)
-        _note(trace, path, "replay")
+        _note_if(trace.is_truncated, path, "replay")
     if replayed.divergence is not None:
         print(f"{path} diverges after {replayed.steps} equal steps: {replayed.divergence}")
         return 1
@@ -83,6 +101,6 @@ def run_replay(given: dict[str, Any]) -> int:
     return 0
 
 
-def _note(trace: TraceReader, path: Path, command: str) -> None:
-    if trace.is_truncated:
+def _note_if(is_truncated: bool, path: Path, command: str) -> None:
+    if is_truncated:
         print(f"sluice {command}: note: {path} ends within a line; everything before it is used", file=sys.stderr)

@@ -1,26 +1,27 @@
-"""The trace file: one JSON object a line, first the header, then a record for every call into the scheduler.
+"""The lines of a trace file: JSON objects, first a header, then a record for every call of the scheduler.
 
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
-are numbered: a record names the number of its call, a step that of its planning too. `docs/trace.md` describes every
-field. This is the only place that knows the serializer of traces; `VERSION` changes with their meaning.
+are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
+`docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; lines of version 1 are upgraded
+as they are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import msgspec
 
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, RowError, StoredPage, Submit
+from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
 VERSION = 2
 
 
 class TraceError(ValueError):
-    """A file that is no trace, or not one that can be used; the message is one line for the user."""
+    """The file is no trace, or cannot be used. The message is one line for the user."""
 
 
 class End(NamedTuple):
@@ -35,7 +36,7 @@ class End(NamedTuple):
 
 
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="header"):
-    """What the rest is about. Times in the file are seconds since `unix_time`."""
+    """The engine that is traced. Times in the file are seconds since `unix_time`."""
 
     version: int
     sluice: str
@@ -59,58 +60,64 @@ class Add(Submit):
     at: float
     prompt_len: int
     num_outputs: int = 0
-    """Tokens that an engine before gave it."""
+    """Tokens that another engine gave it."""
     refused: str | None = None
     """Why the scheduler did not take it."""
 
+    @classmethod
+    def of(cls, submit: Submit, *, number: int, at: float, refused: str | None) -> Add:
+        """Return the record of a request that was submitted."""
+        return cls(
+            **{each.name: getattr(submit, each.name) for each in fields(Submit)},
+            number=number,
+            at=at,
+            prompt_len=len(submit.prompt),
+            num_outputs=len(submit.output_ids),
+            refused=refused,
+        )
 
-class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="abort"):
-    """A request was to end: by its client, a stop string, a deadline."""
+
+class _Call(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind"):
+    """One call of the scheduler."""
 
     number: int
     at: float
+    """When it was made."""
+
+
+class Abort(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="abort"):
+    """A request was to end: its client left, a stop string was found, or a deadline passed."""
+
     request_id: int
     reason: FinishReason
     ends: tuple[End, ...] = ()
-    """Empty if it had ended already."""
+    """Empty if it had ended already, or was never known."""
 
 
-class FlushCache(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="flush_cache"):
-    """Cached pages that nobody used were forgotten."""
+class Nothing(_Call, frozen=True, kw_only=True, tag="nothing"):
+    """No step was planned. It counts as a call: requests may have been preempted all the same."""
 
-    number: int
-    at: float
+
+class FlushCache(_Call, frozen=True, kw_only=True, tag="flush_cache"):
+    """Cached pages that no request held were forgotten."""
+
     pages: int
 
 
-class Nothing(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="nothing"):
-    """Nothing could be planned before a step in flight ends."""
-
-    number: int
-    at: float
+class ForgetDevice(_Call, frozen=True, kw_only=True, tag="forget_device"):
+    """The device lost its state; all requests that ran wait again."""
 
 
-class ForgetDevice(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="forget_device"):
-    """The device lost its state; everything that ran waits again."""
-
-    number: int
-    at: float
-
-
-class Copied(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="copied"):
+class Copied(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="copied"):
     """Copies with the disk ended."""
 
-    number: int
-    at: float
     done: tuple[CopyDone, ...]
     ends: tuple[End, ...] = ()
 
 
-class Loaded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="loaded"):
+class Loaded(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="loaded"):
     """Blocks of an offloaded chunk were read ahead from the disk, or cannot be read."""
 
-    number: int
-    at: float
     step: int
     """The step that began the chunk."""
     ready: int = 0
@@ -119,17 +126,15 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
     ends: tuple[End, ...] = ()
 
 
-class Restored(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="restored"):
+class Restored(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="restored"):
     """The prefix cache was filled from what a disk held."""
 
-    number: int
-    at: float
     num_pages: int
-    """That the disk held."""
+    """Pages that the disk held."""
     taken: int
-    """That have all the pages before them."""
+    """Pages that were taken over: all before them are there as well."""
     pages: tuple[StoredPage, ...] | None = None
-    """With keyed hashes in the place of cache salts and of digests."""
+    """With keyed hashes in the place of cache salts and of digests. None without token ids."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="step"):
@@ -141,27 +146,28 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """Number of the call that planned it."""
     planned_at: float
     launched_at: float | None = None
+    """None if the step was not waited for."""
     ended_at: float | None = None
     host_ms: float
-    """In the scheduler."""
+    """Milliseconds in the scheduler: planning, and committing the result."""
     device_ms: float = 0.0
-    """In the runner: launching, and waiting for the result."""
+    """Milliseconds in the runner: launching, and waiting for the result."""
     wait_ms: float = 0.0
     """Of these, waiting."""
-    plan: msgspec.Raw
-    """A `BatchPlan`."""
+    plan: BatchPlan
     tokens: tuple[tuple[int, ...], ...] | None = None
     """Sampled tokens of each row that samples; None without token ids, or if the step failed."""
     counts: tuple[int, ...] = ()
-    """Their numbers, instead."""
+    """Without token ids, their numbers."""
     prompt_logprobs: tuple[int, ...] = ()
-    """How many were told to each row with targets."""
+    """Number of log-probabilities of each row with targets."""
     row_errors: tuple[RowError, ...] = ()
     error: str | None = None
+    """Why it failed as a whole."""
     launched: bool = True
     """False: it failed before it began."""
     copies: tuple[CopyDone, ...] = ()
-    """That ended with it."""
+    """Copies that ended with it."""
     slice_errors: tuple[RowError, ...] = ()
     ends: tuple[End, ...] = ()
 
@@ -181,42 +187,69 @@ KINDS: Mapping[str, type[Record]] = {
 
 
 class _Head(msgspec.Struct):
-    """As much of a line as says what it is."""
+    """The fields that say how a line is to be read."""
 
     kind: str = ""
     version: int = 0
 
 
-BROKEN = (AttributeError, LookupError, TypeError, ValueError)
-"""What `upgraded` raises for a line that is no record."""
 _ENCODER = msgspec.json.Encoder()
+_HEAD = msgspec.json.Decoder(_Head)
+_HEADER = msgspec.json.Decoder(Header)
 _RECORDS: Mapping[str, msgspec.json.Decoder[Record]] = {
     kind: msgspec.json.Decoder(record) for kind, record in KINDS.items()
 }
-_HEADER = msgspec.json.Decoder(Header)
-_HEAD = msgspec.json.Decoder(_Head)
-_PLAN = msgspec.json.Decoder(BatchPlan)
+BROKEN = (msgspec.DecodeError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of decoding or upgrading a line that is not what it should be."""
+
+
+def ends_of(outputs: Iterable[Output]) -> tuple[End, ...]:
+    """Return the ends of the requests whose last output is among these."""
+    return tuple(
+        End(
+            output.request_id,
+            output.finish_reason,
+            output.start + len(output.token_ids),
+            output.num_cached_tokens,
+            output.error,
+        )
+        for output in outputs
+        if output.finish_reason is not None
+    )
 
 
 def encode(line: Header | Record) -> bytes:
-    """One line, its end included."""
-    return _ENCODER.encode(_without_defaults(line) if isinstance(line, Add) else line) + b"\n"
+    """Return a line, its end included."""
+    content: Any = _without_defaults(line) if isinstance(line, Add) else line
+    try:
+        return _ENCODER.encode(content) + b"\n"
+    except UnicodeEncodeError:
+        return _ENCODER.encode(_encodable(msgspec.to_builtins(content))) + b"\n"
 
 
 def _without_defaults(add: Add) -> dict[str, Any]:
-    """The fields that say something."""
-    given = ((each.name, getattr(add, each.name), each.default) for each in fields(add))
-    return {"kind": "add"} | {name: value for name, value, default in given if value != default}
+    values = ((each.name, getattr(add, each.name), each.default) for each in fields(add))
+    return {"kind": "add"} | {name: value for name, value, default in values if value != default}
+
+
+def _encodable(value: Any) -> Any:
+    """Replace what UTF-8 cannot hold in all strings of a JSON value: error messages may quote anything."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {key: _encodable(each) for key, each in value.items()}
+    return [_encodable(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def encode_plan(plan: BatchPlan) -> bytes:
-    """The bytes by which plans are compared."""
+    """Return the bytes by which plans are compared."""
     return _ENCODER.encode(plan)
 
 
 def as_written(plan: BatchPlan) -> BatchPlan:
-    """A plan without what the trace holds elsewhere: most of a new slot's request stands where it was added, keys of
-    pages are functions of tokens and of cache salts, and an offloaded chunk's tokens stand in its first slice."""
+    """Return a plan without what the trace holds elsewhere: most of a new slot's request stands where it was added,
+    keys of pages are functions of tokens and of cache salts, and an offloaded chunk's tokens stand in its first
+    slice."""
     if not plan.new_slots and not plan.copies and not plan.slices:
         return plan
     return replace(
@@ -225,29 +258,19 @@ def as_written(plan: BatchPlan) -> BatchPlan:
             new._replace(submit=Submit(new.request_id, (), new.sampling, new.sample_index)) for new in plan.new_slots
         ),
         copies=tuple(copy._replace(key=None) for copy in plan.copies),
-        slices=tuple(without_tokens(part) if part.first else part for part in plan.slices),
+        slices=tuple(without_tokens(each) if each.first else each for each in plan.slices),
     )
 
 
 def without_tokens(part: ChunkSlice) -> ChunkSlice:
+    """Return a slice without the tokens of its chunk."""
     return part._replace(chunk=part.chunk._replace(token_ids=(), targets=()))
-
-
-def decode_plan(data: bytes | msgspec.Raw) -> BatchPlan:
-    """
-    Raises:
-        TraceError: no plan.
-    """
-    try:
-        return _PLAN.decode(data)
-    except msgspec.DecodeError as error:
-        raise TraceError(f"a plan that is none: {error}") from error
 
 
 def decode_header(line: bytes) -> Header:
     """
     Raises:
-        TraceError: no header, or one of another version.
+        TraceError: the line is no header, or one of an unknown version.
     """
     head = _head(line)
     if head.kind != "header":
@@ -255,8 +278,8 @@ def decode_header(line: bytes) -> Header:
     if not 1 <= head.version <= VERSION:
         raise TraceError(f"a trace of version {head.version}, but this is a reader of versions 1 to {VERSION}")
     try:
-        return _HEADER.decode(upgraded(line) if head.version == 1 else line)
-    except (msgspec.DecodeError, *BROKEN) as error:
+        return _HEADER.decode(_upgraded(line) if head.version == 1 else line)
+    except BROKEN as error:
         raise TraceError(f"a bad header: {error}") from error
 
 
@@ -266,19 +289,26 @@ def decode(line: bytes, version: int = VERSION) -> Record:
         version: of the file.
 
     Raises:
-        TraceError: no record, or one of an unknown kind.
+        TraceError: the line is no record, or one of an unknown kind.
     """
     kind = _head(line).kind
     if kind not in KINDS:
         raise TraceError(f"unknown kind of record {kind!r}; known: {', '.join(KINDS)}")
     try:
-        return _RECORDS[kind].decode(upgraded(line) if version == 1 else line)
-    except (msgspec.DecodeError, *BROKEN) as error:
+        return _RECORDS[kind].decode(_upgraded(line) if version == 1 else line)
+    except BROKEN as error:
         raise TraceError(f"a bad {kind!r} record: {error}") from error
 
 
-def upgraded(line: bytes) -> bytes:
-    """A line of a version 1 file as version 2 has it: keys were renamed, and a new slot holds its request."""
+def _head(line: bytes) -> _Head:
+    try:
+        return _HEAD.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(f"not a JSON object with a kind: {error}") from error
+
+
+def _upgraded(line: bytes) -> bytes:
+    """Turn a line of version 1 into one of version 2: keys were renamed, and a new slot holds its request."""
     record = msgspec.json.decode(line)
     _rename(record, num_told="prompt_logprobs_sent", is_known="is_resumed")
     _rename(record, part_errors="slice_errors")
@@ -299,10 +329,3 @@ def _rename(record: dict[str, Any], **names: str) -> None:
     for old, new in names.items():
         if old in record:
             record[new] = record.pop(old)
-
-
-def _head(line: bytes) -> _Head:
-    try:
-        return _HEAD.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TraceError(f"not a JSON object with a kind: {error}") from error

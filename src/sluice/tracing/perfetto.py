@@ -10,14 +10,14 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
-from sluice.tracing.format import Abort, Add, End, ForgetDevice, Header, Step, decode_plan
-from sluice.tracing.reader import Line
+from sluice.tracing.file import Line
+from sluice.tracing.format import Abort, Add, End, ForgetDevice, Header, Step
 from sluice.tracing.run import sampled
 from sluice.types import BatchPlan, Chunk, FinishReason
 
 PROCESS = 1
 STEPS = 1
-"""Thread ids; those of requests come behind, in the order of their arrival."""
+"""Thread id of the steps; those of requests follow, in the order of their arrival."""
 
 Event = dict[str, Any]
 
@@ -26,7 +26,7 @@ def write_perfetto(header: Header, lines: Iterable[Line], out: TextIO) -> int:
     """Write the JSON of a whole trace. Returns the number of events.
 
     Raises:
-        TraceError: a file that is broken.
+        TraceError: the file is broken.
     """
     count = 0
     out.write('{"displayTimeUnit":"ms","traceEvents":[')
@@ -38,7 +38,7 @@ def write_perfetto(header: Header, lines: Iterable[Line], out: TextIO) -> int:
 
 
 class Converter:
-    """Records to events."""
+    """Turns records into events."""
 
     def __init__(self, header: Header) -> None:
         self._header = header
@@ -49,7 +49,7 @@ class Converter:
         self._ran_until: dict[int, float] = {}
         """Request id -> end of its last chunk, of those that were admitted."""
         self._free_at = 0.0
-        """When the step before was done."""
+        """When the previous step was done."""
 
     def events(self, lines: Iterable[Line]) -> Iterator[Event]:
         yield _name("process_name", 0, f"sluice {self._header.model}")
@@ -83,7 +83,7 @@ class Converter:
     def _step(self, record: Step) -> Iterator[Event]:
         if record.launched_at is None or record.ended_at is None:
             return
-        plan = decode_plan(record.plan)
+        plan = record.plan
         start, end = self._busy(record, record.launched_at, record.ended_at)
         yield _slice(STEPS, step_name(plan), start, end, _step_args(plan, record))
         yield {
@@ -93,12 +93,12 @@ class Converter:
             "ts": _us(start),
             "args": {"decode": plan.num_decoded, "prefill": plan.num_tokens - plan.num_decoded},
         }
-        yield from self._sent_back(plan)
-        counts = {chunk.request_id: count for chunk, count in sampled(plan, record)}
-        slices = {part.chunk.request_id: part for part in plan.slices}
+        yield from self._preempted(plan)
+        counts = {chunk.request_id: count for chunk, count in sampled(record)}
+        slices = {each.chunk.request_id: each for each in plan.slices}
         rows = [("decode" if row < plan.num_decodes else "prefill", chunk) for row, chunk in enumerate(plan.chunks)]
         rows = [(name, chunk) for name, chunk in rows if chunk.request_id not in slices]
-        rows += [("offloaded", part.chunk) for part in plan.slices]
+        rows += [("offloaded", each.chunk) for each in plan.slices]
         for name, chunk in rows:
             thread = self._threads.get(chunk.request_id)
             if thread is None:
@@ -107,27 +107,28 @@ class Converter:
                 yield _slice(thread, "waits", since, start, {})
             args = _chunk_args(plan, chunk, counts.get(chunk.request_id, 0))
             if (part := slices.get(chunk.request_id)) is not None:
-                args |= {"from unit": part.first, "to unit": part.stop, "of units": part.total}
+                args |= {"from item": part.first, "to item": part.stop, "of items": part.total}
             yield _slice(thread, name if name == "decode" else f"{name} {chunk.length}", start, end, args)
             self._ran_until[chunk.request_id] = end
         yield from self._ends(record.ends, end)
 
     def _busy(self, record: Step, launched_at: float, ended_at: float) -> tuple[float, float]:
-        """When the step was computed, as well as the engine can tell. Steps run one after the other. If the engine had
-        to wait, the step was done when the wait was over; if not, it was computed at its launch (cpu)."""
+        """Return when the step was computed, as well as the engine can know. Steps run one after the other. If the
+        engine had to wait, the step was done when the wait was over; if not, it was computed at its launch (cpu)."""
         launch_ms = record.device_ms - record.wait_ms
         end = ended_at if record.wait_ms >= launch_ms else launched_at + launch_ms / 1000
         start = max(launched_at, self._free_at)
         self._free_at = max(start, end)
         return start, self._free_at
 
-    def _sent_back(self, plan: BatchPlan) -> Iterator[Event]:
-        """No plan tells of a retraction. It shows when the request is admitted again, and was behind its last chunk."""
+    def _preempted(self, plan: BatchPlan) -> Iterator[Event]:
+        """Yield the preemptions that a plan shows. No plan records one, but the request is admitted again; it was
+        preempted after its last chunk."""
         for new in plan.new_slots:
             since, thread = self._ran_until.get(new.request_id), self._threads.get(new.request_id)
             if since is not None and thread is not None:
                 self._waits_since[new.request_id] = since
-                yield _instant(thread, "retract", since, {"back in step": plan.step})
+                yield _instant(thread, "preempt", since, {"back in step": plan.step})
 
     def _ends(self, ends: Iterable[End], at: float) -> Iterator[Event]:
         for end in ends:
@@ -144,7 +145,7 @@ class Converter:
 
 
 def step_name(plan: BatchPlan) -> str:
-    """What a step held, in a word."""
+    """Return the kind of a step in a word."""
     if not plan.chunks:
         return "offloaded" if plan.slices else "copies"
     if plan.num_decoded == len(plan.chunks):

@@ -1,4 +1,4 @@
-"""The calls of a trace, made to the same scheduler once more: it must plan the same, byte for byte."""
+"""Replay: make the calls of a trace to the same scheduler once more, which must plan the same, byte for byte."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from sluice.scheduler.scheduler import Scheduler
+from sluice.tracing.file import Line, TraceReader
 from sluice.tracing.format import (
     Abort,
     Add,
@@ -20,19 +21,22 @@ from sluice.tracing.format import (
     Step,
     TraceError,
     as_written,
-    decode_plan,
     encode_plan,
+    ends_of,
 )
-from sluice.tracing.reader import Line, TraceReader
-from sluice.tracing.writer import ends_of
 from sluice.types import BatchPlan, BatchResult, NewSlot, Output, Tier, TokenLogprobs
 
-TOLD = TokenLogprobs(0, 0.0, ())
+ANY_LOGPROB = TokenLogprobs(0, 0.0, ())
 """Stands for a log-probability: the scheduler only counts them."""
+SHOWN_CHARS = 200
+"""Of a value that differs."""
+
+Difference = tuple[str, str, str]
+"""A field, its recorded value and the replayed one."""
 
 
 class ReplayError(TraceError):
-    """A trace that cannot be replayed."""
+    """The trace cannot be replayed."""
 
 
 class Planned(NamedTuple):
@@ -42,7 +46,7 @@ class Planned(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The call that committed or failed it."""
+    """The call that committed or failed a step."""
 
     step: Step
 
@@ -51,9 +55,10 @@ Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | R
 
 
 class NumberedCall(NamedTuple):
+    """A call of the scheduler and the line that records it."""
+
     number: int
     line: int
-    """Where it is recorded."""
     action: Action
 
 
@@ -78,10 +83,10 @@ class Divergence(NamedTuple):
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a replay."""
+    """The outcome of a replay."""
 
     steps: int = 0
-    """That were planned alike."""
+    """Steps that were planned alike."""
     calls: int = 0
     divergence: Divergence | None = None
     unended: int = 0
@@ -90,12 +95,12 @@ class Replayed:
 
 
 def replay(trace: TraceReader) -> Replayed:
-    """Make all calls of a trace, up to the first that gives something else than it gave.
+    """Make all calls of a trace, up to the first whose outcome differs.
 
     Raises:
         ReplayError: a trace without token ids, one of a scheduler that cannot be built, or one of version 1 with
             contexts on a disk.
-        TraceError: a file that is broken.
+        TraceError: the file is broken.
     """
     if not trace.header.token_ids:
         raise ReplayError("the trace was written without token ids (--no-trace-token-ids) and cannot be replayed")
@@ -117,7 +122,7 @@ def replay(trace: TraceReader) -> Replayed:
 
 
 def in_order(lines: Iterable[Line], replayed: Replayed) -> Iterator[NumberedCall]:
-    """The calls as they were made: a step stands in the file where it ended, and was planned before.
+    """Yield the calls as they were made: a step stands in the file where it ended, and was planned before.
 
     Raises:
         ReplayError: a call is missing, or there twice.
@@ -138,7 +143,7 @@ def in_order(lines: Iterable[Line], replayed: Replayed) -> Iterator[NumberedCall
 
 
 def calls_of(line: Line) -> Iterator[NumberedCall]:
-    """One call, or the two of a step."""
+    """Yield the call of a record, or the two of a step."""
     record = line.record
     if not isinstance(record, Step):
         yield NumberedCall(record.number, line.number, record)
@@ -149,7 +154,7 @@ def calls_of(line: Line) -> Iterator[NumberedCall]:
 
 
 class Player:
-    """Makes recorded calls to a scheduler and compares what they give."""
+    """Makes recorded calls to a scheduler and compares the outcomes."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -157,7 +162,7 @@ class Player:
         """Planned and not ended, by the number of the call."""
 
     def make(self, call: NumberedCall) -> Divergence | None:
-        """One call. A scheduler that breaks has diverged as well."""
+        """Make one call. A scheduler that breaks has diverged as well."""
         try:
             found = self._make(call.action)
         except TraceError as error:
@@ -166,7 +171,7 @@ class Player:
             found = "what the scheduler did", "no error", f"{type(error).__name__}: {error}"
         return None if found is None else Divergence(call.number, call.line, place_of(call.action), *found)
 
-    def _make(self, action: Action) -> tuple[str, str, str] | None:
+    def _make(self, action: Action) -> Difference | None:
         match action:
             case Planned(step):
                 return self._plan(step)
@@ -193,7 +198,7 @@ class Player:
                 found = self._scheduler.restore(pages or ())
                 return None if found == taken else ("pages", str(taken), str(found))
 
-    def _add(self, add: Add) -> tuple[str, str, str] | None:
+    def _add(self, add: Add) -> Difference | None:
         if len(add.prompt) != add.prompt_len:
             raise ReplayError(f"request {add.request_id} has no prompt")
         refused: str | None = None
@@ -203,18 +208,13 @@ class Player:
             refused = str(error)
         return None if refused == add.refused else ("refusal", repr(add.refused), repr(refused))
 
-    def _plan(self, step: Step) -> tuple[str, str, str] | None:
+    def _plan(self, step: Step) -> Difference | None:
         plan = self._scheduler.schedule()
         if plan is None:
-            return "plan", _chunks(decode_plan(step.plan)), "nothing to plan"
+            return "plan", _chunks(step.plan), "nothing to plan"
         self._plans[step.planned] = plan
         plan = as_written(plan)
-        replayed = encode_plan(plan)
-        if replayed == bytes(step.plan):
-            return None
-        # Through the same types: a temperature asked for as 1 comes back from the file as 1.0, and means the same.
-        recorded = decode_plan(step.plan)
-        return None if replayed == encode_plan(recorded) else first_difference(recorded, plan)
+        return None if encode_plan(plan) == encode_plan(step.plan) else first_difference(step.plan, plan)
 
     def _end(self, step: Step) -> list[Output]:
         if step.planned not in self._plans:
@@ -224,26 +224,24 @@ class Player:
             return self._scheduler.fail(plan, step.error, launched=step.launched)
         if step.tokens is None:
             raise ReplayError(f"step {plan.step} has neither tokens nor an error")
-        told = tuple((TOLD,) * count for count in step.prompt_logprobs)
         result = BatchResult(
             plan.step,
             step.tokens,
             step.row_errors,
-            (),
-            told,
-            step.copies,
+            prompt_logprobs=tuple((ANY_LOGPROB,) * count for count in step.prompt_logprobs),
+            copies=step.copies,
             slice_errors=step.slice_errors,
         )
         return self._scheduler.commit(plan, result)
 
 
 def place_of(action: Action) -> str:
-    """What a call was about."""
+    """Name a call by its step or request."""
     match action:
         case Planned(step):
-            return f"step {decode_plan(step.plan).step}, planned"
+            return f"step {step.plan.step}, planned"
         case Ended(step):
-            return f"step {decode_plan(step.plan).step}, ended"
+            return f"step {step.plan.step}, ended"
         case Add(request_id=request_id):
             return f"request {request_id}, added"
         case Abort(request_id=request_id):
@@ -262,14 +260,14 @@ def place_of(action: Action) -> str:
             return "the cache, restored from a disk"
 
 
-def different_ends(recorded: tuple[End, ...], outputs: list[Output]) -> tuple[str, str, str] | None:
-    """Requests that ended otherwise."""
+def different_ends(recorded: tuple[End, ...], outputs: list[Output]) -> Difference | None:
+    """Compare the requests that ended."""
     replayed = ends_of(outputs)
     return None if replayed == recorded else ("ends", _show(recorded), _show(replayed))
 
 
-def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> tuple[str, str, str]:
-    """The first field of two plans that differs, and its values."""
+def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> Difference:
+    """Find the first field of two plans that differs."""
     for name, one, other in (
         ("step", recorded.step, replayed.step),
         ("bound_by", recorded.bound_by.value, replayed.bound_by.value),
@@ -282,31 +280,30 @@ def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> tuple[str, str
     ):
         if one != other:
             return name, _show(one), _show(other)
-    rows = [
-        (f"new_slots[{index}]", _slot_fields(new), _slot_fields(other))
-        for index, (new, other) in enumerate(zip(recorded.new_slots, replayed.new_slots, strict=True))
-    ] + [
-        (f"chunks[{index}]", chunk._asdict(), other._asdict())
-        for index, (chunk, other) in enumerate(zip(recorded.chunks, replayed.chunks, strict=True))
-    ]
-    for name, row, other_row in rows:
+    ours, theirs = _rows(recorded), _rows(replayed)
+    for name, row in ours.items():
         for field, value in row.items():
-            if value != other_row[field]:
-                return f"{name}.{field}", _show(value), _show(other_row[field])
+            if value != theirs[name][field]:
+                return f"{name}.{field}", _show(value), _show(theirs[name][field])
     raise AssertionError(f"{recorded} and {replayed} differ in their bytes alone")
 
 
+def _rows(plan: BatchPlan) -> dict[str, dict[str, object]]:
+    """The fields of each new slot and chunk, by a name for it."""
+    slots = {f"new_slots[{index}]": _slot_fields(new) for index, new in enumerate(plan.new_slots)}
+    return slots | {f"chunks[{index}]": chunk._asdict() for index, chunk in enumerate(plan.chunks)}
+
+
 def _slot_fields(new: NewSlot) -> dict[str, object]:
-    """By name, those of its request among them."""
     return asdict(new.submit) | {"slot": new.slot, "prompt_len": new.prompt_len, "history": new.history}
 
 
 def _chunks(plan: BatchPlan) -> str:
-    """Who gets which tokens."""
+    """The tokens of each request in a plan."""
     shown = (f"request {chunk.request_id} [{chunk.start}, {chunk.end})" for chunk in plan.chunks)
     return ", ".join(shown) or "no chunks"
 
 
 def _show(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."

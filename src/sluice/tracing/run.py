@@ -1,20 +1,25 @@
-"""A trace as people ask about it: steps and requests, each with its times, instead of calls."""
+"""A trace as steps and requests, each with its times, instead of calls; and the gaps between tokens."""
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sluice.tracing.format import Abort, Add, Copied, End, Loaded, Record, Step, decode_plan
-from sluice.tracing.reader import Line
+from sluice.tracing.file import Line
+from sluice.tracing.format import Abort, Add, Copied, End, Loaded, Record, Step
 from sluice.types import BatchPlan, Bound, Chunk, Tier
+
+CAUSES_SHOWN = 3
+"""Steps named for each gap: those that took most of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A piece of a prompt, or of tokens computed again, in one step."""
+    """A chunk of a prompt, or of tokens computed again, in one step."""
 
     request_id: int
     start: int
@@ -23,7 +28,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Offloaded:
-    """A part of the work on a chunk of a context longer than the device."""
+    """A slice of the work on a chunk of a context longer than the device."""
 
     request_id: int
     start: int
@@ -48,11 +53,11 @@ class StepRun(NamedTuple):
     bound_by: Bound
     error: str | None
     stores: int
-    """Pages to be copied down from the device, or from the host to the disk."""
+    """Pages to be copied from the device to a tier, or from the host to the disk."""
     loads: int
     """Pages to be copied to the device."""
     offloaded: tuple[Offloaded, ...]
-    """Where it completes a chunk, this is among the decodes or prefills as well."""
+    """A slice that completes its chunk is among the decodes or prefills as well."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -63,19 +68,23 @@ class StepRun(NamedTuple):
         return self.num_decodes > 0 and bool(self.prefills)
 
     @property
+    def has_no_chunk(self) -> bool:
+        return self.num_decodes == 0 and not self.prefills
+
+    @property
     def launch(self) -> tuple[float, float]:
-        """The stretch in which the engine launched it: on cpu, computed it."""
+        """When the engine launched it; on cpu, computed it."""
         return self.launched_at, self.launched_at + (self.device_ms - self.wait_ms) / 1000
 
     @property
     def wait(self) -> tuple[float, float]:
-        """The stretch in which the engine waited for it. No stretch of any two steps overlaps."""
+        """When the engine waited for it. The launches and waits of two steps never overlap."""
         return self.ended_at - self.wait_ms / 1000, self.ended_at
 
 
 @dataclass(slots=True)
 class RequestRun:
-    """One request."""
+    """A request that was accepted. Times are seconds since the header's."""
 
     request_id: int
     added_at: float
@@ -86,16 +95,21 @@ class RequestRun:
     cached: int = 0
     """Tokens found in the cache at the first admission."""
     chunks: int = 0
-    """Pieces of its prompt, or of tokens computed again, decodes apart."""
+    """Chunks of its prompt, or of tokens computed again; no decodes."""
     token_times: array[float] = field(default_factory=lambda: array("d"))
     """When each output token was known."""
     end: End | None = None
     ended_at: float | None = None
 
     @property
-    def sent_back(self) -> int:
-        """Times it was retracted, or made way for a higher priority, and came back."""
+    def preemptions(self) -> int:
+        """Times that it was preempted and came back."""
         return max(0, self.admissions - 1)
+
+    @property
+    def outcome(self) -> str:
+        """How it ended, in a word."""
+        return "open" if self.end is None else self.end.reason.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +127,7 @@ class Refusal:
 
 @dataclass(slots=True)
 class Run:
-    """Everything a trace tells."""
+    """The content of a trace."""
 
     steps: list[StepRun] = field(default_factory=list)
     requests: dict[int, RequestRun] = field(default_factory=dict)
@@ -130,7 +144,7 @@ class Run:
 def read_run(lines: Iterable[Line]) -> Run:
     """
     Raises:
-        TraceError: a file that is broken.
+        TraceError: the file is broken.
     """
     run, numbers, last_planned = Run(), set[int](), 0
     for line in lines:
@@ -151,13 +165,13 @@ def read_run(lines: Iterable[Line]) -> Run:
                 _end_requests(run, loaded.ends, loaded.at)
             case Abort() as abort:
                 _end_requests(run, abort.ends, abort.at)
-    # Steps end in order, and all else is written at once: what a step was planned after stands somewhere.
+    # Steps end in order, and all else is written at once, so every call before the last planned one stands somewhere.
     run.lost_calls = sum(number not in numbers for number in range(last_planned))
     return run
 
 
 def _numbers(record: Record) -> Iterator[int]:
-    """Those of its calls."""
+    """The numbers of a record's calls."""
     if isinstance(record, Step):
         yield record.planned
     if record.number is not None:
@@ -165,11 +179,11 @@ def _numbers(record: Record) -> Iterator[int]:
 
 
 def _add_step(run: Run, record: Step) -> None:
-    plan = decode_plan(record.plan)
+    plan = record.plan
     if record.launched_at is None or record.ended_at is None or record.number is None:
         run.unended += 1
         return
-    decodes = {part.chunk.request_id for part in plan.slices if part.is_decode}
+    decodes = {each.chunk.request_id for each in plan.slices if each.is_decode}
     prefills = [chunk for chunk in plan.chunks[plan.num_decodes :] if chunk.request_id not in decodes]
     run.steps.append(
         StepRun(
@@ -186,8 +200,8 @@ def _add_step(run: Run, record: Step) -> None:
             stores=sum(copy.target is not Tier.DEVICE for copy in plan.copies),
             loads=sum(copy.target is Tier.DEVICE for copy in plan.copies),
             offloaded=tuple(
-                Offloaded(part.chunk.request_id, part.chunk.start, part.chunk.length, part.first, part.stop, part.total)
-                for part in plan.slices
+                Offloaded(each.chunk.request_id, each.chunk.start, each.chunk.length, each.first, each.stop, each.total)
+                for each in plan.slices
             ),
         )
     )
@@ -196,23 +210,28 @@ def _add_step(run: Run, record: Step) -> None:
     for chunk in prefills:
         if (request := run.requests.get(chunk.request_id)) is not None:
             request.chunks += 1
-    for chunk, count in sampled(plan, record):
+    for chunk, count in sampled(record):
         request = run.requests.get(chunk.request_id)
         if request is not None and request.end is None:
             request.token_times.extend([record.ended_at] * count)
+    _add_failures(run, record)
+    _end_requests(run, record.ends, record.ended_at)
+
+
+def _add_failures(run: Run, record: Step) -> None:
+    plan = record.plan
     for error in record.row_errors:
         if error.row < len(plan.chunks):
             run.row_failures.append(RowFailure(plan.step, plan.chunks[error.row].request_id, error.message))
     for error in record.slice_errors:
         if error.row < len(plan.slices):
             failed = run.requests.get(plan.slices[error.row].chunk.request_id)
-            if failed is not None and failed.end is None:  # parts that were in flight behind it fail by it
+            if failed is not None and failed.end is None:  # slices in flight behind it fail because of it
                 run.row_failures.append(RowFailure(plan.step, failed.request_id, error.message))
-    _end_requests(run, record.ends, record.ended_at)
 
 
 def _admit(run: Run, plan: BatchPlan, at: float) -> None:
-    first = {chunk.request_id: chunk for chunk in (*plan.chunks, *(part.chunk for part in plan.slices))}
+    first = {chunk.request_id: chunk for chunk in (*plan.chunks, *(each.chunk for each in plan.slices))}
     for new in plan.new_slots:
         request, chunk = run.requests.get(new.request_id), first.get(new.request_id)
         if request is None or chunk is None:
@@ -229,15 +248,75 @@ def _end_requests(run: Run, ends: Sequence[End], at: float) -> None:
             request.end, request.ended_at = end, at
 
 
-def sampled(plan: BatchPlan, record: Step) -> Iterator[tuple[Chunk, int]]:
-    """The rows of a step that sample, and how many tokens each gave."""
-    rows = [chunk for chunk in plan.chunks if chunk.samples]
+def sampled(record: Step) -> Iterator[tuple[Chunk, int]]:
+    """Yield the rows of a step that sample, and how many tokens each gave."""
+    rows = [chunk for chunk in record.plan.chunks if chunk.samples]
     counts = record.counts if record.tokens is None else [len(row) for row in record.tokens]
     yield from zip(rows, counts, strict=False)
 
 
-def outcome(request: RequestRun) -> str:
-    """How a request ended, in a word."""
-    if request.end is None:
-        return "open"
-    return request.end.reason.value
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A step that ran while a request waited for its next token."""
+
+    step: int
+    ms: float
+    """How much of the gap the runner was at it."""
+    num_decodes: int
+    prefills: tuple[Prefill, ...]
+    offloaded: tuple[Offloaded, ...]
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A stretch between two tokens of a request; requests that waited for the same steps share one."""
+
+    start: float
+    ms: float
+    request_ids: tuple[int, ...]
+    num_steps: int
+    """Steps that the runner was at in it."""
+    causes: tuple[Cause, ...]
+    """Those that took most of it, most first."""
+    runner_ms: float
+    """How much of it the runner was at any step; the rest is the scheduler, the link and other work of the host."""
+
+
+def find_gaps(run: Run, over_ms: float) -> list[Gap]:
+    """Return the gaps of more than `over_ms`, longest first."""
+    windows: defaultdict[tuple[float, float], list[int]] = defaultdict(list)
+    for request in run.requests.values():
+        times = request.token_times
+        for index in range(1, len(times)):
+            if (times[index] - times[index - 1]) * 1000 > over_ms:
+                windows[times[index - 1], times[index]].append(request.request_id)
+    ends = [step.ended_at for step in run.steps]
+    gaps = [_gap(run.steps, ends, window, ids) for window, ids in windows.items()]
+    return sorted(gaps, key=lambda gap: (-gap.ms, gap.start))
+
+
+def _gap(steps: list[StepRun], ends: list[float], window: tuple[float, float], ids: list[int]) -> Gap:
+    start, end = window
+    causes: list[Cause] = []
+    for step in steps[bisect_left(ends, start) :]:
+        if step.launched_at >= end:
+            break
+        ms = overlap_ms(step.launch, window) + overlap_ms(step.wait, window)
+        if ms > 0:
+            failed = step.error is not None
+            causes.append(Cause(step.step, round(ms, 3), step.num_decodes, step.prefills, step.offloaded, failed))
+    causes.sort(key=lambda cause: (-cause.ms, cause.step))
+    return Gap(
+        start=start,
+        ms=round((end - start) * 1000, 3),
+        request_ids=tuple(sorted(ids)),
+        num_steps=len(causes),
+        causes=tuple(causes[:CAUSES_SHOWN]),
+        runner_ms=round(sum(cause.ms for cause in causes), 3),
+    )
+
+
+def overlap_ms(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Return how long two stretches of time, in seconds, overlap, in milliseconds."""
+    return max(0.0, min(one[1], other[1]) - max(one[0], other[0])) * 1000

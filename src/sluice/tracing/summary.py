@@ -1,21 +1,28 @@
-"""A trace in numbers."""
+"""A trace in numbers, and these as text for a terminal."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from sluice.tracing.format import Header
-from sluice.tracing.gaps import Gap, find_gaps
-from sluice.tracing.run import Refusal, RequestRun, RowFailure, Run, StepRun, outcome
+from sluice.tracing.run import Cause, Gap, Refusal, RequestRun, RowFailure, Run, find_gaps
+
+GAPS_SHOWN = 20
+FAILURES_SHOWN = 10
+NAMES_SHOWN = 8
+HEAD = (
+    *("request", "at s", "prompt", "cached", "output", "chunks", "preempted"),
+    *("queued ms", "TTFT ms", "ITL p50 ms", "ITL max ms", "end"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Milliseconds."""
+    """Percentiles and the maximum, in milliseconds."""
 
     p50: float
     p99: float
@@ -29,14 +36,14 @@ class StepFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class SentBack:
+class Preempted:
     request_id: int
     times: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestRow:
-    """One request. Times in milliseconds; None: it never came to that."""
+    """One request. Times are milliseconds; None: it did not happen."""
 
     request_id: int
     added_at: float
@@ -45,7 +52,7 @@ class RequestRow:
     cached_tokens: int
     output_tokens: int
     chunks: int
-    sent_back: int
+    preemptions: int
     queued_ms: float | None
     """From its arrival to the launch of its first chunk."""
     ttft_ms: float | None
@@ -58,55 +65,55 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What `sluice trace` shows."""
+    """The numbers that `sluice trace` shows."""
 
     model: str
     sluice: str
     token_ids: bool
     depth: int
     seconds: float
-    """To the last thing that happened."""
+    """From the start to the last event."""
     steps: int
     failed_steps: int
     unended_steps: int
-    """In flight at the end."""
+    """Steps in flight at the end."""
     truncated: bool
-    """The last line is cut and was left out."""
+    """The last line was cut, and left out."""
     lost_calls: int
-    """Calls of the scheduler that lines in the middle must have held: no figure counts them."""
+    """Calls of the scheduler whose lines are missing from the middle: no figure counts them."""
     decode_steps: int
     prefill_steps: int
     mixed_steps: int
     offloaded_steps: int
-    """With no chunk that they complete, but a part of one of a context longer than the device."""
+    """Steps that complete no chunk and hold a slice of one of a context longer than the device."""
     other_steps: int
-    """With neither: copies between tiers."""
+    """Steps with copies between tiers alone."""
     stored_pages: int
     loaded_pages: int
     failed_copies: int
     decode_tokens: int
-    """Input tokens: one a decode."""
+    """Input tokens: one for each decode."""
     prefill_tokens: int
     output_tokens: int
     bound_by: dict[str, int]
     """Steps by the limit that kept them from holding more, most first."""
     device_ms: Spread
-    """Of steps, in the runner."""
+    """Time of a step in the runner."""
     host_ms: Spread
-    """Of steps, in the scheduler."""
+    """Time of a step in the scheduler."""
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
     """Of requests that were admitted."""
     cached_tokens: int
-    """Of these, found in the cache at the first admission."""
-    sent_back: tuple[SentBack, ...]
-    """Requests that were retracted, or made way, and came back."""
+    """Those of them that were found in the cache at the first admission."""
+    preempted: tuple[Preempted, ...]
+    """Requests that were preempted and came back."""
     refused: tuple[Refusal, ...]
     step_failures: tuple[StepFailure, ...]
     row_failures: tuple[RowFailure, ...]
     gap_ms: float
-    """Gaps longer than this are told."""
+    """Gaps longer than this are listed."""
     gaps: tuple[Gap, ...]
     table: tuple[RequestRow, ...]
 
@@ -131,8 +138,8 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         decode_steps=with_decodes - mixed,
         prefill_steps=sum(step.num_decodes == 0 and bool(step.prefills) for step in steps),
         mixed_steps=mixed,
-        offloaded_steps=sum(_has_no_chunk(step) and bool(step.offloaded) for step in steps),
-        other_steps=sum(_has_no_chunk(step) and not step.offloaded for step in steps),
+        offloaded_steps=sum(step.has_no_chunk and bool(step.offloaded) for step in steps),
+        other_steps=sum(step.has_no_chunk and not step.offloaded for step in steps),
         stored_pages=sum(step.stores for step in steps),
         loaded_pages=sum(step.loads for step in steps),
         failed_copies=run.failed_copies,
@@ -143,10 +150,10 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         device_ms=spread([step.device_ms for step in steps]),
         host_ms=spread([step.host_ms for step in steps]),
         requests=len(requests),
-        outcomes=_counted(outcome(request) for request in requests),
+        outcomes=_counted(request.outcome for request in requests),
         prompt_tokens=sum(request.prompt_len for request in admitted),
         cached_tokens=sum(request.cached for request in admitted),
-        sent_back=tuple(SentBack(r.request_id, r.sent_back) for r in requests if r.sent_back),
+        preempted=tuple(Preempted(r.request_id, r.preemptions) for r in requests if r.preemptions),
         refused=tuple(run.refused),
         step_failures=tuple(StepFailure(step.step, step.error) for step in steps if step.error is not None),
         row_failures=tuple(run.row_failures),
@@ -157,7 +164,7 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """Percentiles by nearest rank; zeros of nothing."""
+    """Return percentiles by nearest rank; zeros if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return Spread(0.0, 0.0, 0.0)
@@ -165,12 +172,8 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def percentile(ordered: list[float], share: float) -> float:
-    """The smallest value that `share` of the (sorted) values do not exceed."""
+    """Return the smallest value that `share` of the sorted values do not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def _has_no_chunk(step: StepRun) -> bool:
-    return step.num_decodes == 0 and not step.prefills
 
 
 def _row(request: RequestRun) -> RequestRow:
@@ -183,12 +186,12 @@ def _row(request: RequestRun) -> RequestRow:
         cached_tokens=request.cached,
         output_tokens=len(times),
         chunks=request.chunks,
-        sent_back=request.sent_back,
+        preemptions=request.preemptions,
         queued_ms=None if request.admitted_at is None else _ms(request.admitted_at - request.added_at),
         ttft_ms=_ms(times[0] - request.added_at) if times else None,
         itl_p50_ms=round(percentile(itl, 0.5), 3) if itl else None,
         itl_max_ms=round(itl[-1], 3) if itl else None,
-        outcome=outcome(request),
+        outcome=request.outcome,
         error=None if end is None else end.error,
     )
 
@@ -205,3 +208,125 @@ def _counted(values: Iterable[str]) -> dict[str, int]:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 3)
+
+
+def report(summary: Summary, *, table: bool) -> str:
+    """Return the whole summary as text; with `table`, with a line for each request."""
+    blocks = [list(block) for block in (_run(summary), _bounds(summary), _trouble(summary), _gaps(summary))]
+    if table:
+        blocks.append(list(_table(summary.table)))
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _run(summary: Summary) -> Iterator[str]:
+    steps, prompt = summary.steps, summary.prompt_tokens
+    yield f"{summary.model}, sluice {summary.sluice}, {summary.depth} in flight, {summary.seconds:.3f} s"
+    yield (
+        f"steps     {steps}: {summary.mixed_steps} mixed ({_share(summary.mixed_steps, steps)}),"
+        f" {summary.decode_steps} of decodes, {summary.prefill_steps} of prefill"
+        + (f", {summary.offloaded_steps} of slices of offloaded chunks" if summary.offloaded_steps else "")
+        + (f", {summary.other_steps} of copies alone" if summary.other_steps else "")
+        + (f"; {summary.unended_steps} in flight at the end" if summary.unended_steps else "")
+    )
+    yield (
+        f"tokens    {summary.prefill_tokens} prefilled, {summary.decode_tokens} decoded,"
+        f" {summary.output_tokens} sampled"
+    )
+    yield f"requests  {summary.requests}: {_counts(summary.outcomes) or 'none'}"
+    yield f"cache     {summary.cached_tokens} of {prompt} prompt tokens ({_share(summary.cached_tokens, prompt)})"
+    if summary.stored_pages or summary.loaded_pages:
+        yield (
+            f"tiers     {summary.stored_pages} pages stored, {summary.loaded_pages} loaded,"
+            f" {summary.failed_copies} of these copies failed"
+        )
+    yield f"runner    {_spread(summary.device_ms)} a step"
+    yield f"scheduler {_spread(summary.host_ms)} a step"
+
+
+def _bounds(summary: Summary) -> Iterator[str]:
+    if summary.bound_by:
+        yield "what kept steps from holding more:"
+    for name, count in summary.bound_by.items():
+        yield f"  {name:<28} {count:>7}  {_share(count, summary.steps)}"
+
+
+def _trouble(summary: Summary) -> Iterator[str]:
+    if summary.lost_calls:
+        yield f"lines are missing: {summary.lost_calls} calls of the scheduler are in no figure here"
+    if summary.preempted:
+        count = sum(each.times for each in summary.preempted)
+        times = "once" if count == 1 else f"{count} times"
+        names = _names([each.request_id for each in summary.preempted])
+        yield f"preempted for want of memory or for a higher priority: {times}; {names}"
+    failures = [f"step {item.step}: {item.error}" for item in summary.step_failures]
+    failures += [f"step {item.step}, request {item.request_id}: {item.message}" for item in summary.row_failures]
+    failures += [f"request {item.request_id} refused: {item.message}" for item in summary.refused]
+    if failures:
+        yield f"failures: {len(failures)}"
+        yield from (f"  {line}" for line in failures[:FAILURES_SHOWN])
+        if len(failures) > FAILURES_SHOWN:
+            yield f"  and {len(failures) - FAILURES_SHOWN} more (--json shows all)"
+
+
+def _gaps(summary: Summary) -> Iterator[str]:
+    count = sum(len(gap.request_ids) for gap in summary.gaps)
+    yield f"gaps of more than {summary.gap_ms:g} ms between two tokens of a stream: {count}"
+    for gap in summary.gaps[:GAPS_SHOWN]:
+        yield f"  {gap.ms:.1f} ms at {gap.start:.3f} s: {_names(gap.request_ids)} waited; {_why(gap)}"
+        yield from (f"    {_cause(cause)}" for cause in gap.causes)
+    if len(summary.gaps) > GAPS_SHOWN:
+        yield f"  and {len(summary.gaps) - GAPS_SHOWN} more (--json shows all)"
+
+
+def _why(gap: Gap) -> str:
+    steps = "1 step" if gap.num_steps == 1 else f"{gap.num_steps} steps"
+    return f"{steps} took {gap.runner_ms:.1f} ms of it"
+
+
+def _cause(cause: Cause) -> str:
+    offloaded = {each.request_id for each in cause.offloaded}
+    prefills = [piece for piece in cause.prefills if piece.request_id not in offloaded]
+    what = [f"request {p.request_id} prefilled {p.length} tokens from {p.start}" for p in prefills[:NAMES_SHOWN]]
+    if len(prefills) > NAMES_SHOWN:
+        what.append(f"{len(prefills) - NAMES_SHOWN} more prefills")
+    what += [
+        f"request {each.request_id} computed {each.length} offloaded {'token' if each.length == 1 else 'tokens'} from"
+        f" {each.start}, work items {each.first} to {each.stop} of {each.total}"
+        for each in cause.offloaded
+    ]
+    what.append("1 decode" if cause.num_decodes == 1 else f"{cause.num_decodes} decodes")
+    failed = ", failed" if cause.failed else ""
+    return f"step {cause.step}{failed}, {cause.ms:.1f} ms: {', '.join(what)}"
+
+
+def _table(rows: Sequence[RequestRow]) -> Iterator[str]:
+    lines = [HEAD, *(_cells(row) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+    for line in lines:
+        yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+
+
+def _cells(row: RequestRow) -> tuple[str, ...]:
+    numbers = (row.prompt_tokens, row.cached_tokens, row.output_tokens, row.chunks, row.preemptions)
+    times = (row.queued_ms, row.ttft_ms, row.itl_p50_ms, row.itl_max_ms)
+    shown = ("-" if value is None else f"{value:.1f}" for value in times)
+    return str(row.request_id), f"{row.added_at:.3f}", *map(str, numbers), *shown, row.outcome
+
+
+def _names(ids: Sequence[int]) -> str:
+    if len(ids) == 1:
+        return f"request {ids[0]}"
+    more = f" and {len(ids) - NAMES_SHOWN} more" if len(ids) > NAMES_SHOWN else ""
+    return f"requests {', '.join(map(str, ids[:NAMES_SHOWN]))}{more}"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else "-"
+
+
+def _spread(spread: Spread) -> str:
+    return f"p50 {spread.p50:.2f} ms, p99 {spread.p99:.2f} ms, max {spread.max:.2f} ms"

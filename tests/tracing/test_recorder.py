@@ -11,9 +11,11 @@ from recorded import Kept, play, recorded_engine
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, FlushCache, QueryStats, Submit
-from sluice.engine.recorder import Aborted, Added, DeviceForgotten, NothingPlanned, Recorder, StepEnded
 from sluice.engine.trace import NullTrace, RecentSteps, StepTimes
 from sluice.testing import Faults, ManualLink, resolved
+from sluice.tracing.format import Abort as Aborted
+from sluice.tracing.format import Add, End, Step
+from sluice.tracing.recorder import Recorder
 from sluice.types import BatchPlan, BatchResult, FinishReason, Output
 from worlds import Bench, World, limits_of
 
@@ -22,22 +24,21 @@ OVERLAP = replace(WORLD, limits=limits_of(chunk=8, lookahead=1), depth=2, late=T
 
 
 def kinds(kept: Kept) -> list[str]:
-    return [type(event).__name__ for event in kept.events]
+    return [type(record).__name__ for record in kept.records]
 
 
-def steps(kept: Kept) -> list[StepEnded]:
-    return [event for event in kept.events if isinstance(event, StepEnded)]
+def steps(kept: Kept) -> list[Step]:
+    return [record for record in kept.records if isinstance(record, Step)]
 
 
 def numbers(kept: Kept) -> list[int]:
-    """Of all calls, as they come in the journal."""
-    told: list[int] = []
-    for event in kept.events:
-        if isinstance(event, StepEnded):
-            told += [event.planned.number] + ([] if event.ended is None else [event.ended.number])
-        else:
-            told.append(event.call.number)
-    return told
+    """The numbers of all calls, in the order of the journal."""
+    found: list[int] = []
+    for record in kept.records:
+        if isinstance(record, Step):
+            found.append(record.planned)
+        found += [] if record.number is None else [record.number]
+    return found
 
 
 def test_every_call_is_told_with_its_number() -> None:
@@ -50,21 +51,20 @@ def test_every_call_is_told_with_its_number() -> None:
     engine.scheduler.forget_device()
     engine.link.put(FlushCache(1))
     engine.step()
-    kinds_of_calls = ["Added", "StepEnded", "Aborted", "Aborted", "NothingPlanned", "DeviceForgotten", "CacheFlushed"]
-    assert kinds(kept) == [*kinds_of_calls, "NothingPlanned"]
+    assert kinds(kept) == ["Add", "Step", "Abort", "Abort", "Nothing", "ForgetDevice", "FlushCache", "Nothing"]
     assert numbers(kept) == list(range(9))
-    added, step, stopped, unknown = kept.events[:4]
-    assert isinstance(added, Added)
-    assert (added.submit, added.refused) == (Submit(0, (1,) * 10, resolved(2), 1, "salt", 3), None)
-    assert isinstance(step, StepEnded)
-    assert (step.planned.number, step.plan.step, step.error, step.outputs) == (1, 0, None, ())
-    assert step.result == BatchResult(0, ())
+    added, step, stopped, unknown = kept.records[:4]
+    submit = Submit(0, (1,) * 10, resolved(2), 1, "salt", 3)
+    assert added == Add.of(submit, number=0, at=0.0, refused=None)
+    assert isinstance(step, Step)
+    assert (step.planned, step.plan.step, step.error, step.ends) == (1, 0, None, ())
+    assert step.tokens == ()
     assert isinstance(stopped, Aborted)
-    assert stopped[1:] == (0, FinishReason.STOP, (Output(0, 0, (), 0, FinishReason.STOP),))
+    assert (stopped.request_id, stopped.reason, stopped.ends) == (
+        0, FinishReason.STOP, (End(0, FinishReason.STOP, 0, 0, None),),
+    )  # fmt: skip
     assert isinstance(unknown, Aborted)
-    assert unknown[1:] == (7, FinishReason.ABORT, ())
-    assert isinstance(kept.events[4], NothingPlanned)
-    assert isinstance(kept.events[5], DeviceForgotten)
+    assert (unknown.request_id, unknown.reason, unknown.ends) == (7, FinishReason.ABORT, ())
 
 
 def test_what_was_not_said_is_told_as_the_scheduler_takes_it() -> None:
@@ -72,9 +72,8 @@ def test_what_was_not_said_is_told_as_the_scheduler_takes_it() -> None:
     recorder = Recorder(inner, NullTrace(), kept, VirtualClock())
     recorder.add(Submit(0, (1, 0), resolved(2)))
     inner.add(Submit(1, (1, 0), resolved(2)))
-    (added,) = kept.events
-    assert isinstance(added, Added)
-    assert added.submit == Submit(0, (1, 0), resolved(2))
+    (added,) = kept.records
+    assert added == Add.of(Submit(0, (1, 0), resolved(2)), number=0, at=0.0, refused=None)
     recorded, plain = inner.state.requests[0], inner.state.requests[1]
     assert replace(recorded.submit, request_id=1) == plain.submit
 
@@ -116,13 +115,13 @@ def test_with_steps_in_flight_the_numbers_tell_the_order() -> None:
     assert sorted(numbers(kept)) == list(range(len(numbers(kept))))
     assert numbers(kept) != sorted(numbers(kept))
     for one, other in zip(steps(kept), steps(kept)[1:], strict=False):
-        assert one.planned.number < other.planned.number
-        assert one.ended is not None
-        assert other.ended is not None
-        assert one.ended.number < other.ended.number
+        assert one.planned < other.planned
+        assert one.number is not None
+        assert other.number is not None
+        assert one.number < other.number
     first, second = steps(kept)[:2]
-    assert first.ended is not None
-    assert second.planned.number < first.ended.number, "the second is planned before the first has ended"
+    assert first.number is not None
+    assert second.planned < first.number, "the second is planned before the first has ended"
 
 
 @pytest.mark.parametrize("world", [WORLD, OVERLAP])
@@ -138,7 +137,7 @@ def test_what_the_scheduler_refuses_is_told_and_refused() -> None:
     engine = recorded_engine(WORLD, kept)
     engine.link.put(Submit(0, (1,), resolved(1)), Submit(0, (0,), resolved(1)), Submit(1, (1,) * 70, resolved(1)))
     engine.step()
-    refused = [event.refused for event in kept.events if isinstance(event, Added)]
+    refused = [record.refused for record in kept.records if isinstance(record, Add)]
     assert refused[:2] == [None, "request id 0 is in use"]
     assert refused[2] is not None
     assert "exceed the KV pool" in refused[2]
@@ -152,12 +151,13 @@ def test_the_time_in_the_runner_is_each_steps_own(world: World, at_launch: bool)
     kept = Kept()
     play(recorded_engine(world, kept, at_launch=at_launch), [Arrival(0, Submit(0, (1,) * 12, resolved(5)))])
     for step in steps(kept):
-        assert step.times is not None
-        cost = len(step.plan.chunks) / 1e3 + (step.plan.num_tokens - step.plan.num_decodes) / 1e4
+        assert step.launched_at is not None
+        assert step.ended_at is not None
+        cost = len(step.plan.chunks) + (step.plan.num_tokens - step.plan.num_decodes) / 10
         expected = (cost, 0.0) if at_launch else (0.0, cost)
-        assert (step.times.launch_seconds, step.times.wait_seconds) == pytest.approx(expected)
-        assert step.times.ended_at - step.times.launched_at >= cost * 0.999
-        assert step.host_seconds == 0
+        assert (step.device_ms - step.wait_ms, step.wait_ms) == pytest.approx(expected)
+        assert (step.ended_at - step.launched_at) * 1000 >= cost * 0.999
+        assert step.host_ms == 0
 
 
 class SlowPlanner:
@@ -195,10 +195,10 @@ def test_host_time_is_planning_and_folding_in() -> None:
         else:
             recorder.commit(plan, BatchResult(plan.step, ((1,),)))
     committed, failed = steps(kept)
-    assert (committed.planned.at, committed.host_seconds, failed.host_seconds) == (100, 4, 6)
-    assert committed.ended is not None
-    assert committed.ended.at == 111
-    assert committed.times == times
+    assert (committed.planned_at, committed.host_ms, failed.host_ms) == (100, 4000, 6000)
+    assert committed.number is not None
+    assert (committed.launched_at, committed.ended_at) == (times.launched_at, times.ended_at)
+    assert (committed.device_ms, committed.wait_ms) == (750, 250)
 
 
 @pytest.mark.parametrize("faults", [Faults(launch_raises=frozenset({1})), Faults(wait_raises=frozenset({1}))])
@@ -206,11 +206,11 @@ def test_a_step_that_failed_says_why(faults: Faults) -> None:
     kept = Kept()
     play(recorded_engine(OVERLAP, kept, faults=faults), [Arrival(0, Submit(0, (1,) * 20, resolved(2)))])
     failed = steps(kept)[1]
-    assert failed.result is None
+    assert failed.tokens is None
     assert failed.error is not None
     assert "InjectedFault" in failed.error
-    assert [output.request_id for output in failed.outputs] == [0]
-    assert failed.times is not None
+    assert [end.request_id for end in failed.ends] == [0]
+    assert failed.ended_at is not None
     assert [step.error for step in steps(kept)].count(None) == len(steps(kept)) - 1
 
 
@@ -228,9 +228,9 @@ def test_closing_tells_what_is_in_flight_and_closes_the_rest() -> None:
     assert recorder.latest == recent.latest
     recorder.close()
     recorder.close()
-    assert [(step.plan, step.ended, step.times) for step in steps(kept)] == [
-        (first, None, StepTimes(0, 1, 1, 0)),
-        (second, None, None),
+    assert [(step.plan, step.number, step.launched_at, step.ended_at, step.device_ms) for step in steps(kept)] == [
+        (first, None, 0, 1, 1000),
+        (second, None, None, None, 0),
     ]
     assert kept.closed == 2, "closing twice is the journal's to bear"
 
@@ -244,8 +244,8 @@ def test_a_scheduler_that_breaks_leaves_its_last_call() -> None:
     assert plan is not None
     with pytest.raises(AssertionError):
         recorder.commit(plan, BatchResult(99, ()))
-    assert [event.ended is not None for event in steps(kept)] == [True]
-    assert steps(kept)[0].result == BatchResult(99, ())
+    assert [step.number is not None for step in steps(kept)] == [True]
+    assert steps(kept)[0].tokens == ()
 
 
 def test_a_journal_is_flushed_when_the_engine_may_sleep() -> None:
@@ -273,7 +273,7 @@ def test_questions_are_answered_and_not_told() -> None:
     engine.link.put(Submit(0, (1,), resolved(2)), QueryStats(5))
     engine.step()
     assert engine.link.stats[0].occupancy.waiting == 1
-    assert kinds(kept) == ["Added", "StepEnded"]
+    assert kinds(kept) == ["Add", "Step"]
 
 
 def test_a_flush_of_an_idle_engine_is_seen_at_once() -> None:
