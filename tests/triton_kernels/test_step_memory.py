@@ -14,10 +14,9 @@ import tiny_models
 from peak_memory import PeakMemory
 from sluice.assembly.load import load, use_triton
 from sluice.assembly.loaded import LoadedModel
-from sluice.assembly.memory import StepTrial, cuda_memory
+from sluice.assembly.memory import StepLimits, StepTrial, cuda_memory, largest_plan
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit
-from sluice.runner.largest_step import StepLimits, largest_plan
 from sluice.testing import ManualLink
 from sluice.types import SamplingParams
 from triton_device import each_device, quiet

@@ -24,14 +24,17 @@ from sluice.models.base import PagedLM
 from sluice.models.spec import ModelSpec
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Model
-from sluice.runner.largest_step import EVERYTHING, StepLimits, largest_plan
 from sluice.runner.logit_ops import LogitOps
 from sluice.runner.runner import TorchRunner
-from sluice.types import SamplingParams
+from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, Submit
 
 LOGGER = logging.getLogger("sluice.engine")
 GRAPH_BYTES = 16 << 20
 """What a CUDA graph takes beside the memory that its kernels write to."""
+EVERYTHING = SamplingParams(
+    seed=0, top_p=0.9, repetition_penalty=1.1, logprobs=MAX_LOGPROBS, prompt_logprobs=MAX_LOGPROBS
+)
+"""Parameters that take most memory: ranks in the whole vocabulary, token counts, log-probabilities of all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,3 +200,58 @@ def _peak(trial: StepTrial, limits: StepLimits, sampling: SamplingParams, device
     finally:
         gc.collect()  # a step's closures may hold each other, and its tensors
         torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The limits of a step."""
+
+    rows: int
+    """Most requests."""
+    tokens: int
+    """Most tokens, decodes and prompts together; at least `rows`."""
+    context: int
+    """Most tokens of a request."""
+
+
+def largest_plan(limits: StepLimits, page_size: int, sampling: SamplingParams = EVERYTHING) -> BatchPlan:
+    """Return a plan of as many decodes as there may be, all of full length, and prompts for the rest of the tokens.
+
+    All pages are page 0, so that a pool of one page suffices: the results mean nothing. It must be the first plan of
+    an empty device.
+    """
+    prompts = _num_prompts(limits)
+    decodes = limits.rows - prompts
+    lengths = [1] * decodes + _shares(min(limits.tokens - decodes, prompts * limits.context), prompts)
+    pages = (0,) * -(-limits.context // page_size)
+    chunks = tuple(
+        Chunk(
+            request_id=slot,
+            slot=slot,
+            start=limits.context - length,
+            length=length,
+            token_ids=(0,) * length,
+            new_pages=pages,
+            samples=True,
+            targets=() if sampling.prompt_logprobs is None else (0,) * (length - 1),
+        )
+        for slot, length in enumerate(lengths)
+    )
+    new_slots = tuple(
+        NewSlot(slot, Submit(slot, (), sampling), prompt_len=1, history=(0,)) for slot in range(limits.rows)
+    )
+    return BatchPlan(0, new_slots, chunks, num_decodes=decodes)
+
+
+def _num_prompts(limits: StepLimits) -> int:
+    """Return the fewest rows that hold the tokens which the other rows, one token each, do not take."""
+    if limits.tokens <= limits.rows:
+        return 0
+    if limits.context == 1:
+        return limits.rows
+    return min(limits.rows, -(-(limits.tokens - limits.rows) // (limits.context - 1)))
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """Split `total` into parts that differ by one at most."""
+    return [total // parts + (part < total % parts) for part in range(parts)]
