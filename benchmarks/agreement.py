@@ -1,17 +1,17 @@
-"""Does `sluice bench` say the same as an independent client? Both measure one server with the same requests, in turns.
+"""Compare `sluice bench` with an independent client: both measure one server with the same requests, in turns.
 
     python benchmarks/make_checkpoint.py --shape gpt2-124m --out build/checkpoints/gpt2-124m
     python benchmarks/agreement.py --checkpoint build/checkpoints/gpt2-124m --json benchmarks/results/agreement.json
     python benchmarks/agreement.py --step-ms 100 --json benchmarks/results/agreement-paced.json
 
-A server that computes wants a quiet machine. With --step-ms it is the same server over a model that takes no processor:
-a step lasts so long, whatever it holds, each of its tokens is a word, and what differs is the clients' doing.
+A server that computes needs a quiet machine. With --step-ms the same server runs a model that takes no processor time:
+every step has this length and every token is a word, so differences come from the clients.
 
-The client is AIPerf (`aiperf_client.py`). In every round first `sluice bench`, then AIPerf sends the same bodies in the
-same order, one each so many ms, to a server without a prefix cache. A number of a client is the median over its rounds.
-Means, medians and throughput have to be within 3% of each other, 99th percentiles within 10%; the exit status is 1 if
-one is not. The requests are not so many at a time: then each client sends the next one as fast as it can, one of them
-makes it into the step that is just being planned, the other does not, and both measured rightly what is not the same.
+The other client is AIPerf (`aiperf_client.py`). In every round first `sluice bench`, then AIPerf sends the same bodies
+in the same order, one every --interval-ms, to a server without a prefix cache. A client's number is the median over its
+rounds. Means, medians and throughput must be within 3% of each other, 99th percentiles within 10%; the exit status is 1
+if one is not. Requests have a schedule, not a fixed concurrency: in a closed loop one client's next request reaches the
+step that is being planned and the other's does not, and both are right about different things.
 
 AIPerf counts latencies from when it sends, so ours are those "after send".
 """
@@ -65,7 +65,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One number of both clients, over the rounds. Latencies in seconds."""
+    """A number of both clients, over the rounds. Latencies are in seconds."""
 
     name: str
     ours: float
@@ -85,7 +85,7 @@ class Row:
 
 
 def figures_of(run: Run) -> Figures:
-    """What `sluice bench` says of a run, by the names and definitions that both share.
+    """Return the figures of a run, under the names and definitions that both clients share.
 
     Raises:
         BenchError: events held several tokens: then our ITLs are of tokens, the other client's of events.
@@ -120,7 +120,7 @@ def _rates(summary: Summary) -> dict[str, float]:
 
 
 def rows(rounds: Sequence[tuple[Figures, Figures]]) -> list[Row]:
-    """Ours beside theirs.
+    """Put the figures of both clients side by side.
 
     Raises:
         BenchError: requests failed, or the clients did not do the same work.
@@ -131,7 +131,7 @@ def rows(rounds: Sequence[tuple[Figures, Figures]]) -> list[Row]:
         for name in ("requests", "prompt_tokens", "output_tokens"):
             mine, other = getattr(ours, name), getattr(theirs, name)
             if mine != other:
-                raise BenchError(f"the clients did not do the same: {name} {mine} and {other}")
+                raise BenchError(f"the clients did not do the same work: {name} {mine} and {other}")
     return [_row(name, [(ours.numbers[name], theirs.numbers[name]) for ours, theirs in rounds]) for name in NAMES]
 
 
@@ -141,7 +141,7 @@ def _row(name: str, pairs: Sequence[tuple[float, float]]) -> Row:
 
 
 def bodies(target: ServerTarget, workload: Workload, options: BenchOptions) -> list[bytes]:
-    """What `sluice bench` sends, its warm-up first."""
+    """Return the bodies that `sluice bench` sends, the warm-up first."""
     vocab_size = options.target.vocab_size
     turns = warmup_turns(workload, options.workload, options.run.warmup, vocab_size=vocab_size)
     turns += [session.turns[0] for session in workload.sessions]
@@ -154,10 +154,10 @@ async def ours(target: ServerTarget, options: BenchOptions, repeat: int) -> Figu
 
 
 def measure(url: str, tokenizer: Path, options: BenchOptions, rounds: int) -> list[tuple[Figures, Figures]]:
-    """Both clients in turns.
+    """Measure with both clients in turns.
 
     Raises:
-        BenchError
+        BenchError: a client fails, or its figures cannot be compared.
     """
     target = asyncio.run(server_target(url, options, WallTimer()))
     found = []
@@ -185,9 +185,10 @@ def table(shown: Sequence[Row]) -> Iterator[str]:
 
 
 def workload_options(args: argparse.Namespace) -> BenchOptions:
-    """
+    """Return the workload of the command line.
+
     Raises:
-        ConfigError
+        ConfigError: an option has a value that is not accepted.
     """
     if not args.interval_ms > 0:
         raise ConfigError(f"--interval-ms must be more than 0, got {args.interval_ms:g}")
@@ -227,10 +228,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _served(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """As `_started`, clients on the last core and the server on the others: a client of several processes would take
-    time from the server, and be right to call it slower."""
+    """Start the server, with the clients on the last core and the server on the others.
+
+    A client of several processes would else take time from the server, and rightly find it slower.
+    """
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:-1] or cores)  # what is started inherits it
+    os.sched_setaffinity(0, cores[:-1] or cores)  # the server inherits it
     try:
         with _started(args) as served:
             os.sched_setaffinity(0, cores[-1:])
@@ -241,7 +244,7 @@ def _served(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
 
 @contextmanager
 def _started(args: argparse.Namespace) -> Iterator[tuple[str, Path]]:
-    """A server without a prefix cache: its address, and a folder with its tokenizer."""
+    """Start a server without a prefix cache. Returns its address, and a folder with its tokenizer."""
     if args.step_ms is not None:
         with tempfile.TemporaryDirectory() as folder:
             write_word_tokenizer(Path(folder), VOCAB)
@@ -272,14 +275,16 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     served = parser.add_mutually_exclusive_group(required=True)
     served.add_argument("--checkpoint", type=Path, help="a Hugging Face folder to serve")
-    served.add_argument("--step-ms", type=float, help="serve steps that last so long instead")
+    served.add_argument("--step-ms", type=float, help="instead: serve steps of this length")
     parser.add_argument("--json", metavar="FILE", help="write the numbers of every round")
-    parser.add_argument("--rounds", type=int, default=4, help="(default: 4)")
-    parser.add_argument("--requests", type=int, default=100, help="of a client in a round (default: 100)")
-    parser.add_argument("--prompt-tokens", type=int, default=128, help="(default: 128)")
-    parser.add_argument("--output-tokens", type=int, default=24, help="(default: 24)")
-    parser.add_argument("--interval-ms", type=float, default=417.0, help="between requests (default: 417)")
-    parser.add_argument("--threads", type=int, default=1, help="of the engine; one core is the clients' (default: 1)")
+    parser.add_argument("--rounds", type=int, default=4, help="number of rounds (default: 4)")
+    parser.add_argument("--requests", type=int, default=100, help="requests of a client in a round (default: 100)")
+    parser.add_argument("--prompt-tokens", type=int, default=128, help="tokens of a prompt (default: 128)")
+    parser.add_argument("--output-tokens", type=int, default=24, help="tokens of an answer (default: 24)")
+    parser.add_argument("--interval-ms", type=float, default=417.0, help="time between requests (default: 417)")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="threads of the engine; one core is left to the clients (default: 1)"
+    )
     return parser
 
 

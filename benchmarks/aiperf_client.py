@@ -1,10 +1,9 @@
-"""AIPerf, an independent client of OpenAI's API: sends given requests, and what it says of them.
+"""Sends requests by AIPerf, an independent client of OpenAI's API, and reads its report.
 
-It lives in an environment of its own (`peers/pins/aiperf.txt`), gets the very bodies that `sluice bench` sends, in the
-same order, and computes everything itself; only its names are translated (`LATENCIES`). What it calls inter-token
-latency is one number for each request, (request latency - time to first token) / (tokens - 1): TPOT here. The gaps
-between tokens are its inter-chunk latency, as long as every event holds one token and every token has a text: events
-without text are no chunks for it, for us they are tokens.
+AIPerf has an environment of its own (`peers/pins/aiperf.txt`), gets the same bodies that `sluice bench` sends, in the
+same order, and computes its figures itself; only their names are translated (`LATENCIES`). Its inter-token latency is
+one number for each request, (request latency - time to first token) / (tokens - 1): TPOT here. Its inter-chunk latency
+is our ITL if every event holds one token and every token has a text: AIPerf does not count events without text.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from sluice.bench import BenchError
 
 ENVIRONMENT = Environment("aiperf")
 VARIABLES = {"OMP_NUM_THREADS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
-"""Not HF_HUB_OFFLINE: with it AIPerf takes no folder for a tokenizer. A folder is read without the network."""
+"""Without HF_HUB_OFFLINE, with which AIPerf accepts no folder as a tokenizer. It reads a folder without the network."""
 REPORT = "profile_export_aiperf.json"
 LATENCIES = {
     "TTFT": "time_to_first_token",
@@ -32,37 +31,37 @@ LATENCIES = {
 }
 STATISTICS = {"mean": "avg", "p50": "p50", "p99": "p99"}
 RATES = {"requests/s": "request_count", "output tokens/s": "total_osl"}
-"""Over the time from the first request to the last token (`DURATION`). With a request rate AIPerf's own throughputs are
-over a window that is an interval longer: till the next request would have gone."""
+"""Rates over the time from the first request to the last token (`DURATION`). With a request rate AIPerf's own are over
+a window that is an interval longer: until the next request would have been sent."""
 DURATION = "benchmark_duration"
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a client says of one run."""
+    """A client's figures of one run."""
 
     requests: int
     failed: int
     prompt_tokens: int
     output_tokens: int
     numbers: Mapping[str, float]
-    """"TTFT mean" and so on in seconds, "requests/s" and so on."""
+    """Latencies in seconds, as "TTFT mean", and rates, as "requests/s"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """Requests, and when they go."""
+    """Requests, and when they are sent."""
 
     bodies: Sequence[bytes]
-    """JSON objects."""
+    """The requests, as JSON objects."""
     warmup: int
-    """So many of them, the first ones, go before and do not count; one after the other."""
+    """Number of requests at the beginning that are sent one after the other and do not count."""
     interval_ms: float
-    """From one to the next."""
+    """Time between two requests."""
 
 
 def command(url: str, model: str, tokenizer: Path, sending: Sending, folder: Path) -> list[str]:
-    """AIPerf's command line. A connection for each request and counts by the server, as `sluice bench` has them."""
+    """Return AIPerf's command line: a connection for each request, and the server's counts, as in `sluice bench`."""
     return [
         *(str(ENVIRONMENT.folder / "bin" / "aiperf"), "profile", "--model", model, "--url", url),
         *("--endpoint-type", "completions", "--streaming", "--tokenizer", str(tokenizer.resolve())),
@@ -81,10 +80,10 @@ def _inputs(folder: Path) -> Path:
 
 
 def measure(url: str, model: str, tokenizer: Path, sending: Sending, folder: Path) -> Figures:
-    """Send it all. Files of AIPerf's stay in `folder`, its output in the file FOLDER.log.
+    """Send all requests. AIPerf's files stay in `folder`, its output in the file FOLDER.log.
 
     Raises:
-        BenchError: AIPerf fails, or says nothing that can be read.
+        BenchError: AIPerf fails, or its report cannot be read.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     write_inputs(sending.bodies, _inputs(folder))
@@ -108,16 +107,16 @@ def measure(url: str, model: str, tokenizer: Path, sending: Sending, folder: Pat
 
 
 def write_inputs(bodies: Sequence[bytes], path: Path) -> None:
-    """The file of requests that AIPerf sends as they are: sessions of one request each."""
+    """Write the file of requests that AIPerf sends unchanged: sessions of one request each."""
     sessions = [{"session_id": f"{index:06d}", "payloads": [json.loads(body)]} for index, body in enumerate(bodies)]
     path.write_text(json.dumps({"data": sessions}), encoding="utf-8")
 
 
 def read_figures(report: Mapping[str, Any]) -> Figures:
-    """From the JSON that AIPerf writes.
+    """Read the JSON that AIPerf writes.
 
     Raises:
-        KeyError, TypeError, ValueError: something else.
+        KeyError, TypeError, ValueError: it has another form.
     """
     _check_unit(report, DURATION, "sec")
     numbers = {name: float(report[tag]["avg"] / report[DURATION]["avg"]) for name, tag in RATES.items()}

@@ -1,4 +1,4 @@
-"""Configurations of engines measured in turns, A B C A B C: what changes slowly on a machine meets all alike."""
+"""Measures configurations of engines in turns, A B C A B C, so that slow changes of the machine meet all alike."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from sluice.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """An engine, set in one way."""
+    """An engine with one set of options."""
 
     label: str
-    """Part of a file name."""
+    """Name of the configuration, and part of its file's name."""
     peer: str
     settings: Settings
 
 
 Measurer = Callable[[str, Settings, dict[str, Any], Path], int]
-"""As `peers.measure.measure`."""
+"""A function like `peers.measure.measure`."""
 
 
 def alternate(
@@ -42,17 +42,17 @@ def alternate(
     *,
     measurer: Measurer = measure,
 ) -> dict[str, Result]:
-    """Measure each once, then each again. Every measurement has an engine started for it; a round has one seed.
+    """Measure each configuration once, then each again. Every measurement starts an engine; a round has one seed.
 
     Args:
         given: options of `sluice bench`, by name.
-        prefix: results are written to PREFIX-LABEL.json after each measurement, so an interruption loses one.
+        prefix: each result is written to PREFIX-LABEL.json at once, so an interruption loses one measurement.
 
     Returns:
-        By label, the runs of all rounds in one result.
+        The runs of all rounds in one result, by label.
 
     Raises:
-        SetupError, ConfigError, BenchError: as `peers.measure.measure`; or a measurement in which all failed.
+        SetupError, ConfigError, BenchError: as `peers.measure.measure`; or all requests of a measurement failed.
     """
     if repeats < 1:
         raise ConfigError(f"--repeats must be at least 1, got {repeats}")
@@ -91,7 +91,7 @@ def _joined(before: Result | None, result: Result) -> Result:
 
 
 def medians(result: Result, measures: Sequence[Measure]) -> dict[str, float | None]:
-    """Of each number, over the runs; None where a run lacks it."""
+    """Return the median of each number over the runs; None where a run lacks it."""
     found: list[Summary] = summaries(result)
     values = {measure.name: [measure.of(summary) for summary in found] for measure in measures}
     return {

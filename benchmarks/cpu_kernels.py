@@ -1,9 +1,9 @@
-"""The compiled kernels beside torch's: attention over pages, linear layers, and how fast memory can be read at all.
+"""Compare the compiled kernels with torch's: attention over pages, linear layers, and the largest read rate of memory.
 
     python benchmarks/cpu_kernels.py [--threads N] [--repeats N] [--only attention|linear] [--json FILE]
 
-Shapes are those of Qwen3-0.6B, bfloat16. Contenders take turns, and of each the median is shown. Every call works on
-other memory than the one before, as the layers of a model do, so that no cache holds what is read.
+Shapes are those of Qwen3-0.6B, bfloat16. Contenders take turns, and the median of each is shown. Every call uses other
+memory than the one before, as the layers of a model do, so that its data is in no cache.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from sluice.native.library import Kernels, Library
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 16, 8, 128, 32
 CACHED = 4000
 COLD_BYTES = 192 << 20
-"""Memory that one round of calls goes over: several times the last-level cache."""
+"""Bytes that one round of calls reads: several times the last-level cache."""
 SHAPES = {"qkv": (1024, 4096), "gate, up": (1024, 6144), "down": (3072, 1024)}
 """Name -> (in, out) of a linear layer."""
 
 Call = Callable[[int], object]
-"""Does the work once, on memory number `i`."""
+"""Runs the work once, on memory number `i`."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Measured:
 
 
 def in_turns(contenders: Mapping[str, Call], copies: int, repeats: int) -> dict[str, float]:
-    """Median seconds of one call of each."""
+    """Return the median seconds of one call of each contender."""
     for call in contenders.values():
         call(0)
     times: dict[str, list[float]] = {name: [] for name in contenders}
@@ -72,7 +72,7 @@ def in_turns(contenders: Mapping[str, Call], copies: int, repeats: int) -> dict[
 
 
 def attention_batch(rows: int, q_len: int, cached: int) -> ForwardBatch:
-    """Rows of `q_len` queries after `cached` tokens, each over pages of its own, shuffled."""
+    """Make rows of `q_len` queries after `cached` tokens, each over pages of its own, shuffled."""
     kv_len = cached + q_len
     pages = -(-kv_len // PAGE_SIZE)
     table = torch.randperm(rows * pages).view(rows, pages).to(torch.int32)
@@ -114,7 +114,7 @@ def attention(kernels: Kernels, rows: int, q_len: int, repeats: int) -> list[Mea
         return lambda layer: backend.attend(q, kv[layer], batch, spec)
 
     def of_rows(layer: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values of each row in one run, heads first."""
+        """Return keys and values of each row in one run, heads first."""
         found = []
         for row in range(rows):
             k, v = plain[layer].gather(batch.page_table[row])
@@ -171,7 +171,7 @@ def linear(kernels: Kernels, name: str, rows: int, repeats: int) -> list[Measure
 
 
 def memory(repeats: int) -> Measured:
-    """The largest rate at which torch reads: a sum over more than any cache holds."""
+    """Measure the largest rate at which torch reads memory: a sum over more than any cache holds."""
     block = torch.ones(COLD_BYTES // 4)
     seconds = in_turns({"sum": lambda _: block.sum()}, 1, repeats)["sum"]
     return Measured("memory", "sum", seconds, COLD_BYTES, COLD_BYTES // 4)

@@ -1,12 +1,12 @@
-"""Sluice on a CPU against other engines: one table, the best peer of each row measured in the same run.
+"""Compare Sluice on a CPU with other engines in one table, with the best peer of each row measured in the same run.
 
     python benchmarks/make_checkpoint.py --shape qwen3-0.6b --out build/checkpoints/qwen3-0.6b
     python benchmarks/make_checkpoint.py --shape gpt2-124m --out build/checkpoints/gpt2-124m
     python benchmarks/cpu_peers.py --json benchmarks/results/cpu_peers.json
 
 Engines take turns, A B C A B C; rows that need the same settings share a start. The file is written after every start,
-and a run that was interrupted goes on where it was. `--rows` and `--peers` choose; with the defaults the whole takes
-about half an hour on two cores.
+and an interrupted run continues where it was. `--rows` and `--peers` select. The defaults take about half an hour on
+two cores.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from benchmarks.peers.measure import PEERS, peer_named
 from sluice.config import ConfigError
 
 DEFAULT_PEERS = "vllm,openvino"
-"""Those that were best on some row. llama.cpp and transformers have to be asked for: they take longer than all others
-together."""
+"""The peers that were best on some row. llama.cpp and transformers take longer than all others together."""
 OURS = "sluice"
 T = TypeVar("T")
 
@@ -72,12 +71,12 @@ def _chosen(names: Sequence[str], known: dict[str, T], flag: str) -> list[T]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where results are kept")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="file of the results")
     names = ",".join(row.name for row in ROWS)
-    parser.add_argument("--rows", default=names, help=f"(default: {names})")
-    parser.add_argument("--peers", default=DEFAULT_PEERS, help=f"beside Sluice (default: {DEFAULT_PEERS})")
+    parser.add_argument("--rows", default=names, help=f"rows to measure (default: {names})")
+    parser.add_argument("--peers", default=DEFAULT_PEERS, help=f"engines beside Sluice (default: {DEFAULT_PEERS})")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each engine (default: 2)")
-    parser.add_argument("--threads", type=int, default=2, help="of each engine (default: 2)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each engine (default: 2)")
     parser.add_argument("--checkpoints", type=Path, default=Path("build/checkpoints"), help="folder of the checkpoints")
     return parser
 

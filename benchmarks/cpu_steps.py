@@ -1,11 +1,12 @@
-"""How long single steps take on this CPU: decodes by batch and context, chunks by size and place, both together.
+"""Time single steps on this CPU: decodes by batch and context, chunks by size and position, and both together.
 
     python benchmarks/cpu_steps.py --checkpoint build/checkpoints/qwen3-0.6b --json benchmarks/results/cpu_steps.json
     python benchmarks/cpu_steps.py --checkpoint build/checkpoints/qwen3-0.6b --steps decode:1,decode:8 --threads 1 2
 
-The runner alone, in this process: no scheduler, no HTTP. Each number is the median of the steps that fit into a second
-or so, at least three. `--neighbour` keeps the last processor busy meanwhile. DECODE is `decode:BATCH[@CACHED]`, a chunk
-is `chunk:SIZE[@CACHED]`, and `+` puts both into one step: `decode:4@64+chunk:256@2000`.
+The runner runs alone in this process, without scheduler and HTTP. Each number is the median of the steps that fit into
+about a second, at least three. `--neighbour` keeps the last processor busy meanwhile. DECODE is
+`decode:BATCH[@CACHED]`, a chunk is `chunk:SIZE[@CACHED]`, and `+` puts both into one step:
+`decode:4@64+chunk:256@2000`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ STEPS = (
     *(f"decode:4+chunk:{size}@2000" for size in (64, 128, 256, 512)),
 )
 CACHED = 64
-"""Tokens before a decode's, unless told otherwise."""
+"""Default number of tokens before a decode's."""
 MOST_SLOTS = 64
 SECONDS = 1.0
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
@@ -49,7 +50,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some equal rows of a step."""
+    """A number of equal rows of a step."""
 
     rows: int
     length: int
@@ -57,9 +58,10 @@ class Part:
 
 
 def parse_step(text: str) -> list[Part]:
-    """
+    """Read a step.
+
     Raises:
-        ConfigError: not of the form above.
+        ConfigError: the text has another form than those above.
     """
     return [_parse_part(text, part) for part in text.split("+")]
 
@@ -75,14 +77,13 @@ def _parse_part(text: str, part: str) -> Part:
 
 
 class Filled:
-    """A model that writes every page before its first step: a page never written takes no memory to read."""
+    """A model that writes every page before its first step: reading a page that was never written reads no memory."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._is_filled = False
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        """See `Model.forward`."""
         if not self._is_filled:
             for layer in kv:
                 layer.k.fill_(0.01)
@@ -91,24 +92,23 @@ class Filled:
         return self._model.forward(batch, kv, attention)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Model.logits`."""
         return self._model.logits(hidden)
 
 
 class Steps:
-    """Runs one kind of step again and again. Every row starts where it started before, so all steps are equal."""
+    """Runs one kind of step again and again. Every row starts at the same position, so all steps are equal."""
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._loaded = loaded
         self._runner = replace(loaded, model=Filled(loaded.model)).runner()
-        # A step of two tokens: steps that only decode may be captured, and filling the pages is no part of them.
+        # A step of two tokens: steps that only decode may be captured, and filling the pages must not be captured.
         first = BatchPlan(
             0, (NewSlot(0, Submit(0, (), GREEDY)),), (Chunk(0, 0, 0, 2, (1, 2), (0,), True),), num_decodes=0
         )
         self._runner.launch(first).wait()
 
     def seconds(self, parts: Sequence[Part]) -> list[float]:
-        """Of each step after a first one that fills the slots."""
+        """Return the seconds of each step after a first one, which fills the slots."""
         page_size = self._loaded.shape.page_size
         runner = self._runner
         rows = [part for part in parts for _ in range(part.rows)]
@@ -174,9 +174,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the medians")
-    parser.add_argument("--steps", default=",".join(STEPS), metavar="LIST", help="(default: the curves of docs/cpu.md)")
-    parser.add_argument("--threads", type=int, nargs="+", default=[2], help="(default: 2)")
-    parser.add_argument("--page-size", type=int, nargs="+", default=[32], help="(default: 32)")
+    parser.add_argument(
+        "--steps", default=",".join(STEPS), metavar="LIST", help="steps to time (default: the curves of docs/cpu.md)"
+    )
+    parser.add_argument("--threads", type=int, nargs="+", default=[2], help="threads of the engine (default: 2)")
+    parser.add_argument("--page-size", type=int, nargs="+", default=[32], help="tokens of a page (default: 32)")
     parser.add_argument("--max-total-tokens", type=int, default=36_864, help="KV pool (default: 36864)")
     parser.add_argument("--neighbour", action="store_true", help="with a process that keeps one processor busy")
     return parser

@@ -1,12 +1,11 @@
-"""Clients that leave at random moments, all at once: how soon after the last one nothing runs, waits or holds a page.
+"""Let clients leave at random moments, and time how soon after the last one no request runs, waits or holds a page.
 
     python benchmarks/disconnect_storm.py --clients 500 --json storm.json
 
-The real server, in processes of its own, over the ShadowRunner with steps of a fixed length. Each client asks for an
-answer that would take minutes, and leaves within a few seconds: in the middle of its own body, while it waits for its
-turn, in its prefill or while it streams, by an orderly end of its connection or by a reset. The server is asked how it
-stands (`/server_info`) until nothing is left; the exit status is 1 if that takes more than a second, or if it does not
-serve as before.
+The real server runs in processes of its own, over the ShadowRunner with steps of a fixed length. Each client requests
+an answer that would take minutes, and leaves within a few seconds: in the middle of its own body, while it waits,
+during its prefill or while it streams, by closing its connection or by a reset. The script polls `/server_info` until
+nothing is left. The exit status is 1 if that takes more than a second, or if the server does not serve as before.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ RESET = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one client does. Seconds from the beginning of the storm."""
+    """The actions of one client. Times are seconds from the beginning of the storm."""
 
     comes: float
     leaves: float
     path: str
     body: dict[str, Any]
     cut: bool
-    """It leaves before all of its body is sent."""
+    """The client leaves before all of its body is sent."""
     resets: bool
 
 
 def plans_of(count: int, seed: int, spread: float) -> list[Plan]:
-    """Clients of three APIs, half of them streaming, every tenth with a prompt that takes many steps.
+    """Plan clients of three APIs, half of them streaming, every tenth with a prompt that takes many steps.
 
     Args:
         spread: seconds over which they come and go.
@@ -74,13 +73,13 @@ def plans_of(count: int, seed: int, spread: float) -> list[Plan]:
         )
         comes = draw.uniform(0, spread * 0.75)
         leaves = draw.uniform(comes, spread)
-        asked = body | {"stream": draw.random() < 0.5}
-        plans.append(Plan(comes, leaves, path, asked, draw.random() < 0.1, draw.random() < 0.5))
+        content = body | {"stream": draw.random() < 0.5}
+        plans.append(Plan(comes, leaves, path, content, draw.random() < 0.1, draw.random() < 0.5))
     return plans
 
 
 async def visit(port: int, start: float, plan: Plan) -> str:
-    """Come and leave. What the client had seen by then."""
+    """Connect and leave. Returns what the client was doing by then."""
     await asyncio.sleep(max(0.0, start + plan.comes - time.perf_counter()))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = json.dumps(plan.body).encode()
@@ -100,7 +99,7 @@ async def visit(port: int, start: float, plan: Plan) -> str:
 
 
 async def get(port: int, request: str) -> dict[str, Any]:
-    """A JSON answer, over a connection of its own."""
+    """Return a JSON answer, over a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request.encode())
     data = await reader.read()
@@ -114,7 +113,7 @@ async def standing(port: int) -> dict[str, Any]:
 
 
 def is_empty(info: dict[str, Any]) -> bool:
-    """Nothing runs or waits, and every page can be had."""
+    """Return whether no request runs or waits, and every page is available."""
     pages = info["free_pages"] + info["cached_pages"]
     return (info["running"], info["waiting"], pages) == (0, 0, info["total_pages"])
 
@@ -125,7 +124,7 @@ def is_good(figures: dict[str, Any]) -> bool:
 
 
 async def storm(port: int, plans: list[Plan]) -> dict[str, Any]:
-    """Let them come and go, and time what is left of them."""
+    """Let the clients come and go, and time how long their requests outlive them."""
     start, most = time.perf_counter(), 0
     visits = asyncio.gather(*(visit(port, start, plan) for plan in plans))
     while not visits.done():
@@ -138,7 +137,7 @@ async def storm(port: int, plans: list[Plan]) -> dict[str, Any]:
         pass
     seconds = time.perf_counter() - left
     await asyncio.sleep(LIMIT / 2)
-    later = await standing(port)  # nobody who left while the server was busy may come in after that
+    later = await standing(port)  # no client that left while the server was busy may come in after that
     body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: storm\r\nConnection: close\r\nContent-Length: {len(body)}"
     answer = await get(port, f"{head}\r\n\r\n{body}")
@@ -153,7 +152,7 @@ async def storm(port: int, plans: list[Plan]) -> dict[str, Any]:
 
 
 def weather(clients: int, seed: int, spread: float) -> dict[str, Any]:
-    """A storm at a server of its own."""
+    """Run a storm on a server of its own."""
     with server(STEP_MS, max_running_requests=RUNNING) as (port, _):
         return asyncio.run(storm(port, plans_of(clients, seed, spread)))
 
@@ -162,7 +161,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=500)
     parser.add_argument("--spread", type=float, default=4.0, help="seconds over which they come and go")
-    parser.add_argument("--seed", type=int, default=0, help="other moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the clients' moments")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     figures = weather(args.clients, args.seed, args.spread)

@@ -1,11 +1,11 @@
-"""Short prompts beside very long ones, on a virtual clock, with the scheduler that serves.
+"""Simulate short prompts beside very long ones on a virtual clock, with the real scheduler.
 
     python benchmarks/fairness.py
     python benchmarks/fairness.py --partial 1 2 4 8 --seconds 600 --json fairness.json
 
 Prompts of 100 tokens with 16 outputs arrive 10 a second (Poisson), and one prompt of 200,000 tokens every 20 s. A
-step takes a fixed time and a time per token; the latter is set so that, prefilling one prompt after the other, the
-machine is busy 80% of the time. `--mediums` adds prompts of 4,000 tokens, so many a second.
+step takes a fixed time and a time per token; the latter is set so that a machine that prefills one prompt after the
+other is busy 80% of the time. `--mediums` adds prompts of 4,000 tokens, N a second.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Arrival:
 
 @dataclass
 class Life:
-    """What became of one request."""
+    """The history of one request."""
 
     arrival: Arrival
     first_token: float = 0.0
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Load:
-    """What arrives, and for how long."""
+    """The prompts that arrive, and for how long."""
 
     seconds: float
     mediums_a_second: float
@@ -98,7 +98,7 @@ def arrivals(load: Load) -> list[Arrival]:
 
 
 def seconds_per_token(load: Load, busy: float) -> float:
-    """The time of a token with which one prompt after the other keeps the machine busy for this share of the time."""
+    """Return the time per token at which prefills keep the machine busy for this share of the time."""
     per_token = busy / 11_000
     for _ in range(6):
         run = simulate(1, load, per_token)
@@ -107,7 +107,7 @@ def seconds_per_token(load: Load, busy: float) -> float:
 
 
 def prompt_of(arrival: Arrival) -> Sequence[int]:
-    """Nobody shares a prefix with anybody."""
+    """Return a prompt that shares no prefix with another."""
     return [arrival.request_id + 1] * arrival.tokens
 
 
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=200.0, help="length of the arrivals")
     parser.add_argument("--load", type=float, default=0.8, help="share of the time the machine is busy")
     parser.add_argument("--mediums", type=float, default=0.0, help="prompts of 4,000 tokens a second")
-    parser.add_argument("--seed", type=int, default=1, help="of the arrivals")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals")
     parser.add_argument("--json", type=Path, help="write the rows here, too")
     args = parser.parse_args()
     load = Load(args.seconds, args.mediums, args.seed)

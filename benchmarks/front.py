@@ -1,9 +1,9 @@
-"""What the front costs: streamed tokens per second of its processor time, and the time it adds to each token.
+"""Measure the HTTP server process: streamed tokens per second of its processor time, and the delay of each token.
 
     python benchmarks/front.py --json front.json
 
-The server is the real one in processes of its own; its engine runs the real scheduler over the ShadowRunner, so that
-nothing but the front is slow. Clients are plain sockets in this process.
+The real server runs in processes of its own. Its engine runs the real scheduler over the ShadowRunner, so that only the
+HTTP server process takes time. Clients are plain sockets in this process.
 
 `tokens_per_cpu_s`: tokens streamed, by the processor seconds (user and system) that the server's process spent on them:
 what one core carries. With steps of a fixed length each token is an event and a write of its own (`paced`); when the
@@ -37,7 +37,7 @@ from sluice.tracing.run import read_run
 
 @dataclass
 class Stream:
-    """One client: when each of its events came, by the same clock as the engine's."""
+    """A client, and when each of its events came, by the engine's clock."""
 
     prompt: tuple[int, ...]
     arrivals: list[float] = field(default_factory=list)
@@ -59,12 +59,12 @@ async def run_streams(port: int, streams: Sequence[Stream], max_tokens: int) -> 
 
 
 def streams_of(count: int) -> list[Stream]:
-    """Prompts that share nothing."""
+    """Return clients whose prompts share no prefix."""
     return [Stream((number % VOCAB, number // VOCAB, 1, 2)) for number in range(3, count + 3)]
 
 
 def throughput(count: int, max_tokens: int) -> dict[str, float]:
-    """As fast as the engine can."""
+    """Measure with an engine as fast as it can be."""
     with server(0.0, max_running_requests=count) as (port, pid):
         asyncio.run(run_streams(port, streams_of(min(count, 8)), 50))  # warm
         streams = streams_of(count)
@@ -77,7 +77,7 @@ def throughput(count: int, max_tokens: int) -> dict[str, float]:
 
 
 def added(count: int, max_tokens: int, step_ms: float) -> dict[str, float]:
-    """With steps of a fixed length."""
+    """Measure with steps of a fixed length."""
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"
         with server(step_ms, max_running_requests=count, trace=str(trace)) as (port, pid):

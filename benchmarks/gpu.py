@@ -3,8 +3,8 @@
     python benchmarks/gpu.py --json gpu.json --html gpu.html  # on a CUDA device
     python benchmarks/gpu.py --json trial.json --trial        # the same code on a CPU, in small: does the script work?
 
-Every part runs in a process of its own, with a limit of time: what fails, hangs or spoils the device is recorded, and
-the others go on. The file is written anew after every part. Shapes are those of Qwen3-0.6B and Llama-3.1-8B.
+Every part runs in a process of its own, with a time limit. A part that fails, hangs or leaves the device unusable is
+recorded, and the others go on. The file is rewritten after every part. Shapes are those of Qwen3-0.6B and Llama-3.1-8B.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from benchmarks.on_gpu.setting import Setting  # noqa: E402
 
 FORMAT = "sluice-gpu-1"
 ALL_SECONDS = 470
-"""After which no part is begun."""
+"""Seconds after which no part is begun."""
 RESULT = "result of the part: "
-"""Before the last line of a part's process."""
+"""Prefix of the last line of a part's process, which holds its result."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One row or two of the table."""
+    """A part: one row or two of the table."""
 
     module: str
-    """In `benchmarks.on_gpu`; its `measure` takes a `Setting`."""
+    """Module of `benchmarks.on_gpu` whose `measure` takes a `Setting`."""
     seconds: float
-    """After which its process is ended."""
+    """Seconds after which its process is ended."""
 
     def run(self, setting: Setting) -> dict[str, Any]:
-        """Here and now; never raises."""
+        """Run the part in this process. Never raises."""
         measure: Callable[[Setting], dict[str, Any]] = import_module(f"benchmarks.on_gpu.{self.module}").measure
         began = time.perf_counter()
         try:
@@ -77,10 +77,12 @@ PARTS: Mapping[str, Part] = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="where results go")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="file of the results")
     parser.add_argument("--html", type=Path, metavar="FILE", help="a page that plots the part interference")
-    parser.add_argument("--parts", metavar="NAMES", help=f"with commas between them, of {', '.join(PARTS)}")
-    parser.add_argument("--trial", action="store_true", help="on a CPU, tiny: no figure means anything")
+    parser.add_argument("--parts", metavar="NAMES", help=f"parts to run, with commas between them: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--trial", action="store_true", help="run tiny sizes on a CPU, to test the script; the figures mean nothing"
+    )
     parser.add_argument("--here", metavar="PART", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if not args.trial and not torch.cuda.is_available():
@@ -107,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_parts(
     names: Sequence[str], run: Callable[[Part, float], dict[str, Any]], path: Path, limit: float = ALL_SECONDS
 ) -> dict[str, dict[str, Any]]:
-    """Run parts in order and write what there is after each.
+    """Run parts in order and write the results after each.
 
     Args:
-        run: a part, given the seconds that are left for all.
+        run: runs a part, given the seconds that are left for all.
         limit: seconds for all of them.
     """
     began = time.perf_counter()
@@ -129,7 +131,7 @@ def _in_process(part: Part, setting: Setting, left: float) -> dict[str, Any]:
 
 
 def _in_child(part: Part, setting: Setting, left: float) -> dict[str, Any]:
-    """In a process of its own: an illegal access spoils the device for whoever shares the process."""
+    """Run a part in a process of its own: after an illegal access no other part of the process could use the device."""
     command = [sys.executable, str(Path(__file__).resolve()), "--here", part.module, *["--trial"] * setting.tiny]
     seconds = min(part.seconds, left)
     print(f"{part.module} ...", file=sys.stderr, flush=True)

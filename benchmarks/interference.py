@@ -1,10 +1,10 @@
-"""How much decoding streams feel of a long prompt, for every size of chunk: `sluice bench --preset interference`.
+"""Measure how a long prompt delays decoding requests, for several chunk sizes: `sluice bench --preset interference`.
 
     python benchmarks/make_checkpoint.py --shape qwen3-0.6b --out build/checkpoints/qwen3-0.6b
     python benchmarks/interference.py --checkpoint build/checkpoints/qwen3-0.6b --out benchmarks/results/qwen3-0.6b
 
-Four streams decode, two prompts of 4,000 tokens arrive; chunks of 64 to 2,048 tokens and whole prompts, in turns. It
-writes PREFIX-SIZE.json for each (for `sluice compare` and `sluice bench --from`), PREFIX.json with the medians and
+Four requests decode, and two prompts of 4,000 tokens arrive; chunks of 64 to 2,048 tokens and whole prompts, in turns.
+It writes PREFIX-SIZE.json for each (for `sluice compare` and `sluice bench --from`), PREFIX.json with the medians and
 PREFIX.html with the plots. `--peer vllm` measures another engine in the same way.
 """
 
@@ -34,7 +34,7 @@ from sluice.config import ConfigError
 OFF = "off"
 SIZES = "64,128,256,512,1024,2048,off"
 WHOLE_PROMPT = 8192
-"""A budget of another engine into which the long prompts fit whole."""
+"""A budget of another engine that holds a whole long prompt."""
 ITL_P50, ITL_P99, ITL_MAX = "decoders' ITL p50", "decoders' ITL p99", "decoders' ITL max"
 MIXED_P50, MIXED_P99, TTFT = "ITL p50 in long prefills", "ITL p99 in long prefills", "long prompts' TTFT"
 MEASURES = (
@@ -54,10 +54,10 @@ PLOTS = (
 
 
 def configurations(peer: str, settings: Settings, sizes: Sequence[str]) -> list[Configuration]:
-    """One for each size of chunk.
+    """Make a configuration for each chunk size.
 
     Raises:
-        ConfigError: a size that is neither a number of at least 1 nor "off", or one twice.
+        ConfigError: a size is neither a number of at least 1 nor "off", or is given twice.
     """
     if len(set(sizes)) < len(sizes):
         raise ConfigError(f"--sizes must name each size once, got {','.join(sizes)}")
@@ -130,13 +130,19 @@ def _parser() -> argparse.ArgumentParser:
     defaults = asdict(Settings(Path()))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face folder")
-    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="where results go, no ending")
-    parser.add_argument("--peer", default="sluice", choices=PEERS, help="(default: sluice)")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PREFIX", help="path of the results, without an ending"
+    )
+    parser.add_argument("--peer", default="sluice", choices=PEERS, help="engine to measure (default: sluice)")
     parser.add_argument("--sizes", default=SIZES, help=f"tokens of a chunk, or off (default: {SIZES})")
     parser.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
-    parser.add_argument("--threads", type=int, default=defaults["threads"], help="of the engine (default: 2)")
-    parser.add_argument("--max-running", type=int, default=defaults["max_running"], help="(default: 8)")
-    parser.add_argument("--long-tokens", type=int, help="of a long prompt, to try the script with (default: 4000)")
+    parser.add_argument("--threads", type=int, default=defaults["threads"], help="threads of the engine (default: 2)")
+    parser.add_argument(
+        "--max-running", type=int, default=defaults["max_running"], help="requests decoded at once (default: 8)"
+    )
+    parser.add_argument(
+        "--long-tokens", type=int, help="tokens of a long prompt; fewer to test the script (default: 4000)"
+    )
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What a context longer than the device takes in memory and in time, by the formulae: as in docs/long-contexts.md.
+"""Print the tables of docs/long-contexts.md: memory and time of a context longer than the device, from formulae.
 
 python benchmarks/long_context_tables.py
 """

@@ -1,9 +1,9 @@
-"""Write a checkpoint with random weights in the shape of a published model: to measure speed, nothing else.
+"""Write a checkpoint with random weights in the shape of a published model, to measure speed.
 
     python benchmarks/make_checkpoint.py --shape qwen3-0.6b --out build/checkpoints/qwen3-0.6b
 
-A Hugging Face folder with config, safetensors, tokenizer, chat template and generation config, that Sluice and every
-engine under `benchmarks/peers` loads. Equal seeds give equal files. Nothing is downloaded.
+It is a Hugging Face folder with config, safetensors, tokenizer, chat template and generation config, which Sluice and
+every engine under `benchmarks/peers` load. Equal seeds give equal files. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from training.tokenizer import END, SPECIALS
 
 
 def write_checkpoint(folder: Path, shape: ModelShape, *, dtype: str = "bfloat16", seed: int = 0) -> int:
-    """Write everything. The only end of sequence is one id of the vocabulary: random weights hardly ever sample it.
+    """Write the folder. The end of sequence is one id of the vocabulary: random weights hardly ever sample it.
 
     Args:
-        dtype: of the weights: bfloat16, float16 or float32.
+        dtype: dtype of the weights: bfloat16, float16 or float32.
 
     Returns:
         The number of parameters.
 
     Raises:
-        FileExistsError: the folder is there and holds something.
+        FileExistsError: the folder is not empty.
     """
     if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; name a new folder")
@@ -63,11 +63,11 @@ def write_checkpoint(folder: Path, shape: ModelShape, *, dtype: str = "bfloat16"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", required=True, choices=SHAPES, help="of which model")
+    parser.add_argument("--shape", required=True, choices=SHAPES, help="model whose shape it has")
     parser.add_argument("--out", required=True, type=Path, help="a new folder")
-    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="of the weights (default: bfloat16)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and tokenizer (default: 0)")
-    parser.add_argument("--tiny", action="store_true", help="the same family in small, to try scripts with")
+    parser.add_argument("--dtype", default="bfloat16", choices=DTYPES, help="dtype of the weights (default: bfloat16)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and tokenizer (default: 0)")
+    parser.add_argument("--tiny", action="store_true", help="a small model of the same family, to test scripts")
     args = parser.parse_args(arguments)
     shape = SHAPES[args.shape].tiny() if args.tiny else SHAPES[args.shape]
     try:

@@ -1,13 +1,13 @@
-"""Needles in long contexts: are they found at every depth, how long does it take, and what does it hold in memory?
+"""Measure needles in long contexts: whether they are found at every depth, the time it takes, and the memory.
 
     python benchmarks/needles.py --lengths 16K,64K,256K --out build/needles --disk build/pages \\
         --option max_total_tokens=16384 --option chunked_prefill_size=2048 --option page_size=256 \\
         --option ring_blocks=4 --option ring_block_tokens=8192 --option offload_above=8192
 
-For each length, in a process of its own: a checkpoint that recalls exactly (`exact_recall`), one haystack with
-needles at 0, 25, 50, 75 and 100% depth, and a question for each. The first question reads the prompt, the others find
-it in the cache. It writes PREFIX.json and PREFIX.html after each length: time, RssAnon of the process, bytes by part.
-A length that would take longer than --seconds, by what the shorter ones took, is left out.
+Each length runs in a process of its own: a checkpoint that recalls exactly (`exact_recall`), one haystack with needles
+at 0, 25, 50, 75 and 100% depth, and a question for each. The first question reads the prompt, the others find it in the
+cache. PREFIX.json and PREFIX.html are written after each length: time, RssAnon of the process, bytes by part. A length
+that would take longer than --seconds, estimated from the shorter ones, is left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MIB = 1 << 20
 ROOM = 64
 """Tokens of a context beside the prompt."""
 FILE_SHARE, FILE_LEAST = 1.3, 16 << 20
-"""Of a file, for what it holds: room for its index, and for pages that are not full."""
+"""Size of a page file: a factor for its content, for pages that are not full, and bytes for its index."""
 PREFILL, QUESTION, DECODE = "prefill, s", "later questions' TTFT, s", "a decoded token, ms"
 LOADED, HIDDEN = "loaded in prefill, GB", "of this hidden behind compute, %"
 ANON, IDLE, DEVICE_KV = "RssAnon at most, MiB", "RssAnon idle, MiB", "KV on the device, MiB"
@@ -56,20 +56,22 @@ PLOTS = (
 
 
 def tokens_of(text: str) -> int:
-    """
+    """Read a number of tokens, such as 300, 16K or 1M.
+
     Raises:
-        ValueError: neither a number nor one with K or M behind it.
+        ValueError: the text has another form.
     """
     number, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
     if not number.isdecimal() or int(number) < 1:
-        raise ValueError(f"a length must be a number, perhaps with K or M behind it, got {text!r}")
+        raise ValueError(f"a length must be a number, optionally followed by K or M, got {text!r}")
     return int(number) * unit
 
 
 def option_of(text: str) -> tuple[str, Any]:
-    """
+    """Read NAME=VALUE.
+
     Raises:
-        ValueError: not NAME=VALUE.
+        ValueError: the text has another form.
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
@@ -81,7 +83,7 @@ def option_of(text: str) -> tuple[str, Any]:
 
 
 def write_task(folder: Path, shape: RecallShape, length: int, options: dict[str, Any]) -> Path:
-    """The task of one length as a file; of `length` tokens with the question."""
+    """Write the task of one length, `length` tokens with the question, to a file."""
     needles = needle_prompts(shape, length, DEPTHS, seed=length)
     haystack = folder / "haystack.npy"
     np.save(haystack, np.array(needles[0].prompt[: -shape.previous], dtype=np.int32))
@@ -93,7 +95,7 @@ def write_task(folder: Path, shape: RecallShape, length: int, options: dict[str,
 
 
 def disk_options(disk: Path | None, shape: RecallShape, length: int, dtype: str) -> dict[str, Any]:
-    """A file that holds a context of this length, if there is to be one; a new one."""
+    """Return options of a new page file that holds a context of this length; none without a disk."""
     if disk is None:
         return {}
     disk.unlink(missing_ok=True)
@@ -102,28 +104,28 @@ def disk_options(disk: Path | None, shape: RecallShape, length: int, dtype: str)
 
 
 def read_apart(task: Path) -> dict[str, Any]:
-    """What a process of its own says of the task.
+    """Run the task in a process of its own, and return its report.
 
     Raises:
-        RuntimeError: it failed; the message is its last line.
+        RuntimeError: the process failed; the message is its last line.
     """
     command = [sys.executable, "-m", "benchmarks.long_context.reading", str(task)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])
+        raise RuntimeError((done.stderr.strip().splitlines() or ["no error message"])[-1])
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def figures_of(found: dict[str, Any]) -> dict[str, float]:
-    """A reading in numbers for people."""
-    first, *later = found["asked"]
-    tokens = len(found["asked"]) * 7
+    """Return the figures of a reading, in units for readers."""
+    first, *later = found["questions"]
+    tokens = len(found["questions"]) * 7
     return {
-        RIGHT: sum(each["is_right"] for each in found["asked"]),
+        RIGHT: sum(each["is_right"] for each in found["questions"]),
         PREFILL: first["ttft"],
         QUESTION: sum(each["ttft"] for each in later) / len(later),
-        DECODE: 1000 * sum(each["decode"] for each in found["asked"]) / tokens,
+        DECODE: 1000 * sum(each["decode"] for each in found["questions"]) / tokens,
         LOADED: first["loaded"]["bytes"] / 1e9,
         HIDDEN: 100 * max(0.0, 1 - first["loaded"]["waited"] / max(first["loaded"]["seconds"], 1e-9)),
         IDLE: found["idle_anonymous"] / MIB,
@@ -171,11 +173,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _foreseen(readings: dict[str, dict[str, Any]], lengths: dict[str, int], length: int) -> float:
-    """Seconds: as the square of the length, from the longest so far."""
+    """Estimate the seconds of a length from the longest so far: they grow with its square."""
     if not readings:
         return 0.0
     label = max(readings, key=lengths.__getitem__)
-    return float(readings[label]["asked"][0]["ttft"]) * (length / lengths[label]) ** 2
+    return float(readings[label]["questions"][0]["ttft"]) * (length / lengths[label]) ** 2
 
 
 def _write(
@@ -208,15 +210,17 @@ def _write(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="where results go, no ending")
-    parser.add_argument("--lengths", default="16K,64K,256K", help="tokens of the prompts (default: 16K,64K,256K)")
-    parser.add_argument("--size", default="small", choices=SHAPES, help="of the checkpoint (default: small)")
-    parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
-    parser.add_argument("--disk", type=Path, metavar="FILE", help="page file of the engine; it begins empty")
-    parser.add_argument("--positions", type=int, default=1 << 20, help="least context of the checkpoint (default: 1M)")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="most for one length (default: 3600)")
     parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine, as often as needed"
+        "--out", type=Path, required=True, metavar="PREFIX", help="path of the results, without an ending"
+    )
+    parser.add_argument("--lengths", default="16K,64K,256K", help="tokens of the prompts (default: 16K,64K,256K)")
+    parser.add_argument("--size", default="small", choices=SHAPES, help="size of the checkpoint (default: small)")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of the model (default: bfloat16)")
+    parser.add_argument("--disk", type=Path, metavar="FILE", help="page file of the engine, created empty")
+    parser.add_argument("--positions", type=int, default=1 << 20, help="least context of the checkpoint (default: 1M)")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="time limit of one length (default: 3600)")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the engine; may be repeated"
     )
     return parser
 

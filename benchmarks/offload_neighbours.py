@@ -1,14 +1,14 @@
-"""What ordinary streams feel of one prompt that is longer than the device, while it is read and while it decodes.
+"""Measure how a prompt longer than the device delays ordinary requests, while it is read and while it decodes.
 
     python benchmarks/offload_neighbours.py --long 128K --out build/neighbours --disk build/pages \\
         --option max_total_tokens=32768 --option chunked_prefill_size=512 --option offload_above=16384
 
-One engine in this process, stepped by hand, over a checkpoint that recalls exactly. Some streams decode all the time:
+One engine runs in this process, over a checkpoint that recalls exactly. Some requests decode all the time:
 
-    alone      nothing else
-    ordinary   prompts that fit the device, one after the other, so that every step has a full chunk beside the streams
-    prefill    the long prompt instead
-    decode     its answer, beside the streams
+    alone      only they
+    ordinary   beside prompts that fit the device, one after the other, so that every step has a full chunk
+    prefill    beside the long prompt
+    decode     beside the long prompt's answer
 
 Times are those at which the engine sends tokens. The long prompt holds a needle, and its answer is checked.
 """
@@ -48,23 +48,23 @@ from sluice.runner.runner import TorchRunner
 from sluice.types import SamplingParams
 
 STREAM_TOKENS = 1000
-"""Of one stream; another one takes its place."""
+"""Tokens of a decoding request. Then another one replaces it."""
 
 
 @dataclass
 class Phase:
-    """Part of the run."""
+    """A part of the run."""
 
     name: str
     start: float
     end: float = 0.0
     gaps: list[float] = field(default_factory=list)
-    """Seconds between two tokens of a stream, both of them within."""
+    """Seconds between two tokens of a decoding request, both within the phase."""
     loads: LoadTotals = field(default_factory=LoadTotals)
-    """Of the blocks that passed through the ring."""
+    """Loads of the blocks that passed through the ring."""
 
     def as_dict(self) -> dict[str, float | int | str]:
-        """In milliseconds; loads in bytes and seconds."""
+        """Return the figures, in milliseconds; loads in bytes and seconds."""
         p50, p99 = (1000 * float(np.quantile(self.gaps, q)) for q in (0.5, 0.99))
         return {
             "phase": self.name,
@@ -88,7 +88,7 @@ class Phase:
 
 
 class Run:
-    """An engine, some streams, and the phases they go through."""
+    """An engine, its decoding requests, and the phases of the run."""
 
     def __init__(self, engine: Engine, link: TimedLink, streams: int, vocab_size: int, ordinary_tokens: int) -> None:
         assert isinstance(engine.runner, TorchRunner), f"{engine.runner} loads nothing"
@@ -106,28 +106,28 @@ class Run:
             self._step()
 
     def alone(self, seconds: float) -> None:
-        """Nothing but the streams."""
+        """Run the decoding requests alone."""
         for _ in self._phase("alone"):
             if self._elapsed() > seconds:
                 break
 
     def ordinary(self, seconds: float) -> None:
-        """Prompts that fit the device, one after the other."""
+        """Run prompts that fit the device, one after the other."""
         waiting: list[int] = []
         for _ in self._phase("ordinary"):
             waiting = [request for request in waiting if request not in self._link.ended]
             if self._elapsed() > seconds:
                 break
-            while len(waiting) < 2:  # the second is read when the first one is done, in the same step
+            while len(waiting) < 2:  # the second begins in the step in which the first one ends
                 waiting.append(self._submit(self._words(self._ordinary_tokens), 1))
         for request in waiting:
             self._link.put(Abort(request))
 
     def long(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> bool:
-        """The long prompt, and its answer. Returns whether it is the right one.
+        """Run the long prompt and its answer. Returns whether the answer is right.
 
         Raises:
-            RuntimeError: the engine could not do it.
+            RuntimeError: the engine failed.
         """
         request = self._submit(prompt, len(answer))
         for _ in self._phase("prefill"):
@@ -141,13 +141,13 @@ class Run:
         return tuple(self._link.tokens[request]) == answer
 
     def end(self) -> None:
-        """End the streams."""
+        """End the decoding requests."""
         for request in self._running:
             self._link.put(Abort(request))
         self._engine.step()
 
     def _phase(self, name: str) -> Iterator[None]:
-        """Steps until the caller breaks off."""
+        """Step the engine until the caller breaks the loop."""
         before = replace(self._runner.loads)
         self.phases.append(phase := Phase(name, time.perf_counter()))
         try:
@@ -164,10 +164,10 @@ class Run:
                 phase.gaps.extend(after - before for before, after in pairwise(times))
 
     def _step(self) -> None:
-        """One step of the engine. Who has ended is replaced.
+        """Run one step of the engine, and replace decoding requests that have ended.
 
         Raises:
-            RuntimeError: a stream was refused.
+            RuntimeError: a decoding request was refused.
         """
         self._engine.step()
         for index, request in enumerate(self._running):
@@ -191,7 +191,7 @@ class Run:
 
 
 def read_limit(disk: Path | None, info: EngineInfo) -> float | None:
-    """How fast one thread reads the engine's file if it does nothing else, a layer of a page at a time."""
+    """Measure how fast one thread reads the engine's file, a layer of a page at a time."""
     if disk is None:
         return None
     page_size = info.config.cache.page_size
@@ -255,23 +255,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="where results go, no ending")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PREFIX", help="path of the results, without an ending"
+    )
     parser.add_argument("--long", default="128K", help="tokens of the long prompt (default: 128K)")
     parser.add_argument("--answer", type=int, default=64, help="tokens of its answer (default: 64)")
     parser.add_argument("--ordinary", type=int, default=4096, help="tokens of an ordinary prompt (default: 4096)")
-    parser.add_argument("--streams", type=int, default=4, help="that decode all the time (default: 4)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="of the phases without the long prompt")
-    parser.add_argument("--size", default="small", choices=SHAPES, help="of the checkpoint (default: small)")
-    parser.add_argument("--disk", type=Path, metavar="FILE", help="page file of the engine; it begins empty")
+    parser.add_argument("--streams", type=int, default=4, help="requests that decode all the time (default: 4)")
+    parser.add_argument("--seconds", type=float, default=10.0, help="length of the phases without the long prompt")
+    parser.add_argument("--size", default="small", choices=SHAPES, help="size of the checkpoint (default: small)")
+    parser.add_argument("--disk", type=Path, metavar="FILE", help="page file of the engine, created empty")
     parser.add_argument(
         "--disk-mb-per-second",
         type=float,
         metavar="N",
-        help="how fast the disk reads, if it is to be slower than it is",
+        help="read rate of a slower disk than there is",
     )
-    parser.add_argument("--dtype", default="bfloat16", help="(default: bfloat16)")
+    parser.add_argument("--dtype", default="bfloat16", help="dtype of the model (default: bfloat16)")
     parser.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine, as often as needed"
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="option of the engine; may be repeated"
     )
     return parser
 

@@ -1,12 +1,12 @@
-"""Prompts longer than the KV pool against the same with a pool that holds them: token for token, in float32.
+"""Compare prompts longer than the KV pool with the same prompts in a pool that holds them, token for token, in float32.
 
     python benchmarks/make_checkpoint.py --shape llama-3.2-1b-tiny --out build/checkpoints/llama-3.2-1b-tiny
     python benchmarks/offload_parity.py --checkpoint build/checkpoints/llama-3.2-1b-tiny --disk build/pages \
         --json benchmarks/results/offload_parity.json
 
-For each size of chunk, block and ring, an engine whose pool holds a quarter of a prompt. It says how many tokens were
-the same, how far log-probabilities of the same tokens lay apart at most, and where tokens differ by how much the two
-were apart in the resident run (a tie, if that is nothing).
+It runs an engine whose pool holds a quarter of a prompt, for each size of chunk, block and ring. It prints how many
+tokens were the same, the largest difference between log-probabilities of the same token, and where tokens differ, how
+far apart the two were in the resident run (0 is a tie).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sluice.llm import Result
 PAGE_SIZE = 32
 OUTPUTS = 16
 TIE = 1e-3
-"""Two log-probabilities in float32 that are this close may change places."""
+"""Difference below which two log-probabilities in float32 may change places."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,13 +80,15 @@ def _compared(resident: list[Result], offloaded: list[Result]) -> dict[str, Any]
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face folder")
-    parser.add_argument("--disk", type=Path, required=True, metavar="FILE", help="page file; made and removed")
-    parser.add_argument("--disk-bytes", type=int, default=1 << 30, help="(default: 1 GiB)")
+    parser.add_argument("--disk", type=Path, required=True, metavar="FILE", help="page file, created and removed")
+    parser.add_argument("--disk-bytes", type=int, default=1 << 30, help="size of the page file (default: 1 GiB)")
     parser.add_argument("--length", type=int, default=16_384, help="tokens of a prompt (default: 16384)")
-    parser.add_argument("--prompts", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--chunks", type=int, nargs="+", default=[256, 1024], help="(default: 256 1024)")
-    parser.add_argument("--blocks", type=int, nargs="+", default=[512, 2048], help="(default: 512 2048)")
-    parser.add_argument("--rings", type=int, nargs="+", default=[2, 3, 8], help="(default: 2 3 8)")
+    parser.add_argument("--prompts", type=int, default=2, help="number of prompts (default: 2)")
+    parser.add_argument("--chunks", type=int, nargs="+", default=[256, 1024], help="chunk sizes (default: 256 1024)")
+    parser.add_argument(
+        "--blocks", type=int, nargs="+", default=[512, 2048], help="tokens of a ring block (default: 512 2048)"
+    )
+    parser.add_argument("--rings", type=int, nargs="+", default=[2, 3, 8], help="blocks of the ring (default: 2 3 8)")
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser
 

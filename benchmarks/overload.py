@@ -1,11 +1,11 @@
-"""A server offered several times what it can do: what it still does, and what becomes of the rest.
+"""Offer a server several times its capacity: how much it still serves, and how it refuses the rest.
 
     python benchmarks/overload.py --seconds 60 --json overload.json
 
-The real server, in processes of its own, over the ShadowRunner with steps of a fixed length, so that its capacity is
-known: measured first with as many clients as it runs at once, each sending its next request when it has an answer. Then
-requests come at random moments (a Poisson process), five times as many as it can serve, whatever becomes of the ones
-before; with them come a few that ask for their turn within half a second. The exit status is 1 if goodput is more than
+The real server runs in processes of its own, over the ShadowRunner with steps of a fixed length. Its capacity is
+measured first, with as many clients as it runs at once, each sending its next request when it has an answer. Then
+requests come at random moments (a Poisson process), five times as many as it can serve; a few of them must start within
+half a second. The exit status is 1 if goodput is more than
 10% below capacity, memory grew by more than a tenth, a refusal was no 503 with a `Retry-After`, or a request hung.
 Linux only.
 """
@@ -32,27 +32,27 @@ from benchmarks.written import show
 RUNNING, QUEUED, STEP_MS = 16, 32, 10.0
 PROMPT_TOKENS, OUTPUT_TOKENS = 96, 40
 POOL_TOKENS = 4 * RUNNING * (PROMPT_TOKENS + OUTPUT_TOKENS)
-"""Soon full of cached prompts: the fake keeps its KV in a dictionary, which grows until then."""
+"""Size of the KV pool, small enough to fill up soon: the ShadowRunner's KV is a dictionary, which grows until then."""
 PATIENCE = 30.0
-"""Seconds after which a request has hung."""
+"""Seconds after which a request counts as hung."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request."""
+    """The outcome of one request."""
 
     status: int
-    """0: nothing came."""
+    """HTTP status; 0 without an answer."""
     seconds: float
     ended: float
-    """When, by the clock of this process."""
+    """Time of the end, by the clock of this process."""
     tokens: int = 0
     retry_after: int | None = None
     code: str | None = None
 
 
 async def ask(port: int, number: int, **fields: Any) -> Outcome:
-    """One request on a connection of its own."""
+    """Send one request on a connection of its own."""
     start = time.perf_counter()
     try:
         async with asyncio.timeout(PATIENCE):
@@ -68,10 +68,10 @@ async def ask(port: int, number: int, **fields: Any) -> Outcome:
 
 
 async def exchange(port: int, number: int, fields: dict[str, Any]) -> tuple[int, dict[str, str], bytes]:
-    """HTTP by hand: status, headers, body."""
+    """Return status, headers and body of an HTTP exchange."""
     prompt = [number % 499 + 1, number // 499, *range(PROMPT_TOKENS - 2)]
-    asked = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, **fields}
-    content = json.dumps(asked).encode()
+    request = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, **fields}
+    content = json.dumps(request).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(content)}"
     writer.write(f"{head}\r\n\r\n".encode() + content)
@@ -84,7 +84,7 @@ async def exchange(port: int, number: int, fields: dict[str, Any]) -> tuple[int,
 
 
 async def capacity(port: int, seconds: float) -> float:
-    """Requests a second with every slot taken."""
+    """Measure the requests a second with every slot taken."""
     done = 0
     until = time.perf_counter() + seconds
 
@@ -101,7 +101,7 @@ async def capacity(port: int, seconds: float) -> float:
 
 
 async def overload(port: int, rate: float, seconds: float) -> list[Outcome]:
-    """Requests at random moments."""
+    """Send requests at random moments."""
     draw, tasks = random.Random(0), []
     start = due = time.perf_counter()
     while due < start + seconds:
@@ -113,7 +113,7 @@ async def overload(port: int, rate: float, seconds: float) -> list[Outcome]:
 
 
 def goodput(outcomes: Sequence[Outcome], start: float, seconds: float) -> float:
-    """Requests served a second, the first tenth left out: the server fills up in it."""
+    """Return the requests served a second, without the first tenth, in which the server fills up."""
     first, last = start + seconds / 10, start + seconds
     return sum(o.status == 200 and first <= o.ended < last for o in outcomes) / (last - first)
 
@@ -121,13 +121,13 @@ def goodput(outcomes: Sequence[Outcome], start: float, seconds: float) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long the overload lasts")
-    parser.add_argument("--times", type=float, default=5.0, help="offered load, in capacities")
+    parser.add_argument("--times", type=float, default=5.0, help="offered load, as a multiple of the capacity")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
     options = {"max_running_requests": RUNNING, "max_queued_requests": QUEUED, "max_total_tokens": POOL_TOKENS}
     with server(STEP_MS, **options) as (port, pid):
         able = asyncio.run(capacity(port, max(3.0, args.seconds / 6)))
-        asyncio.run(overload(port, able * args.times, max(2.0, args.seconds / 10)))  # memory is measured at work
+        asyncio.run(overload(port, able * args.times, max(2.0, args.seconds / 10)))  # memory is measured under load
         processes = [pid, *children_of(pid)]
         before, start = [resident_mb(each) for each in processes], time.perf_counter()
         outcomes = asyncio.run(overload(port, able * args.times, args.seconds))

@@ -1,19 +1,19 @@
-"""Streams across the deaths of their engine, over a real model: what of them changes, and how long they stand still.
+"""Kill the engine of running streams, over a real model: what changes in them, and how long they stand still.
 
     python benchmarks/recovery.py --json recovery.json
 
-    float64     16 streams, half of them greedy and half seeded, and their engine killed 5 times at moments drawn by
-                chance: every stream must be that of the same requests undisturbed
-    default     the same in the checkpoint's own type: nothing that was streamed is lost, repeated or changed, every
-                stream is complete, and where one first differs from its undisturbed twin the two tokens are a tie by a
-                teacher-forced check in float64: their scores (logit + noise) differ by no more than twice the type's
+    float64     16 streams, half of them greedy and half seeded, and their engine killed 5 times at random moments:
+                every stream must be that of the same requests undisturbed
+    default     the same in the checkpoint's own dtype: no streamed token is lost, repeated or changed, every stream
+                is complete, and where one first differs from the undisturbed stream the two tokens are a tie by a
+                teacher-forced check in float64: their scores (logit + noise) differ by no more than twice the dtype's
                 error, which is measured on the same streams
-    poison      15 good requests and one that kills every engine that reads it: it alone is ended
-    long step   one step of a minute: healthy throughout, nothing is restarted
-    hang        seen and replaced within 5 s and a start
+    poison      15 good requests and one that kills every engine that reads it: only this one is ended
+    long step   a step of a minute: the server stays healthy and restarts nothing
+    hang        the server notices and replaces the engine within 5 s and a start
 
-From a kill to the first token that follows it takes no more than 2 s over a plain start of an engine, which is measured
-in the same run. The exit status is 1 if anything of this does not hold. Linux only.
+The first token after a kill comes within 2 s and a plain start of an engine, which is measured in the same run. The
+exit status is 1 if any of this does not hold. Linux only.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from sluice.runner.noise import gumbel, noise_key
 from sluice.types import FinishReason, Output, SamplingParams, Submit
 
 ALLOWED_OVER_START = 2.0
-"""Seconds from a kill to the next token, beyond a plain start."""
+"""Seconds allowed from a kill to the next token, in addition to a plain start."""
 HEARTBEAT = 5.0
 TEMPERATURE = 0.8
 
@@ -63,7 +63,7 @@ class Host:
 
 @asynccontextmanager
 async def hosting(options: dict[str, Any], *, faults: str = "", heartbeat: float = HEARTBEAT) -> AsyncIterator[Host]:
-    """An engine that is ready, in a process of its own, and those that follow it."""
+    """Run an engine in a process of its own, and its successors."""
     state = EngineState()
     client = EngineClient(recovery=state.stats)
     start = Start(EngineConfig.from_options(options), faults=faults)
@@ -82,12 +82,12 @@ async def hosting(options: dict[str, Any], *, faults: str = "", heartbeat: float
 
 @dataclass
 class Stream:
-    """What one request was given."""
+    """The outputs of one request."""
 
     request: Submit
     outputs: list[Output] = field(default_factory=list)
     moments: list[float] = field(default_factory=list)
-    """When each output came."""
+    """Time of each output."""
 
     @property
     def tokens(self) -> list[int]:
@@ -98,22 +98,22 @@ class Stream:
         return [item.logprob for output in self.outputs for item in output.logprobs]
 
     def problem(self) -> str | None:
-        """What is wrong with it by itself."""
+        """Return what is wrong with this stream alone, if anything."""
         ends = [output for output in self.outputs if output.finish_reason is not None]
         if len(ends) != 1 or ends[0] is not self.outputs[-1] or ends[0].finish_reason is not FinishReason.LENGTH:
             return f"ended {[(end.finish_reason, end.error) for end in ends]}"
-        starts, told = [output.start for output in self.outputs], 0
+        starts, delivered = [output.start for output in self.outputs], 0
         for start, output in zip(starts, self.outputs, strict=True):
-            if start != told:
-                return f"tokens from {start} on, after {told} of them"
-            told += len(output.token_ids)
-        if told != self.request.sampling.max_tokens or len(self.logprobs) != told:
-            return f"{told} tokens and {len(self.logprobs)} log-probabilities"
+            if start != delivered:
+                return f"tokens from {start} on, after {delivered} of them"
+            delivered += len(output.token_ids)
+        if delivered != self.request.sampling.max_tokens or len(self.logprobs) != delivered:
+            return f"{delivered} tokens and {len(self.logprobs)} log-probabilities"
         return None
 
 
 def requests_of(count: int, tokens: int, vocab_size: int) -> list[Submit]:
-    """Prompts of several lengths; every other request is greedy."""
+    """Make requests with prompts of several lengths; every other one is greedy."""
     draw = random.Random(1)
     return [
         Submit(
@@ -132,9 +132,9 @@ def requests_of(count: int, tokens: int, vocab_size: int) -> list[Submit]:
 
 
 async def play(
-    host: Host, requests: Sequence[Submit], told: Callable[[int], None] = lambda count: None
+    host: Host, requests: Sequence[Submit], on_tokens: Callable[[int], None] = lambda count: None
 ) -> list[Stream]:
-    """Run requests to their ends, all at once. `told` hears how many tokens there are in all, after each output."""
+    """Run requests to their ends, all at once. `on_tokens` gets the number of all tokens after each output."""
     streams = [Stream(request) for request in requests]
     counts = [0] * len(streams)
 
@@ -146,14 +146,14 @@ async def play(
                 stream.outputs.append(output)
                 stream.moments.append(time.perf_counter())
                 counts[index] += len(output.token_ids)
-            told(sum(counts))
+            on_tokens(sum(counts))
 
     await asyncio.gather(*(read(index) for index in range(len(streams))))
     return streams
 
 
 class Killer:
-    """Kills the engine whenever so many tokens were delivered: each once, as what a dead one had sent still comes."""
+    """Kills each engine once, at a chosen number of delivered tokens: outputs of a dead engine still arrive."""
 
     def __init__(self, host: Host, kills: int, total: int, seed: int) -> None:
         self._host = host
@@ -161,7 +161,7 @@ class Killer:
         self._killed: set[int] = set()
         self.moments: list[float] = []
 
-    def told(self, count: int) -> None:
+    def on_tokens(self, count: int) -> None:
         pid = self._host.state.pid
         if self._due and count >= self._due[0] and pid is not None and pid not in self._killed:
             self._due.pop(0)
@@ -171,19 +171,19 @@ class Killer:
 
 
 def pauses(moments: Sequence[float], streams: Sequence[Stream], slack: float = 0.05) -> list[float]:
-    """From each kill to the first token after it. What the engine had sent before counts as before it."""
+    """Return the time from each kill to the first token after it. Outputs sent before the kill do not count."""
     came = sorted(moment for stream in streams for moment in stream.moments)
     return [next(after for after in came if after > moment + slack) - moment for moment in moments]
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a stream first differs from its undisturbed twin."""
+    """The position at which a stream first differs from the undisturbed one."""
 
     stream: int
     position: int
     gap: float
-    """Of the two tokens' scores, teacher-forced in float64."""
+    """Difference of the two tokens' scores, teacher-forced in float64."""
 
 
 def divergences(llm: LLM, undisturbed: Sequence[Stream], disturbed: Sequence[Stream]) -> list[Divergence]:
@@ -200,8 +200,8 @@ def _gap(llm: LLM, one: Stream, other: Stream, position: int) -> float:
     request, before = one.request, one.tokens[:position]
     scores = []
     for token in (one.tokens[position], other.tokens[position]):
-        asked = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-        (result,) = llm.generate([[*request.prompt, *before, token]], asked)
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+        (result,) = llm.generate([[*request.prompt, *before, token]], params)
         assert result.prompt_logprobs is not None
         last = result.prompt_logprobs[-1]
         assert last is not None
@@ -210,7 +210,7 @@ def _gap(llm: LLM, one: Stream, other: Stream, position: int) -> float:
 
 
 def _noise(llm: LLM, request: Submit, position: int, token: int) -> float:
-    """In units of log-probability; none for a greedy request."""
+    """Return the noise of a token, in units of log-probability; 0 for a greedy request."""
     sampling = request.sampling
     if sampling.temperature == 0:
         return 0.0
@@ -222,11 +222,11 @@ def _noise(llm: LLM, request: Submit, position: int, token: int) -> float:
 
 
 def type_error(llm: LLM, streams: Sequence[Stream], tokens: int = 100) -> float:
-    """How far what streams were told of their own tokens is from what float64 says of them, for 99 of 100 tokens."""
+    """Return the 99th percentile of the error of the streams' log-probabilities against float64."""
     errors = []
     for stream in streams:
-        asked = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-        (result,) = llm.generate([[*stream.request.prompt, *stream.tokens[:tokens]]], asked)
+        params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
+        (result,) = llm.generate([[*stream.request.prompt, *stream.tokens[:tokens]]], params)
         assert result.prompt_logprobs is not None
         right = [item.logprob for item in result.prompt_logprobs[len(stream.request.prompt) :] if item is not None]
         errors += [abs(a - b) for a, b in zip(right, stream.logprobs, strict=False)]
@@ -234,7 +234,7 @@ def type_error(llm: LLM, streams: Sequence[Stream], tokens: int = 100) -> float:
 
 
 async def killed_streams(options: dict[str, Any], count: int, tokens: int, kills: int, llm: LLM) -> dict[str, Any]:
-    """The same requests without and with kills, and what differs."""
+    """Run the same requests without and with kills, and return the differences."""
     requests = requests_of(count, tokens, llm.info.limits.vocab_size)
     async with hosting(options) as host:
         undisturbed = await play(host, requests)
@@ -242,7 +242,7 @@ async def killed_streams(options: dict[str, Any], count: int, tokens: int, kills
     async with hosting(options) as host:
         starts.append(host.start_seconds)
         killer = Killer(host, kills, count * tokens, seed=kills)
-        disturbed = await play(host, requests, killer.told)
+        disturbed = await play(host, requests, killer.on_tokens)
         stats = host.state.stats
     problems = [f"stream {index}: {text}" for index, text in problems_of(undisturbed + disturbed)]
     stood = pauses(killer.moments, disturbed)
@@ -289,7 +289,7 @@ async def in_default_dtype(options: dict[str, Any], args: argparse.Namespace, ll
 
 
 async def poison(options: dict[str, Any], args: argparse.Namespace, llm: LLM) -> dict[str, Any]:
-    """The fault switch makes a token deadly, which only one prompt holds; the outputs of the others may not either."""
+    """Run with a token at which the engine crashes. Only one prompt holds it; no output of the others may."""
     token = 7
     requests = [
         replace_sampling(request, logit_bias=((token, -100.0),))._replace(
@@ -304,7 +304,7 @@ async def poison(options: dict[str, Any], args: argparse.Namespace, llm: LLM) ->
     bad = streams.pop(9).outputs[-1]
     problems = [f"stream {index}: {text}" for index, text in problems_of(streams)]
     if bad.finish_reason is not FinishReason.ERROR or "alone" not in (bad.error or ""):
-        problems.append(f"the poisonous one ended {bad.finish_reason}: {bad.error}")
+        problems.append(f"the poisonous request ended {bad.finish_reason}: {bad.error}")
     return {"restarts": restarts, "error": bad.error, "problems": problems}
 
 
@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="", help="folder of a checkpoint (default: the bundled model)")
     parser.add_argument("--streams", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=400, help="of each stream")
+    parser.add_argument("--tokens", type=int, default=400, help="tokens of each stream")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--long-step", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--only", choices=PARTS, action="append", help="parts to run (default: all)")

@@ -1,16 +1,17 @@
-"""What a budget for prefill brings, and what chunks bring beside it: RoseLLM's measurement in Sluice's terms, in turns.
+"""Measure the effect of a prefill budget, and of chunks: RoseLLM's measurement in Sluice's terms, in turns.
 
     python benchmarks/make_checkpoint.py --shape gpt2-124m --out build/checkpoints/gpt2-124m
     python benchmarks/rosellm.py --checkpoint build/checkpoints/gpt2-124m --out benchmarks/results/gpt2-124m
 
-    prefill-first           whole prompts, and nobody decodes in a step that has one
+    prefill-first           whole prompts, in steps without decodes
     prefill-first-budget    the same, at most --max-prefill-tokens of prompts in a step
     whole                   whole prompts and decodes in one step
     whole-budget            the same with the budget
     chunked                 prompts cut into chunks that share steps with decodes
 
-RoseLLM's own loop computes the prompts it admits and then decodes everybody once: that is `whole`. With `prefill-first`
-a prompt that the budget refuses comes in the very next step, again before decodes: the budget spares streams nothing.
+RoseLLM's own loop computes the prompts it admits and then decodes every request once: that is `whole`. With
+`prefill-first` a prompt that the budget refuses runs in the next step, again before decodes: the budget does not help
+decoding requests.
 
 The presets are measured one after the other. Each writes PREFIX-PRESET-WAY.json (for `sluice compare`) and
 PREFIX-PRESET.json with medians and ratios.
@@ -46,7 +47,7 @@ PAIRS = (
     (PREFILL_FIRST, CHUNKED),
     (WHOLE, CHUNKED),
 )
-"""What is compared with what: the base first."""
+"""Pairs to compare, the base first."""
 MEASURES = (
     Measure("ITL p50", "ms", lambda summary: summary.all.itl.p50),
     Measure("ITL p95", "ms", lambda summary: summary.all.itl.p95),
@@ -59,7 +60,7 @@ MEASURES = (
 
 
 def configurations(settings: Settings, budget: int, chunk: int) -> list[Configuration]:
-    """The five ways."""
+    """Make the five configurations."""
     limit = ("--max-prefill-tokens", str(budget))
     ways = {
         PREFILL_FIRST: ("--schedule", "prefill-first", *UNCUT),
@@ -125,12 +126,16 @@ def _ratios(figures: dict[str, dict[str, float | None]], name: str) -> dict[str,
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True, help="a Hugging Face folder")
-    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="where results go, no ending")
-    parser.add_argument("--presets", default=",".join(PRESETS), help=f"(default: {','.join(PRESETS)})")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="PREFIX", help="path of the results, without an ending"
+    )
+    parser.add_argument(
+        "--presets", default=",".join(PRESETS), help=f"presets to measure (default: {','.join(PRESETS)})"
+    )
     parser.add_argument("--max-prefill-tokens", type=int, default=224, help="the budget (default: 224)")
-    parser.add_argument("--chunked-prefill-size", type=int, default=64, help="of the chunks (default: 64)")
+    parser.add_argument("--chunked-prefill-size", type=int, default=64, help="tokens of a chunk (default: 64)")
     parser.add_argument("--repeats", type=int, default=5, help="rounds (default: 5)")
-    parser.add_argument("--threads", type=int, default=2, help="of the engine (default: 2)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the engine (default: 2)")
     parser.add_argument("--max-running", type=int, default=64, help="requests at once (default: 64)")
     return parser
 

@@ -1,4 +1,4 @@
-"""How many random scenarios a minute one core checks, every law after every call.
+"""Measure how many random scenarios a minute one core checks, with every law after every call.
 
 python benchmarks/scenarios.py --count 2000
 """

@@ -1,4 +1,4 @@
-"""What the scheduler costs: microseconds per running request per step, and the admission of a long cached prompt.
+"""Measure the scheduler: microseconds per running request per step, and the admission of a long cached prompt.
 
     python benchmarks/scheduler_overhead.py --json overhead.json
 
@@ -42,7 +42,7 @@ def step(scheduler: Scheduler) -> None:
 
 
 def us_per_request_step(running: int, steps: int) -> float:
-    """One repeat: fill the engine, then time `steps` steps of decodes only. The result's making is not timed."""
+    """Run one repeat: fill the engine, then time `steps` steps of decodes only, without making their results."""
     pages = -(-(PROMPT_TOKENS + steps + 50) // PAGE_SIZE) + 1
     scheduler = scheduler_of(running, num_pages=running * pages)
     for request_id in range(running):
@@ -64,7 +64,7 @@ def us_per_request_step(running: int, steps: int) -> float:
 
 
 def admit_128k_hit_ms() -> float:
-    """One repeat: compute a prompt once, then admit it again."""
+    """Run one repeat: compute a prompt once, then admit it again."""
     scheduler = scheduler_of(4, num_pages=3 * LONG_TOKENS // PAGE_SIZE)
     prompt = tuple(position % 50_000 for position in range(LONG_TOKENS))
     scheduler.add(Submit(0, prompt, resolved(1)))

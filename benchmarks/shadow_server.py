@@ -1,4 +1,4 @@
-"""The real server over the ShadowRunner, in processes of its own, with steps that last as long as they are told to."""
+"""Runs the real server over the ShadowRunner, in processes of its own, with steps of a chosen length."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sluice.types import BatchPlan
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 4096
 VOCAB = 500
-"""Ids of the bundled tokenizer that are ordinary tokens."""
+"""Number of the bundled tokenizer's ids that are ordinary tokens."""
 STEP_MS = "SHADOW_STEP_MS"
 SERVE = """
 import json, sys
@@ -45,7 +45,7 @@ POOL_TOKENS = 1 << 20
 
 
 class PacedRunner:
-    """The shadow model, no faster than a step each so many seconds."""
+    """The shadow model, with steps of at least `step_seconds`."""
 
     def __init__(self, step_seconds: float) -> None:
         self._inner = ShadowRunner(page_size=PAGE_SIZE, vocab_size=VOCAB)
@@ -65,7 +65,7 @@ class PacedRunner:
 
 
 def build(start: Start, link: Link) -> tuple[Engine, Ready]:
-    """The factory that the engine's process calls."""
+    """Build the engine, in its own process."""
     config = start.config
     chosen = resolve(config, "cpu")
     tokens = chosen.config.cache.max_total_tokens
@@ -88,7 +88,7 @@ def build(start: Start, link: Link) -> tuple[Engine, Ready]:
 
 @contextmanager
 def server(step_ms: float, **options: object) -> Iterator[tuple[int, int]]:
-    """A running server with these options of the engine: its port, and the process id of its front."""
+    """Run a server with these options of the engine. Returns its port, and the id of the HTTP server's process."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     here = Path(__file__).parent
@@ -106,16 +106,16 @@ def server(step_ms: float, **options: object) -> Iterator[tuple[int, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all threads. Linux only."""
+    """Return user and system time of a process, all threads. Linux only."""
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mb(pid: int) -> float:
-    """Memory of a process. Linux only."""
+    """Return the resident memory of a process in MiB. Linux only."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes that a process started: those of the engine. Linux only."""
+    """Return the processes that a process started: those of the engine. Linux only."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]

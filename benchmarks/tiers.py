@@ -1,12 +1,12 @@
-"""What the disk tier brings, and what it costs others.
+"""Measure the disk tier: what it saves, and how it delays other requests.
 
     python benchmarks/tiers.py --checkpoint build/checkpoints/qwen3-0.6b --parts bandwidth,turns,crossover,interference
 
 turns         conversations whose prefixes exceed the device's pool: time to the first token and tokens computed again,
-              off and on in turns, and with a restart before the last turn
-crossover     loading a prefix or computing it, by length, measured and by the formula
-interference  times between the tokens of others while a long prefix loads
-bandwidth     bytes a second, beside `dd`
+              without and with the tier in turns, and with a restart before the last turn
+crossover     time to load a prefix or to compute it, by length, measured and from the formula
+interference  gaps between the tokens of other requests while a long prefix loads
+bandwidth     bytes a second of the tier and of `dd`
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", type=Path, required=True)
     parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--folder", type=Path, help="where the page files go (default: the system's temporary folder)")
+    parser.add_argument("--folder", type=Path, help="folder of the page files (default: the system's temporary folder)")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--disk-bytes", type=int, default=6 << 30)
     parser.add_argument("--bandwidth-bytes", type=int, default=1 << 30)

@@ -1,9 +1,9 @@
-"""What a trace costs: steps a second with and without it, run in turn (A B A B), and microseconds a step.
+"""Measure what a trace costs: steps a second with and without it, in turns (A B A B), and microseconds a step.
 
     python benchmarks/trace_overhead.py --json overhead.json
 
-The real engine, scheduler and recorder write a real file over a runner that spends a fixed time on every step and gives
-any token. The share of throughput lost is that of an engine whose steps take as long: `--step-ms`.
+The real engine, scheduler and recorder write a real file, over a runner that spends a fixed time on every step and
+returns an arbitrary token. The loss of throughput is that of an engine with steps of this length (`--step-ms`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PAGE_SIZE = 32
 
 
 class SteadyStep:
-    """Computed at launch, as on a cpu."""
+    """A step that was computed at launch, as on a CPU."""
 
     def __init__(self, result: BatchResult) -> None:
         self._result = result
@@ -45,7 +45,7 @@ class SteadyStep:
 
 
 class SteadyRunner:
-    """Every step takes `seconds` of the processor."""
+    """A runner whose steps take `seconds` of processor time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -62,7 +62,7 @@ class SteadyRunner:
 
 
 class CountingLink(ManualLink):
-    """Forgets what it is sent."""
+    """A link that drops the outputs."""
 
     def send(self, outputs: Sequence[object]) -> None:
         pass
@@ -93,7 +93,7 @@ def engine_of(load: Load, path: Path | None) -> Engine:
 
 
 def seconds_a_step(load: Load, path: Path | None) -> float:
-    """One run of the whole load: no two prompts are alike, every request has as many tokens."""
+    """Run the whole load once. No two prompts are alike, and all requests have as many tokens."""
     engine = engine_of(load, path)
     link = engine.link
     assert isinstance(link, ManualLink)
@@ -119,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, default=64, help="requests at a time")
     parser.add_argument("--requests", type=int, default=128, help="requests in all")
-    parser.add_argument("--step-ms", type=float, default=5.0, help="what the runner takes for a step")
+    parser.add_argument("--step-ms", type=float, default=5.0, help="time of a step in the runner")
     parser.add_argument("--repeats", type=int, default=4, help="runs of each kind")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Block sizes of our Triton attention, tried on the device that is there: what `attention/triton/tiles.py` should say.
+"""Try block sizes of the Triton attention on this device, for the table in `attention/triton/tiles.py`.
 
     python benchmarks/triton_tiles.py [--seconds 420] [--only extend|decode] [--json FILE]
 
-Every candidate attends to the same batches, in bfloat16; what the compiler refuses is left out, and what gives another
-result than the table's choice is said to be wrong. Of each batch the fastest are shown with the rate that they reach,
-the table's own choice marked. Sizes of model: Llama-3.1-8B, and heads of 64 and 256. Without a GPU, `--tiny` goes the
-same way through Triton's interpreter, and its times mean nothing.
+Every candidate runs the same batches, in bfloat16. Candidates that the compiler refuses are left out, and candidates
+with another result than the table's choice are marked as wrong. The fastest of each batch are shown with their rates,
+and the table's choice is marked. Model sizes: Llama-3.1-8B, and heads of 64 and 256. Without a GPU, `--tiny` runs the
+same code in Triton's interpreter, and its times mean nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Work:
 
     heads: Heads
     lengths: tuple[tuple[int, int], ...]
-    """(queries, keys) of each row"""
+    """(queries, keys) of each row."""
 
     @property
     def decodes(self) -> bool:
@@ -84,7 +84,7 @@ TINY_WORKS = (Work(Heads(4, 2, 64), ((20, 80),)), Work(Heads(4, 2, 64), ((1, 200
 
 
 def candidates(decodes: bool) -> Iterator[Tiles]:
-    """Neighbours of what the table holds."""
+    """Return sizes close to those of the table."""
     if decodes:
         for tile, per_sm, min_tiles, warps in product((32, 64, 128), (2, 4, 8), (1, 2), (2, 4)):
             yield DecodeTiles(tile, min_tiles, per_sm, num_warps=warps, num_stages=3)
@@ -94,7 +94,7 @@ def candidates(decodes: bool) -> Iterator[Tiles]:
 
 
 def batch_of(work: Work, device: torch.device) -> tuple[torch.Tensor, TritonKV, ForwardBatch]:
-    """Random queries and pages, those of a row in random places."""
+    """Make random queries and pages, those of a row in random order."""
     q_lens, kv_lens = zip(*work.lengths, strict=True)
     needed = [-(-keys // PAGE_SIZE) for keys in kv_lens]
     order = torch.randperm(sum(needed), dtype=torch.int32)
@@ -121,7 +121,7 @@ def batch_of(work: Work, device: torch.device) -> tuple[torch.Tensor, TritonKV, 
 
 
 def median_seconds(work: Callable[[], object], device: torch.device) -> float:
-    """On a GPU with its cache emptied before every call: layers find nothing of each other there."""
+    """Return the median time of a call. On a GPU its cache is emptied before every call, as other layers do."""
     if device.type == "cuda":
         return float(triton.testing.do_bench(work, warmup=5, rep=40, return_mode="median")) / 1e3
     times = []
@@ -133,7 +133,7 @@ def median_seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def try_all(work: Work, tiles: Sequence[Tiles], arch: Arch, device: torch.device, until: float) -> list[Tried]:
-    """The table's choice and then the others, as long as there is time; fastest first."""
+    """Time the table's choice and then the others, until `until`. Returns the fastest first."""
     q, kv, batch = batch_of(work, device)
     spec = AttentionSpec.of(q, kv.kv_heads, work.heads.size**-0.5)
     pad = triton.next_power_of_2(work.heads.size)
@@ -162,7 +162,7 @@ def try_all(work: Work, tiles: Sequence[Tiles], arch: Arch, device: torch.device
     return sorted(tried, key=lambda each: each.seconds)
 
 
-def told(work: Work, each: Tried) -> str:
+def described(work: Work, each: Tried) -> str:
     rates = f"{work.read_bytes / each.seconds / 1e9:7.0f} GB/s {work.flops / each.seconds / 1e12:6.1f} TFLOP/s"
     marks = ("  <- table" if each.in_table else "") + ("  WRONG" if each.is_wrong else "")
     return f"    {each.seconds * 1e6:9.1f} us {rates}  {each.tiles}{marks}"
@@ -170,9 +170,9 @@ def told(work: Work, each: Tried) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=420.0, help="stop trying after so long (default: 420)")
+    parser.add_argument("--seconds", type=float, default=420.0, help="time limit (default: 420)")
     parser.add_argument("--only", choices=("extend", "decode"))
-    parser.add_argument("--tiny", action="store_true", help="two small batches and candidates, on any machine")
+    parser.add_argument("--tiny", action="store_true", help="try two small batches and candidates, on any machine")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     device = torch.device("cuda" if torch.cuda.is_available() and not triton.knobs.runtime.interpret else "cpu")
@@ -185,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tiles = list(candidates(work.decodes))[:: 12 if options.tiny else 1]
         tried = try_all(work, tiles, arch, device, begin + options.seconds * (number + 1) / len(works))
         for each in [each for place, each in enumerate(tried) if place < 4 or each.in_table or each.is_wrong]:
-            print(told(work, each), flush=True)
+            print(described(work, each), flush=True)
         found.append({"work": asdict(work), "tried": [asdict(each) for each in tried]})
     if options.json is not None:
         options.json.write_text(json.dumps({"arch": asdict(arch), "found": found}, indent=1) + "\n")

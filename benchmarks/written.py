@@ -1,4 +1,4 @@
-"""A file of figures beside what they depend on: the command, versions, and the machine."""
+"""Writes figures to a file, with the command, the versions and the machine they depend on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRONT = ("uvicorn", "h11", "starlette", "msgspec", "pyzmq")
 
 
 def show(figures: Mapping[str, Any], path: Path | None) -> None:
-    """Print the figures of this run, and write them to a file if there is one."""
+    """Print the figures of this run, and write them to a file if a path is given."""
     record = {
         "command": shlex.join(["python", *sys.argv]),
         "versions": versions(FRONT),

@@ -1,12 +1,12 @@
-"""The clients that people already have, against a server of the bundled model that asks for a key.
+"""Run common clients against a server of the bundled model that requires a key.
 
     python scripts/clients.py                 # all of them
     python scripts/clients.py curl sglang     # some
     python scripts/clients.py guidellm vllm   # the large ones
 
-Stock packages run in an environment of their own, build/clients, made at the first run from PyPI. `openai` itself is
-tried in the test suite. Each client must get the same greedy text as the first, whole and streamed. Two are left out
-unless they are named: guidellm, which brings some gigabytes, and `vllm bench serve`, which runs in the environment that
+Stock packages run in an environment of their own, build/clients, which the first run makes from PyPI. The test suite
+runs `openai` itself. Each client must get the same greedy text as the first, whole and streamed. Two run only when they
+are named: guidellm, which installs some gigabytes, and `vllm bench serve`, which runs in the environment that
 benchmarks/peers/run.py made for vLLM.
 """
 
@@ -75,13 +75,13 @@ print(text)
 
 @dataclass(frozen=True)
 class Target:
-    """A server to try clients on."""
+    """The server of the clients."""
 
     url: str
     key: str
 
     def post(self, path: str, body: Mapping[str, Any]) -> tuple[int, bytes]:
-        """A request by hand."""
+        """Send a request without a client."""
         address = urlsplit(self.url)
         assert address.hostname is not None
         connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
@@ -95,7 +95,7 @@ class Target:
 
 @contextmanager
 def server() -> Iterator[Target]:
-    """The bundled model under a key of this run."""
+    """Serve the bundled model with a key of this run."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     key = secrets.token_hex(8)
@@ -111,7 +111,7 @@ def server() -> Iterator[Target]:
 
 
 def output_of(*command: str) -> str:
-    """What a command prints; it must succeed."""
+    """Return the output of a command, which must succeed."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{shlex.join(command)[:200]}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout
@@ -123,7 +123,7 @@ def chat_body(**more: Any) -> dict[str, Any]:
 
 
 def curl(target: Target) -> str:
-    """Whole and streamed, as the README shows it."""
+    """Run curl whole and streamed, as the README shows it."""
     auth, kind = f"Authorization: Bearer {target.key}", "Content-Type: application/json"
     command = ["curl", "-sS", "-N", f"{target.url}/v1/chat/completions", "-H", auth, "-H", kind, "-d"]
     text = json.loads(output_of(*command, json.dumps(chat_body())))["choices"][0]["message"]["content"]
@@ -141,7 +141,7 @@ def python_client(code: str, target: Target) -> str:
 
 
 def sglang(target: Target) -> str:
-    """The requests that SGLang's documentation and its benchmark send: whole, streamed, as a batch, and the flush."""
+    """Send the requests of SGLang's documentation and benchmark: whole, streamed, as a batch, and the flush."""
     status, tokenized = target.post("/tokenize", {"messages": chat_body()["messages"]})
     assert status == 200, tokenized
     ids = json.loads(tokenized)["tokens"]
@@ -169,7 +169,7 @@ def sglang(target: Target) -> str:
 
 
 def guidellm(target: Target) -> str:
-    """A short run of it: chats with prompts of its own."""
+    """Run guidellm for a short time: chats with prompts of its own."""
     folder = ROOT / "src" / "sluice" / "models" / "sluice-nano"
     report = ENVIRONMENT / "guidellm.json"
     output_of(
@@ -196,7 +196,7 @@ def guidellm(target: Target) -> str:
 
 
 def vllm(target: Target) -> str:
-    """A short run of `vllm bench serve`, over either API."""
+    """Run `vllm bench serve` for a short time, over both APIs."""
     program = ROOT / "build" / "peers" / "vllm" / "bin" / "vllm"
     assert program.exists(), f"no {program}; benchmarks/peers/run.py --peer vllm makes it"
     folder = ROOT / "src" / "sluice" / "models" / "sluice-nano"
@@ -227,7 +227,7 @@ PACKAGES = {"openai": "openai", "langchain": "langchain-openai", "guidellm": "gu
 
 
 def install(names: list[str]) -> None:
-    """What the chosen clients need, in an environment of their own."""
+    """Install the packages of the chosen clients in an environment of their own."""
     wanted = [PACKAGES[name] for name in names if name in PACKAGES]
     if not wanted:
         return

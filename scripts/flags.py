@@ -1,6 +1,6 @@
-"""Writes `docs/flags.md` from the options in `sluice.config`: `python scripts/flags.py` (part of `make format`).
+"""Write `docs/flags.md` from the options in `sluice.config`: `python scripts/flags.py` (part of `make format`).
 
-A test compares the file with what this writes, so the documentation of a flag cannot fall behind it.
+A test compares the file with the output of this script, so that every flag is documented.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ The columns *SGLang* and *vLLM* name those engines' flag for the same thing. Nam
 
 
 def page() -> str:
-    """The whole document."""
+    """Return the whole document."""
     return "\n".join([INTRO, *(section(group) for group in ("server", *(name for name in GROUPS if name != "server")))])
 
 
@@ -42,7 +42,7 @@ def section(group: str) -> str:
 
 
 def row(item: Field[object]) -> str:
-    """One option as a line of its group's table."""
+    """Return an option as a line of its group's table."""
     option: Option = item.metadata["option"]
     cells = [
         "`MODEL`" if item.name == "model" else code(flag(item.name)),
@@ -64,7 +64,7 @@ def default_of(item: Field[object], option: Option) -> str:
 
 
 def meaning_of(option: Option) -> str:
-    """The help, then what the help has no room for; the choices, unless the help lists them."""
+    """Return the help, more details, and the choices unless the help lists them."""
     sentences = [f"{option.help[0].upper()}{option.help[1:]}."]
     if option.choices and option.choices[0] not in option.help:
         sentences.append(f"One of {', '.join(code(choice) for choice in option.choices)}.")
@@ -83,7 +83,7 @@ def show(value: str | bool) -> str:
 
 
 def code(text: str) -> str:
-    """A name in code style, what stands behind it in parentheses left plain."""
+    """Return a name in code style; a remark in parentheses stays plain."""
     name, space, rest = text.partition(" ")
     return f"`{name}`{space}{rest}" if text else ""
 

@@ -1,10 +1,10 @@
-"""Thousands of requests made up from the server's own schema, over a socket: none may be the server's fault.
+"""Send thousands of requests generated from the server's own schema: none may fail by the server's fault.
 
     python scripts/fuzz_api.py --requests 5000                    # starts a server with the bundled model
-    python scripts/fuzz_api.py --url http://127.0.0.1:8000        # or uses one that runs
+    python scripts/fuzz_api.py --url http://127.0.0.1:8000        # or uses a running one
 
-Every answer must be 2xx, 4xx in OpenAI's error shape, or 503 with a `Retry-After`; afterwards the server must answer a
-plain request, and hold nothing. The exit status is 1 if one is not.
+Every answer must be 2xx, 4xx in OpenAI's error shape, or 503 with a `Retry-After`. Afterwards the server must answer a
+plain request, and hold no request and no page. The exit status is 1 if one of these fails.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from api_cases import OPERATIONS, Sent, case_of, complaint
 from sluice.http.openapi import BODIES
 
 PATIENCE = 60.0
-"""Seconds after which a request hangs."""
+"""Seconds after which a request counts as hung."""
 
 
 @contextmanager
 def bundled() -> Iterator[str]:
-    """A server of the bundled model: its URL."""
+    """Start a server of the bundled model. Returns its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--max-queued-requests", "16"]
@@ -50,7 +50,7 @@ def bundled() -> Iterator[str]:
 
 
 def send(url: str, sent: Sent) -> tuple[int, dict[str, str], bytes]:
-    """One request on a connection of its own."""
+    """Send one request on a connection of its own."""
     address = urlsplit(url)
     assert address.hostname is not None
     connection = http.client.HTTPConnection(address.hostname, address.port, timeout=PATIENCE)
@@ -64,7 +64,7 @@ def send(url: str, sent: Sent) -> tuple[int, dict[str, str], bytes]:
 
 
 def fuzz(url: str, operation: tuple[str, str], count: int, seed_: int, statuses: Counter[int]) -> list[str]:
-    """Send `count` requests to one operation. What there is to complain about, a few of it."""
+    """Send `count` requests to one operation. Returns the first few problems."""
     found: list[str] = []
 
     @seed(seed_)
@@ -89,7 +89,7 @@ def fuzz(url: str, operation: tuple[str, str], count: int, seed_: int, statuses:
 
 
 def at_rest(url: str) -> list[str]:
-    """What is wrong with a server after all this."""
+    """Return the problems of a server after all requests."""
     plain = Sent("POST", "/v1/completions", {}, json.dumps({"prompt": "The water", "max_tokens": 4}).encode())
     status, _, body = send(url, plain)
     problems = [] if status == 200 else [f"a plain request is answered {status}: {body[:300]!r}"]
@@ -105,16 +105,16 @@ def at_rest(url: str) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=5000, help="how many, about")
-    parser.add_argument("--url", help="a server that runs; without, one is started")
-    parser.add_argument("--seed", type=int, default=0, help="other requests")
+    parser.add_argument("--requests", type=int, default=5000, help="approximate number of requests")
+    parser.add_argument("--url", help="a running server (default: start one)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the requests")
     args = parser.parse_args()
     statuses: Counter[int] = Counter()
     with nullcontext(args.url) if args.url else bundled() as url:
         with_body = [("POST", path) for path in BODIES]
         problems: list[str] = []
         for operation in OPERATIONS:
-            # The others take no argument: their requests are all alike.
+            # Other operations take no argument, so their requests are all alike.
             count = max(1, args.requests // len(with_body)) if operation in with_body else 20
             problems += fuzz(url, operation, count, args.seed, statuses)
         problems += at_rest(url)

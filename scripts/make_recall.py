@@ -1,4 +1,4 @@
-"""Write a checkpoint that recalls exactly: greedy decoding gives what followed the last tokens when they came before.
+"""Write a checkpoint that recalls exactly: greedy decoding repeats what followed the last tokens before.
 
     python scripts/make_recall.py --out FOLDER [--size small|middle|gqa] [--previous N] [--max-positions N]
 

@@ -1,12 +1,12 @@
-"""Is every line of the core held by a test? Plant bugs one at a time and see which the tests do not notice.
+"""Plant bugs in the core one at a time, and list those that no test notices.
 
-Each mutant (`mutants.py`, `mutants_by_hand.py`) goes into a copy of the package, and the fast core tests run against
-that copy in a forked process that has pytest loaded already; the working tree is only read. The tests nearest to the
-mutated file go first, the quick ones before the slow ones, and the first failure ends the run. A test that takes much
-longer than it does without a mutant counts as failed.
+Each mutant (`mutants.py`, `mutants_by_hand.py`) is written to a copy of the package, and the fast core tests run
+against that copy in a forked process that has pytest loaded already; the working tree is only read. The tests nearest
+to the mutated file run first, quick ones before slow ones, and the first failure ends the run. A test that takes much
+longer than without a mutant counts as failed.
 
-Verdicts are kept under build/mutation, by the fingerprint of code and tests, so an interrupted run goes on where it
-was. A survivor is either a missing test or explained in tests/mutation_survivors.toml. Exit status: 0 if every survivor
+Verdicts are kept under build/mutation, by the fingerprint of code and tests, so an interrupted run continues. A
+survivor shows a missing test, or is explained in tests/mutation_survivors.toml. Exit status: 0 if every survivor
 is explained, 1 if one is not, 2 if the tests fail without any mutant or the command line is wrong.
 """
 
@@ -47,19 +47,19 @@ PRELOADED = ("hypothesis.stateful", "hypothesis.strategies")
 PYTEST_ARGS = (
     *("-x", "-q", "-o", "addopts=", "--import-mode=importlib", "--hypothesis-profile=ci"),
     *("-p", "no:cacheprovider", "-p", "no:xdist"),
-    "-Wignore::pytest.PytestAssertRewriteWarning",  # of the modules loaded before the fork
+    "-Wignore::pytest.PytestAssertRewriteWarning",  # for modules loaded before the fork
 )
 MEMORY_LIMIT = 4 << 30
 SLOWEST = 5.0
-"""A test may take this many times what it takes without a mutant, and GRACE seconds more."""
+"""A test may take this many times its time without a mutant, and GRACE seconds more."""
 GRACE = 5.0
 FAR_FUTURE = 2_000_000_000
-"""Modification times of mutated files start here, each its own, so that no compiled file can pass for another's."""
+"""First modification time of mutated files. Each has its own, so that no compiled file is taken for another's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the tests made of one mutant: who noticed it, if anyone, and after how many seconds."""
+    """The verdict on one mutant: the test that noticed it, if any, and after how many seconds."""
 
     key: str
     killed_by: str
@@ -71,7 +71,7 @@ class Verdict:
 
 
 class Watch:
-    """A pytest plugin: orders the tests, limits the time of each, and writes down what happens.
+    """A pytest plugin that orders the tests, limits the time of each, and records the results.
 
     The limit is the default action of SIGALRM, which ends the process: Python code stuck in a loop cannot ignore it.
     """
@@ -103,7 +103,7 @@ class Watch:
 
 @dataclass(slots=True)
 class Job:
-    """One run of the tests, in its own process."""
+    """A run of the tests, in its own process."""
 
     mutant: Mutant | None
     process: BaseProcess
@@ -112,10 +112,10 @@ class Job:
     began: float
 
     def finish(self) -> tuple[str, dict[str, float]]:
-        """Who noticed (empty: nobody), and the seconds each test took.
+        """Return the test that failed, empty if none did, and the seconds of each test.
 
         Raises:
-            RuntimeError: the tests could not be run at all.
+            RuntimeError: the tests could not be run.
         """
         self.process.join()
         times: dict[str, float] = {}
@@ -137,7 +137,7 @@ class Job:
 
 
 class Slot:
-    """A place to run tests: a copy of the package that holds at most one mutant at a time."""
+    """A copy of the package, with at most one mutant at a time, against which tests run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -171,7 +171,7 @@ class Slot:
 
 
 def run_suite(overlay: Path, log: Path, watch: Watch) -> None:
-    """In the child: run the core tests against the package in `overlay`, and leave with pytest's exit status."""
+    """Run the core tests against the package in `overlay`, in the child, and exit with pytest's status."""
     os.setpgid(0, 0)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     with log.open("w") as file:
@@ -191,7 +191,7 @@ def run_suite(overlay: Path, log: Path, watch: Watch) -> None:
 
 
 def run_mutants(mutants: Sequence[Mutant], times: Mapping[str, float], workers: int, folder: Path) -> Iterator[Verdict]:
-    """Judge every mutant, `workers` at a time; verdicts come as they fall."""
+    """Judge every mutant, `workers` at a time. Yields verdicts as they arrive."""
     slots = [Slot(folder / f"slot{index}") for index in range(workers)]
     todo = list(enumerate(mutants))
     running: dict[int, tuple[Slot, Job]] = {}
@@ -217,10 +217,10 @@ def run_mutants(mutants: Sequence[Mutant], times: Mapping[str, float], workers: 
 
 
 def measure_suite(folder: Path) -> dict[str, float]:
-    """Seconds of each test without a mutant.
+    """Return the seconds of each test without a mutant.
 
     Raises:
-        RuntimeError: the tests do not pass as they are.
+        RuntimeError: a test fails without a mutant.
     """
     job = Slot(folder / "untouched").start(None, {}, 0)
     killed_by, times = job.finish()
@@ -230,7 +230,7 @@ def measure_suite(folder: Path) -> dict[str, float]:
 
 
 class Record:
-    """Verdicts on disk, one line each, under the fingerprint of the code and tests they hold for."""
+    """The verdicts on disk, one line each, in a file named by the fingerprint of code and tests."""
 
     def __init__(self, folder: Path, *, fresh: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ class Record:
 
 
 def fingerprint() -> str:
-    """A digest of everything that a verdict depends on."""
+    """Return a digest of everything that a verdict depends on."""
     digest = hashlib.sha256(repr(PYTEST_ARGS).encode())
     packages = ("types", "config", "kv", "scheduler", "engine", "testing")
     code = [path for name in packages for path in (PACKAGE / name).rglob("*.py")]
@@ -261,7 +261,7 @@ def fingerprint() -> str:
 
 
 def suite_files() -> set[Path]:
-    """The test files that run, and the modules beside them that they import."""
+    """Return the test files that run, and the modules beside them that they import."""
     found: set[Path] = set()
     todo = [path for folder in SUITE for path in (ROOT / folder).rglob("*.py")] + [ROOT / "tests" / "conftest.py"]
     while todo:
@@ -274,7 +274,7 @@ def suite_files() -> set[Path]:
 
 
 def read_explained(path: Path) -> dict[str, str]:
-    """Why each known survivor may live, by key.
+    """Return the explanations of known survivors, by key.
 
     Raises:
         ValueError: an entry lacks a field, or its explanation is empty.
@@ -289,7 +289,7 @@ def read_explained(path: Path) -> dict[str, str]:
 
 
 def report(mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict], explained: Mapping[str, str]) -> list[str]:
-    """The report, line by line: a table by file, then the survivors, unexplained ones first."""
+    """Return the lines of the report: a table by file, then the survivors, unexplained ones first."""
     lines = [f"{'file':<26}{'mutants':>8}{'killed':>8}{'explained':>11}{'unexplained':>13}"]
     survivors = [mutant for mutant in mutants if verdicts[mutant.key].survived]
     for file in [*FILES, "total"]:
@@ -312,7 +312,7 @@ def report(mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict], explained
 
 
 def stale(mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict], explained: Mapping[str, str]) -> list[str]:
-    """Explanations of mutants that do not exist or do not survive."""
+    """Return the explanations of mutants that do not exist or do not survive."""
     alive = {mutant.key for mutant in mutants if verdicts[mutant.key].survived}
     return [key for key in explained if key not in alive]
 
@@ -322,11 +322,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", metavar="TEXT", help="mutants whose file:function holds TEXT (scheduler/passes.py)")
     parser.add_argument("--by-hand", action="store_true", help="only the mutants written by hand")
     parser.add_argument("--sample", type=int, metavar="N", help="N mutants drawn at random")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the draw (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="seed of the draw (default: 0)")
     parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at once")
-    parser.add_argument("--skip-explained", action="store_true", help="believe the explanations of known survivors")
-    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs found")
+    parser.add_argument("--skip-explained", action="store_true", help="skip known survivors that are explained")
+    parser.add_argument("--fresh", action="store_true", help="ignore the verdicts of earlier runs")
     parser.add_argument("--verbose", action="store_true", help="show every verdict")
     options = parser.parse_args(argv)
     for name in ("workers", "sample"):
@@ -350,7 +350,7 @@ def choose(options: argparse.Namespace, explained: Mapping[str, str]) -> list[Mu
 
 
 def judge(mutants: Sequence[Mutant], record: Record, options: argparse.Namespace) -> dict[str, Verdict]:
-    """Verdicts for all mutants, from the record where it has them."""
+    """Return the verdicts of all mutants, from the record where it has them."""
     verdicts = record.load()
     todo = [mutant for mutant in mutants if mutant.key not in verdicts]
     print(f"{len(mutants)} mutants, {len(mutants) - len(todo)} judged before", flush=True)
@@ -388,7 +388,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from here", file=sys.stderr)
+        print("interrupted; the same command continues from here", file=sys.stderr)
         return 130
     lines = report(mutants, verdicts, explained)
     if not (options.only or options.by_hand or options.sample or options.skip_explained):

@@ -1,7 +1,7 @@
-"""A GPU on paper: Triton compiles for it, with its own assembler, on any machine; launches do nothing.
+"""A GPU on paper: Triton compiles for it, with its own assembler, on any machine. Launches do nothing.
 
-What it shows without a device: that kernels compile for an architecture, how often they are compiled, what they take of
-registers and shared memory, and what the compiler made of them. Triton must not interpret in this process.
+Without a device it shows whether kernels compile for an architecture, how often they are compiled, their registers and
+shared memory, and the compiler's output. Triton must not interpret in this process.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from triton.backends.driver import DriverBase
 from triton.compiler.compiler import max_shared_mem
 
 MAX_SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
-"""KiB of shared memory that one program may take, by architecture."""
+"""KiB of shared memory that one program may use, by architecture."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel, as often as it was compiled."""
+    """A compiled version of a kernel."""
 
     name: str
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     spilled: int
-    """Bytes of a thread that did not fit into registers."""
+    """Bytes of a thread that were spilled from registers."""
     shared: int
-    """Bytes."""
+    """Bytes of shared memory."""
     ptx: str = field(repr=False)
 
 
 class PaperDriver(DriverBase):
-    """Stands in for Triton's CUDA driver.
+    """Replaces Triton's CUDA driver.
 
     Args:
         arch: 80 for SM80, ...
@@ -75,7 +75,7 @@ class PaperDriver(DriverBase):
         return {"max_shared_mem": MAX_SHARED[self._arch] * 1024}
 
     def load_binary(self, *args: object) -> tuple[object, object, int, int, int]:
-        """Module, function, registers, spills, most threads."""
+        """Return module, function, registers, spills and most threads."""
         return object(), object(), 0, 0, 1024
 
     def launcher_cls(self, source: object, metadata: object) -> Callable[..., None]:
@@ -100,7 +100,7 @@ def use(arch: int) -> PaperDriver:
 
 
 def compiled(*kernels: Any) -> list[Compiled]:
-    """What was compiled of `triton.jit` functions so far."""
+    """Return the `triton.jit` functions compiled so far."""
     return [_resources(kernel) for each in kernels for kernel in each.device_caches[0][0].values()]
 
 

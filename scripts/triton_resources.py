@@ -1,4 +1,4 @@
-"""What the attention kernels take of a GPU, for every shape in use: no device is needed.
+"""Print the registers and shared memory of the attention kernels, for every shape in use, without a device.
 
 .venv/bin/python scripts/triton_resources.py 80 90
 """
@@ -21,7 +21,7 @@ from sluice.attention.triton.attention import TritonAttention
 from sluice.attention.triton.tiles import Arch
 
 SHAPES = ((64, 16, torch.bfloat16), (128, 32, torch.bfloat16), (256, 8, torch.bfloat16), (128, 8, torch.float32))
-"""Head size, query heads of 8 KV heads, dtype."""
+"""Head size, query heads for 8 KV heads, dtype."""
 
 
 def main(archs: list[int]) -> None:

@@ -16,11 +16,11 @@ class TensorShape(NamedTuple):
     name: str
     shape: tuple[int, ...]
     fill: float | None = None
-    """None: random."""
+    """Value of all elements; None for random ones."""
 
 
 class ModelShape(Protocol):
-    """What a checkpoint needs to know of a model."""
+    """What a checkpoint needs of a model."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -29,15 +29,15 @@ class ModelShape(Protocol):
     def max_positions(self) -> int: ...
 
     def config(self) -> dict[str, Any]:
-        """config.json, but for dtype and special tokens."""
+        """Return config.json without dtype and special tokens."""
         ...
 
     def tensors(self) -> Iterator[TensorShape]:
-        """Every tensor, a tied head left out."""
+        """Return every tensor except a tied head."""
         ...
 
     def tiny(self) -> ModelShape:
-        """The same family and options in small: for smoke tests, as long a context."""
+        """Return a small model of the same family and options, with as long a context, for smoke tests."""
         ...
 
 
@@ -112,7 +112,7 @@ class LlamaShape:
     rope_theta: float
     rope_scaling: Mapping[str, Any] | None = None
     qk_norm: bool = False
-    """Queries and keys are normalised per head."""
+    """True if queries and keys are normalised per head."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of config.json."""
 

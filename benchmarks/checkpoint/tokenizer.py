@@ -1,7 +1,7 @@
-"""A tokenizer as large as a model's vocabulary: byte-level BPE learned here, and a word of its own for each id left.
+"""Makes a tokenizer as large as a model's vocabulary: byte-level BPE learned here, and a word for each further id.
 
-Random weights pick any id of the vocabulary. Each must have a text, or a server that streams text would stream nothing
-for most tokens and no client could see them come. No merge leads to the further words, so encoding never gives them.
+Random weights pick any id of the vocabulary. Each must have a text, or a server that streams text would send nothing
+for most tokens and no client could time them. No merge leads to the further words, so encoding never returns them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from training.tokenizer import train_tokenizer
 
 STORIES = 1500
 SPACE = "Ġ"
-"""How byte-level BPE writes a space."""
+"""Byte-level BPE's character for a space."""
 
 
 def make_tokenizer(vocab_size: int, *, seed: int) -> Tokenizer:
-    """
+    """Make the tokenizer.
+
     Args:
         vocab_size: ids of the model; the tokenizer has exactly as many.
 
     Raises:
-        ValueError: fewer than what is learned from the texts.
+        ValueError: `vocab_size` is less than the vocabulary learned from the texts.
     """
     rng = random.Random(seed)
     learned = train_tokenizer(story(rng) for _ in range(STORIES))
-    # GPT-2's own splitting, which every engine knows.
+    # GPT-2's splitting, which every engine knows.
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     content = json.loads(learned.to_str())
     vocabulary: dict[str, int] = content["model"]["vocab"]
@@ -45,6 +46,6 @@ def make_tokenizer(vocab_size: int, *, seed: int) -> Tokenizer:
 
 
 def _words() -> Iterator[str]:
-    """A space and four letters, in alphabetical order: 456,976 of them."""
+    """Yield words of a space and four letters, in alphabetical order: 456,976 of them."""
     for letters in itertools.product(string.ascii_lowercase, repeat=4):
         yield SPACE + "".join(letters)

@@ -1,4 +1,4 @@
-"""Random weights written as safetensors a slice at a time: memory does not grow with the model."""
+"""Writes random weights as safetensors, a slice at a time, so that memory does not grow with the model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
 }
 SPELLINGS: Mapping[str, str] = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-"""A dtype's name in a safetensors header."""
+"""Dtypes and their names in a safetensors header."""
 SCALE = 0.02
-"""Standard deviation, as these families initialise."""
+"""Standard deviation with which these families initialise weights."""
 SLICE = 1 << 22
-"""Elements drawn at a time."""
+"""Number of elements drawn at a time."""
 ALIGNMENT = 8
 
 
@@ -47,7 +47,7 @@ def write_weights(path: Path, tensors: Iterable[TensorShape], *, dtype: str, see
 
 
 def _header(tensors: Iterable[TensorShape], spelling: str, item_size: int) -> bytes:
-    """Length as 8 bytes, little end first, then JSON padded with spaces: the format of safetensors."""
+    """Return the header of safetensors: its length as 8 little-endian bytes, then JSON padded with spaces."""
     content: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:

@@ -1,4 +1,4 @@
-"""A tokenizer whose ids are words: every token has a text of its own, whatever precedes it."""
+"""Writes a tokenizer whose ids are words, so that every token has a text of its own in any context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 
 def write_word_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Id 7 is the word "w7"; between two words is a space. Files as in a Hugging Face folder."""
+    """Write the files of a tokenizer in which id 7 is the word "w7", with a space between two words."""
     tokenizer = Tokenizer(
         models.WordLevel({f"w{token_id}": token_id for token_id in range(vocab_size)}, unk_token="w0")
     )

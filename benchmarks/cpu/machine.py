@@ -1,4 +1,4 @@
-"""What the machine can do at best: how fast threads read memory, and multiply through torch."""
+"""Measures the best rates of the machine: reading memory, and multiplying through torch."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 REPEATS = 7
 READ_BYTES = 1 << 29
-"""Far more than any cache holds."""
+"""Bytes to read, far more than any cache holds."""
 ROWS, INPUTS, OUTPUTS = 2048, 1024, 6144
 """The largest product of a Qwen3-0.6B layer: gate and up of a prompt of 2,048 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """The best of several tries."""
+    """The best rates of several tries."""
 
     read_bytes_per_second: float
     bfloat16_flop_per_second: float
 
 
 def rates(threads: int) -> Rates:
-    """Measure, for some seconds."""
+    """Measure for some seconds."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

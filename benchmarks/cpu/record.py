@@ -1,4 +1,4 @@
-"""What was measured so far, in one file that is written anew after each start of an engine."""
+"""The results so far, in one file that is rewritten after each start of an engine."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Record:
 
     @classmethod
     def opened(cls, path: Path, threads: int) -> Record:
-        """Go on with the file, or begin it with what the machine can do.
+        """Open the file, or begin a new one with the rates of the machine.
 
         Raises:
-            ConfigError: it is no such file, or of another number of threads.
+            ConfigError: the file holds something else, or results of another number of threads.
         """
         if not path.exists():
             content = {"format": FORMAT, "threads": threads, "machine": machine()}
@@ -37,9 +37,9 @@ class Record:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise ConfigError(f"--json {path} is there and is no JSON: {error}") from error
+            raise ConfigError(f"--json {path} exists and is no JSON: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ConfigError(f"--json {path} is there and is no result of this script")
+            raise ConfigError(f"--json {path} exists and is no result of this script")
         if content["threads"] != threads:
             raise ConfigError(f"--json {path} was measured with {content['threads']} threads, not {threads}")
         return cls(path, content)
@@ -52,12 +52,12 @@ class Record:
         return len(self._runs(row, peer)) > turn
 
     def add(self, row: str, peer: str, values: dict[str, float | None], error: str | None = None) -> None:
-        """One run; a failed one has no values."""
+        """Add a run; a failed one has no values."""
         run: dict[str, Any] = {"values": values} if error is None else {"values": {}, "error": error}
         self.content["rows"].setdefault(row, {}).setdefault(peer, []).append(run)
 
     def describe(self, peer: str, target: dict[str, Any], versions: dict[str, str]) -> None:
-        """How an engine was started."""
+        """Add how an engine was started."""
         self.content["engines"][peer] = {"target": target, "versions": versions}
 
     def save(self) -> None:
@@ -66,7 +66,7 @@ class Record:
         part.replace(self.path)
 
     def median(self, row: str, peer: str, number: str) -> float | None:
-        """Over the runs that have the number; None if none has."""
+        """Return the median over the runs that have the number; None if none has."""
         values = [run["values"].get(number) for run in self._runs(row, peer)]
         known = [value for value in values if value is not None]
         return statistics.median(known) if known else None

@@ -1,4 +1,4 @@
-"""What is measured: workloads, what is read off them, and what Sluice aims at."""
+"""The rows of the comparison on a CPU: workloads, the numbers taken from them, and Sluice's aims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.bench.workload import LONG, SHORT
 QWEN3, GPT2 = "qwen3-0.6b", "gpt2-124m"
 TPOT, AFTER_PREFILLS, TTFT = "TPOT p50", "ITL mean after the prefills", "TTFT p50"
 WHOLE, CHUNK = 2048, 256
-"""Budgets: a prompt of the prefill row in one piece, and one that keeps streams flowing."""
+"""Budgets: one for a whole prompt of the prefill row, and one that keeps decoding requests running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class Number:
 
     name: str
     unit: str
-    """"ms" (the number is in seconds) or "/s"."""
+    """Unit: "ms", for a number in seconds, or "/s"."""
     of: Callable[[Summary], float | None]
     aim: float | None = None
-    """Ours over the best peer's, at most for a time, at least for a rate; None: shown without an aim."""
+    """Aim of ours over the best peer's: at most for a time, at least for a rate. None: no aim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +41,17 @@ class Row:
     given: Mapping[str, Any]
     numbers: Sequence[Number]
     max_running: int = 8
-    """Most requests decoded at once, of every engine."""
+    """Most requests decoded at once, by every engine."""
     ours: tuple[str, ...] = ()
     """Further arguments of Sluice."""
     is_disturbed: bool = False
-    """A neighbour keeps the last processor of the engine busy."""
+    """True if another process keeps the engine's last processor busy."""
     undisturbed: str | None = None
-    """The row that is the same without the neighbour."""
+    """Name of the row that is the same without the neighbour."""
 
 
 def _closed(requests: int, at_once: int, prompt: int, output: int, **more: Any) -> dict[str, Any]:
-    """Requests of one size, so many at a time."""
+    """Return the options of requests of one size, `at_once` at a time."""
     return {
         "num_requests": requests,
         "concurrency": at_once,
@@ -63,7 +63,7 @@ def _closed(requests: int, at_once: int, prompt: int, output: int, **more: Any) 
 
 
 def _tpot(aim: float | None) -> Number:
-    """Not ITL: an engine that sends several tokens at once has most of those at 0."""
+    """Return the number TPOT. With an engine that sends several tokens at once most ITLs would be 0."""
     return Number(TPOT, "ms", lambda summary: summary.all.tpot.p50, aim)
 
 
@@ -83,7 +83,7 @@ ROWS: tuple[Row, ...] = (
         "decode at 4,000 tokens, batch 4",
         QWEN3,
         WHOLE,
-        # All are long, so that gaps outside windows are those of steps without any prefill.
+        # All prompts are long, so that gaps outside windows belong to steps without any prefill.
         _closed(4, 4, 4000, 48, long_prompt_tokens=1000, warmup=0),
         [Number(AFTER_PREFILLS, "ms", lambda summary: summary.itl_outside.mean, 1 / 1.2)],
     ),
@@ -110,7 +110,7 @@ ROWS: tuple[Row, ...] = (
             Number("ITL max", "ms", lambda summary: summary.by_kind[SHORT].itl.max, 0.6),
             Number("long TTFT", "ms", lambda summary: summary.by_kind[LONG].ttft.mean, 1.0),
         ],
-        # The others have no such thing: their steps take longer the further a prompt is.
+        # Other engines have no such option: their steps take longer the further a prompt is.
         ours=("--dynamic-chunking", "0"),
     ),
     Row(
@@ -140,7 +140,7 @@ class Session:
 
 
 def sessions(rows: Sequence[Row], checkpoints: Path, threads: int) -> list[Session]:
-    """The rows by what an engine has to be started with, in their order."""
+    """Group the rows by the settings an engine is started with, in their order."""
     ordered = [row for row in ROWS if row in rows]
     found = []
     for (checkpoint, budget, running, ours), own in groupby(ordered, key=_start):

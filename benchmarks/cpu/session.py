@@ -1,4 +1,4 @@
-"""One start of one engine, and the rows it is measured on."""
+"""Measures the rows that one start of an engine serves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sluice.config import ConfigError
 
 
 def measure_session(record: Record, session: Session, peer: str, turn: int) -> None:
-    """Measure the rows that this turn of the engine still lacks. What fails is recorded, and the others go on."""
+    """Measure the rows that this turn of the engine still lacks. A failure is recorded, and the others go on."""
     rows = [row for row in session.rows if not record.has(row.name, peer, turn)]
     if not rows:
         return

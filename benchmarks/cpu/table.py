@@ -1,4 +1,4 @@
-"""Medians side by side, with ours over the best peer's and the machine's own limits."""
+"""Prints medians side by side, the ratio to the best peer, and the limits of the machine."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from benchmarks.cpu.record import Record
 from benchmarks.cpu.rows import AFTER_PREFILLS, ROWS, TPOT, TTFT, Number, Row
 
 WEIGHT_BYTES = 1_192_000_000
-"""Of Qwen3-0.6B in 16 bits: 596 million weights, the embedding and head once."""
+"""Bytes of Qwen3-0.6B in 16 bits: 596 million weights, the tied embedding counted once."""
 KV_BYTES_PER_TOKEN = 114_688
 LAYER_FLOP = 880_803_840
-"""Of a token in the layers' products: twice their 440 million weights."""
+"""FLOP of a token in the layers' products: twice their 440 million weights."""
 
 
 def table(record: Record, rows: Sequence[Row], ours: str, peers: Sequence[str]) -> str:
-    """Markdown: a line for each number of each row."""
+    """Return the table in Markdown: a line for each number of each row."""
     head = ["row", "number", *peers, f"{ours} / best peer", "aim", ""]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
@@ -53,7 +53,7 @@ def _shown(value: float | None, number: Number) -> str:
 
 
 def _limits(record: Record, ours: str) -> list[str]:
-    """How near we are to what memory and arithmetic allow, where the rows were measured."""
+    """Return how close Sluice is to the limits of memory and arithmetic, for the rows that were measured."""
     rates = record.rates
     lines = [
         f"This machine reads {rates.read_bytes_per_second / 1e9:.1f} GB/s and multiplies bfloat16 through torch at"

@@ -1,4 +1,4 @@
-"""What the disk tier reads and writes a second, beside what `dd` does past the page cache."""
+"""Measures the read and write rates of the disk tier, and those of `dd` past the page cache."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from sluice.tiers.page_file import open_page_file
 from sluice.types import BatchPlan, CopyDone, PageCopy, PageKey, Tier
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE = 28, 8, 128, 32
-"""Those of Qwen3-0.6B: 3.5 MiB a page."""
+"""Sizes of Qwen3-0.6B: 3.5 MiB a page."""
 AT_ONCE = 32
 
 
 def measure(folder: Path, size: int) -> dict[str, Any]:
-    """Write and read `size` bytes by `dd` and through the tier: from the medium, and from the page cache."""
+    """Write and read `size` bytes by `dd` and through the tier, from the disk and from the page cache."""
     pages = size // (2 * LAYERS * HEADS * HEAD_DIM * PAGE_SIZE * 2)
     found: dict[str, Any] = {"bytes": size, **_dd(folder / "dd", size >> 22)}
     shape = (AT_ONCE, PAGE_SIZE, HEADS, HEAD_DIM)
@@ -39,12 +39,12 @@ def measure(folder: Path, size: int) -> dict[str, Any]:
     )
     path = folder / "bandwidth"
     opened = open_page_file(path, FileLayout(geometry, pages).file_bytes + 4096, geometry)
-    told: queue.SimpleQueue[tuple[CopyDone, ...]] = queue.SimpleQueue()
-    disk = DiskTier(opened.file, told.put)
+    done_queue: queue.SimpleQueue[tuple[CopyDone, ...]] = queue.SimpleQueue()
+    disk = DiskTier(opened.file, done_queue.put)
     copies = TierCopies(device, None, disk, plain_host_buffer)
     stores = [PageCopy(slot, Tier.DEVICE, slot % AT_ONCE, Tier.DISK, slot, key=_key(slot)) for slot in range(pages)]
     began = time.perf_counter()
-    checksums = _run(copies, told, stores)
+    checksums = _run(copies, done_queue, stores)
     found["tier_write_cached_MBps"] = _rate(size, began)
     _sync(path)
     found["tier_write_MBps"] = _rate(size, began)
@@ -53,7 +53,7 @@ def measure(folder: Path, size: int) -> dict[str, Any]:
     ]
     for name in ("tier_read_MBps", "tier_read_cached_MBps"):
         began = time.perf_counter()
-        _run(copies, told, loads)
+        _run(copies, done_queue, loads)
         found[name] = _rate(size, began)
     copies.close()
     path.unlink()
@@ -61,18 +61,20 @@ def measure(folder: Path, size: int) -> dict[str, Any]:
     return found
 
 
-def _run(copies: TierCopies, told: queue.SimpleQueue[tuple[CopyDone, ...]], wanted: list[PageCopy]) -> dict[int, int]:
-    """Some at a time, as plans do. Returns checksums by ticket."""
+def _run(
+    copies: TierCopies, done_queue: queue.SimpleQueue[tuple[CopyDone, ...]], wanted: list[PageCopy]
+) -> dict[int, int]:
+    """Run the copies, some at a time, as plans do. Returns checksums by ticket."""
     done: dict[int, int] = {}
     for first in range(0, len(wanted), AT_ONCE):
         batch = tuple(wanted[first : first + AT_ONCE])
         copies.begin(BatchPlan(0, (), (), copies=batch), cpu_transport()).wait()
         while not all(copy.ticket in done for copy in batch[: AT_ONCE // 2]):
-            for each in told.get():
+            for each in done_queue.get():
                 assert each.error is None, each
                 done[each.ticket] = each.checksum
     while len(done) < len(wanted):
-        done.update((each.ticket, each.checksum) for each in told.get())
+        done.update((each.ticket, each.checksum) for each in done_queue.get())
     return done
 
 
@@ -96,7 +98,7 @@ def _dd_rate(command: list[str]) -> float:
 
 
 def _sync(path: Path) -> None:
-    """Bring it to the medium, and out of the page cache."""
+    """Write the file to the disk, and drop it from the page cache."""
     descriptor = os.open(path, os.O_RDWR)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,9 +1,9 @@
-"""When loading a prefix beats computing it: measured by length, and against the formula.
+"""Measures from which length on loading a prefix is faster than computing it, and compares with the formula.
 
     computing  FLOP(n) / F,   FLOP(n) = 2 n L P_l + 4 L Hq h n (n + 1) / 2
     loading    bytes(n) / B,  bytes(n) = 2 n L Hkv h b
 
-F is taken from one long prompt, B from the load of the same one; the other lengths are predicted.
+F is measured on one long prompt, B on its load; the other lengths are predicted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from benchmarks.disk.driving import Driven, prompt
 
 
 class Costs(NamedTuple):
-    """What a prompt of some length costs."""
+    """The costs of a prompt of some length."""
 
     flop: float
     bytes: float
 
 
 def costs(config: dict[str, Any], length: int, itemsize: int) -> Costs:
-    """By the formula; for families of three matrices in the feed-forward layer."""
+    """Compute the costs by the formula, for models with three matrices in the feed-forward layer."""
     layers, hidden, heads = config["num_hidden_layers"], config["hidden_size"], config["num_attention_heads"]
     kv_heads, inner = config.get("num_key_value_heads", heads), config["intermediate_size"]
     head = config.get("head_dim", hidden // heads)
@@ -36,7 +36,7 @@ def costs(config: dict[str, Any], length: int, itemsize: int) -> Costs:
 def measure(
     checkpoint: Path, lengths: Sequence[int], folder: Path, repeats: int, **options: Any
 ) -> list[dict[str, Any]]:
-    """TTFT of a prompt computed and of the same one loaded, the pool flushed in between by other prompts."""
+    """Measure the TTFT of prompts computed and of the same ones loaded. Other prompts flush the pool in between."""
     config = json.loads((checkpoint / "config.json").read_text())
     disk, disk_bytes = folder / "crossover", options.pop("disk_bytes")
     pool = 2 * max(lengths)
@@ -47,7 +47,7 @@ def measure(
         for seed in seeds:
             computed.append(driven.ask(prompt(length + 1, seed)).ttft)
         driven.freeze_gc()
-        for number in range(-(-pool // max(lengths))):  # whatever was cached on the device makes room
+        for number in range(-(-pool // max(lengths))):  # evicts the prefixes cached on the device
             driven.ask(prompt(max(lengths), 99_000 + length * 100 + number))
         driven.freeze_gc()
         for seed in seeds:

@@ -1,4 +1,4 @@
-"""An engine in this process, driven step by step, and when its tokens came."""
+"""Drives an engine in this process step by step, and notes when its tokens come."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Prompt = tuple[int, ...]
 
 
 def prompt(length: int, seed: int) -> Prompt:
-    """Token ids, of any vocabulary, that no two seeds share the beginning of."""
+    """Return token ids of any vocabulary; prompts of two seeds differ from the start."""
     rng = random.Random(seed)
     return tuple(rng.randrange(10, 500) for _ in range(length))
 
 
 @dataclass(slots=True)
 class Request:
-    """What came of a request."""
+    """The tokens of a request."""
 
     sent: float
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    """When each token came."""
+    """Time of each token."""
     end: Output | None = None
 
     @property
@@ -79,7 +79,7 @@ class DrivenLink:
 
 @dataclass(slots=True)
 class Driven:
-    """An engine and the requests it was given."""
+    """An engine and its requests."""
 
     engine: Engine
     info: EngineInfo
@@ -99,12 +99,12 @@ class Driven:
         return self.link.submit(Submit(self.count, tokens, sampling))
 
     def finish(self, *requests: Request) -> None:
-        """Step until these have ended."""
+        """Step until these requests have ended."""
         while any(request.end is None for request in requests):
             self.engine.step()
         for request in requests:
             if not request.tokens:
-                raise RuntimeError(f"a request gave nothing: {request.end}")
+                raise RuntimeError(f"a request failed: {request.end}")
 
     def freeze_gc(self) -> None:
         """Step until every copy has ended."""
@@ -112,7 +112,7 @@ class Driven:
             self.engine.step()
 
     def ask(self, tokens: Prompt, max_tokens: int = 1) -> Request:
-        """One request from beginning to end."""
+        """Run one request to its end."""
         request = self.submit(tokens, max_tokens)
         self.finish(request)
         return request

@@ -1,4 +1,4 @@
-"""What those who stream notice of a long prefix that is loaded: times between their tokens, before and meanwhile."""
+"""Measures how loading a long prefix delays decoding requests: gaps between their tokens, before and meanwhile."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ from sluice.config import EngineConfig
 from sluice.engine.messages import Copied
 
 MOST = 1500
-"""Tokens that a stream generates at most: more than it gets the time for."""
+"""Most tokens of a decoding request: more than it has time for."""
 
 
 class Idle:
-    """A model that computes nothing: it fills a page file in the time that writing it takes."""
+    """A model that computes nothing, to fill a page file in the time that writing takes."""
 
     def __init__(self, hidden_size: int, vocab_size: int) -> None:
         self._hidden_size = hidden_size
         self._vocab_size = vocab_size
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        """See `Model.forward`. Pages keep what they held."""
         return torch.zeros(len(batch.logit_rows), self._hidden_size)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Model.logits`."""
         return torch.zeros(len(hidden), self._vocab_size)
 
 
 def fill_file(checkpoint: Path, tokens: Prompt, **options: Any) -> None:
-    """Write a prompt's pages, of any content, under their names."""
+    """Write a prompt's pages, with arbitrary content, under their names."""
     config = EngineConfig.from_options({"model": str(checkpoint), **options, "chunked_prefill_size": 2048})
     loaded = load(config, progress=False)
     model = Idle(loaded.spec.hidden_size, loaded.spec.vocab_size)
@@ -56,13 +54,13 @@ def fill_file(checkpoint: Path, tokens: Prompt, **options: Any) -> None:
 
 
 def measure(checkpoint: Path, length: int, streams: int, folder: Path, **options: Any) -> dict[str, Any]:
-    """Streams alone, then beside a load of `length` tokens, then alone again."""
+    """Run decoding requests alone, then beside a load of `length` tokens, then alone again."""
     disk = folder / "interference"
     options |= {"kv_disk": str(disk), "kv_disk_bytes": options.pop("disk_bytes"), "max_total_tokens": length + 8192}
     tokens = prompt(length + 1, 7)
     fill_file(checkpoint, tokens, **options)
     driven = Driven.start(checkpoint, **options)
-    for layer in driven.engine.runner._state.kv:  # its first touch of memory is the system's affair
+    for layer in driven.engine.runner._state.kv:  # the first touch of memory must not be measured
         layer.k.fill_(0.01)
         layer.v.fill_(0.01)
     running = [driven.submit(prompt(64, seed), MOST) for seed in range(streams)]

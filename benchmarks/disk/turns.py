@@ -1,4 +1,4 @@
-"""Conversations that take turns, with more prefixes than the pool holds: the tier off and on, in turns."""
+"""Measures conversations with more prefixes than the pool holds, without and with the tier, in turns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ ANSWER = 8
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Every conversation begins with `prefix` tokens of its own; each turn adds `said` tokens and the answer."""
+    """Conversations, each with a prefix of its own; each turn adds `said` tokens and the answer."""
 
     conversations: int
     prefix: int
     said: int
     turns: int
     pool: int
-    """Tokens that the device holds."""
+    """Tokens of the device's pool."""
     settled: bool = False
-    """Nobody asks before what was computed is stored, however long that takes."""
+    """True if each turn waits until all computed pages are stored."""
 
     @property
     def excess(self) -> float:
@@ -34,7 +34,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class TurnsResult:
-    """One run. The first turn of each conversation is left out: nobody has its prefix yet."""
+    """The figures of one run. The first turn of each conversation is left out: its prefix is not stored yet."""
 
     tier: bool
     restarted: bool
@@ -66,7 +66,7 @@ def run(
     talks: list[Prompt] = [prompt(work.prefix, seed) for seed in range(work.conversations)]
     found: list[Request] = []
     answers: list[list[int]] = []
-    asked = 0
+    prompt_tokens = 0
     for turn in range(work.turns):
         if restart and turn == work.turns - 1:
             driven.freeze_gc()
@@ -81,13 +81,13 @@ def run(
             talks[number] = tokens + tuple(request.tokens)
             if turn:
                 found.append(request)
-                asked += len(tokens)
+                prompt_tokens += len(tokens)
     driven.freeze_gc()
     driven.close()
-    return _result(found, asked, disk is not None, restart), answers
+    return _result(found, prompt_tokens, disk is not None, restart), answers
 
 
-def _result(found: Sequence[Request], asked: int, tier: bool, restarted: bool) -> TurnsResult:
+def _result(found: Sequence[Request], prompt_tokens: int, tier: bool, restarted: bool) -> TurnsResult:
     times = sorted(request.ttft * 1000 for request in found)
     ends = [request.end for request in found if request.end is not None]
     return TurnsResult(
@@ -95,14 +95,14 @@ def _result(found: Sequence[Request], asked: int, tier: bool, restarted: bool) -
         restarted=restarted,
         ttft_p50_ms=round(statistics.median(times), 1),
         ttft_p90_ms=round(times[int(0.9 * len(times))], 1),
-        prompt_tokens=asked,
-        computed_tokens=asked - sum(end.num_cached_tokens for end in ends),
+        prompt_tokens=prompt_tokens,
+        computed_tokens=prompt_tokens - sum(end.num_cached_tokens for end in ends),
         disk_tokens=sum(end.num_disk_tokens for end in ends),
     )
 
 
 def compare(checkpoint: Path, work: Workload, folder: Path, repeats: int, **options: Any) -> list[dict[str, Any]]:
-    """Off, on, off, on ..., and once more on with a restart before the last turn."""
+    """Run without, with, without, with the tier ..., and once more with it and a restart before the last turn."""
     results, first = [], None
     for number in range(repeats):
         for disk, restart in ((None, False), (folder / f"turns-{number}", False)):

@@ -1,4 +1,4 @@
-"""A checkpoint made by construction that recalls exactly, at any distance: for tests with known answers."""
+"""A checkpoint constructed to recall exactly at any distance, for tests with known answers."""
 
 from benchmarks.exact_recall.checkpoint import write_recall_checkpoint
 from benchmarks.exact_recall.prompts import Needle, needle_prompt, needle_prompts

@@ -1,4 +1,4 @@
-"""The folder: config.json, weights, and a tokenizer whose words are the ids."""
+"""Writes the checkpoint: config.json, weights, and a tokenizer with a word for each id."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ BOS_WORD, EOS_WORD = "<s>", "</s>"
 
 
 def write_recall_checkpoint(folder: Path, shape: RecallShape) -> Path:
-    """Write a `LlamaForCausalLM` in float32, the same bytes every time; in bfloat16 it recalls as well.
+    """Write a `LlamaForCausalLM` in float32, the same bytes every time. It recalls in bfloat16 too.
 
     Args:
-        folder: made if it is not there.
+        folder: created if it does not exist.
 
     Returns:
         The folder.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = {"config.json": _config(shape), "tokenizer_config.json": _tokenizer_config(shape)}
@@ -37,7 +37,7 @@ def write_recall_checkpoint(folder: Path, shape: RecallShape) -> Path:
 
 
 def _config(shape: RecallShape) -> dict[str, Any]:
-    """`rope_theta` is written in the ways of transformers 4 and 5."""
+    """Return config.json, with `rope_theta` in the forms of transformers 4 and 5."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -71,7 +71,7 @@ def _tokenizer_config(shape: RecallShape) -> dict[str, Any]:
 
 
 def _tokenizer(vocab_size: int) -> Tokenizer:
-    """Id 7 is the word "w7", words are separated by spaces, and a text begins with BOS."""
+    """Make a tokenizer in which id 7 is the word "w7", spaces separate words, and a text begins with BOS."""
     words = [BOS_WORD, EOS_WORD, *(f"w{token}" for token in range(2, vocab_size))]
     tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token=EOS_WORD))
     tokenizer.add_special_tokens([BOS_WORD, EOS_WORD])

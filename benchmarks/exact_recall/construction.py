@@ -1,12 +1,12 @@
-"""The weights: two layers of attention that give the token after the only earlier occurrence of the last n tokens.
+"""Constructs the weights: two attention layers that return the token after the earlier occurrence of the last n tokens.
 
     residual   A: code of this token | B1 .. Bn: codes of the n tokens before | C: code of the answer | ONE | FLAG
     layer 0    head D finds the token at distance D and writes its code to B_D
-    layer 1    one head finds the position whose B1 .. Bn are this position's A, B1 .. B(n-1), and writes its A to C
+    layer 1    one head finds the position whose B1 .. Bn equal this position's A, B1 .. B(n-1), and writes its A to C
     head       reads C
 
-FLAG is +1 on BOS and -1 elsewhere; there are no biases, so constants come from ONE. All entries that are not zero are
-+1 or -1 before each norm, so a norm multiplies by a constant, and that is divided out of the weights behind it.
+FLAG is +1 on BOS and -1 elsewhere. There are no biases, so constants come from ONE. Before each norm all entries except
+zeros are +1 or -1, so a norm multiplies by a constant, and the weights behind it are divided by that.
 
 MLPs are zero. If nothing matches, the head of layer 1 finds BOS, whose code is the output row of EOS. BOS's own row
 is EOS's code.
@@ -25,18 +25,18 @@ from benchmarks.exact_recall.shape import BOS, EOS, RecallShape
 
 NUM_LAYERS = 2
 INNER_SIZE = 64
-"""Of the MLPs."""
+"""Inner size of the MLPs."""
 MATCH_SCORE = 90.0
-"""What a code that is looked up scores where it is, before the softmax; others have a third of it at most."""
+"""Score before the softmax of a code at the position that holds it. Other codes have a third of it at most."""
 OFFSET_MARGIN = 23.0
-"""How far a head of layer 0 scores the right distance above what all others come to together."""
+"""Score of the right distance in a head of layer 0, above the sum of all others, before the softmax."""
 ANSWER_LOGIT = 40.0
 ANSWER_SIZE = 2.0
-"""Entries of C: twice the others, so that the last norm leaves the answer most of its size."""
+"""Size of the entries of C: twice the others, so that the answer keeps most of its size in the last norm."""
 
 
 def recall_tensors(shape: RecallShape) -> dict[str, torch.Tensor]:
-    """Every weight of the `LlamaForCausalLM`, float32, by its name in a checkpoint."""
+    """Return every weight of the `LlamaForCausalLM`, float32, by its name in a checkpoint."""
     codes = golay_codes(shape.vocab_size)
     tensors = {
         "model.embed_tokens.weight": _embedding(shape, codes),
@@ -49,7 +49,7 @@ def recall_tensors(shape: RecallShape) -> dict[str, torch.Tensor]:
 
 
 def _parts(shape: RecallShape) -> tuple[list[slice], slice, int, int]:
-    """Where in the residual A, B1 .. Bn are; and C, ONE and FLAG."""
+    """Return the places in the residual of A and B1 .. Bn, of C, of ONE and of FLAG."""
     parts = [slice(start, start + CODE_LENGTH) for start in range(0, (shape.previous + 2) * CODE_LENGTH, CODE_LENGTH)]
     return parts[:-1], parts[-1], parts[-1].stop, parts[-1].stop + 1
 
@@ -65,7 +65,7 @@ def _embedding(shape: RecallShape, codes: Floats) -> Floats:
 
 
 def _offset_heads(shape: RecallShape) -> tuple[Floats, Floats, Floats, Floats]:
-    """q, k, v and o of layer 0. Heads that look for nothing attend evenly and write nothing."""
+    """Return q, k, v and o of layer 0. Unused heads attend evenly and write nothing."""
     (this, *before), _, one, _ = _parts(shape)
     gain = _gain(shape, CODE_LENGTH + 2)
     fast = shape.fast_pairs
@@ -86,7 +86,7 @@ def _offset_heads(shape: RecallShape) -> tuple[Floats, Floats, Floats, Floats]:
 
 
 def _match_head(shape: RecallShape, bos: Floats) -> tuple[Floats, Floats, Floats, Floats]:
-    """q, k, v and o of layer 1. The last head does it: one that reads the wrong KV head shows."""
+    """Return q, k, v and o of layer 1. The last head matches, so that reading a wrong KV head has an effect."""
     parts, answer, one, flag = _parts(shape)
     gain = _gain(shape, CODE_LENGTH * (shape.previous + 1) + 2)
     size = math.sqrt(MATCH_SCORE * math.sqrt(shape.head_dim) / CODE_LENGTH) / gain
@@ -98,7 +98,7 @@ def _match_head(shape: RecallShape, bos: Floats) -> tuple[Floats, Floats, Floats
     for row, query, key in zip(rows, parts, parts[1:], strict=False):
         q[-1, row, query] = size * np.eye(CODE_LENGTH)
         k[-1, row, key] = size * np.eye(CODE_LENGTH)
-        # BOS has only itself to look back at: without this its key would be that of BOS after BOS.
+        # BOS sees only itself: without this its key would be that of BOS after BOS.
         k[-1, row, one] = k[-1, row, flag] = -size / 2 * bos
     q[-1, half - 1, one] = sink
     k[-1, half - 1, one] = k[-1, half - 1, flag] = sink / 2
@@ -118,12 +118,12 @@ def _output_head(shape: RecallShape, codes: Floats) -> Floats:
 
 
 def _gain(shape: RecallShape, squares: float) -> float:
-    """What a norm multiplies by, if the squares of its input come to so much."""
+    """Return the factor of a norm whose input has this sum of squares."""
     return math.sqrt(shape.hidden_size / squares)
 
 
 def _empty(shape: RecallShape) -> tuple[Floats, Floats, Floats, Floats]:
-    """q, k and v [heads, head_dim, hidden], o [hidden, heads, head_dim], of zeros."""
+    """Return q, k and v [heads, head_dim, hidden] and o [hidden, heads, head_dim], filled with zeros."""
     hidden, head_dim = shape.hidden_size, shape.head_dim
     q, k, v = (np.zeros((heads, head_dim, hidden)) for heads in (shape.num_heads, *[shape.num_kv_heads] * 2))
     return q, k, v, np.zeros((hidden, shape.num_heads, head_dim))

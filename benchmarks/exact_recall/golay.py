@@ -1,4 +1,4 @@
-"""Codewords of the extended binary Golay code [24, 12, 8] (Golay, 1949): tokens as vectors that barely correlate."""
+"""Codewords of the extended binary Golay code [24, 12, 8] (Golay, 1949), as vectors that hardly correlate."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import numpy.typing as npt
 CODE_LENGTH = 24
 MAX_CODES = 1 << 12
 GENERATOR = 0b110001110101
-"""x^11 + x^10 + x^6 + x^5 + x^4 + x^2 + 1, of the perfect code of 23 bits; a parity bit makes it 24."""
+"""x^11 + x^10 + x^6 + x^5 + x^4 + x^2 + 1, the generator of the perfect code of 23 bits. A parity bit makes it 24."""
 
 
 def golay_codes(count: int) -> npt.NDArray[np.float64]:
-    """The first codewords, [count, 24], of +1 and -1. Any two differ in 8 places at least: their product is at most 8.
+    """Return the first codewords, [count, 24], of +1 and -1.
+
+    Any two differ in at least 8 places, so their product is at most 8.
 
     Raises:
-        ValueError: there are 4,096, and at least one must be wanted.
+        ValueError: `count` is not from 1 to 4,096.
     """
     if not 1 <= count <= MAX_CODES:
         raise ValueError(f"count must be from 1 to {MAX_CODES}, got {count}")

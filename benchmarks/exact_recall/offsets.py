@@ -1,9 +1,10 @@
-"""How much each rotary pair must weigh for a head to tell one distance from all others.
+"""Computes the weights of rotary pairs with which a head distinguishes one distance from all others.
 
 With pairs of frequencies f_i and weights w_i, a head that looks for distance D scores distance D + y with
-sum_i w_i cos(f_i y). What keeps the others away is the gap 1 - max_{y >= 1} sum_i w_i cos(f_i y). The weights with the
-largest gap are the optimal mixed strategy of a matrix game, whose payoffs are 1 - cos(f_i y): a linear program, solved
-by the simplex method (Dantzig, 1951) with one column for each y, of which only those that enter are ever written down.
+sum_i w_i cos(f_i y). The right distance's score is above all others by the gap
+1 - max_{y >= 1} sum_i w_i cos(f_i y). The weights with the largest gap are the optimal mixed strategy of a matrix game
+with payoffs 1 - cos(f_i y). This linear program is solved by the simplex method (Dantzig, 1951) with a column for each
+y; only columns that enter are built.
 """
 
 from __future__ import annotations
@@ -22,23 +23,23 @@ SLICE = 1 << 18
 
 
 class OffsetWeights(NamedTuple):
-    """Weights of rotary pairs, and what they achieve."""
+    """Weights of rotary pairs, and their gap."""
 
     weights: Floats
     """[pairs], at least 0, summing to 1."""
     gap: float
-    """By how much the best score is above all others, with the weights as given."""
+    """Difference of the right distance's score to the best other one."""
 
 
 def separate_offsets(frequencies: Floats, reach: int) -> OffsetWeights:
-    """The weights with the largest gap over the distances y = 1 .. reach; optimal to about 1e-6 of it.
+    """Return the weights with the largest gap over the distances y = 1 .. reach, optimal to about 1e-6 of it.
 
     Args:
         frequencies: [pairs] radians per position.
-        reach: needs 4 bytes of memory for each pair and distance.
+        reach: largest distance. Takes 4 bytes of memory for each pair and distance.
 
     Raises:
-        ValueError: no pair, or a reach below 1.
+        ValueError: there is no pair, or the reach is below 1.
     """
     if not len(frequencies) or reach < 1:
         raise ValueError(f"at least one frequency and a reach of at least 1 are needed, got {frequencies} and {reach}")
@@ -63,7 +64,7 @@ def separate_offsets(frequencies: Floats, reach: int) -> OffsetWeights:
 
 
 def gap_of(weights: Floats, frequencies: Floats, reach: int) -> float:
-    """1 - max over y = 1 .. reach of sum_i w_i cos(f_i y), looked for at every y.
+    """Return 1 - max over y = 1 .. reach of sum_i w_i cos(f_i y), computed at every y.
 
     Args:
         weights, frequencies: [pairs].
@@ -76,7 +77,7 @@ def gap_of(weights: Floats, frequencies: Floats, reach: int) -> float:
 
 
 def _payoffs(frequencies: Floats, reach: int) -> npt.NDArray[np.float32]:
-    """[reach, pairs]: 1 - cos(f_i y) of y = 1 .. reach."""
+    """Return 1 - cos(f_i y) of y = 1 .. reach, [reach, pairs]."""
     payoffs = np.empty((reach, len(frequencies)), dtype=np.float32)
     for first in range(0, reach, SLICE):
         distances = np.arange(first + 1, min(first + SLICE, reach) + 1)
@@ -85,10 +86,10 @@ def _payoffs(frequencies: Floats, reach: int) -> npt.NDArray[np.float32]:
 
 
 class _Simplex:
-    """Maximise the sum of x >= 0 so that A x <= 1, A's columns given one by one; slacks are the first basis.
+    """Maximises the sum of x >= 0 with A x <= 1, whose columns are given one by one. Slacks are the first basis.
 
     Args:
-        rows: of A.
+        rows: number of rows of A.
     """
 
     def __init__(self, rows: int) -> None:
@@ -98,11 +99,11 @@ class _Simplex:
 
     @property
     def prices(self) -> Floats:
-        """[rows] dual prices: proportional to the game's weights at the optimum."""
+        """Dual prices, [rows], proportional to the game's weights at the optimum."""
         return self._costs @ self._inverse
 
     def enter(self, column: Floats, cost: float) -> None:
-        """Let a column into the basis, and out the one that it drives to zero first."""
+        """Add a column to the basis, and remove the one that it drives to zero first."""
         direction = self._inverse @ column
         with np.errstate(divide="ignore"):
             ratios = np.where(direction > 1e-12, self._values / direction, np.inf)

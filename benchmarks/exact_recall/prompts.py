@@ -1,4 +1,4 @@
-"""Prompts with needles in them: key and answer somewhere, and the key again at the end."""
+"""Makes prompts with needles: a key and its answer somewhere, and the key again at the end."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ FIRST_WORD = max(BOS, EOS) + 1
 
 @dataclass(frozen=True, slots=True)
 class Needle:
-    """A prompt and what greedy decoding must give."""
+    """A prompt, and the answer that greedy decoding must return."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    """As many tokens as were wanted; EOS alone where there is nothing to find."""
+    """`answer_len` tokens; only EOS if the prompt holds no needle."""
 
 
 def needle_prompt(
     shape: RecallShape, length: int, depth: float | None, *, answer_len: int = 8, seed: int = 0
 ) -> Needle:
-    """One prompt of `needle_prompts`."""
+    """Make one prompt of `needle_prompts`."""
     (needle,) = needle_prompts(shape, length, [depth], answer_len=answer_len, seed=seed)
     return needle
 
@@ -36,20 +36,19 @@ def needle_prompt(
 def needle_prompts(
     shape: RecallShape, length: int, depths: Sequence[float | None], *, answer_len: int = 8, seed: int = 0
 ) -> list[Needle]:
-    """BOS and random words with needles among them; a prompt for each needle, with its key as the last tokens.
+    """Make a prompt for each needle: BOS, random words that hold all needles, and the needle's key at the end.
 
-    The prompts differ in nothing but these `shape.previous` tokens. What decides an answer is there only once:
-    accidental repeats of a key, and of what it becomes as the answer is generated, are overwritten.
+    The prompts differ only in these last `shape.previous` tokens. Each key occurs once before: accidental repeats of a
+    key, and of the keys that arise while the answer is generated, are overwritten.
 
     Args:
         length: tokens of each prompt.
-        depths: where needles begin, from 0 (behind BOS) to 1 (before the question); None: the key is nowhere else.
+        depths: where needles begin, from 0 (behind BOS) to 1 (before the question). None: the key is only at the end.
         answer_len: tokens of each answer.
-        seed: of the words.
+        seed: seed of the words.
 
     Raises:
-        ValueError: a length or depth out of range, depths at which needles would overlap, or more different words
-            than the vocabulary has.
+        ValueError: a length or depth is out of range, needles would overlap, or the vocabulary has too few words.
     """
     key_len = shape.previous
     needle_len = key_len + answer_len
@@ -88,7 +87,7 @@ def needle_prompts(
 def _erase_repeats(
     tokens: Ints, written: npt.NDArray[np.bool_], looked_up: Ints, shape: RecallShape, rng: np.random.Generator
 ) -> None:
-    """Overwrite one word of every run that is `looked_up`, but not of what was `written`."""
+    """Overwrite one word of every run that is `looked_up`, but no word that was `written`."""
     while True:
         found = np.isin(_runs(tokens, shape.previous, shape.vocab_size), looked_up)
         found &= ~_all_of(written, shape.previous)
@@ -101,7 +100,7 @@ def _erase_repeats(
 
 
 def _runs(tokens: Ints, size: int, vocab_size: int) -> Ints:
-    """A number for each run of so many tokens, [len(tokens) - size + 1]; equal for equal runs alone."""
+    """Return a number for each run of `size` tokens, [len(tokens) - size + 1]. Only equal runs have equal numbers."""
     count = len(tokens) - size + 1
     runs = np.zeros(count, dtype=np.int64)
     for offset in range(size):

@@ -1,4 +1,4 @@
-"""How large a recalling checkpoint is, and what sizes its construction can have."""
+"""The sizes of a checkpoint that recalls exactly, and their limits."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy.typing as npt
 from benchmarks.exact_recall.golay import CODE_LENGTH, MAX_CODES
 
 BOS, EOS = 0, 1
-"""Every prompt starts with BOS; EOS is the answer if there is nothing to recall. All other ids are words."""
+"""Every prompt starts with BOS. EOS is the answer if there is nothing to recall. All other ids are words."""
 ROPE_THETA = 1e30
 SLOW_RADIANS = 0.3
-"""A pair is slow if it turns less than this over all positions: codes on it match at any distance."""
+"""Most radians that a slow pair turns over all positions. Codes on slow pairs match at any distance."""
 FAST_RADIANS = 0.5
-"""A pair that turns more than this can help to tell distances apart."""
+"""Fewest radians that a pair turns to help distinguish distances."""
 MAX_POSITIONS = 1 << 24
-"""Above, a position is no float32 any more, as other engines compute angles."""
+"""Largest position that float32 represents exactly: other engines compute angles in float32."""
 
 
 class ShapeError(ValueError):
-    """Sizes that the construction cannot have."""
+    """The construction cannot have these sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class RecallShape:
     """Sizes of the two layers.
 
     Raises:
-        ShapeError: naming the size, its value and what would be accepted.
+        ShapeError: a size is out of its range. The message names size, value and range.
     """
 
     hidden_size: int
@@ -39,7 +39,7 @@ class RecallShape:
     num_kv_heads: int
     head_dim: int
     previous: int
-    """How many of the last tokens are the key that is looked up."""
+    """Number of last tokens that form the key."""
     vocab_size: int = 256
     max_positions: int = 1 << 20
 
@@ -71,22 +71,22 @@ class RecallShape:
 
     @property
     def frequencies(self) -> npt.NDArray[np.float64]:
-        """Radians per position of each rotary pair, [head_dim / 2], falling."""
+        """Radians per position of each rotary pair, [head_dim / 2], in descending order."""
         return ROPE_THETA ** (-np.arange(0, self.head_dim, 2) / self.head_dim)
 
     @property
     def fast_pairs(self) -> npt.NDArray[np.intp]:
-        """Indices of the pairs that tell distances apart."""
+        """Indices of the pairs that distinguish distances."""
         return np.flatnonzero(self.frequencies * self.max_positions > FAST_RADIANS)
 
     @property
     def slow_pairs(self) -> npt.NDArray[np.intp]:
-        """Indices of the pairs that hardly turn."""
+        """Indices of the slow pairs."""
         return np.flatnonzero(self.frequencies * self.max_positions < SLOW_RADIANS)
 
     @property
     def match_pairs(self) -> int:
-        """Pairs that the codes of a key take."""
+        """Number of pairs that the codes of a key take."""
         return self.previous * CODE_LENGTH // 2
 
 

@@ -1,4 +1,4 @@
-"""How fast a file can be read at most, piece by piece into one buffer: what prefetching is compared with."""
+"""Measures the largest rate of reading a file piece by piece into one buffer, to compare prefetching with."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def read_bandwidth(path: Path, piece_bytes: int, seconds: float = 1.0) -> float:
-    """Bytes per second of one thread that reads a file from its beginning, again and again, and does nothing else.
+    """Return the bytes per second of one thread that only reads a file, again and again from its beginning.
 
-    What the system keeps of the file in memory comes from there, as it does while an engine reads it.
+    Parts of the file in the page cache are read from there, as when an engine reads it.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is shorter than a piece.
+        OSError: the file cannot be read.
+        ValueError: the file is shorter than a piece.
     """
     size = path.stat().st_size // piece_bytes * piece_bytes
     if not size:

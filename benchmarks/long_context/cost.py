@@ -1,11 +1,11 @@
-"""How long a context takes that passes through the device: compute and copies at once, whichever is slower.
+"""Computes the time of a context that passes through the device: that of compute or of copies, the longer one.
 
     prefill of n tokens in chunks of c     FLOP      2 n P + 4 L Hq h n^2 / 2
                                            copied    (n^2 / 2c - n / 2) b  up,  n b  down
     a decoded token at n                   copied    n b
 
-P weights in matrices, L layers, Hq query heads of size h, b bytes of KV of a token in all layers: every chunk brings in
-all that is before it. Copies hide behind the attention from c = b F / (4 L Hq h bandwidth) on, at any length.
+P weights in matrices, L layers, Hq query heads of size h, b bytes of KV of a token in all layers. Every chunk loads all
+KV before it. At any length, copies hide behind the attention from c = b F / (4 L Hq h bandwidth) on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sluice.footprint import KVSizes
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Sizes of a model that decide its time."""
+    """The sizes of a model that determine its time."""
 
     kv: KVSizes
     num_heads: int
@@ -26,32 +26,32 @@ class CostModel:
 
     @property
     def matrix_weights(self) -> int:
-        """Of all layers' matrices; the MLP's are three."""
+        """Number of weights in all layers' matrices, three of them in an MLP."""
         kv, hidden = self.kv, self.hidden_size
         attention = 2 * hidden * kv.head_dim * (self.num_heads + kv.num_kv_heads)
         return kv.num_layers * (attention + 3 * hidden * self.inner_size)
 
     @property
     def pair_flop(self) -> int:
-        """Of one query token with one key token, in all layers."""
+        """FLOP of one query token with one key token, in all layers."""
         return 4 * self.kv.num_layers * self.num_heads * self.kv.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class CostDevice:
-    """What a machine achieves, which is less than what is written on it."""
+    """Rates that a machine achieves, which are below its nominal ones."""
 
     flops: float
-    """In matrix products and attention, per second."""
+    """FLOP per second in matrix products and attention."""
     copy_bandwidth: float
-    """Bytes per second, from the tier beneath to the device."""
+    """Bytes per second from the lower tier to the device."""
     memory_bandwidth: float
-    """Bytes per second, at which decodes read KV."""
+    """Bytes per second at which decodes read KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a prefill, or of one decoded token."""
+    """The cost of a prefill, or of one decoded token."""
 
     flop: float
     copied_bytes: float
@@ -60,12 +60,13 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """With copies hidden behind the computation, as far as they can be."""
+        """Seconds in all, with copies hidden behind the computation as far as possible."""
         return max(self.compute_seconds, self.copy_seconds)
 
 
 def prefill_cost(model: CostModel, device: CostDevice, length: int, chunk: int) -> Cost:
-    """
+    """Return the cost of a prefill.
+
     Args:
         length: tokens of the prompt.
         chunk: tokens of each piece.
@@ -76,7 +77,7 @@ def prefill_cost(model: CostModel, device: CostDevice, length: int, chunk: int) 
 
 
 def decode_cost(model: CostModel, device: CostDevice, length: int) -> Cost:
-    """Of one token behind `length` others: all of their KV is copied, and read once."""
+    """Return the cost of one token behind `length` others, whose KV is copied, and read once."""
     copied = float(length * model.kv.token_bytes)
     flop = 2.0 * model.matrix_weights + model.pair_flop * length
     compute = max(flop / device.flops, copied / device.memory_bandwidth)
@@ -84,11 +85,11 @@ def decode_cost(model: CostModel, device: CostDevice, length: int) -> Cost:
 
 
 def loaded_tokens(length: int, chunk: int) -> float:
-    """Tokens whose KV is brought in while `length` are read: for each chunk, those before it."""
+    """Return the tokens whose KV is loaded while `length` are read: for each chunk, those before it."""
     whole, rest = divmod(length, chunk)
     return chunk * whole * (whole - 1) / 2 + (whole * chunk if rest else 0)
 
 
 def hiding_chunk(model: CostModel, device: CostDevice) -> float:
-    """Tokens of a chunk from which on copies hide behind attention."""
+    """Return the chunk size from which on copies hide behind attention."""
     return model.kv.token_bytes * device.flops / (model.pair_flop * device.copy_bandwidth)

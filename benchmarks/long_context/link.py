@@ -1,4 +1,4 @@
-"""A link to an engine in this process that keeps what was sent, and when."""
+"""A link to an engine in this process that keeps all outputs and their times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.types import Output
 
 
 class TimedLink:
-    """Keeps when each token came."""
+    """A link that keeps the time of each token."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}
@@ -24,7 +24,7 @@ class TimedLink:
         self._inbox.put(message)
 
     def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
-        """Return what has arrived. With `block`, wait for a message, but not for ever: the benchmark looks, too."""
+        """Return the messages that have arrived. With `block`, wait 1 ms at most: the caller steps the engine."""
         messages: list[Message] = []
         with suppress(queue.Empty):
             if block:
@@ -45,4 +45,4 @@ class TimedLink:
                 self.ended[output.request_id] = output.error
 
     def answer(self, stats: Stats) -> None:
-        raise AssertionError(f"nobody asked for {stats}")
+        raise AssertionError(f"no request for statistics was sent, got {stats}")

@@ -1,4 +1,4 @@
-"""What a process uses, as Linux sees it: anonymous memory, and how much of it there ever was."""
+"""Measures the anonymous memory of a process on Linux, and its peak."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import TracebackType
 
 STATUS = Path("/proc/self/status")
 INTERVAL = 0.05
-"""Seconds between two looks."""
+"""Seconds between two measurements."""
 
 
 def anonymous_bytes(status: Path = STATUS) -> int:
-    """Memory of a process that is no file's: `RssAnon`.
+    """Return the memory of a process that belongs to no file, `RssAnon`.
 
     Raises:
-        ValueError: the system does not say.
+        ValueError: the system does not report it.
     """
     for line in status.read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
@@ -25,7 +25,7 @@ def anonymous_bytes(status: Path = STATUS) -> int:
 
 
 class PeakMemory:
-    """The largest `anonymous_bytes` of this process while the block runs, looked at every 50 ms."""
+    """The largest `anonymous_bytes` of this process while the block runs, measured every 50 ms."""
 
     def __init__(self) -> None:
         self.peak = anonymous_bytes()

@@ -1,6 +1,6 @@
-"""One process that reads one haystack and answers every question: run by `needles.py`, told by a file, tells in JSON.
+"""Reads one haystack and answers every question, in a process started by `needles.py`. It reads a file and prints JSON.
 
-A process for each length, or the memory that one leaves behind would be the next one's.
+Each length has a process of its own, so that no memory of one counts for the next.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from sluice.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What to read."""
+    """A haystack and its questions."""
 
     haystack: str
-    """A file of int32, `.npy`."""
+    """Path of an array of int32, `.npy`."""
     keys: tuple[tuple[int, ...], ...]
-    """Of each question: what follows the haystack."""
+    """The tokens behind the haystack, for each question."""
     answers: tuple[tuple[int, ...], ...]
     options: dict[str, Any]
-    """Of the engine, its model among them."""
+    """Options of the engine, `model` among them."""
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateCall:
-    """A question and what became of it, in seconds."""
+class Question:
+    """The answer to a question. Times are seconds."""
 
     is_right: bool
     ttft: float
     decode: float
-    """From the first token to the last."""
+    """Time from the first token to the last."""
     loaded: LoadTotals
-    """What passed through the ring."""
+    """Loads through the ring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a task gave."""
+    """The result of a task."""
 
-    asked: tuple[GenerateCall, ...]
+    questions: tuple[Question, ...]
     idle_anonymous: int
-    """Bytes, when the engine stands and has read nothing."""
+    """Bytes once the engine is ready and has read nothing."""
     peak_anonymous: int
     memory: dict[str, int]
-    """What was allocated."""
+    """Bytes that were allocated, by part."""
     predicted: dict[str, int]
-    """What a request of this length takes."""
+    """Bytes that a request of this length takes, by part."""
 
 
 class Reader:
-    """An engine that is asked one question after the other."""
+    """Asks an engine one question after the other."""
 
     def __init__(self, engine: Engine, link: TimedLink) -> None:
         assert isinstance(engine.runner, TorchRunner), f"{engine.runner} loads nothing"
@@ -77,11 +77,11 @@ class Reader:
         self._link = link
         self._ids = count()
 
-    def ask(self, haystack: npt.NDArray[np.int32], key: tuple[int, ...], answer: tuple[int, ...]) -> GenerateCall:
-        """The prompt is made here and let go: nobody else holds a list of it.
+    def ask(self, haystack: npt.NDArray[np.int32], key: tuple[int, ...], answer: tuple[int, ...]) -> Question:
+        """Ask one question. The prompt is made here, so that no other object keeps it.
 
         Raises:
-            RuntimeError: the engine could not answer.
+            RuntimeError: the engine failed.
         """
         request, link = next(self._ids), self._link
         before, start = replace(self._runner.loads), time.perf_counter()
@@ -93,7 +93,7 @@ class Reader:
             raise RuntimeError(error)
         tokens, times, after = tuple(link.tokens[request]), link.times[request], self._runner.loads
         loaded = LoadTotals(after.bytes - before.bytes, after.seconds - before.seconds, after.waited - before.waited)
-        return GenerateCall(tokens == answer, times[0] - start, times[-1] - times[0], loaded)
+        return Question(tokens == answer, times[0] - start, times[-1] - times[0], loaded)
 
 
 def read(task: Task) -> Reading:
@@ -106,10 +106,10 @@ def read(task: Task) -> Reading:
         reader = Reader(engine, link)
         idle = anonymous_bytes()
         with PeakMemory() as memory:
-            asked = tuple(
+            questions = tuple(
                 reader.ask(haystack, key, answer) for key, answer in zip(task.keys, task.answers, strict=True)
             )
-    return Reading(asked, idle, memory.peak, info.memory.as_dict(), info.predicted_memory(length).as_dict())
+    return Reading(questions, idle, memory.peak, info.memory.as_dict(), info.predicted_memory(length).as_dict())
 
 
 def main() -> None:

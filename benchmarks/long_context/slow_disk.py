@@ -1,4 +1,4 @@
-"""A slower disk than there is: reads of a page file take as long as they would at so many bytes a second."""
+"""Simulates a slow disk: reads of a page file take as long as they would at a given rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluice.tiers.blocks import FileBlocks
 
 @contextmanager
 def slow_disk(bytes_per_second: float | None) -> Iterator[None]:
-    """All page files of this process lie on it. None: on the disk that there is."""
+    """Slow down the reads of all page files of this process; None leaves them as they are."""
     if bytes_per_second is None:
         yield
         return

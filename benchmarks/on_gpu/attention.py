@@ -1,4 +1,4 @@
-"""Attention alone, in the shape of the large model: our Triton kernels against FlashInfer and against the reference."""
+"""Times attention in the shape of the large model: Sluice's Triton kernels, FlashInfer and the reference."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from sluice.attention.static import StaticAttention
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 64
 AIMS = {"decode": 0.9, "extend": 0.7}
 TOLERANCE = 2e-2
-"""Of the largest value."""
+"""Tolerated difference, as a share of the largest value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows of equal lengths."""
+    """A batch of rows of equal lengths."""
 
     name: str
     kind: str
@@ -33,7 +33,7 @@ class Case:
     q_len: int
     kv_len: int
     shared: int = 0
-    """Tokens that all rows begin with, in whole pages."""
+    """Tokens of the prefix that all rows share, in whole pages."""
 
 
 CASES = (
@@ -48,12 +48,12 @@ TINY = (Case("decode", "decode", 3, 1, 100), Case("extend", "extend", 1, 40, 100
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Our own kernels."""
+    """Time Sluice's own kernels."""
     return compare(setting, (setting.attention,))
 
 
 def compare(setting: Setting, backends: Sequence[str]) -> dict[str, Any]:
-    """Seconds of a call for each case and backend; what fails is told in its place."""
+    """Return the seconds of a call for each case and backend, or its error."""
     rows = [_case(setting, case, backends) for case in (TINY if setting.tiny else CASES)]
     return {"aim": f"Triton's speed over FlashInfer's at least {AIMS}", "rows": rows}
 
@@ -100,14 +100,14 @@ def _backend(
 
 
 def _made(setting: Setting, name: str) -> Attention:
-    """Return what attends, by the name of its backend or `STATIC`."""
+    """Return the attention of a backend, or of `STATIC`."""
     if name == STATIC:
         return StaticAttention()
     return backend_named(name).make(setting.device, None, _nothing)
 
 
 def _tensors(setting: Setting, case: Case) -> tuple[torch.Tensor, LayerKV, ForwardBatch]:
-    """Pages in a random order."""
+    """Return page numbers in a random order."""
     generator = torch.Generator().manual_seed(0)
     shared = case.shared // PAGE_SIZE
     own = -(-case.kv_len // PAGE_SIZE) - shared
@@ -141,10 +141,10 @@ def _batch(
 
 
 def _kv_bytes(case: Case, kv: LayerKV) -> int:
-    """That must be read at least once."""
+    """Return the bytes that must be read at least once."""
     tokens = case.shared + case.rows * (case.kv_len - case.shared)
     return 2 * tokens * KV_HEADS * HEAD_DIM * kv.k.element_size()
 
 
 def _nothing() -> None:
-    """Nobody waits for a sign of life."""
+    """A heartbeat that no process waits for."""

@@ -1,4 +1,4 @@
-"""`attention` beside FlashInfer's: apart, since it compiles for minutes when it is first used."""
+"""Times `attention` with FlashInfer, as a part of its own: its first use compiles for minutes."""
 
 from __future__ import annotations
 
@@ -9,5 +9,4 @@ from benchmarks.on_gpu.setting import Setting
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """See `attention.compare`."""
     return compare(setting, (setting.attention, "flashinfer"))

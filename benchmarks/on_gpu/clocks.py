@@ -1,4 +1,4 @@
-"""When the device began and ended what it was given, without waiting for it."""
+"""Times work on the device without waiting for it."""
 
 from __future__ import annotations
 
@@ -14,55 +14,53 @@ from sluice.device.queues import DeviceQueue, Event
 from sluice.runner.graphs import CudaCapture
 
 CALLS = 8
-"""Of one graph."""
+"""Number of calls in one graph."""
 
 
 class Mark(Protocol):
     """A moment on the device."""
 
     def seconds_until(self, later: Mark) -> float:
-        """Known once both are past."""
+        """Return the seconds to a later mark, once the device has passed both."""
         ...
 
 
 class CudaMark:
-    """See `Mark`; on the current stream."""
+    """A mark on the current CUDA stream."""
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event(enable_timing=True)
         self.event.record()
 
     def seconds_until(self, later: Mark) -> float:
-        """See `Mark.seconds_until`."""
         assert isinstance(later, CudaMark)
         return self.event.elapsed_time(later.event) / 1000
 
 
 class HostMark:
-    """See `Mark`; of a device that is done when it was asked."""
+    """A mark on a device whose work is done when its call returns."""
 
     def __init__(self) -> None:
         self.at = time.perf_counter()
 
     def seconds_until(self, later: Mark) -> float:
-        """See `Mark.seconds_until`."""
         assert isinstance(later, HostMark)
         return later.at - self.at
 
 
 def mark_of(device: torch.device) -> Callable[[], Mark]:
-    """What makes marks on a device."""
+    """Return a function that makes marks on a device."""
     return CudaMark if device.type == "cuda" else HostMark
 
 
 def finish(device: torch.device) -> None:
-    """Wait until the device has nothing to do."""
+    """Wait until the device is idle."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 class Span(NamedTuple):
-    """One piece of work on the device."""
+    """A piece of work on the device."""
 
     begin: Mark
     end: Mark
@@ -73,11 +71,11 @@ class Span(NamedTuple):
 
 
 class MarkedQueue:
-    """A stream that marks when each piece of work began and ended.
+    """A queue that marks when each piece of work begins and ends.
 
     Args:
-        inner: does the work.
-        mark: makes a mark where the work is queued.
+        inner: the queue that runs the work.
+        mark: makes a mark on the queue.
     """
 
     def __init__(self, inner: DeviceQueue, mark: Callable[[], Mark]) -> None:
@@ -86,7 +84,6 @@ class MarkedQueue:
         self.spans: list[Span] = []
 
     def run(self, work: Callable[[], None]) -> None:
-        """See `DeviceQueue.run`."""
 
         def marked() -> None:
             begin = self._mark()
@@ -96,22 +93,20 @@ class MarkedQueue:
         self._inner.run(marked)
 
     def wait(self, event: Event) -> None:
-        """See `DeviceQueue.wait`."""
         self._inner.wait(event)
 
     def record(self) -> Event:
-        """See `DeviceQueue.record`."""
         return self._inner.record()
 
 
 def idle_share(spans: Sequence[Span]) -> float:
-    """The part of the time from the first begin to the last end in which none of the work ran."""
+    """Return the share of the time from the first begin to the last end in which no work ran."""
     whole = spans[0].begin.seconds_until(spans[-1].end)
     return max(0.0, 1 - sum(span.seconds for span in spans) / whole)
 
 
 def seconds_each(work: Callable[[], object], device: torch.device, *, repeat: int, warm_up: int = 3) -> float:
-    """The median time on the device of one call of several, all queued at once."""
+    """Return the median time of a call on the device, of several calls queued at once."""
     mark = mark_of(device)
     for _ in range(warm_up):
         work()
@@ -124,7 +119,7 @@ def seconds_each(work: Callable[[], object], device: torch.device, *, repeat: in
 
 
 def seconds_queued(work: Callable[[], torch.Tensor], device: torch.device) -> float:
-    """Of one call on the device, without what the host takes for it: several are captured in one graph."""
+    """Return the time of one call on the device, without the host's time: several are captured in one graph."""
     if device.type != "cuda":
         return seconds_each(work, device, repeat=3, warm_up=1)
 

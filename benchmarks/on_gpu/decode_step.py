@@ -1,4 +1,4 @@
-"""A step of decodes of the large model at some context, against the time that its bytes take at the rate of a copy."""
+"""Times a decode step of the large model, and compares it with reading its bytes at the rate of a copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AIM = 0.75
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """For each batch: seconds of a step on the device, and what part of the bandwidth it comes to."""
+    """Return the seconds of a step on the device, and the share of the bandwidth, for each batch."""
     model, rate = setting.model(LARGE), copy_rate(setting)
     return {"aim": f"at least {AIM} of the bandwidth", "batches": [_batch(setting, model, rate, n) for n in BATCHES]}
 

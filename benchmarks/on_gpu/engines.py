@@ -1,4 +1,4 @@
-"""Engines over random models, put together as `sluice.assembly.load` does, with marks on what the device computes."""
+"""Builds engines over random models as `sluice.assembly.load` does, with marks around the device's work."""
 
 from __future__ import annotations
 
@@ -35,32 +35,31 @@ from sluice.testing.device import recorded_steps
 from sluice.types import BatchPlan, BatchResult, SamplingParams
 
 STATIC = "static"
-"""The attention of a trial run on a CPU: graphs can hold it."""
+"""The attention of a trial run on a CPU, which graphs can capture."""
 REFERENCE = "reference"
-"""The attention in plain torch; everything else is then in plain torch, too."""
+"""The attention in plain torch. All other operations are then in plain torch, too."""
 
 
 @dataclass(slots=True)
 class Steps:
-    """A trace sink that keeps what the host spent on each step."""
+    """A trace sink that keeps the host's time of each step."""
 
     plans: list[BatchPlan] = field(default_factory=list)
     times: list[StepTimes] = field(default_factory=list)
     latest: None = None
 
     def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
-        """See `TraceSink.ended`."""
         if result is None:
             raise RuntimeError(f"step {plan.step} failed")
         self.plans.append(plan)
         self.times.append(times)
 
     def close(self) -> None:
-        """What was kept stays."""
+        """Do nothing: the times stay."""
 
 
 class TimedLink(ManualLink):
-    """A link worked by hand that notes when each request's tokens came."""
+    """A manual link that notes when each request's tokens come."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +67,6 @@ class TimedLink(ManualLink):
         self.arrived: dict[int, list[float]] = {}
 
     def send(self, outputs: Sequence[Any]) -> None:
-        """See `Link.send`."""
         now = self._clock.now()
         for output in outputs:
             if output.finish_reason is not None and output.finish_reason.is_failure:
@@ -79,7 +77,7 @@ class TimedLink(ManualLink):
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """An engine that is worked by hand."""
+    """An engine that the caller steps."""
 
     engine: Engine
     link: TimedLink
@@ -87,24 +85,24 @@ class Bench:
     compute: MarkedQueue
     graph_sizes: tuple[int, ...]
 
-    def submit(self, request_id: int, prompt: Sequence[int], max_tokens: int, **asked: Any) -> None:
-        """A greedy request that no token ends, unless asked otherwise."""
-        params = SamplingParams(**{"temperature": 0.0, "seed": request_id, "max_tokens": max_tokens, **asked})
+    def submit(self, request_id: int, prompt: Sequence[int], max_tokens: int, **changes: Any) -> None:
+        """Submit a greedy request that no token ends, with changes of its sampling parameters."""
+        params = SamplingParams(**{"temperature": 0.0, "seed": request_id, "max_tokens": max_tokens, **changes})
         self.link.put(Submit(request_id, tuple(prompt), params))
 
     def drain(self) -> None:
-        """Step until nothing is left to do."""
+        """Step until the engine is idle."""
         self.engine.step()
         while not self.engine.is_idle:
             self.engine.step()
 
     def decode_all(self, requests: int) -> None:
-        """Step until so many requests have a token each, and nothing but decodes is planned."""
+        """Step until `count` requests have a token each, and only decodes are planned."""
         while len(self.link.arrived) < requests:
             self.engine.step()
 
     def forget(self) -> None:
-        """Drop what was noted so far; nothing may be running on the device."""
+        """Drop all times so far. The device must be idle."""
         for noted in (self.steps.plans, self.steps.times, self.compute.spans):
             noted.clear()
 
@@ -119,19 +117,19 @@ def bench_of(
     overlap: bool = False,
     **options: Any,
 ) -> Bench:
-    """An engine over empty state of its own.
+    """Build an engine over empty state of its own.
 
     Args:
         attention: a backend of `sluice.attention.select`, or `STATIC`.
-        max_total_tokens: of the KV pool.
+        max_total_tokens: size of the KV pool.
         graphs: replay steps that only decode.
         options: further engine options.
     """
-    asked: Mapping[str, Any] = {"max_total_tokens": max_total_tokens, "enable_overlap": overlap, **options}
+    given: Mapping[str, Any] = {"max_total_tokens": max_total_tokens, "enable_overlap": overlap, **options}
     is_cuda = device.type == "cuda"
     if is_cuda and not graphs:
-        asked = {**asked, "disable_cuda_graph": True}
-    config = resolve(EngineConfig.from_options(asked), device.type).config
+        given = {**given, "disable_cuda_graph": True}
+    config = resolve(EngineConfig.from_options(given), device.type).config
     depth, page_size = config.scheduler.depth, config.cache.page_size
     running = config.scheduler.max_running_requests
     assert depth is not None, f"not resolved: {config}"

@@ -1,4 +1,4 @@
-"""Decoding streams of the large model while one long prompt arrives, for several sizes of chunk."""
+"""Measures decoding requests of the large model while one long prompt arrives, for several chunk sizes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OFF = -1
 CHUNKS = (512, 2048, OFF)
 FACTOR = 2.0
 UNCUT = 8192
-"""Tokens of a step whose prompts are not cut."""
+"""Most tokens of a step whose prompts are not cut."""
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """For each chunk: gaps between tokens before and during the prompt, and its time to first token."""
+    """Return gaps between tokens before and during the prompt, and its time to first token, for each chunk size."""
     model = setting.model(LARGE)
     rows = [_chunk(setting, model, chunk) for chunk in CHUNKS]
     first = rows[0]
@@ -50,7 +50,7 @@ def _chunk(setting: Setting, model: CausalLM, chunk: int) -> dict[str, Any]:
         enable_prefix_caching=False,
     )
     vocab_size = model.spec.vocab_size
-    # A first prompt of the same size: kernels of its shapes are compiled before anything is timed.
+    # A first prompt of the same size compiles the kernels of its shapes before the measurement.
     bench.submit(streams + 1, random_prompt(prompt, vocab_size, streams + 1), 2)
     bench.drain()
     for number in range(streams):
@@ -78,13 +78,13 @@ def _chunk(setting: Setting, model: CausalLM, chunk: int) -> dict[str, Any]:
 
 
 def _until_all(bench: Bench, requests: Sequence[int]) -> None:
-    """Step until each of them has a token."""
+    """Step until each of these requests has a token."""
     while not all(bench.link.arrived.get(number) for number in requests):
         bench.engine.step()
 
 
 def _gaps(times: Sequence[float], after: float, until: float) -> list[float]:
-    """Between tokens of which the later came in the interval."""
+    """Return the gaps between tokens of which the later came in the interval."""
     return [b - a for a, b in pairwise(times) if after < b <= until]
 
 

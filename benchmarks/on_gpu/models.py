@@ -1,4 +1,4 @@
-"""Models with random weights in published shapes, made on the device: no checkpoint is written or read."""
+"""Makes models with random weights in published shapes on the device, without a checkpoint."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TINY_POSITIONS = 2048
 
 
 def config_of(name: str, *, tiny: bool = False) -> dict[str, Any]:
-    """The config.json of `SMALL` or `LARGE`.
+    """Return the config.json of `SMALL` or `LARGE`.
 
     Args:
-        tiny: the same family with the sizes of a smoke test.
+        tiny: use the sizes of a smoke test.
     """
     shape = SHAPES[SMALL] if name == SMALL else SHAPES["llama-3.2-1b"]
     assert isinstance(shape, LlamaShape)
@@ -42,10 +42,10 @@ def config_of(name: str, *, tiny: bool = False) -> dict[str, Any]:
 
 
 def random_model(config: dict[str, Any], dtype: torch.dtype, device: torch.device, seed: int = 0) -> CausalLM:
-    """A model with normal weights that keep the size of what they multiply, and norms of ones.
+    """Make a model with normal weights that keep the size of their inputs, and norms of ones.
 
-    Embeddings are small beside what the layers add, so that what comes out depends on all that came before. All weights
-    are values of bfloat16, so that models of two types are the same model.
+    Embeddings are small beside the layers' outputs, so that the result depends on the whole prefix. All weights are
+    values of bfloat16, so that models of two dtypes are the same model.
     """
     (architecture,) = config["architectures"]
     checkpoint = CheckpointConfig(architecture, Fields(config, "config.json"), None, ())
@@ -67,5 +67,5 @@ def random_model(config: dict[str, Any], dtype: torch.dtype, device: torch.devic
 
 
 def num_parameters(model: CausalLM) -> int:
-    """A weight that is there twice, as a tied head is, counts once."""
+    """Return the number of weights. A weight that is used twice, as a tied head is, counts once."""
     return sum({parameter.data_ptr(): parameter.numel() for parameter in model.parameters()}.values())

@@ -1,4 +1,4 @@
-"""Two steps in flight against one: tokens in a second, time that the device idles, time that the host takes."""
+"""Compares two steps in flight with one: tokens a second, idle time of the device, time of the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FASTER, IDLE = 1.15, 0.05
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """For each batch, synchronous and overlapped."""
+    """Return the figures of each batch, synchronous and overlapped."""
     model = setting.model(SMALL)
     rows = [_compare(setting, model, setting.pick(batch, 4)) for batch in BATCHES[: setting.pick(2, 1)]]
     return {"aim": f"at least {FASTER}x the tokens/s, idle below {IDLE}, host below device", "batches": rows}
@@ -58,7 +58,7 @@ def _run(setting: Setting, model: CausalLM, batch: int, *, overlap: bool) -> dic
 
 
 def _decodes(setting: Setting, bench: Bench, batch: int, *, steps: int) -> dict[str, Any]:
-    """Steps of nothing but decodes, all of them running."""
+    """Run steps of decodes alone, with all requests running."""
     waited_before = len(bench.steps.times)
     began = time.perf_counter()
     for _ in range(steps):

@@ -1,8 +1,8 @@
-"""Graphs on and off, overlap on and off, every backend: each token must be one that float32 finds as good as the best.
+"""Checks graphs, overlap and every backend: each token must be about as likely as the best one in float32.
 
-With random weights in bfloat16 the two best tokens often tie, so two right runs may differ. What decides is how much
-less likely than the best a run's tokens are, teacher-forced, in float32 with the reference attention: no more than
-those of the reference in bfloat16, give or take.
+With random weights in bfloat16 the two best tokens often tie, so two right runs may differ. The check is how much less
+likely than the best a run's tokens are, teacher-forced, in float32 with the reference attention: about as much as those
+of the reference in bfloat16.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sluice.models.base import CausalLM
 
 LENGTHS = (5, 700, 64, 65, 1, 129, 300, 31, 512, 17, 257, 90)
 FACTOR, SLACK = 2.0, 0.02
-"""Of the reference's worst log-probability behind the best, and what is forgiven in any case."""
+"""Tolerated factor of the reference's largest difference to the best log-probability, and a tolerance in any case."""
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Our own kernels."""
+    """Check Sluice's own kernels."""
     return compare(setting, setting.attention)
 
 
 def compare(setting: Setting, attention: str) -> dict[str, Any]:
-    """For each variant: how far its tokens are behind the best, and whether that is within what is tolerated.
+    """Return how far each variant's tokens are behind the best, and whether that is tolerated.
 
     Args:
-        attention: of the variants.
+        attention: attention backend of the variants.
     """
     lengths = [min(length, setting.pick(length, 40)) for length in LENGTHS]
     model = setting.model(SMALL)
@@ -80,7 +80,7 @@ def _bench(setting: Setting, model: CausalLM, attention: str, **options: Any) ->
 def _tokens(
     setting: Setting, model: CausalLM, prompts: Sequence[Sequence[int]], attention: str, *, graphs: bool, overlap: bool
 ) -> list[tuple[int, ...]]:
-    """What each prompt is continued with."""
+    """Return the continuation of each prompt."""
     bench = _bench(setting, model, attention, graphs=graphs, overlap=overlap)
     for number, prompt in enumerate(prompts):
         bench.submit(number, prompt, setting.pick(24, 6))
@@ -91,14 +91,14 @@ def _tokens(
 def _worst(
     setting: Setting, judge: CausalLM, prompts: Sequence[Sequence[int]], found: Sequence[tuple[int, ...]]
 ) -> float:
-    """How much less likely than the best any of the tokens is, as a difference of log-probabilities."""
+    """Return the largest difference of a token's log-probability to the best one."""
     bench = _bench(setting, judge, REFERENCE, graphs=False, enable_prefix_caching=False)
     for number, (prompt, tokens) in enumerate(zip(prompts, found, strict=True)):
         bench.submit(number, (*prompt, *tokens), 1, prompt_logprobs=1)
     bench.drain()
     behind = 0.0
     for number, tokens in enumerate(found):
-        for told in bench.link.prompt_logprobs(number)[-len(tokens) :]:
-            ((_, best),) = told.top
-            behind = max(behind, best - told.logprob)
+        for scored in bench.link.prompt_logprobs(number)[-len(tokens) :]:
+            ((_, best),) = scored.top
+            behind = max(behind, best - scored.logprob)
     return behind

@@ -1,4 +1,4 @@
-"""The interference of a long prompt as a page with plots."""
+"""Makes a page with plots of the part `interference`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ PLOTS = (
 
 
 def plotted(parts: Mapping[str, Mapping[str, Any]]) -> str:
-    """HTML from a run's results.
+    """Return the page of a run's results.
 
     Raises:
-        ValueError: they have no interference.
+        ValueError: the results lack the part `interference`.
     """
     rows = parts.get("interference", {}).get("rows")
     if not rows:
@@ -42,12 +42,12 @@ def plotted(parts: Mapping[str, Mapping[str, Any]]) -> str:
         for row in rows
     }
     first = rows[0]
-    told = (
+    introduction = (
         f"{first['streams']} streams decode, a prompt of {first['prompt']} tokens arrives; once for each size of chunk."
     )
     return page(
         "A long prompt beside decoding streams",
-        told,
+        introduction,
         in_milliseconds(figures),
         PLOTS,
         parts.get("rates", {}),

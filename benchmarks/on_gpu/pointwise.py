@@ -1,7 +1,7 @@
-"""The operations between matrix products, and those on logits: our Triton kernels against torch.
+"""Compares operations between matrix products, and operations on logits, in Sluice's Triton kernels and in torch.
 
-In the shape of the large model, and with the vocabulary of the small one, which is the larger. Both must give the same:
-rows of bfloat16 to a unit in the last place, tokens but where two nearly tie.
+Shapes are those of the large model, with the larger vocabulary of the small one. Results must be equal: rows of
+bfloat16 to a unit in the last place, and tokens except where two nearly tie.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ SAMPLINGS = {
     "top-p 0.95": SamplingParams(top_p=0.95),
 }
 TIES = 0.02
-"""Share of rows whose two best may be as near as the last bits of a logarithm; far fewer are."""
+"""Share of rows whose two best tokens may differ by only the last bits of a logarithm. Far fewer do."""
 
 
 class Case(NamedTuple):
-    """One operation, by torch and by our kernels."""
+    """An operation, by torch and by Sluice's kernels."""
 
     name: str
     torch: Callable[[], torch.Tensor]
     triton: Callable[[], torch.Tensor]
     num_bytes: int
-    """That must be read and written at least once."""
+    """Bytes that must be read and written at least once."""
     agree: Callable[[torch.Tensor, torch.Tensor], bool]
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Seconds of a call for each case."""
+    """Return the seconds of a call for each case."""
     ops, logit_ops = _kernels(setting)
     rows = []
     for tokens in (setting.pick(64, 2), setting.pick(2048, 3)):
@@ -58,7 +58,7 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def _kernels(setting: Setting) -> tuple[Ops, LogitOps]:
-    """Triton's where they can run: a CPU needs its interpreter."""
+    """Return Triton's operations where they can run: a CPU needs its interpreter."""
     interprets = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
     if setting.device.type != "cuda" and not interprets:
         return Ops(), TORCH_LOGIT_OPS
@@ -119,7 +119,7 @@ def _between_matrices(setting: Setting, ours: Ops, tokens: int) -> Iterator[Case
         q, k, v = fused.clone().split((HEADS, KV_HEADS, KV_HEADS), dim=1)
         return ops.rotate_and_store(q, k, v, angles, norms, kv, slots)
 
-    moved = (2 * fused.numel() + 2 * fused.numel()) * size  # the copy counts, for both
+    moved = (2 * fused.numel() + 2 * fused.numel()) * size  # with the copy, in both
     yield Case(f"rotate and store, {tokens} tokens", lambda: rotated(plain), lambda: rotated(ours), moved, _near)
 
 
@@ -168,6 +168,6 @@ def _rows(params: SamplingParams, rows: int, vocab: int, device: torch.device) -
 
 
 def _near(found: torch.Tensor, expected: torch.Tensor) -> bool:
-    """A unit in the last place of bfloat16, of the largest value in a difference of products."""
+    """Return whether values are equal to a unit in the last place of bfloat16 of the largest value."""
     error = (found.float() - expected.float()).abs()
     return bool((error <= 2**-7 * expected.float().abs() + 2**-5 * (found.dtype == torch.bfloat16) + 1e-4).all())

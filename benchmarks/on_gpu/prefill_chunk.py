@@ -1,4 +1,4 @@
-"""Chunks of one long prompt through the large model, against the rate of a large product."""
+"""Times chunks of a long prompt in the large model, and compares them with the rate of a large product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AIM = 0.6
 
 
 def flops(model: CausalLM, start: int, length: int) -> float:
-    """Of a chunk whose logits nobody asks for: products with the weights, and attention to what is before."""
+    """Return the FLOP of a chunk without logits: products with the weights, and attention to the tokens before."""
     spec = model.spec
     tables = spec.vocab_size * spec.hidden_size * (1 if model.tied else 2)
     pairs = length * start + length * (length + 1) / 2
@@ -23,7 +23,7 @@ def flops(model: CausalLM, start: int, length: int) -> float:
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """For each chunk: its seconds on the device and its rate, as a share of the product's."""
+    """Return each chunk's seconds on the device, and its rate as a share of the product's."""
     model, rate = setting.model(LARGE), matmul_rate(setting)
     chunk, chunks = setting.pick(2048, 32), 8
     bench = bench_of(
@@ -38,7 +38,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     )
     length = chunk * chunks
     bench.submit(0, random_prompt(length, model.spec.vocab_size, 0), 1)
-    bench.drain()  # kernels are compiled
+    bench.drain()  # compiles the kernels
     finish(setting.device)
     bench.forget()
     bench.submit(1, random_prompt(length, model.spec.vocab_size, 1), 1)

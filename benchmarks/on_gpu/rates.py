@@ -1,4 +1,4 @@
-"""What the device can do at best: bytes moved and products computed in a second."""
+"""Measures the best rates of the device: copied bytes and FLOP per second."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.on_gpu.setting import Setting
 
 
 def copy_rate(setting: Setting) -> float:
-    """Bytes read and written in a second by a copy on the device."""
+    """Return the bytes that a copy on the device reads and writes in a second."""
     count = setting.pick(4 << 30, 1 << 20)
     source = torch.empty(count, dtype=torch.uint8, device=setting.device)
     target = torch.empty_like(source)
@@ -19,7 +19,7 @@ def copy_rate(setting: Setting) -> float:
 
 
 def matmul_rate(setting: Setting) -> float:
-    """Floating-point operations in a second of a large square product on random data."""
+    """Return the FLOP per second of a large square product on random data."""
     size = setting.pick(8192, 64)
     a, b = (torch.randn((size, size), device=setting.device).to(setting.dtype) for _ in range(2))
     out = torch.empty_like(a)
@@ -27,7 +27,7 @@ def matmul_rate(setting: Setting) -> float:
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """The device and its rates."""
+    """Return the device's name and its rates."""
     facts: dict[str, Any] = {"device": "cpu", "torch": torch.__version__}
     if setting.device.type == "cuda":
         properties = torch.cuda.get_device_properties(setting.device)

@@ -1,4 +1,4 @@
-"""What all parts of a run agree on."""
+"""The setting that all parts of a run share."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from sluice.models.base import CausalLM
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a run takes place, and whether it is for real."""
+    """The device of a run, and whether it is a trial."""
 
     device: torch.device
     tiny: bool
-    """A trial of the script: small models, short prompts, few steps."""
+    """True to test the script: small models, short prompts, few steps."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of models and KV."""
+        """Dtype of models and KV."""
         return torch.bfloat16
 
     @property
     def attention(self) -> str:
-        """Ours: what `--attention-backend auto` comes to on a GPU."""
+        """Sluice's own attention: the result of `--attention-backend auto` on a GPU."""
         return "triton" if self.device.type == "cuda" else "static"
 
     def model(self, name: str, dtype: torch.dtype | None = None) -> CausalLM:
-        """One of `models.config_of` with random weights, always the same ones."""
+        """Make a model of `models.config_of` with the same random weights each time."""
         return random_model(config_of(name, tiny=self.tiny), dtype or self.dtype, self.device)
 
     def pick(self, real: int, tiny: int) -> int:
-        """A size."""
+        """Return a size, smaller in a trial."""
         return tiny if self.tiny else real
 
 
 def random_prompt(length: int, vocab_size: int, seed: int) -> Sequence[int]:
-    """Token ids; prompts of different seeds share no beginning."""
+    """Return token ids. Prompts of different seeds share no beginning."""
     draw = random.Random(seed)
     return [seed % vocab_size, *(draw.randrange(vocab_size) for _ in range(length - 1))]

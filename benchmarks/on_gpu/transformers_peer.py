@@ -1,4 +1,4 @@
-"""Tokens in a second beside transformers' continuous batching, on the same device and the same shape of model."""
+"""Compares tokens a second with transformers' continuous batching, on the same device and shape of model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from benchmarks.on_gpu.setting import Setting, random_prompt
 
 FACTOR = 3.0
 NO_EOS = -1
-"""No token has this id, so no token ends the answer."""
+"""An id that no token has, so that no token ends the answer."""
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Both after a round that compiles what there is to compile."""
+    """Measure both after a round that compiles the kernels."""
     count, length, outputs = setting.pick(64, 3), setting.pick(128, 8), setting.pick(128, 4)
     vocab_size = config_of(SMALL, tiny=setting.tiny)["vocab_size"]
     rounds = [[random_prompt(length, vocab_size, seed) for seed in range(n, n + count)] for n in (0, 1000)]
@@ -86,7 +86,7 @@ def _theirs(setting: Setting, rounds: Sequence[Sequence[Sequence[int]]], outputs
 
 
 def _received(manager: Any, count: int) -> int:
-    """Tokens of so many answers."""
+    """Return the tokens of `count` answers."""
     tokens = ended = 0
     for result in manager:
         if not result.is_finished():

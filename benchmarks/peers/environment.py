@@ -1,4 +1,4 @@
-"""Virtual environments of peers, one each under `build/peers/`: made once, from pinned versions."""
+"""Makes the virtual environments of peers under `build/peers/`, once, from pinned versions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SetupError(RuntimeError):
 class Environment:
     """A virtual environment with exactly what `pins/<name>.txt` lists.
 
-    Packages are installed without their dependencies, which the pins hold already: some peers ask for packages of
+    Packages are installed without their dependencies, which are among the pins: some peers require packages for
     pictures and sound whose builds do not fit a torch for the CPU.
     """
 
@@ -54,10 +54,10 @@ class Environment:
         return self.folder / ".pins"
 
     def set_up(self) -> None:
-        """Make it, unless it is there with the same pins.
+        """Make the environment, unless it exists with the same pins.
 
         Raises:
-            SetupError: pip failed; its own message precedes.
+            SetupError: pip failed; its own message was printed before.
         """
         if self.is_ready:
             return
@@ -67,14 +67,15 @@ class Environment:
         self._stamp.write_text(self.pins.read_text())
 
     def versions(self, packages: Sequence[str]) -> dict[str, str]:
-        """Of these packages, where they are installed."""
+        """Return the versions of these packages, where they are installed."""
         printed = subprocess.run([str(self.python), "-c", LIST_VERSIONS], check=True, capture_output=True, text=True)
         installed: dict[str, str] = json.loads(printed.stdout)
         return {package: installed[package] for package in packages if package in installed}
 
 
 def run(command: Sequence[str]) -> None:
-    """
+    """Run a command.
+
     Raises:
         SetupError: the command cannot be run or fails.
     """
@@ -88,7 +89,7 @@ def run(command: Sequence[str]) -> None:
 
 
 def own_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of these packages, where they are installed in this environment."""
+    """Return the versions of these packages, where they are installed in this environment."""
     found = {}
     for package in packages:
         try:

@@ -1,5 +1,6 @@
-"""Measure an engine that is a library, inside its own environment: the workload, the client and the clock are
-`sluice bench`'s, and only what computes is the peer's.
+"""Measures an engine that is a library, inside its own environment.
+
+Workload, client and clock are those of `sluice bench`; only the engine is the peer's.
 
     run.py -> <peer's python> -m benchmarks.peers.<peer> REQUEST.json -> result file
 """
@@ -29,16 +30,16 @@ from sluice.config import ConfigError
 from sluice.limits import Limits
 
 MakeLoop = Callable[[Settings, ThreadLink], tuple[Loop, dict[str, Any]]]
-"""Loads the peer; with how it came to be set, for the record."""
+"""Loads the peer. Returns its loop and its settings, for the record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `run.py` asks for."""
+    """The request of `run.py`."""
 
     settings: Settings
     peer: dict[str, Any]
-    """What the results say of the peer."""
+    """The description of the peer in the results."""
     jobs: tuple[Job, ...]
 
     @classmethod
@@ -51,7 +52,7 @@ class Request:
 
 
 def main(make_loop: MakeLoop) -> int:
-    """Measure as the file named on the command line says. Returns the exit status, as `sluice bench` does."""
+    """Measure what the file on the command line requests. Returns the exit status of `sluice bench`."""
     request = Request.read(Path(sys.argv[1]))
     try:
         return _measure(request, make_loop)
@@ -61,8 +62,8 @@ def main(make_loop: MakeLoop) -> int:
 
 
 def _measure(request: Request, make_loop: MakeLoop) -> int:
-    asked = [checked_options(dict(job.given)) for job in request.jobs]
-    for options in asked:
+    all_options = [checked_options(dict(job.given)) for job in request.jobs]
+    for options in all_options:
         _check(options)
     timer = WallTimer()
     link = ThreadLink(timer)
@@ -73,7 +74,7 @@ def _measure(request: Request, make_loop: MakeLoop) -> int:
     described = {"url": None, "model": settings.checkpoint.resolve().name, "peer": peer}
     ids = itertools.count(1)
     with closing(loop), running(loop, link):
-        for job, options in zip(request.jobs, asked, strict=True):
+        for job, options in zip(request.jobs, all_options, strict=True):
             target = EngineTarget(link, limits, _eos_ids(settings), timer, 0.0, options.workload.ignore_eos, ids)
             with neighbour(job.busy_processor):
                 runs = asyncio.run(measure_all(target, options))

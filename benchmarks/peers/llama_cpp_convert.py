@@ -1,9 +1,9 @@
-"""Run llama.cpp's own converter on a checkpoint whose tokenizer it has never seen.
+"""Run llama.cpp's own converter on a checkpoint whose tokenizer it does not know.
 
     python llama_cpp_convert.py SOURCE CHECKPOINT --outfile FILE --outtype bf16
 
-SOURCE is a checkout of llama.cpp. The converter recognises the splitting of text by a fingerprint of the whole
-vocabulary, and a vocabulary learned here is on no list. `benchmarks/make_checkpoint.py` splits as GPT-2 does.
+SOURCE is a checkout of llama.cpp. The converter recognises how a tokenizer splits text by a fingerprint of the whole
+vocabulary, and does not know a vocabulary learned here. `benchmarks/make_checkpoint.py` splits as GPT-2 does.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""llama.cpp's server, compiled from the sources inside the `llama-cpp-python` package."""
+"""Runs llama.cpp's server, compiled from the sources in the `llama-cpp-python` package."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OPTIONS = (
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_OPENSSL=OFF",
-    # Or the build would download a web page.
+    # The build would else download a web page.
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
 DEFAULT_BUDGET = 2048
-"""llama.cpp's own `--batch-size`."""
+"""llama.cpp's own default of `--batch-size`."""
 
 
 class LlamaCpp:
@@ -85,7 +85,7 @@ class LlamaCpp:
             *("--threads", str(settings.threads), "--threads-batch", str(settings.threads)),
             *("--parallel", str(settings.max_running), "--ctx-size", str(settings.kv_tokens), "--kv-unified"),
             *("--batch-size", str(batch), "--ubatch-size", str(min(batch, 512))),
-            # No copies of finished requests' KV: prompts of the workloads never come again.
+            # No copies of finished requests' KV: no prompt of a workload repeats.
             *("--cache-ram", "0"),
         ]
         return Command([*arguments, *settings.more])

@@ -1,4 +1,4 @@
-"""One measurement of one engine, whichever way it is reached."""
+"""Measures an engine, whether it is a server or a library."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PEERS = (*SERVERS, *IN_PROCESS)
 
 
 def peer_named(name: str) -> Peer:
-    """One of `PEERS`."""
+    """Return the peer of this name, one of `PEERS`."""
     return SERVERS[name] if name in SERVERS else IN_PROCESS[name]
 
 
 def measure(name: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
-    """`measure_jobs` of one."""
+    """Measure one workload, as `measure_jobs`."""
     return measure_jobs(name, settings, [Job(given, out)])
 
 
@@ -47,7 +47,7 @@ def measure_jobs(name: str, settings: Settings, jobs: Sequence[Job]) -> int:
         name: one of `PEERS`.
 
     Returns:
-        The first exit status of `sluice bench` that is not 0; what came after it was not measured.
+        The first exit status of `sluice bench` that is not 0; later workloads were not measured.
 
     Raises:
         SetupError: the server does not start.
@@ -81,8 +81,8 @@ def _in_process(name: str, settings: Settings, jobs: Sequence[Job]) -> int:
     environment = dict(peer.environment(settings))
     described = _described(name, settings, peer.versions()) | {"environment": environment}
     raw = asdict(settings) | {"checkpoint": str(settings.checkpoint.resolve())}
-    asked = [asdict(job) | {"out": str(job.out.resolve())} for job in jobs]
-    request = {"settings": raw, "peer": described, "jobs": asked}
+    sent_jobs = [asdict(job) | {"out": str(job.out.resolve())} for job in jobs]
+    request = {"settings": raw, "peer": described, "jobs": sent_jobs}
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         json.dump(request, file)
         file.flush()
@@ -96,10 +96,10 @@ def _in_process(name: str, settings: Settings, jobs: Sequence[Job]) -> int:
 
 
 def _described(name: str, settings: Settings, versions: dict[str, str]) -> dict[str, Any]:
-    told = asdict(settings) | {"checkpoint": settings.checkpoint.resolve().name}
-    return {"name": name, "versions": versions, "settings": told}
+    shown = asdict(settings) | {"checkpoint": settings.checkpoint.resolve().name}
+    return {"name": name, "versions": versions, "settings": shown}
 
 
 def _portable(text: str) -> str:
-    """Without where the repository lies on this machine."""
+    """Return the text without the repository's path on this machine."""
     return text.replace(f"{ROOT}{os.sep}", "")

@@ -1,4 +1,4 @@
-"""A process that keeps one processor busy, as whoever shares a machine does."""
+"""Starts a process that keeps one processor busy, as another program on the machine does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); print('busy
 
 @contextmanager
 def neighbour(processor: int | None) -> Iterator[None]:
-    """Keep this processor busy meanwhile; None keeps none."""
+    """Keep this processor busy meanwhile; None does nothing."""
     if processor is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, in process: a loop around `ContinuousBatchingPipeline.step`."""
+"""Runs OpenVINO GenAI's continuous batching in process: a loop around `ContinuousBatchingPipeline.step`."""
 
 from __future__ import annotations
 
@@ -56,20 +56,20 @@ class OpenVINO:
 
 
 def model_folder(settings: Settings) -> Path:
-    """Where the converted checkpoint is."""
+    """Return the folder of the converted checkpoint."""
     return HOME / "models" / f"{settings.checkpoint.resolve().name}-openvino"
 
 
 @dataclass(slots=True)
 class _Open:
-    """A request that is not over."""
+    """A request that has not ended."""
 
     handle: Any
     seen: int = 0
 
 
 class OpenVINOLoop:
-    """Steps the pipeline while there is something to do, and waits for messages while there is not."""
+    """Steps the pipeline while it has requests, and waits for messages while it has none."""
 
     def __init__(self, pipeline: Any, link: ThreadLink) -> None:
         self._pipeline = pipeline
@@ -78,19 +78,19 @@ class OpenVINOLoop:
 
     def run(self) -> None:
         while True:
-            # The pipeline holds Python's interpreter lock during a step: whoever waited for it to send goes first.
+            # The pipeline holds Python's interpreter lock during a step: let threads that wait for it go first.
             time.sleep(0)
             for message in self._link.receive(block=not self._open):
                 if isinstance(message, Shutdown):
                     return
-                assert isinstance(message, Submit), f"nobody sends {message} here"
+                assert isinstance(message, Submit), f"unexpected message {message}"
                 self._add(message)
             self._pipeline.step()
             outputs = [output for request_id in list(self._open) for output in self._read(request_id)]
             self._link.send(outputs)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: the pipeline holds nothing to free."""
 
     def _add(self, submit: Submit) -> None:
         import numpy
@@ -106,7 +106,7 @@ class OpenVINOLoop:
         self._open[submit.request_id] = _Open(self._pipeline.add_request(submit.request_id, prompt, config))
 
     def _read(self, request_id: int) -> list[Output]:
-        """What is new of one request: at most one output."""
+        """Return the new tokens of one request, as at most one output."""
         import openvino_genai
 
         status = openvino_genai.GenerationStatus
@@ -130,7 +130,7 @@ class OpenVINOLoop:
 
 
 def load(settings: Settings, link: ThreadLink) -> tuple[OpenVINOLoop, dict[str, Any]]:
-    """The converted model behind a link."""
+    """Load the converted model behind a link."""
     import openvino_genai
 
     scheduler = openvino_genai.SchedulerConfig()
@@ -140,7 +140,7 @@ def load(settings: Settings, link: ThreadLink) -> tuple[OpenVINOLoop, dict[str, 
     scheduler.dynamic_split_fuse = True
     if settings.budget is not None:
         scheduler.max_num_batched_tokens = settings.budget
-    # As everybody else: left to itself it keeps KV in 8 bits.
+    # As the other engines have it: the default is KV in 8 bits.
     properties = {
         "INFERENCE_NUM_THREADS": settings.threads,
         "INFERENCE_PRECISION_HINT": "bf16",

@@ -1,4 +1,4 @@
-"""What it takes to measure another engine: install it, give it the checkpoint in its own form, start it."""
+"""The protocols of another engine: install it, convert the checkpoint for it, start it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sluice.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What every peer is told alike. What one of them cannot be told is left to its own default."""
+    """Settings that all peers share. A peer that lacks one of them keeps its own default."""
 
     checkpoint: Path
-    """A Hugging Face folder."""
+    """The checkpoint, a Hugging Face folder."""
     threads: int = 2
     budget: int | None = None
     """Most tokens of one step; None: the peer's own default."""
@@ -25,7 +25,7 @@ class Settings:
     kv_tokens: int = 32_768
     """Size of the KV pool."""
     more: tuple[str, ...] = ()
-    """Further arguments of the peer's own command line."""
+    """More arguments for the peer's own command line."""
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -39,13 +39,13 @@ class Settings:
 
     @property
     def max_model_len(self) -> int:
-        """The longest context: the model's, or what the KV pool holds."""
+        """The longest context: the model's, or the size of the KV pool."""
         name = "n_positions" if "n_positions" in self.config else "max_position_embeddings"
         return min(self.kv_tokens, self._integer(name))
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of 16-bit keys and values over all layers."""
+        """Bytes of a token's 16-bit keys and values in all layers."""
         if "n_embd" in self.config:
             return 4 * self._integer("n_layer") * self._integer("n_embd")
         heads = self._integer("num_attention_heads")
@@ -67,19 +67,19 @@ class Command:
 
     arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Beside that of this process."""
+    """Variables added to this process' environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A workload, sent to an engine that runs."""
+    """A workload for a running engine."""
 
     given: Mapping[str, Any]
     """Options of `sluice bench`, by name."""
     out: Path
     """The result file."""
     busy_processor: int | None = None
-    """A neighbour keeps it busy meanwhile."""
+    """The processor that a neighbour keeps busy meanwhile."""
 
 
 class Peer(Protocol):
@@ -90,26 +90,26 @@ class Peer(Protocol):
 
     @property
     def packages(self) -> Sequence[str]:
-        """Whose versions are worth knowing."""
+        """The packages whose versions are recorded."""
         ...
 
     def set_up(self) -> None:
-        """Install it, unless it is there.
+        """Install the engine, unless it is installed.
 
         Raises:
-            SetupError
+            SetupError: the installation failed.
         """
         ...
 
     def versions(self) -> dict[str, str]:
-        """Of `packages`; it is set up."""
+        """Return the versions of `packages`, after `set_up`."""
         ...
 
     def prepare(self, settings: Settings) -> None:
         """Convert the checkpoint, unless that is done.
 
         Raises:
-            SetupError
+            SetupError: the conversion failed.
         """
         ...
 
@@ -118,7 +118,7 @@ class ServerPeer(Peer, Protocol):
     """An engine with OpenAI's API."""
 
     def serve(self, settings: Settings, port: int) -> Command:
-        """Serve on this port of the local host until the process is asked to end."""
+        """Return the command that serves on this port of the local host until the process is ended."""
         ...
 
 
@@ -127,11 +127,11 @@ class InProcessPeer(Peer, Protocol):
 
     @property
     def module(self) -> str:
-        """What to run with the peer's interpreter: a module of this repository whose main is `in_process.main`."""
+        """The module of this repository to run with the peer's interpreter. Its main is `in_process.main`."""
         ...
 
     def interpreter(self) -> Path: ...
 
     def environment(self, settings: Settings) -> Mapping[str, str]:
-        """Variables of the process, beside those of this one."""
+        """Variables added to this process' environment."""
         ...

@@ -3,7 +3,7 @@
     python benchmarks/peers/run.py --peer vllm --checkpoint build/checkpoints/qwen3-0.6b --preset interference --json A
 
 Options that are not listed here are those of `sluice bench`. The result file holds versions, command, environment and
-machine, and `sluice compare`, `sluice bench --from` read it like any other. What each peer needs is in the README.
+machine; `sluice compare` and `sluice bench --from` read it like any other. The README lists the needs of each peer.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument("--peer", required=True, choices=PEERS)
-    parser.add_argument("--setup-only", action="store_true", help="install, convert if there is a checkpoint, and end")
+    parser.add_argument(
+        "--setup-only", action="store_true", help="install, convert the checkpoint if there is one, and exit"
+    )
     parser.add_argument("--checkpoint", type=Path, help="a Hugging Face folder, see benchmarks/make_checkpoint.py")
-    parser.add_argument("--threads", type=int, default=2, help="of the engine (default: 2)")
+    parser.add_argument("--threads", type=int, default=2, help="threads of the engine (default: 2)")
     parser.add_argument("--budget", type=int, help="most tokens of a step (default: the engine's own)")
     parser.add_argument("--max-running", type=int, default=8, help="requests decoded at once (default: 8)")
     parser.add_argument("--kv-tokens", type=int, default=32_768, help="size of the KV pool (default: 32768)")
     parser.add_argument(
-        "--peer-arg", action="append", default=[], metavar="ARG", help="a further argument of a server: --peer-arg=--x"
+        "--peer-arg", action="append", default=[], metavar="ARG", help="another argument for a server: --peer-arg=--x"
     )
     parser.add_argument("--json", help="the result file")
     parser.add_argument("--html", help="a report")
@@ -58,13 +60,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _bench_options(rest: Sequence[str]) -> dict[str, Any]:
-    """Options of `sluice bench` by name, those left out left out."""
+    """Return the given options of `sluice bench` by name."""
     parser = argparse.ArgumentParser(prog="run.py", allow_abbrev=False, argument_default=argparse.SUPPRESS)
     add_bench_arguments(parser)
     given = vars(parser.parse_args(rest))
     for name in ("url", "model", "source"):
         if name in given:
-            raise ConfigError(f"--{name} is not for peers: --peer says who is measured")
+            raise ConfigError(f"--{name} is not for peers: --peer names the engine")
     checked_options(dict(given))
     return given
 

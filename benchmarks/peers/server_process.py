@@ -1,4 +1,4 @@
-"""A server of this machine, for as long as it is measured."""
+"""Runs a server on this machine while it is measured."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from benchmarks.peers.environment import SetupError
 from benchmarks.peers.peer import Command
 
 START_SECONDS = 900.0
-"""Some engines compile their model when they start."""
+"""Seconds a server has to start: some engines compile their model."""
 STOP_SECONDS = 30.0
 TAIL = 2000
-"""Characters of the log in an error."""
+"""Number of the log's last characters in an error."""
 
 
 def free_port() -> int:
@@ -31,10 +31,10 @@ def free_port() -> int:
 
 @contextmanager
 def serving(command: Command, port: int, log: Path) -> Iterator[None]:
-    """Start it, wait until it lists its models, and end it and its children afterwards.
+    """Start the server, wait until it lists its models, and end it and its children afterwards.
 
     Raises:
-        SetupError: it ends or lists nothing in time; with the end of its log.
+        SetupError: the server ends, or lists no model in time. The message holds the end of its log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
@@ -67,7 +67,7 @@ def _wait(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
 def _lists_models(port: int) -> bool:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
     try:
-        # llama.cpp lists its model while it still loads it; /health says when it is there.
+        # llama.cpp lists its model while it still loads it; /health reports when it is ready.
         for path in ("/health", "/v1/models"):
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -82,7 +82,7 @@ def _lists_models(port: int) -> bool:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """The whole group, which is the server's own: a child that lives on would hold cores and memory."""
+    """End the server's process group: a child that lives on would hold cores and memory."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, how)

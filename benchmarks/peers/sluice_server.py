@@ -1,4 +1,4 @@
-"""Sluice itself, started and measured the way its peers are."""
+"""Runs Sluice itself as its peers are run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from benchmarks.peers.peer import Command, Settings
 
 
 class Sluice:
-    """Of this repository, by this interpreter."""
+    """Sluice of this repository, in this interpreter."""
 
     name = "sluice"
     packages: Sequence[str] = ("sluice", "torch")
 
     def set_up(self) -> None:
-        """There already: it runs this."""
+        """Do nothing: Sluice is installed."""
 
     def versions(self) -> dict[str, str]:
         return own_versions(self.packages)
 
     def prepare(self, settings: Settings) -> None:
-        """It reads Hugging Face folders."""
+        """Do nothing: Sluice reads Hugging Face folders."""
 
     def serve(self, settings: Settings, port: int) -> Command:
         arguments = [

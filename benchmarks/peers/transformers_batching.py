@@ -1,5 +1,4 @@
-"""transformers' continuous batching, in process: its manager has a thread of its own, and a second one carries what it
-gives to the link."""
+"""Runs transformers' continuous batching in process. Its manager has a thread; another thread sends its results on."""
 
 from __future__ import annotations
 
@@ -18,24 +17,24 @@ from sluice.types import FinishReason, Output
 
 PAGE_SIZE = 32
 NO_EOS = -1
-"""No token has this id, so no token ends the answer."""
+"""An id that no token has, so that no token ends the answer."""
 
 
 class Transformers:
-    """That of this environment, which the tests compare with."""
+    """transformers of this environment, which the tests compare with."""
 
     name = "transformers"
     packages: Sequence[str] = ("transformers", "torch")
     module = "benchmarks.peers.transformers_batching"
 
     def set_up(self) -> None:
-        """It comes with `make setup`."""
+        """Do nothing: `make setup` installs it."""
 
     def versions(self) -> dict[str, str]:
         return own_versions(self.packages)
 
     def prepare(self, settings: Settings) -> None:
-        """It reads Hugging Face folders."""
+        """Do nothing: transformers reads Hugging Face folders."""
 
     def interpreter(self) -> Path:
         return Path(sys.executable)
@@ -45,7 +44,7 @@ class Transformers:
 
 
 class TransformersLoop:
-    """Messages to the manager; what comes back is read by a thread."""
+    """Passes messages to the manager, and reads its results on a thread."""
 
     def __init__(self, manager: Any, link: ThreadLink) -> None:
         self._manager = manager
@@ -60,7 +59,7 @@ class TransformersLoop:
             for message in self._link.receive(block=True):
                 if isinstance(message, Shutdown):
                     return
-                assert isinstance(message, Submit), f"nobody sends {message} here"
+                assert isinstance(message, Submit), f"unexpected message {message}"
                 self._manager.add_request(
                     list(message.prompt),
                     request_id=str(message.request_id),
@@ -88,7 +87,7 @@ class TransformersLoop:
 
 
 def load(settings: Settings, link: ThreadLink) -> tuple[TransformersLoop, dict[str, Any]]:
-    """The checkpoint behind a link."""
+    """Load the checkpoint behind a link."""
     import torch
     from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 

