@@ -404,7 +404,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/tier_pool.py",
-        "        if self.pools[place].tier is Tier.DISK:\n            self.dropped[page] = None\n",
+        "        if self.pools[level].tier is Tier.DISK:\n            self.dropped[page] = None\n",
         "",
         "what left the disk comes back with a restart",
     ),
@@ -428,7 +428,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "kv/stores.py",
-        "            parent.copies.children[place] += 1  # now: its parent may not make room for it\n",
+        "            parent.copies.children[level] += 1  # now: its parent may not make room for it\n",
         "            pass\n",
         "a page's children are not counted, so it leaves before them",
     ),

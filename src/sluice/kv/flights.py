@@ -20,7 +20,7 @@ class Load:
     pages: list[int]
     """Page of the device for each node."""
     sources: list[tuple[int, int]]
-    """The tier of each node, by its place in the order, and its page there."""
+    """The tier of each node, by its level, and its page there."""
     begun: int = 0
     """Copies that were planned: those of the first nodes."""
     open: int = 0
@@ -43,8 +43,8 @@ class Store:
     """A copy of a node on its way to a tier."""
 
     node: Node
-    place: int
-    """The tier's place in the order of tiers."""
+    level: int
+    """The tier's level: 0 for the fastest."""
     page: int
     """Page of the tier."""
 
@@ -67,11 +67,11 @@ class OffloadStore:
 
     owner: StoreOwner
     index: int
-    """The page's place in the request's context."""
+    """The page's index in the request's context."""
     source: int
     """Page of the device."""
-    place: int
-    """The tier's place in the order of tiers."""
+    level: int
+    """The tier's level: 0 for the fastest."""
     page: int
     """Page of the tier."""
     key: PageKey | None

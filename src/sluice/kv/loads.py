@@ -51,8 +51,8 @@ class Loads:
         for load in self.open:
             while load.begun < len(load.nodes) and self._flights.has_room(kept):
                 index = load.begun
-                place, page = load.sources[index]
-                tier = self._pages.pools[place]
+                level, page = load.sources[index]
+                tier = self._pages.pools[level]
                 checksum = tier.checksums[page]
                 target = (Tier.DEVICE, load.pages[index])
                 self._flights.plan(LoadedPage(load, index), (tier.tier, page), target, checksum)
@@ -120,18 +120,18 @@ class Loads:
             copies_of(node).is_loading = False
             self._stores.reader_left(node)
 
-    def _give_up_unreadable(self, node: Node, place: int, page: int) -> None:
+    def _give_up_unreadable(self, node: Node, level: int, page: int) -> None:
         """Give up a copy that could not be read, once no offloaded request reads it."""
         copies = copies_of(node)
-        if copies.gone or copies.pages[place] != page:
+        if copies.gone or copies.pages[level] != page:
             return
         if copies.readers:
             copies.is_suspect = True
             return
-        self._pages.give_up(node, place)
+        self._pages.give_up(node, level)
         self._pages.drop_if_nowhere(node)
 
 
 def _source(node: Node) -> tuple[int, int]:
-    """Return the place of the fastest tier that holds a node, and its page there."""
-    return next((place, page) for place, page in enumerate(copies_of(node).pages) if page != NOWHERE)
+    """Return the level of the fastest tier that holds a node, and its page there."""
+    return next((level, page) for level, page in enumerate(copies_of(node).pages) if page != NOWHERE)

@@ -134,7 +134,7 @@ class LowerTiers:
         """Copy a page of the device to an offloaded request's page on a tier, as soon as the budgets let it.
 
         Args:
-            index: the page's place in the request's context.
+            index: the page's index in the request's context.
             source: page of the device.
             page: page of the tier.
             key: None: it is not to be found after a restart.

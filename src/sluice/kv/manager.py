@@ -143,7 +143,7 @@ class ResidentLease:
         self.pages += [node.page for node in come]
         size, order = self._kv.page_size, self._kv.tiers.order
         self.capacity = len(self.pages) * size
-        on_host = sum(order[place] is Tier.HOST for place, _ in load.sources[: len(come)])
+        on_host = sum(order[level] is Tier.HOST for level, _ in load.sources[: len(come)])
         self.cached = CachedTokens(self.capacity, on_host * size, (len(come) - on_host) * size)
 
     def reclaimable(self) -> int:

@@ -13,7 +13,7 @@ DIGEST_BYTES = 16
 
 
 class TierCopies:
-    """A node's copies on the tiers behind the device, by the tier's place in their order."""
+    """A node's copies on the tiers behind the device, by the tier's level, fastest first."""
 
     __slots__ = ("children", "digest", "gone", "hits", "is_loading", "is_suspect", "pages", "readers", "storing")
 

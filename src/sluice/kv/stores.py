@@ -22,7 +22,7 @@ class Stores:
         self._pages = pages
         self._flights = flights
         self._wanted: deque[tuple[Node, int]] = deque()
-        """Nodes to be stored while they are on the device, with the place of the tier."""
+        """Nodes to be stored while they are on the device, with the level of the tier."""
         self._offloaded: deque[OffloadStore] = deque()
         """Stores of offloaded requests, in order."""
 
@@ -73,35 +73,35 @@ class Stores:
             if store.owner.is_closed:
                 continue
             store.owner.sending.add(store.index)
-            tier = self._pages.pools[store.place].tier
+            tier = self._pages.pools[store.level].tier
             key = store.key if tier is Tier.DISK else None
             self._flights.plan(store, (Tier.DEVICE, store.source), (tier, store.page), key=key)
         while self._wanted and self._flights.has_room():
-            node, place = self._wanted.popleft()
-            if _lacks(node, place):
-                self._store(node, place, Tier.DEVICE, node.page)
+            node, level = self._wanted.popleft()
+            if _lacks(node, level):
+                self._store(node, level, Tier.DEVICE, node.page)
 
     def ended(self, store: Store, done: CopyDone) -> None:
         """Note that the store of a node has ended."""
-        copies, tier = copies_of(store.node), self._pages.pools[store.place]
-        copies.storing[tier.place] = False
+        copies, tier = copies_of(store.node), self._pages.pools[store.level]
+        copies.storing[tier.level] = False
         if done.error is None:
             tier.num_stored += 1
         else:
             tier.num_failed_stores += 1
         if done.error is None and not copies.gone:
-            self._pages.child_left(store.node, tier.place)  # `put` counts it again
-            self._pages.put(store.node, tier.place, store.page, done.checksum)
+            self._pages.child_left(store.node, tier.level)  # `put` counts it again
+            self._pages.put(store.node, tier.level, store.page, done.checksum)
             tier.offer(store.node)
             return
-        self._pages.free(tier.place, store.page)
+        self._pages.free(tier.level, store.page)
         if not copies.gone:
-            self._pages.child_left(store.node, tier.place)
+            self._pages.child_left(store.node, tier.level)
             self._pages.drop_if_nowhere(store.node)
 
     def ended_offloaded(self, store: OffloadStore, done: CopyDone) -> None:
         """Note that the store of an offloaded request's page has ended."""
-        tier = self._pages.pools[store.place]
+        tier = self._pages.pools[store.level]
         if done.error is None:
             tier.num_stored += 1
         else:
@@ -110,16 +110,16 @@ class Stores:
         store.owner.ended(store.index, done.error)
         if store.owner.is_closed:  # the page was kept, since the copy might have overwritten what came there next
             tier.private.remove(store.page)
-            self._pages.free(store.place, store.page)
+            self._pages.free(store.level, store.page)
 
-    def take_page(self, place: int) -> int | None:
+    def take_page(self, level: int) -> int | None:
         """Take a page of a tier; if none is free, the node that was used least recently gives up its own."""
-        tier = self._pages.pools[place]
+        tier = self._pages.pools[level]
         if not tier.pool.num_free:
             node = tier.least_recent()
             if node is None:
                 return None
-            self._evict(node, place)
+            self._evict(node, level)
         return tier.pool.take(1)[0] if tier.pool.num_free else None
 
     def reader_left(self, node: Node) -> None:
@@ -128,13 +128,13 @@ class Stores:
         copies = copies_of(node)
         if copies.is_read:
             return
-        for place, page in enumerate(copies.pages):
+        for level, page in enumerate(copies.pages):
             if copies.gone and page != NOWHERE:
-                copies.pages[place] = NOWHERE
-                self._pages.free(place, page)
+                copies.pages[level] = NOWHERE
+                self._pages.free(level, page)
             elif copies.is_suspect and page != NOWHERE:
-                self._pages.give_up(node, place)
-            self._pages.pools[place].offer(node)
+                self._pages.give_up(node, level)
+            self._pages.pools[level].offer(node)
         if copies.is_suspect and not copies.gone:
             copies.is_suspect = False
             self._pages.drop_if_nowhere(node)
@@ -149,40 +149,40 @@ class Stores:
         num_tiers = len(self._pages.pools)
         if len(self._wanted) > STALE * num_tiers * self._pages.tree.num_pages:
             self._wanted = deque(each for each in self._wanted if _lacks(*each))
-        for place in range(num_tiers):
-            if _lacks(node, place):
-                self._wanted.append((node, place))
+        for level in range(num_tiers):
+            if _lacks(node, level):
+                self._wanted.append((node, level))
 
-    def _store(self, node: Node, place: int, source: Tier, source_page: int) -> None:
+    def _store(self, node: Node, level: int, source: Tier, source_page: int) -> None:
         """Plan a copy to a tier, if there is room for it in the plan and on the tier."""
         copies, parent = copies_of(node), parent_of(node)
         if not self._flights.has_room():
             return
         if parent.copies is not None:
-            parent.copies.children[place] += 1  # now: its parent may not make room for it
-        page = self.take_page(place)
+            parent.copies.children[level] += 1  # now: its parent may not make room for it
+        page = self.take_page(level)
         if page is None or copies.gone or not self._flights.has_room():  # to make room others may have been moved
             if page is not None:
-                self._pages.free(place, page)
-            self._pages.child_left(node, place)
+                self._pages.free(level, page)
+            self._pages.child_left(node, level)
             return
-        copies.storing[place] = True
-        target = self._pages.pools[place].tier
+        copies.storing[level] = True
+        target = self._pages.pools[level].tier
         key = key_of(node) if target is Tier.DISK else None
-        self._flights.plan(Store(node, place, page), (source, source_page), (target, page), key=key)
+        self._flights.plan(Store(node, level, page), (source, source_page), (target, page), key=key)
 
-    def _evict(self, node: Node, place: int) -> None:
+    def _evict(self, node: Node, level: int) -> None:
         """Give up a copy, after moving it to the next tier if it is the only one."""
         copies = copies_of(node)
         is_last = node.page < 0 and sum(page != NOWHERE for page in copies.pages) + sum(copies.storing) == 1
-        if is_last and place + 1 < len(self._pages.pools):
-            self._store(node, place + 1, self._pages.pools[place].tier, copies.pages[place])
+        if is_last and level + 1 < len(self._pages.pools):
+            self._store(node, level + 1, self._pages.pools[level].tier, copies.pages[level])
         if not copies.gone:
-            self._pages.give_up(node, place)
+            self._pages.give_up(node, level)
             self._pages.drop_if_nowhere(node)
 
 
-def _lacks(node: Node, place: int) -> bool:
+def _lacks(node: Node, level: int) -> bool:
     """Return whether a node is on the device, and neither on a tier nor on the way there."""
     copies = copies_of(node)
-    return node.page >= 0 and copies.pages[place] == NOWHERE and not copies.storing[place]
+    return node.page >= 0 and copies.pages[level] == NOWHERE and not copies.storing[level]

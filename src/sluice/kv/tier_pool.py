@@ -16,9 +16,9 @@ STALE = 4
 class TierPool:
     """The pages of one tier. The node that was used least recently gives its page up first, after its children."""
 
-    def __init__(self, place: int, tier: Tier, num_pages: int) -> None:
-        self.place = place
-        """In the order of tiers."""
+    def __init__(self, level: int, tier: Tier, num_pages: int) -> None:
+        self.level = level
+        """Its index in the order of tiers, fastest first."""
         self.tier = tier
         self.pool = PagePool(num_pages)
         self.checksums = [0] * num_pages
@@ -57,7 +57,7 @@ class TierPool:
 
     def _may_go(self, node: Node) -> bool:
         copies = copies_of(node)
-        return not copies.is_read and copies.pages[self.place] != NOWHERE and copies.children[self.place] == 0
+        return not copies.is_read and copies.pages[self.level] != NOWHERE and copies.children[self.level] == 0
 
     def use(self) -> TierUse:
         """Return how full the tier is, and what went there and came back."""
@@ -78,7 +78,7 @@ class TierPages:
 
     def __init__(self, limits: TierLimits) -> None:
         sizes = ((Tier.HOST, limits.host_pages), (Tier.DISK, limits.disk_pages))
-        self.pools = [TierPool(place, *size) for place, size in enumerate(size for size in sizes if size[1])]
+        self.pools = [TierPool(level, *size) for level, size in enumerate(size for size in sizes if size[1])]
         self.dropped: dict[int, None] = {}
         """Pages of the disk that its index is to forget, in order."""
         self._tree: PrefixTree | None = None
@@ -107,33 +107,33 @@ class TierPages:
             node.copies = TierCopies(len(self.pools), digest or digest_of(node))
         return node.copies
 
-    def put(self, node: Node, place: int, page: int, checksum: int) -> None:
+    def put(self, node: Node, level: int, page: int, checksum: int) -> None:
         """Note that a node has a copy on a page of a tier."""
-        copies_of(node).pages[place] = page
-        self.pools[place].checksums[page] = checksum
+        copies_of(node).pages[level] = page
+        self.pools[level].checksums[page] = checksum
         parent = parent_of(node)
         if parent.copies is not None:
-            parent.copies.children[place] += 1
+            parent.copies.children[level] += 1
 
-    def free(self, place: int, page: int) -> None:
+    def free(self, level: int, page: int) -> None:
         """Give a page of a tier back."""
-        self.pools[place].pool.give([page])
-        if self.pools[place].tier is Tier.DISK:
+        self.pools[level].pool.give([page])
+        if self.pools[level].tier is Tier.DISK:
             self.dropped[page] = None
 
-    def give_up(self, node: Node, place: int) -> None:
+    def give_up(self, node: Node, level: int) -> None:
         """Give up a node's copy on a tier."""
         copies = copies_of(node)
-        page, copies.pages[place] = copies.pages[place], NOWHERE
-        self.free(place, page)
-        self.child_left(node, place)
+        page, copies.pages[level] = copies.pages[level], NOWHERE
+        self.free(level, page)
+        self.child_left(node, level)
 
-    def child_left(self, node: Node, place: int) -> None:
+    def child_left(self, node: Node, level: int) -> None:
         """Note that a node has no copy on a tier any more, nor on the way there: its parent may be next to go."""
         parent = parent_of(node)
         if parent.copies is not None:
-            parent.copies.children[place] -= 1
-            self.pools[place].offer(parent)
+            parent.copies.children[level] -= 1
+            self.pools[level].offer(parent)
 
     def drop_if_nowhere(self, node: Node) -> None:
         """Take a node that lies nowhere any more out of the tree."""

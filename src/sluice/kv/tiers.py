@@ -98,11 +98,11 @@ class Tiers(LowerTiers):
     def removed(self, node: Node) -> None:
         copies = copies_of(node)
         copies.gone = True
-        for place, page in enumerate(copies.pages):
-            if copies.storing[place] or (page != NOWHERE and copies.is_read):
-                self._pages.child_left(node, place)  # the page itself is given up when it has been written, or read
+        for level, page in enumerate(copies.pages):
+            if copies.storing[level] or (page != NOWHERE and copies.is_read):
+                self._pages.child_left(node, level)  # the page itself is given up when it has been written, or read
             elif page != NOWHERE:
-                self._pages.give_up(node, place)
+                self._pages.give_up(node, level)
 
     def suspected(self, node: Node) -> None:
         copies_of(node).is_suspect = True
@@ -188,11 +188,11 @@ class Tiers(LowerTiers):
             taken.add(stored.page)
             grown.append(node)
             self._pages.note(node, key.digest)
-            self._pages.put(node, disk.place, stored.page, stored.checksum)
+            self._pages.put(node, disk.level, stored.page, stored.checksum)
             row += ((node, follower) for follower in followers.pop(key.digest, ()))
         for stored in pages:
             if stored.page not in taken:
-                self._pages.free(disk.place, stored.page)
+                self._pages.free(disk.level, stored.page)
         for node in grown:
             disk.offer(node)
         return len(taken)
@@ -211,7 +211,7 @@ class Tiers(LowerTiers):
         if count > pool.pool.num_pages - len(pool.private) - self.num_read:
             return None  # to evict what is cached would be in vain
         while len(taken) < count:
-            page = self._stores.take_page(pool.place)
+            page = self._stores.take_page(pool.level)
             if page is None:
                 pool.pool.give(taken)
                 return None
@@ -223,20 +223,20 @@ class Tiers(LowerTiers):
         pool = self._pages.of(tier)
         for page in pages:
             pool.private.remove(page)
-            self._pages.free(pool.place, page)
+            self._pages.free(pool.level, page)
 
     def store_offloaded(
         self, owner: StoreOwner, index: int, source: int, tier: Tier, page: int, key: PageKey | None
     ) -> None:
-        self._stores.add_offloaded(OffloadStore(owner, index, source, self._pages.of(tier).place, page, key))
+        self._stores.add_offloaded(OffloadStore(owner, index, source, self._pages.of(tier).level, page, key))
 
     def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
-        place = self._pages.of(tier).place
-        return list(takewhile(lambda node: _is_readable(node, place), nodes))
+        level = self._pages.of(tier).level
+        return list(takewhile(lambda node: _is_readable(node, level), nodes))
 
     def read(self, nodes: Sequence[Node], tier: Tier) -> list[int]:
-        place = self._pages.of(tier).place
-        return [self._read(node, place) for node in nodes]
+        level = self._pages.of(tier).level
+        return [self._read(node, level) for node in nodes]
 
     def unread(self, nodes: Sequence[Node]) -> None:
         for node in reversed(nodes):
@@ -252,11 +252,11 @@ class Tiers(LowerTiers):
             return None
         node = self._pages.tree.child_or_new(parent, key, extra_key)
         copies = self._pages.note(node)
-        if copies.pages[pool.place] != NOWHERE or copies.storing[pool.place]:
+        if copies.pages[pool.level] != NOWHERE or copies.storing[pool.level]:
             return None
         pool.private.remove(page)
-        self._pages.put(node, pool.place, page, pool.checksums[page])
-        self._read(node, pool.place)
+        self._pages.put(node, pool.level, page, pool.checksums[page])
+        self._read(node, pool.level)
         return node
 
     def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
@@ -264,14 +264,14 @@ class Tiers(LowerTiers):
         if _has_left(parent):
             return None
         node = self._pages.tree.child(parent, key, extra_key)
-        return node if node is not None and _is_readable(node, self._pages.of(tier).place) else None
+        return node if node is not None and _is_readable(node, self._pages.of(tier).level) else None
 
-    def _read(self, node: Node, place: int) -> int:
+    def _read(self, node: Node, level: int) -> int:
         """Count a reader of a node. Returns its page on the tier."""
         copies = copies_of(node)
         self.num_read += copies.readers == 0
         copies.readers += 1
-        return copies.pages[place]
+        return copies.pages[level]
 
 
 def _has_left(parent: Node | None) -> bool:
@@ -279,7 +279,7 @@ def _has_left(parent: Node | None) -> bool:
     return parent is not None and (parent.copies is None or parent.copies.gone)
 
 
-def _is_readable(node: Node, place: int) -> bool:
+def _is_readable(node: Node, level: int) -> bool:
     """Return whether offloaded requests may read a node on a tier."""
     copies = node.copies
-    return copies is not None and copies.pages[place] != NOWHERE and not copies.is_suspect
+    return copies is not None and copies.pages[level] != NOWHERE and not copies.is_suspect

@@ -1,6 +1,6 @@
-"""How much may wait: whoever comes while the queue is full is told so at once, and costs nothing.
+"""QueueLimits: how much may wait. A request that comes while the queue is full is refused at once and costs nothing.
 
-Only `add` asks. What was accepted once is never refused: a retracted request waits again however full the queue is.
+A request that was accepted is never refused later: if it is preempted it waits again, however full the queue is.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from sluice.types import SchedulerLimits
 
 
 class QueueFull(ValueError):
-    """There is no room in the queue for a request that is otherwise fine."""
+    """The queue has no room for a request that is otherwise fine."""
 
 
 class QueueLimits:
     """Bounds on what waits, in requests and in tokens.
 
-    Tokens are those still to be prefilled before a newcomer gets its turn: of waiting requests what is not cached, of
-    half-computed ones what is not planned. What a waiting request lacks is looked up when it comes; it is looked up
-    again, once a step at most, before anybody is refused for it.
+    The tokens are those to be prefilled before a newcomer gets its turn: of waiting requests those that are not cached,
+    of half-computed ones those that are not planned. They are counted when a request comes, and counted again, once a
+    step at most, before a request is refused because of them.
     """
 
     def __init__(self, state: SchedulerState, limits: SchedulerLimits) -> None:
@@ -30,10 +30,11 @@ class QueueLimits:
         self._recounted_at: int | None = None
 
     def check_count(self) -> None:
-        """
+        """Check that one more request may wait.
+
         Raises:
-            QueueFull: as many requests wait as may. Those that came since the last plan do not count as far as there
-                are free slots, unless that plan left others waiting all the same.
+            QueueFull: as many requests wait as may. Requests that came since the last plan do not count as far as there
+                are free slots, unless that plan left requests waiting all the same.
         """
         waiting = len(self._state.waiting)
         free = 0 if self._state.left_waiting else len(self._state.free_slots)
@@ -43,10 +44,10 @@ class QueueLimits:
             )
 
     def check_tokens(self, request: Request) -> None:
-        """
+        """Check that the uncached tokens of a request may wait.
+
         Raises:
-            QueueFull: the request's uncached tokens and those that wait already are more than may wait. A request alone
-                is never too many.
+            QueueFull: they and those that wait already are more than may wait. A request alone is never refused.
         """
         if not self._max_tokens:
             return
@@ -69,7 +70,7 @@ class QueueLimits:
         return partial + loading + self._state.waiting.uncached_tokens
 
     def _to_compute(self, request: Request) -> int:
-        """Of one whose prefix is being loaded, what is left if all goes well."""
+        """Return the tokens left to compute of a request whose prefix is being loaded, if all of it arrives."""
         coming = 0 if request.lease is None else request.lease.num_loading
         return request.extend_len - coming * self._state.kv.page_size
 

@@ -28,13 +28,13 @@ def tiers_are_conserved(state: SchedulerState) -> None:
     gone = {id(node): node for node in read if node.copies is not None and node.copies.gone}
     stores = [copy for copy in kv.tiers.flights.tickets.values() if isinstance(copy, Store)]
     for tier in kv.tiers.pools:
-        place = tier.place
+        level = tier.level
         owners = Counter(tier.pool.free_pages())
         owners.update(tier.private)
-        owners.update(store.page for store in stores if store.place == place)
+        owners.update(store.page for store in stores if store.level == level)
         for node in (*nodes, *gone.values()):
-            if node.copies is not None and node.copies.pages[place] >= 0:
-                owners[node.copies.pages[place]] += 1
+            if node.copies is not None and node.copies.pages[level] >= 0:
+                owners[node.copies.pages[level]] += 1
         wrong = {page: count for page, count in owners.items() if count != 1}
         require(not wrong and len(owners) == tier.pool.num_pages, f"law 1: owners of {tier.tier} {wrong}")
         for node in nodes:
@@ -42,12 +42,12 @@ def tiers_are_conserved(state: SchedulerState) -> None:
             require(copies is not None and not copies.gone, f"law 3: {node} is in the tree and has left it")
             assert copies is not None
             kept = [child.copies for child in node.children.values()]
-            children = sum(each is not None and (each.pages[place] >= 0 or each.storing[place]) for each in kept)
+            children = sum(each is not None and (each.pages[level] >= 0 or each.storing[level]) for each in kept)
             require(
-                children == copies.children[place], f"law 3: {node} counts {copies.children} of {children} children"
+                children == copies.children[level], f"law 3: {node} counts {copies.children} of {children} children"
             )
             require(
-                copies.pages[place] < 0 or children > 0 or copies.is_read or tier.is_offered(node),
+                copies.pages[level] < 0 or children > 0 or copies.is_read or tier.is_offered(node),
                 f"law 3: {node} may leave {tier.tier} and is not queued for eviction",
             )
 
@@ -64,7 +64,7 @@ def offloaded_pages_are_conserved(state: SchedulerState) -> None:
     )
     there = tiers.pools[tiers.order.index(limits.tier)].private
     require(private == Counter(there), f"law 1: pages {private} of offloaded requests, {there} are private")
-    place = tiers.order.index(limits.tier)
+    level = tiers.order.index(limits.tier)
     readers = Counter(id(node) for _, lease in offloaded_leases(state) for node in lease.path)
     nodes = {id(node): node for node in state.kv.tree.nodes()}
     nodes |= {id(node): node for _, lease in offloaded_leases(state) for node in lease.path}
@@ -73,7 +73,7 @@ def offloaded_pages_are_conserved(state: SchedulerState) -> None:
         require(counted == readers[key], f"law 2: {node} counts {counted} of {readers[key]} readers")
     require(tiers.num_read == len(readers), f"law 2: {tiers.num_read} nodes are read, {len(readers)} have readers")
     for request, lease in offloaded_leases(state):
-        pages = [node.copies.pages[place] for node in lease.path if node.copies is not None]
+        pages = [node.copies.pages[level] for node in lease.path if node.copies is not None]
         require(
             pages == lease.row[: len(lease.path)] and len(lease.path) <= lease.stored,
             f"law 5: request {request.id} reads {lease.row}, its path lies on {pages}",
