@@ -1,7 +1,7 @@
 """The command line: `sluice serve`, `generate`, `explain`, `bench`, `compare`, `trace`, `replay` and `cache`.
 
-The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. Whatever a command
-needs is imported when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
+The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. A command's
+imports are made when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
 error; the exit status is 2 for a wrong command line and 1 for anything else.
 """
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of the output closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
@@ -99,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 class _ShowVersion(argparse.Action):
-    """Looks the version up only when it is shown: that takes longer than the rest of a `--help`."""
+    """Looks up the version when it is shown: that takes longer than the rest of a `--help`."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from importlib.metadata import version
@@ -142,14 +142,14 @@ def _add_generate(commands: Any) -> None:
     for name, (kind, metavar, help) in SAMPLING_OPTIONS.items():
         group.add_argument(flag(name), type=kind, metavar=metavar, help=help)
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
-    group.add_argument("--ignore-eos", action="store_true", help="go on behind the end of the text")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end of the text")
     for group_name in ENGINE_GROUPS:
         _add_options(parser, group_name)
 
 
 def _add_explain(commands: Any) -> None:
     parser = _add_command(
-        commands, "explain", "show what each option comes to, and why, without loading a model", explain
+        commands, "explain", "show each option's effective value and the reason, without loading a model", explain
     )
     parser.add_argument("--json", action="store_true", dest="as_json", help="as one JSON object")
     for group in ("server", *ENGINE_GROUPS):
@@ -195,7 +195,7 @@ def _add_cache(commands: Any) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser, group: str) -> None:
-    """The flags of one group of `config`; the other engines' names for them work too, without being listed."""
+    """Add the flags of one group of `config`. Aliases work too, but are not listed."""
     shown = parser.add_argument_group(group)
     types = {item.name: str(item.type) for item in fields(GROUPS[group])}
     defaults = {item.name: item.default for item in fields(GROUPS[group])}
@@ -258,10 +258,10 @@ def explain(given: dict[str, Any]) -> int:
 
 
 def _configs(given: dict[str, Any]) -> tuple[ServerConfig, EngineConfig, frozenset[str]]:
-    """What was asked of the server and of the engine, and the names of the options that were given.
+    """Return the configs of server and engine, and the names of the options that were given.
 
     Raises:
-        ConfigError: a value, or a name, that cannot be.
+        ConfigError: a bad name or value.
     """
     from sluice.http.options import check_server
 
@@ -336,7 +336,7 @@ def cache_inspect(given: dict[str, Any]) -> int:
 
 
 def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, Any]) -> int:
-    """Run a command whose errors are exceptions."""
+    """Run a command and report its errors."""
     try:
         return work(given)
     except BrokenPipeError:
@@ -346,6 +346,6 @@ def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, A
 
 
 def fail(command: str, error: Exception, status: int) -> int:
-    """Report in one line."""
+    """Report an error in one line and return the exit status."""
     print(f"sluice {command}: error: {' '.join(str(error).split())}", file=sys.stderr)
     return status

@@ -1,14 +1,14 @@
-"""Faults that are asked for, so that tests and operators can watch what a server makes of them.
+"""Injected faults, with which tests and operators see how a server handles them.
 
     crash@20          the engine's process is killed before its step 20 (steps count from 0)
-    hang@20           its thread stops there for ever
-    slow@20=60        that step takes 60 s longer, on a device that is waited for
+    hang@20           its thread stops there
+    slow@20=60        that step waits 60 s longer for the device
     alloc@20          memory for that step is refused
     nan@20            the logits of its first row are NaN
-    drop@20           message 20 to the server is not sent (the one that says it is ready is number 0)
-    crash@token:7     before any step that computes token 7, as part of a prompt say; also hang, slow, alloc and nan
+    drop@20           message 20 to the server is not sent (the message that it is ready is number 0)
+    crash@token:7     before any step that computes token 7, in a prompt for example; also hang, slow, alloc, nan
 
-Several are separated by commas. One by number strikes in the first engine of a server only, one by token in every one.
+Commas separate several. A fault by number strikes in the first engine of a server only, a fault by token in every one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TOKEN = "token:"
 
 
 class FaultError(ValueError):
-    """A text that names no fault; the message is one line for the user."""
+    """A text that is no fault. The message is one line for the user."""
 
 
 class FaultKind(StrEnum):
-    """What goes wrong."""
+    """The kinds of faults."""
 
     CRASH = "crash"
     HANG = "hang"
@@ -40,7 +40,7 @@ class FaultKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: at a step (or message) by number, or at every step that computes a token."""
+    """A fault at a step (or message) by number, or at every step that computes a token."""
 
     kind: FaultKind
     number: int | None = None
@@ -48,22 +48,23 @@ class Fault:
     seconds: float = 0.0
 
     def rows(self, step: int, plan: BatchPlan) -> list[int]:
-        """The rows of the engine's step of this number that it strikes."""
+        """Return the rows of the engine's step number `step` that it strikes."""
         if self.token is not None:
             return [row for row, chunk in enumerate(plan.chunks) if self.token in chunk.token_ids]
         return [0] if step == self.number else []
 
 
 def parse_faults(text: str) -> tuple[Fault, ...]:
-    """
+    """Parse a text of the form above.
+
     Raises:
-        FaultError: naming the part that is no fault, and what would be.
+        FaultError: naming the part that is no fault, and what would be one.
     """
     return tuple(_fault(part.strip()) for part in text.split(",") if part.strip())
 
 
 def of_engine(faults: Sequence[Fault], epoch: int) -> tuple[Fault, ...]:
-    """Those that strike in a server's engine of this number."""
+    """Return the faults that strike in a server's engine number `epoch`."""
     return tuple(fault for fault in faults if epoch == 0 or fault.token is not None)
 
 

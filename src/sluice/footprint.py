@@ -1,8 +1,8 @@
-"""What an engine holds in memory, part by part: as arithmetic, to plan with and to compare with what was allocated.
+"""An engine's memory in bytes by part, computed from sizes: to predict it, and to compare with what was allocated.
 
-device   weights | pool: pages, all layers of them            | ring: blocks of no layer in particular
-                   ... a offloaded chunk's own among them        half computes, half loads
-beneath  host or disk: all pages of a offloaded request, but for those of its chunk; the only part that grows
+device      weights | pool: pages with all layers                | ring: blocks of single layers
+                      (an offloaded chunk's own pages among them)  (half compute, half load)
+lower tier  host or disk: the pages of offloaded requests, except their chunks'; the only part that grows with a context
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class KVSizes:
-    """Of the keys and values of a model."""
+    """Sizes of a model's keys and values."""
 
     num_layers: int
     num_kv_heads: int
@@ -21,61 +21,60 @@ class KVSizes:
 
     @property
     def layer_token_bytes(self) -> int:
-        """Keys and values of one token in one layer."""
+        """Bytes of a token's keys and values in one layer."""
         return 2 * self.num_kv_heads * self.head_dim * self.element_bytes
 
     @property
     def token_bytes(self) -> int:
-        """The same in all layers."""
+        """Bytes of a token's keys and values in all layers."""
         return self.num_layers * self.layer_token_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadSizes:
-    """Of what contexts longer than the device pass through, in tokens."""
+    """Sizes of the buffers of contexts longer than the device, in tokens."""
 
     ring_blocks: int
     group_blocks: int
-    """Of these, attended to at once."""
+    """Blocks of the ring that are attended to at once."""
     block_tokens: int
     window_tokens: int
-    """Of one such context on the device: its chunk, and what is on its way to the tier beneath."""
+    """Tokens of such a context on the device: its chunk, and pages being copied to the tier."""
     page_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes by part."""
+    """Memory in bytes, by part."""
 
     weights_bytes: int = 0
     device_kv_bytes: int = 0
     """All keys and values on the device: `pool_bytes + ring_bytes`."""
     pool_bytes: int = 0
-    """Pages of requests, all layers of them."""
+    """Pages of requests, with all layers."""
     ring_bytes: int = 0
-    """Blocks through which long contexts pass."""
+    """Blocks through which offloaded contexts are read."""
     prefill_buffer_bytes: int = 0
-    """Of the pool, the window of one offloaded request: its chunk, and what is on its way to the tier beneath."""
+    """Part of the pool: the window of one offloaded request."""
     pipeline_buffer_bytes: int = 0
-    """Of the ring, what loads while the rest computes."""
+    """Part of the ring: the blocks that load while the others are attended to."""
     decode_buffer_bytes: int = 0
-    """Of this window, the page that the tokens made last are in."""
+    """Part of this window: the page of the latest tokens."""
     host_bytes: int = 0
     disk_bytes: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """By the names of the parts."""
         return asdict(self)
 
 
 def device_footprint(
     kv: KVSizes, pool_tokens: int, offload: OffloadSizes | None, *, weights_bytes: int = 0
 ) -> Footprint:
-    """What is on the device, however long the contexts are.
+    """Return the memory on the device, which does not depend on the length of contexts.
 
     Args:
-        pool_tokens: that the pool holds.
-        stream: None: all contexts fit the pool.
+        pool_tokens: tokens that the pool holds.
+        offload: None if all contexts fit into the pool.
     """
     pool = pool_tokens * kv.token_bytes
     if offload is None:
@@ -95,7 +94,7 @@ def device_footprint(
 
 
 def stored_bytes(kv: KVSizes, length: int, page_tokens: int) -> int:
-    """Of a offloaded request of so many tokens, beneath the device."""
+    """Return the bytes of an offloaded request of `length` tokens on its tier."""
     return _pages(length, page_tokens) * page_tokens * kv.token_bytes
 
 

@@ -1,6 +1,6 @@
-"""What one request may ask of a loaded model: the check made at the edge, by the server and by `LLM` alike.
+"""Limits of a request to a loaded model. The server and `LLM` check them before a request reaches the engine.
 
-Nothing is truncated: a request that cannot be honoured whole is refused with the numbers that decide it.
+Nothing is truncated: a request that cannot be honoured completely is refused, with the numbers that decide it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PRIORITIES = (-(1 << 63), (1 << 63) - 1)
 class LimitError(ValueError):
     """A request that the loaded model or its KV pool cannot honour.
 
-    `param` is the field at fault in the HTTP API's words; `code` is OpenAI's where one exists.
+    `param` is the field's name in the HTTP API; `code` is OpenAI's where one exists.
     """
 
     def __init__(self, message: str, *, param: str, code: str | None = None) -> None:
@@ -32,7 +32,7 @@ class Limits:
     """The numbers of a loaded engine that bound a request.
 
     `max_model_len` is the model's longest context, `max_total_tokens` the size of the KV pool, both in tokens;
-    `knows_priority` says that requests are ordered by priority.
+    `knows_priority` is whether requests are ordered by priority.
     """
 
     vocab_size: int
@@ -40,9 +40,9 @@ class Limits:
     max_total_tokens: int
     knows_priority: bool = False
     max_offloaded_tokens: int = 0
-    """What the tier holds where contexts longer than the pool lie; 0: there can be none."""
+    """Tokens that the tier of contexts longer than the pool holds; 0: there is no such tier."""
     token_bytes: int = 0
-    """Of KV, in all layers."""
+    """Bytes of a token's KV in all layers."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -50,14 +50,14 @@ class Limits:
         return min(self.max_model_len, max(self.max_total_tokens, self.max_offloaded_tokens))
 
     def check(self, prompt: Sequence[int], max_tokens: int | None) -> int:
-        """Refuse what cannot be honoured.
+        """Check a prompt and the number of tokens to generate.
 
         Args:
             prompt: token ids.
-            max_tokens: output tokens asked for; None means as many as fit.
+            max_tokens: output tokens; None means as many as fit.
 
         Returns:
-            The number of output tokens that fit behind the prompt, at least 1: `room` for `SamplingParams.resolved`.
+            The number of output tokens that fit after the prompt, at least 1: `room` for `SamplingParams.resolved`.
 
         Raises:
             LimitError: an empty prompt, an id outside the vocabulary, or prompt + max_tokens over a limit.
@@ -77,7 +77,7 @@ class Limits:
         return room
 
     def check_length(self, length: int) -> None:
-        """Refuse a number of tokens, prompt and output together, that no request can have.
+        """Check a number of tokens, prompt and output together.
 
         Raises:
             LimitError: below 2, or over a limit.
@@ -90,10 +90,10 @@ class Limits:
             raise self._too_long(f"a request of {length} tokens was asked about", length, "length")
 
     def check_sampling(self, prompt: Sequence[int], sampling: SamplingParams) -> int:
-        """`check`, and what sampling asks of the vocabulary and of the room there is.
+        """Check a prompt as `check` does, and its sampling parameters against the vocabulary and the room.
 
         Raises:
-            LimitError: as `check`; a stop token or a bias of no token there is, or more `min_tokens` than fit.
+            LimitError: as `check`; a stop token or bias outside the vocabulary, or more `min_tokens` than fit.
         """
         room = self.check(prompt, sampling.max_tokens)
         if sampling.min_tokens > room:
@@ -109,9 +109,10 @@ class Limits:
         return room
 
     def check_priority(self, priority: int) -> None:
-        """
+        """Check a request's priority.
+
         Raises:
-            LimitError: no 64-bit integer, or other than 0 where nothing is ordered by it.
+            LimitError: it is no 64-bit integer, or is not 0 where requests are not ordered by priority.
         """
         low, high = PRIORITIES
         if not isinstance(priority, int) or isinstance(priority, bool) or not low <= priority <= high:
@@ -134,10 +135,7 @@ class Limits:
                 )
 
     def _too_long(self, what: str, length: int, param: str) -> LimitError:
-        """
-        Args:
-            length: tokens, prompt and output together.
-        """
+        """Return the error of a request of `length` tokens, prompt and output together."""
         if length > self.max_model_len:
             limit = f"the model's context is {self.max_model_len} tokens"
         elif self.max_offloaded_tokens > self.max_total_tokens:
@@ -152,10 +150,10 @@ class Limits:
 
 
 def check_cache_salt(salt: str) -> None:
-    """Refuse what cannot name a part of the prefix cache.
+    """Check the name of a part of the prefix cache.
 
     Raises:
-        LimitError: no text, an empty one, one of more than `MAX_CACHE_SALT` characters, or no valid Unicode.
+        LimitError: it is no text, empty, longer than `MAX_CACHE_SALT` characters, or no valid Unicode.
     """
     if not isinstance(salt, str) or not 0 < len(salt) <= MAX_CACHE_SALT:
         got = f"{len(salt)} characters" if isinstance(salt, str) else repr(salt)

@@ -1,4 +1,4 @@
-"""The effective value of every option, and why it has it: what `sluice explain` and `GET /server_info` show."""
+"""The effective value of every option and the reason for it, as `sluice explain` and `GET /server_info` show them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, Option, ServerConfig, flag, options_of
 
 HIDDEN = "(hidden)"
-"""In place of a secret."""
+"""Shown in place of a secret."""
 Value = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One option as it came out."""
+    """One option with its effective value."""
 
     group: str
     name: str
     value: Value
-    """None: no such limit, or not known before the model is loaded; the reason says which."""
+    """None: no such limit, or not known before the model is loaded, as the reason says."""
     reason: str
 
     def as_json(self) -> dict[str, Value]:
@@ -29,7 +29,7 @@ class Setting:
 def explain(
     server: ServerConfig, engine: EngineConfig, reasons: Mapping[str, str], given: Collection[str]
 ) -> list[Setting]:
-    """Every option, in the order of the groups.
+    """Return every option, in the order of the groups.
 
     Args:
         engine: resolved.
@@ -58,7 +58,7 @@ def _reason(group: str, name: str, reasons: Mapping[str, str], given: Collection
 
 
 def table(settings: Collection[Setting]) -> str:
-    """For a terminal: a block for each group; option, value, reason."""
+    """Return a table for a terminal: a block for each group, with option, value and reason."""
     rows = {setting: (flag(setting.name), show(setting.value), setting.reason) for setting in settings}
     widths = [max(len(row[column]) for row in rows.values()) for column in (0, 1)]
     return "\n\n".join(
@@ -73,7 +73,7 @@ def _line(row: tuple[str, str, str], widths: list[int]) -> str:
 
 
 def show(value: Value) -> str:
-    """A value as a person would write it."""
+    """Return a value as a person would write it."""
     if value in (None, ""):
         return "-"
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)

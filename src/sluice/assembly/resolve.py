@@ -1,8 +1,8 @@
-"""What the open options come to, and why.
+"""The values of options that were left open, and the reasons for them.
 
-Any one option set alone is valid and has its effect: the others make room for it. What is set is never changed; a
-combination that cannot be honoured is refused by name. Every value that was derived has a reason, which
-`sluice explain` and `/server_info` show.
+Any option set alone is valid and has its effect: open options adapt to it. A set option is never changed; a combination
+that cannot be honoured is refused by name. Every derived value has a reason, which `sluice explain` and `/server_info`
+show.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ UNCHUNKED_BATCH_TOKENS = 8192
 """Budget of a step when prompts are never cut and no budget is given; a longer prompt goes alone."""
 
 PARTIAL_PREFILLS = 4
-"""Prompts half computed at once, unless told otherwise. Measured in `docs/fairness.md`: what matters is to have more
-than one; beyond a few, each further one only spreads the same tokens over more prompts."""
+"""Default number of prompts half computed at once. Measured in `docs/fairness.md`: what matters is to have more than
+one; beyond a few, each further one only spreads the same tokens over more prompts."""
 
 MAX_PAGE_SIZE = 1024
 
 RING_BLOCKS, RING_BLOCK_TOKENS, FULL = 8, 1024, "full"
 
 DISK_BYTES = 8 << 30
-"""Of a disk tier whose size is open. Not a share of what is free: a file of another size than before begins empty."""
+"""Default size of a disk tier. It is no share of the free space, as a file whose size has changed begins empty."""
 
 
 @dataclass(frozen=True)
 class DeviceDefaults:
-    """Sizes that suit a kind of device."""
+    """Default sizes for a type of device."""
 
     page_size: int
     chunk: int
@@ -55,19 +55,19 @@ AMX_CHUNK = 256
 
 @dataclass(frozen=True)
 class Resolution:
-    """A config in which nothing but the pool size is open (that one needs the loaded model), and the reasons."""
+    """A config in which only the options that depend on the loaded model are open, and the reasons."""
 
     config: EngineConfig
     reasons: Mapping[str, str]
-    """Option name -> why it has its value, for those that were derived."""
+    """Option name -> why it has its value, for derived values."""
 
 
 def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) -> Resolution:
-    """Fill what is open.
+    """Resolve open options.
 
     Args:
-        device_type: "cpu" or "cuda", what `device` came to.
-        has_amx: its kernels multiply by AMX.
+        device_type: resolved type of the device, "cpu" or "cuda".
+        has_amx: whether its kernels multiply by AMX.
 
     Raises:
         ConfigError: an option, or a combination, that cannot be honoured, by name and value.
@@ -93,7 +93,7 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
 
 
 def _refuse_without_effect(config: EngineConfig) -> None:
-    """Options that would do nothing beside the others."""
+    """Refuse options that would have no effect beside the others."""
     scheduler, cache = config.scheduler, config.cache
     is_unchunked = scheduler.chunked_prefill_size in CHUNKING_OFF
     if is_unchunked and scheduler.long_prefill_token_threshold is not None:
@@ -209,10 +209,10 @@ def _offload(offload: OffloadConfig, cache: CacheConfig, device_type: str, why: 
 
 
 def sparse_window(policy: str) -> tuple[int, int] | None:
-    """Tokens of the beginning and of the end that a sparse policy keeps; None: all.
+    """Return the tokens of the beginning and of the end that a sparse policy keeps; None: all.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is no sparse policy.
     """
     if policy == FULL:
         return None
@@ -267,7 +267,7 @@ def _page_size(config: EngineConfig, defaults: DeviceDefaults, device_type: str,
 
 
 def _page_limits(scheduler: SchedulerConfig, cache: CacheConfig) -> dict[str, int]:
-    """What a page has to fit into, of what is set."""
+    """Return the set sizes into which a page has to fit, by name."""
     limits: dict[str, int | None] = {
         "--chunked-prefill-size": None
         if scheduler.chunked_prefill_size in CHUNKING_OFF

@@ -1,4 +1,4 @@
-"""From options to the tiers behind the device: how large they are, what lies in them, and who copies."""
+"""From options to the tiers behind the device: their sizes, their contents, and the copies between them."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from sluice.types import CopyDone, StoredPage, TierLimits
 LOGGER = logging.getLogger("sluice.disk")
 
 STEP_BYTES = {"cpu": 16 << 20, "cuda": 256 << 20}
-"""Most that one step copies: about ten milliseconds of a core that others could use, and of PCIe."""
+"""Most bytes that one step copies: about ten milliseconds of a core on a CPU, and of PCIe on a GPU."""
 STEP_COPIES = 64
-"""And most pages, however small: each costs the host some tens of microseconds."""
+"""Most pages that one step copies: each costs the host some tens of microseconds."""
 LOAD_BACK_PAGES = 2
-"""Fewer are computed again: a load costs a step of its own, in which as many tokens as these come nearly for nothing.
-Measured in `docs/tiers.md`."""
+"""Smallest number of pages to load. Fewer are computed again: a load costs a step of its own, in which so few tokens
+are computed nearly for free. Measured in `docs/tiers.md`."""
 FLIGHT_BYTES = 256 << 20
-"""Most that is on its way to and from a disk: it lies in memory meanwhile."""
+"""Most bytes being copied to and from a disk, which are held in memory meanwhile."""
 IN_USE_SECONDS = 5.0
-"""How long a file may still be in use: an engine that was closed may be in the middle of a copy."""
+"""How long to wait for a file in use: an engine that was closed may be in the middle of a copy."""
 ANSWER_SECONDS = 30.0
-"""How long a disk may take to show a file's header. One that takes longer hangs."""
+"""How long a disk may take to return a file's header before it counts as hanging."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierSetup:
-    """The tiers of an engine, before they are made."""
+    """The tiers of an engine, before they are opened."""
 
     limits: TierLimits
     geometry: PageGeometry | None = None
-    """Of pages on the disk."""
+    """Geometry of pages on the disk."""
     disk: Path | None = None
     disk_bytes: int = 0
 
-    def open(self, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]) -> OpenTiers:
-        """Make them. Nobody else can open the disk's file until the copies are closed.
+    def open(self, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None]) -> OpenTiers:
+        """Open the tiers. The disk's file is locked until the copies are closed.
 
         Args:
-            state: of the device.
-            told: called from another thread with copies with the disk that have ended.
+            state: the device's.
+            report: called from another thread with copies from and to the disk that have ended.
 
         Raises:
             ConfigError: the file cannot be used.
@@ -72,13 +72,13 @@ class TierSetup:
         loading = CudaQueue(torch.cuda.Stream(device)) if is_cuda else None
         stored: tuple[StoredPage, ...] = ()
         disk = None
-        if self.disk is not None:  # last: from here on somebody has to close it
-            disk, stored = self._open_disk(self.disk, state, told)
+        if self.disk is not None:  # last, as it has to be closed after any error
+            disk, stored = self._open_disk(self.disk, state, report)
         file = None if disk is None else disk.file
         return OpenTiers(TierCopies(pages, host, disk, host_buffer, loading), stored, host, file)
 
     def _open_disk(
-        self, path: Path, state: DeviceState, told: Callable[[tuple[CopyDone, ...]], None]
+        self, path: Path, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None]
     ) -> tuple[DiskTier, tuple[StoredPage, ...]]:
         assert self.geometry is not None, f"{path} without a geometry"
         assert self.geometry.layout == state.kv[0].layout, f"pages are {state.kv[0].layout}"
@@ -91,7 +91,7 @@ class TierSetup:
         if opened.pages:
             LOGGER.info("--kv-disk %s holds %d pages from before", path, len(opened.pages))
         try:
-            return DiskTier(opened.file, told), opened.pages
+            return DiskTier(opened.file, report), opened.pages
         except BaseException:
             opened.file.close()
             raise
@@ -103,25 +103,25 @@ class OpenTiers:
 
     copies: Copies
     stored: tuple[StoredPage, ...]
-    """What the disk held when it was opened."""
+    """Pages that the disk held when it was opened."""
     host: HostTier | None = None
     file: PageFile | None = None
-    """The disk's, for those who read it layer by layer."""
+    """The disk's file, for reading layer by layer."""
 
 
 NO_TIERS = OpenTiers(NoTiers(), ())
 
 
 class DiskAway(ConfigError):
-    """The disk's file may be usable, but not now."""
+    """The disk's file may be usable, but is not available now."""
 
 
 def check_disk(cache: CacheConfig) -> None:
-    """Find out before minutes of loading whether the disk's file can be used. Waits for an engine that closes.
+    """Check that the disk's file can be used, before minutes of loading. Waits for an engine that is closing.
 
     Raises:
         DiskAway: another engine uses it, or its disk hangs.
-        ConfigError: it cannot.
+        ConfigError: it cannot be used.
     """
     if cache.kv_disk is None:
         return
@@ -139,9 +139,9 @@ def check_disk(cache: CacheConfig) -> None:
 
 
 def without_disk_away(config: EngineConfig) -> EngineConfig:
-    """What an engine is to do that follows another one: the same, but without a disk tier that cannot be had now.
+    """Return the config of an engine that follows another one, without a disk tier that is not available now.
 
-    The one before was killed, but may be in a read or a write that never ends. Its requests must not wait for that.
+    The engine before was killed, but may be in a read or write that never ends. Its requests must not wait for that.
 
     Raises:
         ConfigError: the file cannot be used for another reason.
@@ -155,7 +155,7 @@ def without_disk_away(config: EngineConfig) -> EngineConfig:
 
 
 def _without_disk(config: EngineConfig) -> EngineConfig:
-    """Nor with what nothing but a disk is good for."""
+    """Return a config without the disk tier and without options that need one."""
     cache = replace(config.cache, kv_disk=None, kv_disk_bytes=None)
     if cache.kv_host_bytes is not None:
         return replace(config, cache=cache)
@@ -163,10 +163,10 @@ def _without_disk(config: EngineConfig) -> EngineConfig:
 
 
 def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, layout: str) -> TierSetup:
-    """What a resolved config comes to for a loaded model.
+    """Return the tiers of a resolved config for a loaded model.
 
     Args:
-        folder: of the checkpoint.
+        folder: the checkpoint's.
         layout: of pages in memory, by name.
 
     Raises:
@@ -187,7 +187,7 @@ def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder
     if not host_pages and disk is None:
         return TierSetup(TierLimits())
     assert cache.kv_write_policy is not None, f"not resolved: {cache}"
-    # At least what a step computes: stores that fall behind are lost with their pages.
+    # At least what a step computes: stores that fall behind lose their pages.
     computed = -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)
     per_step = max(1, min(STEP_COPIES, max(computed, STEP_BYTES[shape.device.type] // page_bytes)))
     limits = TierLimits(
@@ -202,7 +202,7 @@ def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder
 
 
 def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: str) -> PageGeometry:
-    """What a page of this model is made of, here."""
+    """Return the geometry of a page of this model on this device."""
     return PageGeometry(
         model=model,
         code=f"sluice {version('sluice')} {spec.implementation} in {str(spec.dtype).removeprefix('torch.')}",
