@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
@@ -230,7 +230,8 @@ class EventStream(StreamingResponse):
     media_type = "text/event-stream"
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(_chained(first, events), headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._first = first
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -238,13 +239,11 @@ class EventStream(StreamingResponse):
 
     async def stream_response(self, send: Send) -> None:
         async with aclosing(self._events):
-            await super().stream_response(send)
-
-
-async def _chained(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    yield first
-    async for event in events:
-        yield event
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for data in self._events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T | None:
