@@ -28,9 +28,8 @@ from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
 from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.device.machine import usable_cores
-from sluice.models.linear import PlainPacker
-from sluice.models.native_linear import NativePacker
-from sluice.models.packers import OneDNNPacker
+from sluice.models.linear import Packer
+from sluice.models.packers import NativePacker, OneDNNPacker
 from sluice.native.library import Kernels, Library
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 16, 8, 128, 32
@@ -155,7 +154,7 @@ def linear(kernels: Kernels, name: str, rows: int, repeats: int) -> list[Measure
     for contender, packer in {
         kernels.level.name.lower(): NativePacker(kernels),
         "onednn": OneDNNPacker(),
-        "plain": PlainPacker(),
+        "plain": Packer(),
     }.items():
         sources = [
             nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16).requires_grad_(False) for _ in range(copies)

@@ -10,7 +10,7 @@ import torch
 from benchmarks.checkpoint.shapes import SHAPES, LlamaShape
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, Fields
-from sluice.models.linear import PlainPacker
+from sluice.models.linear import Packer
 from sluice.models.loader import model_class
 
 EMBEDDING_STD = 0.02
@@ -62,7 +62,7 @@ def random_model(config: dict[str, Any], dtype: torch.dtype, device: torch.devic
     model.load_state_dict(filled, assign=True)
     model.requires_grad_(False)
     filled.clear()
-    model.pack(PlainPacker())
+    model.pack(Packer())
     return model.to(device)
 
 

@@ -12,13 +12,12 @@ from torch import nn
 
 import tiny_models
 from paged_model import chunked_logits
-from sluice.models.linear import Packer, PlainPacker
+from sluice.models.linear import Packer
 from sluice.models.loader import load_model
-from sluice.models.native_linear import NativePacker
-from sluice.models.packers import OneDNNPacker, has_onednn_bfloat16
+from sluice.models.packers import NativePacker, OneDNNPacker, has_onednn_bfloat16
 from sluice.native.library import Kernels, KernelsUnavailable, Library
 
-PACKERS: dict[str, Packer] = {"plain": PlainPacker()}
+PACKERS: dict[str, Packer] = {"plain": Packer()}
 if has_onednn_bfloat16():
     PACKERS["onednn"] = OneDNNPacker()
 with contextlib.suppress(KernelsUnavailable):

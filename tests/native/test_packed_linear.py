@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from sluice.models.native_linear import NativePacker
 from sluice.models.ops import ACTIVATIONS, Ops
+from sluice.models.packers import NativePacker
 from sluice.native.library import Kernels, KernelsUnavailable, Level, Library
 
 try:

@@ -171,7 +171,7 @@ def test_nobody_hears_calls_after_a_capture() -> None:
     """An engine went on noting every call it made until memory was full."""
     own = kernels()
     heard: list[object] = []
-    with own.heard_by(lambda *call: heard.append(call)):
+    with own.reporting_to(lambda *call: heard.append(call)):
         pass
     NativeOps(own).norm(torch.randn(2, 16), Norm(torch.ones(16), 1e-6))
     assert not heard

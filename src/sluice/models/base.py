@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -15,6 +15,18 @@ from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.linear import Packer
 from sluice.models.ops import Ops
 from sluice.models.spec import ModelSpec
+
+
+def with_kv(
+    layers: nn.ModuleList, kv: Sequence[PagedKV], batch: ForwardBatch
+) -> Iterator[tuple[nn.Module, PagedKV, torch.Tensor | None]]:
+    """Yield each layer with its pages and the rows whose output it must return; None for all rows.
+
+    Of the last layer's other tokens only the keys and values are needed.
+    """
+    last = len(layers) - 1
+    for number, (layer, layer_kv) in enumerate(zip(layers, kv, strict=True)):
+        yield layer, layer_kv, batch.logit_rows if number == last else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +98,14 @@ class CausalLM(PagedLM):
         assert self.lm_head is not None, "the weights are not packed"
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
+
+    def pack_head(self, packer: Packer, embedding: nn.Module) -> nn.Module:
+        """Pack the head, and return the embedding to use from now on: a tied one shares its weight with the head."""
+        if self.lm_head is None:
+            embedding, self.lm_head = packer.tied(embedding)
+        else:
+            self.lm_head = packer.linear(self.lm_head)
+        return embedding
 
     def use(self, ops: Ops) -> None:
         """Compute the small operations with `ops`."""

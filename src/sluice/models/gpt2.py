@@ -11,7 +11,7 @@ from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.spec import AttentionSpec
-from sluice.models.base import CausalLM, WeightRules
+from sluice.models.base import CausalLM, WeightRules, with_kv
 from sluice.models.checkpoint import CheckpointConfig, Fields
 from sluice.models.layers import read_activation
 from sluice.models.linear import Packer
@@ -184,16 +184,10 @@ class GPT2(CausalLM):
         for block in self.h:
             block.attn.pack(packer)
             block.mlp.pack(packer)
-        if self.lm_head is None:
-            self.wte, self.lm_head = packer.tied(self.wte)
-        else:
-            self.lm_head = packer.linear(self.lm_head)
+        self.wte = self.pack_head(packer, self.wte)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         x, delta = self.wte(batch.input_ids), self.wpe(batch.positions)
-        last = len(self.h) - 1
-        for number, (block, block_kv) in enumerate(zip(self.h, kv, strict=True)):
-            # Of the last layer's other tokens only the keys and values are needed.
-            rows = batch.logit_rows if number == last else None
+        for block, block_kv, rows in with_kv(self.h, kv, batch):
             x, delta = block(x, delta, batch, block_kv, attention, self.ops, rows)
         return self.ops.add_norm(x, delta, norm_of(self.ln_f))[1]

@@ -1,4 +1,4 @@
-"""The blocks that models are built from. Where they widen to float32 is where transformers does."""
+"""Blocks that models are built from. They widen to float32 where transformers does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sluice.models.rope import Rope
 
 
 def read_activation(config: Fields, name: str, default: str) -> str:
-    """The activation that field `name` asks for, a key of `ACTIVATIONS`.
+    """Return the activation in field `name`, a key of `ACTIVATIONS`.
 
     Raises:
-        CheckpointError: it is not one of them.
+        CheckpointError: the field has another value.
     """
     value = config.text(name, default)
     if value not in ACTIVATIONS:
@@ -34,20 +34,20 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., size] to the same, in x's dtype."""
+        """Return the norm of x [..., size], in x's dtype."""
         return Ops().norm(x, self.norm)
 
     @property
     def norm(self) -> Norm:
-        """The same, for `Ops`."""
+        """The norm for `Ops`."""
         return Norm(self.weight, self.eps)
 
 
 class Rotary(nn.Module):
-    """Angles of rotary position embedding, computed from positions: there is no table to outgrow.
+    """Angles of rotary position embedding, computed from positions, so that no table limits them.
 
-    Frequencies are in `compute_dtype`, as models are trained with. Their product with a position is exact: in float32
-    it would be off by up to 0.03 radians at position 1M and 0.25 at 8M, differently for every position.
+    Frequencies are in `compute_dtype`, as in training. Their product with a position is computed in float64: in float32
+    its error would be up to 0.03 radians at position 1M and 0.25 at 8M, different for every position.
     """
 
     inv_freq: torch.Tensor
@@ -60,7 +60,7 @@ class Rotary(nn.Module):
         self.register_buffer("inv_freq", frequencies, persistent=False)
 
     def forward(self, positions: torch.Tensor) -> Angles:
-        """The angles of positions [N] int64."""
+        """Return the angles of positions [N] int64."""
         exact = positions[:, None].to(torch.float64) * self.inv_freq.to(torch.float64)
         angles = exact.remainder(2 * math.pi).to(self.inv_freq.dtype)[:, None]
         cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
@@ -78,7 +78,7 @@ class GatedMLP(nn.Module):
         self.activation = activation
 
     def pack(self, packer: Packer) -> None:
-        """Gate and up become one layer. Afterwards the MLP can be computed."""
+        """Join gate and up into one layer."""
         self.gate_up_proj = packer.gated(self.gate_proj, self.up_proj, self.activation)
         self.down_proj = packer.linear(self.down_proj)
         del self.gate_proj, self.up_proj

@@ -1,4 +1,4 @@
-"""Linear layers as they are computed, and the protocol of packers that create them.
+"""Linear layers as they are computed, and the packer that creates them.
 
 A checkpoint stores q, k and v, or gate and up, as separate matrices, and `nn.Linear` holds them while they are read. A
 packer then joins layers with the same input into one, lays out its weight for the machine and drops the originals. So a
@@ -7,7 +7,7 @@ step computes fewer and larger products, and no weight is stored twice.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -23,34 +23,6 @@ class Tied(NamedTuple):
     """[N] int64 token ids to [N, hidden_size]."""
     head: nn.Module
     """[R, hidden_size] to [R, vocab_size]."""
-
-
-class Packer(Protocol):
-    """Creates layers with packed weights. It owns the layers that are passed to it."""
-
-    def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
-        """Join layers with the same input into one.
-
-        Args:
-            parts: layers of one dtype, all with or all without a bias.
-            activation: applied to the outputs; a key of `ACTIVATIONS`.
-
-        Returns:
-            A module from [N, in_features] to [N, sum of the parts' out_features], the parts' outputs in their order.
-        """
-        ...
-
-    def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
-        """Join two layers with the same input: the activation of the first, times the second.
-
-        Returns:
-            A module from (x [N, in_features], the model's `Ops`) to [N, out_features].
-        """
-        ...
-
-    def tied(self, embedding: nn.Embedding) -> Tied:
-        """Create embedding and head from one weight."""
-        ...
 
 
 class PlainLinear(nn.Module):
@@ -93,16 +65,34 @@ class Gated(nn.Module):
         return ops.gate_and_mul(gate, up, self.activation)
 
 
-class PlainPacker:
-    """Concatenates weights and leaves the products to torch, on any device and in any dtype."""
+class Packer:
+    """Creates layers with packed weights, and owns the layers that are passed to it.
+
+    This packer only joins weights and leaves the products to torch, on any device and in any dtype.
+    """
 
     def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
+        """Join layers with the same input into one.
+
+        Args:
+            parts: layers of one dtype, all with or all without a bias.
+            activation: applied to the outputs; a key of `ACTIVATIONS`.
+
+        Returns:
+            A module from [N, in_features] to [N, sum of the parts' out_features], the parts' outputs in their order.
+        """
         return activated(PlainLinear(*joined(*parts)), activation)
 
     def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
+        """Join two layers with the same input: the activation of the first, times the second.
+
+        Returns:
+            A module from (x [N, in_features], the model's `Ops`) to [N, out_features].
+        """
         return Gated(self.linear(gate, up), activation)
 
     def tied(self, embedding: nn.Embedding) -> Tied:
+        """Create embedding and head from one weight."""
         return Tied(embedding, PlainLinear(embedding.weight, None))
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.spec import AttentionSpec
-from sluice.models.base import CausalLM, WeightRules
+from sluice.models.base import CausalLM, WeightRules, with_kv
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
 from sluice.models.linear import Packer
@@ -137,19 +137,13 @@ class Llama(CausalLM):
         for layer in self.layers:
             layer.self_attn.pack(packer)
             layer.mlp.pack(packer)
-        if self.lm_head is None:
-            self.embed_tokens, self.lm_head = packer.tied(self.embed_tokens)
-        else:
-            self.lm_head = packer.linear(self.lm_head)
+        self.embed_tokens = self.pack_head(packer, self.embed_tokens)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
         x = self.embed_tokens(batch.input_ids)
         angles = self.rotary(batch.positions)
         delta: torch.Tensor | None = None
-        last = len(self.layers) - 1
-        for number, (layer, layer_kv) in enumerate(zip(self.layers, kv, strict=True)):
-            # Of the last layer's other tokens only the keys and values are needed.
-            rows = batch.logit_rows if number == last else None
+        for layer, layer_kv, rows in with_kv(self.layers, kv, batch):
             x, delta = layer(x, delta, angles, batch, layer_kv, attention, self.ops, rows)
         assert delta is not None, "a model has at least one layer"
         return self.ops.add_norm(x, delta, self.norm.norm)[1]

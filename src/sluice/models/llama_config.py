@@ -1,4 +1,4 @@
-"""The Llama family as its configs spell it: what differs between Llama, Mistral, Qwen2 and Qwen3."""
+"""Reads the configs of the Llama family: Llama, Mistral, Qwen2 and Qwen3."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sluice.models.rope import Rope, YarnRope, read_rope
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MISTRAL_WINDOW = 4096
-"""A Mistral config that does not mention `sliding_window` means this one; `null` means none."""
+"""Window of a Mistral config without `sliding_window`; `null` means no window."""
 QWEN_FULL_LAYERS = 28
-"""Layers before the first one with a window, if a Qwen config with windows does not say."""
+"""Layers before the first one with a window, in a Qwen config with windows but without `max_window_layers`."""
 QWEN3_HEAD_DIM = 128
 
 
@@ -37,13 +37,13 @@ class LlamaConfig:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int | None, ...]
-    """Per layer, how many latest positions a query sees; None is all."""
+    """Latest positions that a query of each layer sees; None is all."""
     rope: Rope
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What an architecture fixes and which options it reads; None means that the config decides."""
+    """Settings that an architecture fixes. None means that the config decides."""
 
     windows: Callable[[Fields, int], tuple[int | None, ...]]
     attention_bias: bool | None = None
@@ -53,10 +53,10 @@ class _Family:
 
 
 def read_llama_config(architecture: str, config: Fields) -> LlamaConfig:
-    """Understand the config of one architecture of the family.
+    """Read the config of an architecture of the family.
 
     Raises:
-        CheckpointError: a field is missing, out of range, or asks for what is not supported.
+        CheckpointError: a field is missing, out of range, or requires something unsupported.
         KeyError: the architecture is not one of `LLAMA_ARCHITECTURES`.
     """
     family = _FAMILIES[architecture]
@@ -79,7 +79,7 @@ def read_llama_config(architecture: str, config: Fields) -> LlamaConfig:
         max_model_len=_max_model_len(config, rope),
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias,
-        # A family that fixes it has biases on q, k and v alone, if any; as an option it means all four.
+        # If the architecture fixes it, only q, k and v have biases; as an option of the config, o has one too.
         output_bias=attention_bias and family.attention_bias is None,
         mlp_bias=_bias(config, "mlp_bias", family.mlp_bias),
         qk_norm=family.qk_norm,
@@ -99,7 +99,7 @@ def _head_dim(config: Fields, num_heads: int, default: int | None) -> int:
 
 
 def _max_model_len(config: Fields, rope: Rope) -> int:
-    """YaRN configs often keep the context of before the stretching in `max_position_embeddings`."""
+    """Return the model's context. YaRN configs often give the original one in `max_position_embeddings`."""
     length = config.integer("max_position_embeddings")
     if isinstance(rope, YarnRope):
         return max(length, int(rope.original_max_positions * rope.factor))
@@ -122,7 +122,7 @@ def _no_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def _mistral_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """One window for all layers."""
+    """Return the same window for all layers."""
     window = None
     if "sliding_window" not in config or config.get("sliding_window") is not None:
         window = config.integer("sliding_window", MISTRAL_WINDOW)
@@ -133,7 +133,7 @@ def _mistral_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
 
 
 def _qwen_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
-    """Windows only with `use_sliding_window`, on the layers from `max_window_layers` or those in `layer_types`."""
+    """Return windows if `use_sliding_window`, on the layers from `max_window_layers` or those in `layer_types`."""
     use, window = config.flag("use_sliding_window", False), None
     if use and config.get("sliding_window") is not None:
         window = config.integer("sliding_window")

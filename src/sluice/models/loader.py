@@ -16,7 +16,7 @@ from sluice.models.base import CausalLM, PagedLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_any_config, refuse_unsupported
 from sluice.models.fallback.load import load_fallback
 from sluice.models.gpt2 import GPT2
-from sluice.models.linear import Packer, PlainPacker
+from sluice.models.linear import Packer
 from sluice.models.llama import Llama
 from sluice.models.llama_config import LLAMA_ARCHITECTURES
 from sluice.models.spec import ModelSpec
@@ -82,7 +82,7 @@ def load_model(
         chosen = _resolve_dtype(folder, checkpoint, dtype)
         model: PagedLM = load_fallback(folder, checkpoint, dtype=chosen, device=device, progress=progress)
     else:
-        packer = packer or PlainPacker()
+        packer = packer or Packer()
         model = _load_native(folder, checkpoint, dtype=dtype, device=device, progress=progress, packer=packer)
     return model, model.spec
 

@@ -1,9 +1,9 @@
-"""Rotary position embedding: how a config spells it, and its frequencies.
+"""Rotary position embedding: reads it from a config and computes its frequencies.
 
-Each scaling is a small value that turns a head size into inverse frequencies. Sources: RoFormer (Su et al., 2021);
-linear: position interpolation (Chen et al., 2023); llama3: Llama 3.1 (Dubey et al., 2024); yarn: YaRN (Peng et
-al., 2023). Scalings whose frequencies depend on the length of the running text (dynamic NTK, LongRoPE) are
-refused: keys already in the cache would have to be turned again.
+Each kind of scaling computes inverse frequencies from a head size. Sources: RoFormer (Su et al., 2021); linear:
+position interpolation (Chen et al., 2023); llama3: Llama 3.1 (Dubey et al., 2024); yarn: YaRN (Peng et al., 2023).
+Scalings whose frequencies depend on the length of the text (dynamic NTK, LongRoPE) are refused, since cached keys would
+have to be rotated again.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ class DefaultRope:
 
     @property
     def attention_factor(self) -> float:
-        """What cos and sin are multiplied by."""
+        """Factor of cos and sin."""
         return 1.0
 
     def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
-        """Radians per position of each rotated pair, [head_dim / 2], computed in `dtype` on the CPU."""
+        """Return the radians per position of each rotated pair, [head_dim / 2], computed in `dtype` on the CPU."""
         return 1.0 / _periods(self.theta, head_dim, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class LinearRope(DefaultRope):
-    """All frequencies divided by `factor`."""
+    """Divides all frequencies by `factor`."""
 
     factor: float
 
@@ -47,7 +47,7 @@ class LinearRope(DefaultRope):
 
 @dataclass(frozen=True, slots=True)
 class Llama3Rope(DefaultRope):
-    """Long wavelengths divided by `factor`, short ones kept, a linear blend between."""
+    """Divides low frequencies by `factor`, keeps high ones and interpolates between."""
 
     factor: float
     low_freq_factor: float
@@ -64,7 +64,10 @@ class Llama3Rope(DefaultRope):
 
 @dataclass(frozen=True, slots=True)
 class YarnRope(DefaultRope):
-    """Pairs turning less than `beta_slow` times are divided by `factor`, over `beta_fast` kept; a ramp between."""
+    """Divides the frequencies of pairs that turn less than `beta_slow` times in the original context by `factor`.
+
+    Frequencies of pairs that turn more than `beta_fast` times are kept; between, they are interpolated.
+    """
 
     factor: float
     beta_fast: float
@@ -90,7 +93,7 @@ class YarnRope(DefaultRope):
         return 1.0 / (self.factor * periods) * (1 - kept) + 1.0 / periods * kept
 
     def _pair_with_turns(self, turns: float, head_dim: int) -> float:
-        """Index (not whole) of the pair that turns so many times within the original context."""
+        """Return the index (not an integer) of the pair that turns so many times within the original context."""
         return head_dim * math.log(self.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
@@ -98,7 +101,7 @@ Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope
 
 
 def read_rope(config: Fields) -> Rope:
-    """The RoPE of a `config.json`: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4).
+    """Read the RoPE of a `config.json`: `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (4).
 
     Raises:
         CheckpointError: an unknown or unsupported type, an unknown or missing parameter, or a value out of range.
@@ -158,7 +161,7 @@ def _make_yarn(given: Fields, theta: float, config: Fields) -> Rope:
 
 
 def _yarn_magnitude(given: Fields, factor: float) -> float:
-    """YaRN's section 3.4: attention gets sharper as the context is stretched."""
+    """Return the factor of cos and sin by YaRN's section 3.4, which grows with the scaling."""
 
     def stretch(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -169,7 +172,7 @@ def _yarn_magnitude(given: Fields, factor: float) -> float:
 
 
 def _original_max_positions(given: Fields, config: Fields) -> int:
-    """The context of the first training. A value outside the RoPE section goes first, as in transformers."""
+    """Return the context of the original training. A value outside the RoPE section precedes, as in transformers."""
     name = "original_max_position_embeddings"
     return config.integer(name, given.integer(name, config.integer("max_position_embeddings")))
 

@@ -1,4 +1,4 @@
-"""The structures of `abi.h`, field by field. Pointers are addresses; strides count elements."""
+"""The structures of `abi.h` for ctypes. Pointers are addresses, strides count elements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
 VERSION = 2
-"""Of the structures and of what they mean, the same as in `abi.h`."""
+"""Version of the structures and their meaning, as in `abi.h`."""
 
 
 class AttentionCall(ctypes.Structure):
@@ -56,7 +56,7 @@ class PackedLinearCall(ctypes.Structure):
 
 
 class Operation(IntEnum):
-    """What a `ListedCall` is a call of."""
+    """The operation of a `ListedCall`."""
 
     ATTENTION = 0
     NORM = 1

@@ -1,7 +1,7 @@
-"""The compiled kernels: found beside this file, loaded with ctypes, and run by a pool of threads.
+"""Loads the compiled CPU kernels with ctypes and runs them on a pool of threads.
 
-They are compiled when Sluice is installed, for every x86-64 at once; which level runs is decided here, when a model is
-loaded. Where there was no compiler there is no library, and everything they do is done by torch instead.
+The library is compiled when Sluice is installed, for all levels of x86-64. The level is chosen when a model is loaded.
+Without a compiler there is no library, and torch computes instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_HEAD_DIM = 512
 
 
 class Level(IntEnum):
-    """What the kernels are written for, with the numbers of `cpu.h`: more is faster."""
+    """Instruction sets that the kernels are written for, with the numbers of `cpu.h`. A higher level is faster."""
 
     SCALAR = 0
     AVX2 = 1
@@ -38,9 +38,9 @@ class Level(IntEnum):
     AVX512_BF16 = 3
     AMX = 4
     SCALAR_TILES = 5
-    """For tests: AMX's tiles emulated in memory, beside plain C++."""
+    """For tests: plain C++, with AMX's tiles emulated in memory."""
     AVX512_TILES = 6
-    """For tests: the same beside AVX-512."""
+    """For tests: AVX-512, with AMX's tiles emulated in memory."""
 
 
 NAMES: Mapping[str, Level] = {
@@ -50,18 +50,18 @@ NAMES: Mapping[str, Level] = {
     "avx512-bf16": Level.AVX512_BF16,
     "amx": Level.AMX,
 }
-"""As `--cpu-kernels` calls them; not those of tests."""
+"""Levels by the names of `--cpu-kernels`, without those for tests."""
 
 
 class KernelsUnavailable(RuntimeError):
-    """The kernels cannot run here; the message says why."""
+    """The kernels cannot run on this machine; the message says why."""
 
 
 class Library:
     """The compiled library.
 
     Raises:
-        KernelsUnavailable: it was not compiled, cannot be loaded, or is of another version of these sources.
+        KernelsUnavailable: it was not compiled, cannot be loaded, or was compiled from another version of Sluice.
     """
 
     def __init__(self, folder: Path = FOLDER) -> None:
@@ -83,18 +83,18 @@ class Library:
         self.functions.sluice_pack_linear.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
 
     def has(self, level: Level) -> bool:
-        """Whether this processor and its system can run a level."""
+        """Return whether the processor and the operating system support a level."""
         return bool(self.functions.sluice_has_level(int(level)))
 
     def levels(self) -> Sequence[Level]:
-        """All that can run here, those of tests too."""
+        """Return all supported levels, including those for tests."""
         return [level for level in Level if self.has(level)]
 
     def best(self) -> Level:
-        """The fastest that can run here.
+        """Return the fastest supported level.
 
         Raises:
-            KernelsUnavailable: nothing but the scalar one can, and torch is faster.
+            KernelsUnavailable: only the scalar level is supported, and torch is faster than that.
         """
         usable = [level for level in NAMES.values() if level != Level.SCALAR and self.has(level)]
         if not usable:
@@ -103,7 +103,7 @@ class Library:
 
 
 def _version(functions: ctypes.CDLL) -> int:
-    """The library's own; 0 if it is older than versions are."""
+    """Return the version of a library; 0 for a library from before versions were added."""
     try:
         return int(functions.sluice_abi_version())
     except AttributeError:
@@ -115,10 +115,10 @@ Listener = Callable[[Operation, Call], None]
 
 
 class CallList:
-    """Calls to be made one after the other. What they point to is the maker's to keep.
+    """A list of calls that run one after the other.
 
     Args:
-        calls: kept, and nobody else's from now on.
+        calls: owned by the list. The caller must keep alive what they point to.
     """
 
     def __init__(self, calls: Sequence[tuple[Operation, Call]]) -> None:
@@ -129,13 +129,13 @@ class CallList:
 
 
 class Kernels:
-    """One level of the library and the threads it runs on. Calls come one at a time; others wait.
+    """The kernels of one level, and the threads that they run on. One call runs at a time; others wait.
 
     Args:
-        threads: how many compute, the caller's own among them.
+        threads: threads that compute, including the caller's.
 
     Raises:
-        KernelsUnavailable: the processor lacks the level, or the system refuses the threads.
+        KernelsUnavailable: the level is not supported, or the threads cannot be started.
         ValueError: `threads` is below 1.
     """
 
@@ -154,54 +154,55 @@ class Kernels:
         self._listener: Listener | None = None
 
     @contextmanager
-    def heard_by(self, listener: Listener) -> Iterator[None]:
-        """Meanwhile every call is told, when it has been made, to one listener at a time."""
-        assert self._listener is None, "somebody listens already"
+    def reporting_to(self, listener: Listener) -> Iterator[None]:
+        """Call a listener after each call, within the `with`. There can be only one at a time."""
+        assert self._listener is None, "there is another listener"
         self._listener = listener
         try:
             yield
         finally:
             self._listener = None
 
-    def make_all(self, calls: CallList) -> None:
-        """Make calls one after the other."""
+    def run_all(self, calls: CallList) -> None:
+        """Run calls one after the other."""
         self._functions.sluice_all(self._engine, calls.array, len(calls.array))
 
     def attention(self, call: AttentionCall) -> None:
-        """Attention of a batch over pages."""
+        """Compute the attention of a batch over pages."""
         self._functions.sluice_attention(self._engine, ctypes.byref(call))
-        self._tell(Operation.ATTENTION, call)
+        self._report(Operation.ATTENTION, call)
 
     def norm(self, call: NormCall) -> None:
-        """Root mean square norm of rows, after an addition perhaps."""
+        """Compute the norm of rows, after an addition if the call has a delta."""
         self._functions.sluice_norm(self._engine, ctypes.byref(call))
-        self._tell(Operation.NORM, call)
+        self._report(Operation.NORM, call)
 
     def rotate_store(self, call: RotateStoreCall) -> None:
-        """Norm heads, turn them, store keys and values."""
+        """Norm the heads, rotate them, and store keys and values."""
         self._functions.sluice_rotate_store(self._engine, ctypes.byref(call))
-        self._tell(Operation.ROTATE_STORE, call)
+        self._report(Operation.ROTATE_STORE, call)
 
     def silu_mul(self, call: SiluMulCall) -> None:
-        """The gated activation."""
+        """Compute `silu(gate) * up`."""
         self._functions.sluice_silu_mul(self._engine, ctypes.byref(call))
-        self._tell(Operation.SILU_MUL, call)
+        self._report(Operation.SILU_MUL, call)
 
     def pack_linear(self, weight: int, out_features: int, in_features: int, packed: int) -> None:
-        """Lay out a bfloat16 weight [out_features, in_features] for `packed_linear`.
+        """Pack a bfloat16 weight [out_features, in_features] for `packed_linear`.
 
         Args:
-            weight: address.
-            in_features: even.
-            packed: address of room for `out_features` in whole blocks of 32; may be `weight` if these fill them.
+            weight: its address.
+            in_features: an even number.
+            packed: address of the result, with `out_features` rounded up to whole blocks of 32. It may be `weight` if
+                nothing is rounded.
         """
         self._functions.sluice_pack_linear(weight, out_features, in_features, packed)
 
     def packed_linear(self, call: PackedLinearCall) -> None:
-        """A product with a weight that was laid out, and what is made of it."""
+        """Compute a product with a packed weight, then its activation or gate."""
         self._functions.sluice_packed_linear(self._engine, ctypes.byref(call))
-        self._tell(Operation.PACKED_LINEAR, call)
+        self._report(Operation.PACKED_LINEAR, call)
 
-    def _tell(self, operation: Operation, call: Call) -> None:
+    def _report(self, operation: Operation, call: Call) -> None:
         if self._listener is not None:
             self._listener(operation, call)

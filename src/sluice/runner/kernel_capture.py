@@ -102,7 +102,7 @@ class KernelCapture:
             CaptureError: the work reads tensors in Python.
         """
         tape = _Tape(self._kernels, self._arena)
-        with self._kernels.heard_by(tape.record), tape:
+        with self._kernels.reporting_to(tape.record), tape:
             output = work()
         return Captured(output, _Program(tape.replays(), self._arena, self._busy).replay)
 
@@ -177,7 +177,7 @@ class _Tape(TorchDispatchMode):
 
     def _replay_of(self, calls: list[tuple[Operation, Call]]) -> Replay:
         listed = CallList(calls)
-        return lambda: self._kernels.make_all(listed)
+        return lambda: self._kernels.run_all(listed)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""`activation(gate) * up`, element by element."""
+"""Computes `activation(gate) * up`, element by element."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CODES: Final[Mapping[str, int]] = {
     "gelu_pytorch_tanh": 2,
     "relu": 3,
 }
-"""By the names that checkpoints give activations."""
+"""Codes of activations by their names in checkpoints."""
 BLOCK = 1024
 
 
@@ -52,7 +52,7 @@ def _gate_rows(gate_ptr, up_ptr, out_ptr, gate_stride, up_stride, size, CODE: tl
 
 
 def gate_rows(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    """`activation(gate) * up` as a new tensor.
+    """Return `activation(gate) * up` as a new tensor.
 
     Args:
         gate, up: [N, size] without gaps inside a row; float32, bfloat16 or float16.

@@ -1,7 +1,7 @@
-"""Norms over rows, with the residual added first if there is one: a row is read once and written once.
+"""Computes norms over rows, after adding a residual if there is one. A row is read once and written once.
 
-RMS norm: Zhang and Sennrich, 2019. Layer norm: Ba, Kiros and Hinton, 2016. Sums are float32; what is rounded in between
-is what `Ops` rounds.
+RMS norm: Zhang and Sennrich, 2019. Layer norm: Ba, Kiros and Hinton, 2016. Sums are float32. Intermediate
+results are rounded where `Ops` rounds them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import triton.language as tl
 from sluice.triton.rounding import narrowed, to_type
 
 MAX_SIZE = 1 << 15
-"""Elements of a row: a row is held in registers."""
+"""Largest row, in elements: a row is kept in registers."""
 
 
 @triton.jit
@@ -54,14 +54,14 @@ def _norm_rows(
 def norm_rows(
     x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x + delta` and its norm; a layer norm if there is a bias.
+    """Return `x + delta` and its norm, a layer norm if there is a bias.
 
     Args:
         x, delta: [N, size], `size` at most `MAX_SIZE`, without gaps inside a row; float32, bfloat16 or float16.
         weight, bias: [size], of the same dtype.
 
     Returns:
-        The sum, x itself without a delta, and its norm, both [N, size] and new.
+        The sum (x itself without a delta) and its norm, both [N, size]. The norm is a new tensor, and so is a sum.
     """
     rows, size = x.shape
     out = torch.empty((rows, size), dtype=x.dtype, device=x.device)

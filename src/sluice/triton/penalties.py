@@ -1,4 +1,4 @@
-"""Penalties for tokens that were there before, in place and without scratch memory."""
+"""Applies repetition, frequency and presence penalties in place, without scratch memory."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def penalize(
     frequency: torch.Tensor,
     presence: torch.Tensor,
 ) -> None:
-    """Change the logits of P rows.
+    """Apply penalties to the logits of P rows.
 
     Args:
         logits: [S, vocab] float32, contiguous.
-        rows: [P] int64, which of them, no row twice.
-        in_prompt: [C, vocab] bool, contiguous: whether a token is in the prompt.
-        outputs: [C, vocab] int32, contiguous: how often it was generated.
-        counted: [P] int64, the row of counts of each.
+        rows: [P] int64, the rows to change, each once.
+        in_prompt: [C, vocab] bool, contiguous: the token is in the prompt.
+        outputs: [C, vocab] int32, contiguous: how often the token was generated.
+        counted: [P] int64, the row of `in_prompt` and `outputs` for each.
         repetition, frequency, presence: [P] float64.
     """
     vocab = logits.shape[1]

@@ -1,7 +1,7 @@
-"""Everything between the projection and attention in one launch: head norms, rotation, keys and values to their pages.
+"""Applies head norms, rotates q and k, and writes keys and values into their pages, in one launch.
 
-Rotary positions: RoFormer (Su et al., 2021), pair i of a head being elements i and i + head_dim / 2. What is rounded in
-between is what `Ops` rounds.
+Rotary positions: RoFormer (Su et al., 2021); pair i of a head is elements i and i + head_dim / 2. Intermediate results
+are rounded where `Ops` rounds them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 from sluice.triton.rounding import narrowed, to_type
 
 TILE = 4096
-"""Elements of the heads that one program turns."""
+"""Elements of the heads that one program rotates."""
 
 
 class HeadNorm(NamedTuple):
@@ -27,7 +27,7 @@ class HeadNorm(NamedTuple):
 
 
 @triton.jit
-def _turn(
+def _rotate(
     x_ptr,
     norm_ptr,
     cos_ptr,
@@ -42,7 +42,7 @@ def _turn(
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,
 ):
-    """Turn one token's heads, from `x_ptr` to `out_ptr`; they may be the same."""
+    """Rotate the heads of one token from `x_ptr` to `out_ptr`, which may be equal."""
     pair = tl.arange(0, HALF)
     low, high = pair[None, :], pair[None, :] + HEAD_DIM // 2
     in_pair = pair < HEAD_DIM // 2
@@ -61,11 +61,11 @@ def _turn(
     sin_a = tl.load(sin_ptr + pair, mask=in_pair, other=0.0).to(tl.float32)[None, :]
     cos_b = tl.load(cos_ptr + pair + HEAD_DIM // 2, mask=in_pair, other=0.0).to(tl.float32)[None, :]
     sin_b = tl.load(sin_ptr + pair + HEAD_DIM // 2, mask=in_pair, other=0.0).to(tl.float32)[None, :]
-    turned_a = narrowed(a * cos_a, dtype) - narrowed(b * sin_a, dtype)
-    turned_b = narrowed(b * cos_b, dtype) + narrowed(a * sin_b, dtype)
+    rotated_a = narrowed(a * cos_a, dtype) - narrowed(b * sin_a, dtype)
+    rotated_b = narrowed(b * cos_b, dtype) + narrowed(a * sin_b, dtype)
     out = out_ptr + head[:, None] * out_stride
-    tl.store(out + low, to_type(turned_a, dtype), mask=inside)
-    tl.store(out + high, to_type(turned_b, dtype), mask=inside)
+    tl.store(out + low, to_type(rotated_a, dtype), mask=inside)
+    tl.store(out + high, to_type(rotated_b, dtype), mask=inside)
 
 
 @triton.jit
@@ -115,7 +115,7 @@ def _rotate_and_store(
     if part < q_programs:
         head = part * HEADS + tl.arange(0, HEADS)
         q = q_ptr + token * q_token
-        _turn(q, q_norm_ptr, cos, sin, q, head, heads, q_head, q_head, q_eps, HAS_NORM, HEAD_DIM, HALF)
+        _rotate(q, q_norm_ptr, cos, sin, q, head, heads, q_head, q_head, q_eps, HAS_NORM, HEAD_DIM, HALF)
     else:
         head = (part - q_programs) * HEADS + tl.arange(0, HEADS)
         k = k_ptr + token * k_token
@@ -123,23 +123,25 @@ def _rotate_and_store(
             slot = tl.load(slots_ptr + token)
             if slot >= 0:
                 to_k, to_v = k_pages_ptr + slot * page_token, v_pages_ptr + slot * page_token
-                _turn(k, k_norm_ptr, cos, sin, to_k, head, kv_heads, k_head, page_head, k_eps, HAS_NORM, HEAD_DIM, HALF)
+                _rotate(
+                    k, k_norm_ptr, cos, sin, to_k, head, kv_heads, k_head, page_head, k_eps, HAS_NORM, HEAD_DIM, HALF
+                )
                 _copy_heads(v_ptr + token * v_token, to_v, head, kv_heads, v_head, page_head, HEAD_DIM, WIDTH)
         else:
-            _turn(k, k_norm_ptr, cos, sin, k, head, kv_heads, k_head, k_head, k_eps, HAS_NORM, HEAD_DIM, HALF)
+            _rotate(k, k_norm_ptr, cos, sin, k, head, kv_heads, k_head, k_head, k_eps, HAS_NORM, HEAD_DIM, HALF)
 
 
 class Destination(NamedTuple):
-    """Where keys and values are written."""
+    """The pages to which keys and values are written."""
 
     v: torch.Tensor
-    """[N, kv_heads, head_dim], the values to be written beside the keys"""
+    """[N, kv_heads, head_dim], the values to write."""
     k_pages: torch.Tensor
-    """[pages, page_size, kv_heads, head_dim] of the same dtype, contiguous"""
+    """[pages, page_size, kv_heads, head_dim] of the same dtype, contiguous."""
     v_pages: torch.Tensor
-    """As k_pages."""
+    """As `k_pages`."""
     kv_slots: torch.Tensor
-    """[N] int64, `page * page_size + offset`; below 0: not written"""
+    """[N] int64, `page * page_size + offset`; negative for a token that is not written."""
 
 
 def rotate(
@@ -150,14 +152,14 @@ def rotate(
     norms: tuple[HeadNorm, HeadNorm] | None,
     to: Destination | None,
 ) -> None:
-    """Norm q and k if the model does and turn both: q in place, k in place or into the pages, with the values.
+    """Apply the norms if there are any, and rotate: q in place, k in place or into the pages, with the values.
 
     Args:
         q: [N, heads, head_dim], float32, bfloat16 or float16.
         k: [N, kv_heads, head_dim] of the same dtype. No gaps inside a head, anywhere.
         cos, sin: [N, 1, head_dim] of the same dtype, contiguous.
-        norms: of q and of k.
-        to: the pages; None: k is turned in place.
+        norms: the norms of q and k.
+        to: the pages; None rotates k in place.
     """
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]

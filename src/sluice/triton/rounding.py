@@ -1,4 +1,4 @@
-"""Rounding to a kernel's output type as torch rounds: to nearest, ties to even."""
+"""Rounds to a kernel's output type as torch does: to nearest, ties to even."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 IS_INTERPRETED: tl.constexpr = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""Triton's interpreter cuts a float32 off where bfloat16 ends, a device rounds it."""
+"""Triton's interpreter truncates float32 to bfloat16, while a device rounds it."""
 
 
 @triton.jit
 def to_type(x, dtype: tl.constexpr):
-    """float32 to `dtype`."""
+    """Convert float32 to `dtype`."""
     if IS_INTERPRETED and dtype == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         rounded = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits)
@@ -21,5 +21,5 @@ def to_type(x, dtype: tl.constexpr):
 
 @triton.jit
 def narrowed(x, dtype: tl.constexpr):
-    """float32 as `dtype` would keep it, still float32."""
+    """Round float32 to `dtype`, and return it as float32."""
     return to_type(x, dtype).to(tl.float32)

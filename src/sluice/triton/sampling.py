@@ -1,20 +1,20 @@
-"""Sampling without sorting: every filter is a threshold, and a threshold is found by bisection.
+"""Samples without sorting: every filter is a threshold, and a threshold is found by bisection.
 
     maxima      the largest logit of each block                     S x blocks programs
-    keys        only for rows with a top-k or top-p: |(logit - largest) / T| as ordered integers
-    thresholds  only for those rows: the last key that stays        a program a row
-    best        score and id of each block's best                   S x blocks programs
+    keys        only for rows with top-k or top-p: |(logit - largest) / T| as ordered integers
+    thresholds  only for those rows: the last key that is kept      a program per row
+    best        score and id of the best token of each block        S x blocks programs
     choose      the token of each row
 
-What stays, which of equal ones goes first and what makes a row fail is `runner.sampler`'s, and so is the noise. Which
-block a logit is in depends on nothing but its id, so company changes nothing.
+`runner.sampler` defines which tokens are kept, the order of equal ones, when a row fails, and the noise. The block of a
+logit depends only on its id, so the result of a row does not depend on the other rows.
 
-Small tensors lie where there is room, aligned or not: kernels that assumed either would be compiled anew for the other,
-while everybody waits.
+Small tensors may be aligned or not. A kernel that assumed either would be compiled again for the other, which stalls
+all requests.
 
-A key is the bit pattern of a float32 that is not negative: integers in the order of the distances from the largest.
-The k-th smallest key, and the smallest with enough mass up to it, are found as in a binary search that counts instead
-of looking up; both bounds are drawn in to keys that occur, so few distinct logits take few rounds.
+A key is the bit pattern of a float32 that is not negative, so keys are integers in the order of the distances from the
+largest logit. The k-th smallest key, and the smallest key with enough mass up to it, are found by a binary search over
+counts. Both bounds move to keys that occur, so few distinct logits take few rounds.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import triton.language as tl
 from sluice.triton.noise import gumbel, row_key
 
 BLOCK = 4096
-"""Logits that one program looks at."""
+"""Logits that one program reads."""
 SEARCH_BLOCK = 8192
-"""Keys that a program which searches a row looks at together."""
+"""Keys that a program that searches a row reads at once."""
 _INF: tl.constexpr = tl.constexpr(0x7F800000)
-"""The key of a token that a filter dropped or whose logit is -inf."""
+"""The key of a token that a filter removed, or whose logit is -inf."""
 _BEYOND: tl.constexpr = tl.constexpr(0x7F800001)
 _NO_ID: tl.constexpr = tl.constexpr(0x7FFFFFFF)
 _FAILED: tl.constexpr = tl.constexpr(-1)
@@ -38,7 +38,7 @@ _FAILED: tl.constexpr = tl.constexpr(-1)
 
 @triton.jit(do_not_specialize_on_alignment=["maxima_ptr"])
 def _maxima(logits_ptr, maxima_ptr, stride, vocab, BLOCK: tl.constexpr):
-    """The largest of each block; +inf if any is NaN, so that neither NaN nor +inf is missed."""
+    """Find the largest logit of each block; +inf if one is NaN, so that the row fails."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * stride + ids, mask=ids < vocab, other=-float("inf")).to(tl.float32)
@@ -54,14 +54,14 @@ def _largest(maxima_ptr, row, blocks, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _divisor(temperature_ptr, row):
-    """A temperature, float64, as the float32 that logits are divided by."""
+    """Return the float32 to divide logits by, from a temperature in float64."""
     temperature = tl.load(temperature_ptr + row)
     return tl.minimum(tl.maximum(temperature, 1.1754943508222875e-38), 3.4028234663852886e38).to(tl.float32)
 
 
 @triton.jit
 def _keys(scaled, min_p_ptr, row):
-    """Keys of `scaled`, which is at most 0, under the row's min-p."""
+    """Return the keys of `scaled`, which is at most 0, under the row's min-p."""
     floor = tl.log(tl.load(min_p_ptr + row).to(tl.float32))
     keys = tl.abs(scaled).to(tl.int32, bitcast=True)
     return tl.where(scaled < floor, _INF, tl.minimum(keys, _INF))
@@ -97,7 +97,10 @@ def _masses(keys):
 
 @triton.jit
 def _smallest_with_count(keys_ptr, vocab, wanted, SEARCH: tl.constexpr):
-    """The smallest key with at least `wanted` keys up to it, and how many are below it; `wanted` is at most `vocab`."""
+    """Return the smallest key with at least `wanted` keys up to it, and the number of keys below it.
+
+    `wanted` is at most `vocab`.
+    """
     low, high, below = tl.full((), 0, tl.int32), tl.full((), _INF, tl.int32), tl.full((), 0, tl.int32)
     while low < high:
         middle = low + (high - low) // 2
@@ -120,7 +123,7 @@ def _smallest_with_count(keys_ptr, vocab, wanted, SEARCH: tl.constexpr):
 
 @triton.jit
 def _smallest_with_mass(keys_ptr, vocab, wanted, limit, SEARCH: tl.constexpr):
-    """The smallest key, at most `limit`, with a mass of `wanted` up to it (or `limit`), and the mass below it."""
+    """Return the smallest key up to `limit` with a mass of `wanted` up to it (else `limit`), and the mass below it."""
     low, high, below = tl.full((), 0, tl.int32), limit, tl.full((), 0.0, tl.float32)
     while low < high:
         middle = low + (high - low) // 2
@@ -153,7 +156,7 @@ def _mass_below(keys_ptr, vocab, limit, SEARCH: tl.constexpr):
 
 @triton.jit
 def _id_of_equal(keys_ptr, vocab, key, wanted, SEARCH: tl.constexpr):
-    """The id of the `wanted`-th token with this key; beyond all ids if there are not more than that."""
+    """Return the id of the `wanted`-th token with this key; `_NO_ID` if there are not more than that."""
     found, seen = tl.full((), _NO_ID, tl.int32), tl.full((), 0, tl.int32)
     for start in range(0, vocab, SEARCH):
         ids = start + tl.arange(0, SEARCH)
@@ -172,7 +175,7 @@ def _thresholds(keys_ptr, rows_ptr, top_k_ptr, top_p_ptr, last_key_ptr, last_id_
     top_k = tl.load(top_k_ptr + row)
     top_p = tl.load(top_p_ptr + row).to(tl.float32)
     last_key, below = tl.full((), _INF, tl.int32), tl.full((), 0, tl.int32)
-    equal = tl.full((), _NO_ID, tl.int32)  # so many tokens with the last key stay, if there are as many
+    equal = tl.full((), _NO_ID, tl.int32)  # number of tokens with the last key that are kept, if there are as many
     if top_k < vocab:
         last_key, below = _smallest_with_count(keys_ptr, vocab, top_k.to(tl.int32), SEARCH)
         equal = top_k.to(tl.int32) - below
@@ -184,7 +187,7 @@ def _thresholds(keys_ptr, rows_ptr, top_k_ptr, top_p_ptr, last_key_ptr, last_id_
         key, mass = _smallest_with_mass(keys_ptr, vocab, wanted, last_key, SEARCH)
         one = _masses(key)
         if key < _INF:
-            # At least one: the mass before it is below what is wanted.
+            # At least one is kept: the mass before it is below `wanted`.
             stay = tl.ceil((wanted - mass) / tl.maximum(one, 1e-45))
             stay = tl.minimum(tl.maximum(stay, 1.0), vocab).to(tl.int32)
             equal = tl.where(key == last_key, tl.minimum(equal, stay), stay)
@@ -267,19 +270,19 @@ def sample_rows(
     ranked: torch.Tensor | None,
     ranked_at_once: int,
 ) -> torch.Tensor:
-    """One token for each row.
+    """Sample one token for each row.
 
     Args:
         logits: [S, vocab] float32, bfloat16 or float16, without gaps inside a row.
         temperature: [S] float64; 0 is greedy.
         min_p, top_p: [S] float64.
-        top_k: [S] int64, at least 1; `vocab` and more is none.
+        top_k: [S] int64, at least 1; `vocab` or more disables it.
         noise_keys, positions: [S] int64, see `runner.noise`.
-        ranked: [n] int64, rows that are not greedy and have a top-k or top-p; None: there are none.
-        ranked_at_once: most of these whose keys are in memory together, each taking 4 bytes a logit.
+        ranked: [n] int64, the rows that are not greedy and have top-k or top-p; None if there are none.
+        ranked_at_once: the most rows whose keys are in memory together, at 4 bytes a logit.
 
     Returns:
-        [S] int64 token ids, -1 where the logits hold NaN or +inf, or nothing above -inf.
+        [S] int64 token ids, -1 for a row with NaN or +inf, or with nothing above -inf.
     """
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)

@@ -1,6 +1,6 @@
-"""log(sum(exp(logits))) of each row, in one pass over them in their own type.
+"""Computes log(sum(exp(logits))) of each row, in one pass over the logits in their own type.
 
-Blocks are the same whatever the number of rows, so a row's total does not depend on its company.
+Blocks do not depend on the number of rows, so the total of a row does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ BLOCK = 4096
 
 @triton.jit
 def _finite(largest):
-    """What to subtract before exp: 0 where there is nothing above -inf, which would give NaN."""
+    """Return the number to subtract before exp: `largest`, or 0 if that is -inf, which would give NaN."""
     return tl.where(largest == -float("inf"), 0.0, largest)
 
 
@@ -42,7 +42,7 @@ def _combine(largest_ptr, sum_ptr, total_ptr, blocks, BLOCKS: tl.constexpr):
 
 
 def totals(logits: torch.Tensor) -> torch.Tensor:
-    """The totals [R] float32; NaN where a row holds NaN or +inf, or nothing above -inf.
+    """Return the totals [R] float32; NaN for a row with NaN or +inf, or with nothing above -inf.
 
     Args:
         logits: [R, vocab] float32, bfloat16 or float16, without gaps inside a row.

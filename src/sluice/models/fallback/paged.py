@@ -1,8 +1,8 @@
-"""Paged attention where transformers asks for attention, and a model of theirs around it.
+"""Paged attention for models of transformers.
 
-transformers computes everything between two attentions. Its layers call an attention function by name; ours, `NAME`,
-hands each call to the step that the model was called with, so nothing about a step is kept anywhere. The step stores
-keys and values in pages and lets a backend attend, as a native layer does.
+transformers computes everything except attention. Its layers call an attention function by name. Ours, `NAME`, passes
+each call to the step that the model was called with, so no state of a step is kept. The step stores keys and values in
+pages and calls an attention backend, as a native layer does.
 """
 
 from __future__ import annotations
@@ -24,25 +24,26 @@ from sluice.models.checkpoint import CheckpointError
 from sluice.models.spec import ModelSpec
 
 NAME = "sluice_paged"
-SAYS_NOTHING = frozenset({"position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict"})
-"""What layers pass along to every attention function and which changes nothing for ours."""
+IGNORED = frozenset({"position_ids", "position_embeddings", "cache_position", "use_cache", "return_dict"})
+"""Arguments that layers pass to every attention function and that have no effect on ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """What one layer asks for, beside its queries, keys and values."""
+    """The arguments of one layer's attention, except queries, keys and values."""
 
     layer: int
     spec: AttentionSpec
     sinks: torch.Tensor | None
-    """[heads], a score for each head that takes its share of the softmax and gives nothing (gpt-oss)."""
+    """[heads], a score per head that takes part in the softmax but has no value (gpt-oss)."""
 
 
 class Step(Protocol):
-    """Who answers the layers of one call of a model."""
+    """Computes attention for the layers of one call of a model."""
 
     def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """
+        """Compute the attention of one layer.
+
         Args:
             q: [N, heads, head_dim].
             k, v: [N, kv_heads, head_dim].
@@ -62,7 +63,6 @@ class PagedStep:
     attention: Attention
 
     def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        """See `Step.attend`."""
         layer = self.kv[call.layer]
         layer.store(self.batch.kv_slots, k, v)
         out, lse = self.attention.attend(q, layer, self.batch, call.spec, need_lse=call.sinks is not None)
@@ -88,26 +88,26 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that transformers calls.
+    """Compute attention for transformers, by the step that the model was called with.
 
     Args:
         query: [1, heads, N, head_dim]; `key` and `value` likewise with their heads.
 
     Returns:
-        [1, N, heads, head_dim], and no weights.
+        [1, N, heads, head_dim], and None in place of the attention weights.
 
     Raises:
-        CheckpointError: the layer asks for what paged attention does not do.
+        CheckpointError: the layer requires something that paged attention does not support.
     """
-    asked = sorted(
-        name for name, value in others.items() if not (name in SAYS_NOTHING or value is None or value is False)
+    unsupported = sorted(
+        name for name, value in others.items() if not (name in IGNORED or value is None or value is False)
     )
     if sluice_step is None:
         raise CheckpointError(f"{type(module).__name__} does not pass on what its attention needs")
     if attention_mask is not None:
         raise CheckpointError(f"{type(module).__name__} makes an attention mask of its own")
-    if asked:
-        raise CheckpointError(f"{type(module).__name__} asks its attention for {', '.join(asked)}")
+    if unsupported:
+        raise CheckpointError(f"{type(module).__name__} asks its attention for {', '.join(unsupported)}")
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise CheckpointError(f"{type(module).__name__} lets tokens see later ones")
     if not isinstance(getattr(module, "layer_idx", None), int):
@@ -136,18 +136,18 @@ def _spec(
 
 
 def _tokens_first(x: torch.Tensor) -> torch.Tensor:
-    """[1, heads, N, head_dim] to [N, heads, head_dim]"""
+    """Return x [1, heads, N, head_dim] as [N, heads, head_dim]."""
     return x.squeeze(0).transpose(0, 1)
 
 
 def register() -> None:
-    """Make `attend` known to transformers as `NAME`; twice is once."""
+    """Register `attend` with transformers as `NAME`. A second call does nothing."""
     AttentionInterface.register(NAME, attend)
 
 
 @dataclass
 class _Hidden(ModelOutput):
-    """What decoders return, with every field that any head looks at."""
+    """The output of a decoder, with every field that any head reads."""
 
     last_hidden_state: torch.Tensor | None = None
     past_key_values: None = None
@@ -157,33 +157,31 @@ class _Hidden(ModelOutput):
     router_logits: None = None
 
 
-class _Given(nn.Module):
-    """Stands where a causal language model has its decoder, and gives back hidden states that are there already."""
+class _Identity(nn.Module):
+    """Replaces the decoder of a causal language model, and returns its input as the hidden states."""
 
     def forward(self, *_: Any, inputs_embeds: torch.Tensor, **__: Any) -> _Hidden:
         return _Hidden(last_hidden_state=inputs_embeds)
 
 
 class TransformersLM(PagedLM):
-    """A causal language model of transformers, taken apart into decoder and head.
+    """A causal language model of transformers, separated into decoder and head.
 
-    The head is the whole of its class around the decoder: whatever it does to logits (a bias, a soft cap, a scale) it
-    does here.
+    The head is the original model without its decoder, so it still applies a bias, a soft cap or a scale to the logits.
 
     Args:
-        model: in evaluation mode, its attention set to `NAME`; its decoder is taken out of it.
+        model: in evaluation mode, its attention implementation is `NAME`. Its decoder is removed from it.
     """
 
     def __init__(self, model: PreTrainedModel, spec: ModelSpec) -> None:
         super().__init__()
         self.spec = spec
         self.decoder = model.get_decoder()
-        place = next(name for name, module in model.named_modules() if module is self.decoder)
-        model.set_submodule(place, _Given())
+        name_of_decoder = next(name for name, module in model.named_modules() if module is self.decoder)
+        model.set_submodule(name_of_decoder, _Identity())
         self.head = model
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        """See `PagedLM.forward`."""
         output = self.decoder(
             input_ids=batch.input_ids[None],
             position_ids=batch.positions[None],
@@ -193,5 +191,4 @@ class TransformersLM(PagedLM):
         return output.last_hidden_state[0, batch.logit_rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `PagedLM.logits`."""
         return self.head(inputs_embeds=hidden[None], use_cache=False).logits[0]
