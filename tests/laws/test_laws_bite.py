@@ -160,6 +160,12 @@ def run_without_pages(state: SchedulerState) -> None:
     state.decoding[0].lease = None
 
 
+def hold_another_kind_of_lease(state: SchedulerState) -> None:
+    request = state.decoding.pop(0)
+    request.status = Status.OFFLOADED
+    state.offloaded[0] = request
+
+
 DAMAGE = [
     (1, free_a_held_page),
     (1, lose_a_page),
@@ -190,6 +196,7 @@ DAMAGE = [
     (6, be_nowhere),
     (6, drain_with_nothing_in_flight),
     (6, keep_followers_waiting_for_nobody),
+    (6, hold_another_kind_of_lease),
 ]
 
 
