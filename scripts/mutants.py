@@ -46,9 +46,8 @@ FILES = (
     "scheduler/passes.py",
     "scheduler/scheduler.py",
     "engine/trace.py",
-    "engine/chunk_log.py",
     "engine/deadlines.py",
-    "engine/watched.py",
+    "engine/heartbeat.py",
     "engine/engine.py",
     "tracing/recorder.py",
 )

@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
-from sluice.engine.heartbeat import Phase
+from sluice.engine.heartbeat import Phase, WatchedRunner
 from sluice.engine.messages import Message, Stats
 from sluice.engine.protocols import Pending, Runner
-from sluice.engine.watched import WatchedRunner
 from sluice.process.client import EngineClient, Inbox, OutputOrderError
 from sluice.process.heartbeat import SIZE, Counts, LivenessWatch, SharedHeartbeat
 from sluice.process.wire import Frame, Incoming, Outgoing, Outputs, WireError, decode, encode

@@ -11,10 +11,9 @@ from typing import Any
 from recording import RecordingRunner
 from sluice.assembly.resolve import Resolution, resolve
 from sluice.config import EngineConfig
-from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Link, Pending
-from sluice.engine.trace import RecentSteps
+from sluice.engine.trace import ChunkLog, RecentSteps
 from sluice.kv.manager import KVManager
 from sluice.limits import Limits
 from sluice.process.wire import Ready, Start

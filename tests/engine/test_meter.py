@@ -8,9 +8,8 @@ import pytest
 
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
-from sluice.engine.histogram import Histogram
 from sluice.engine.messages import Abort, QueryStats, Stats, Submit
-from sluice.engine.meter import REQUEST_SECONDS, STEP_SECONDS, STEP_TOKENS, Meter, Totals
+from sluice.engine.meter import REQUEST_SECONDS, STEP_SECONDS, STEP_TOKENS, Histogram, Meter, Totals
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
 from sluice.types import BatchPlan, Bound, TierLimits
 from worlds import World, limits_of, offload_of

@@ -6,11 +6,10 @@ import logging
 
 import pytest
 
-from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort, QueryStats, Submit
-from sluice.engine.trace import NullTrace, RecentSteps, StepTimes
+from sluice.engine.trace import ChunkLog, NullTrace, RecentSteps, StepTimes
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
 from sluice.types import BatchPlan, BatchResult, Bound, Occupancy
 from worlds import World, limits_of

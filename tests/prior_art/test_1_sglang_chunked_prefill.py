@@ -8,10 +8,9 @@ import pytest
 
 from sluice.assembly.resolve import resolve
 from sluice.config import EngineConfig
-from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
-from sluice.engine.trace import RecentSteps
+from sluice.engine.trace import ChunkLog, RecentSteps
 from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import CLIPPED_OUTPUT, RatioReservation
 from sluice.testing import ManualLink, resolved

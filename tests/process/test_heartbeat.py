@@ -26,7 +26,7 @@ def test_one_process_reads_what_the_other_wrote(tmp_path: Path, heartbeat: Share
     assert other.in_flight() == frozenset()
     heartbeat.tick(Phase.DEVICE)
     heartbeat.launching(4, [9, 1 << 40])
-    heartbeat.landed(70)
+    heartbeat.step_done(70)
     heartbeat.messages(received=2, sent=3)
     assert other.read() == Reading(1, Phase.DEVICE, 4, 1, 70, 2, 3)
     assert other.in_flight() == {9, 1 << 40}

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluice.config import EngineConfig
-from sluice.engine.histogram import Tally
 from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, Submit
-from sluice.engine.meter import Totals
+from sluice.engine.meter import Tally, Totals
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
 from sluice.process.wire import (

@@ -14,7 +14,7 @@ from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.config import EngineConfig
-from sluice.engine.heartbeat import NoHeartbeat, Phase
+from sluice.engine.heartbeat import Heartbeat, Phase
 from sluice.engine.messages import Submit
 from sluice.models.native_ops import NativeOps
 from sluice.models.ops import Norm
@@ -136,7 +136,7 @@ def test_every_layer_of_a_replay_is_heard_of(tmp_path: Path) -> None:
     assert heartbeat.ticks - before >= model.spec.num_layers
 
 
-class Counting(NoHeartbeat):
+class Counting(Heartbeat):
     """Counts signs of life."""
 
     def __init__(self) -> None:

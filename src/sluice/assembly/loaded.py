@@ -17,12 +17,11 @@ from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.ticking import TickingAttention
 from sluice.device.transport import transport_for
-from sluice.engine.chunk_log import ChunkLog
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
-from sluice.engine.heartbeat import Heartbeat, NoHeartbeat, Phase
+from sluice.engine.heartbeat import Heartbeat, Phase
 from sluice.engine.protocols import Link, Runner
-from sluice.engine.trace import RecentSteps
+from sluice.engine.trace import ChunkLog, RecentSteps
 from sluice.faults import Fault, FaultKind
 from sluice.footprint import device_footprint
 from sluice.models.spec import ModelSpec
@@ -93,7 +92,7 @@ class LoadedModel:
             tiers: the tiers behind this state.
             report: called with blocks of offloaded chunks that were read ahead from a disk.
         """
-        state, heartbeat = state or self.state(), heartbeat or NoHeartbeat()
+        state, heartbeat = state or self.state(), heartbeat or Heartbeat()
         busy, waiting = partial(heartbeat.tick, Phase.BUSY), partial(heartbeat.tick, Phase.DEVICE)
         device, poison = self.shape.device, self.info.config.model.debug_uninitialized_reads
         attention = TickingAttention(self.backend.make(device, self.kernels, busy), busy)

@@ -1,4 +1,4 @@
-"""Time as an object: the wall's, or one that a test or a simulation moves by hand. Nothing else here reads it."""
+"""Time as an object: the machine's, or one that a test or a simulation advances. The only module that reads time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """Monotonic time of this machine."""
+    """Monotonic time of this machine, the same in all its processes."""
 
     def now(self) -> float:
         return time.perf_counter()
 
 
 class VirtualClock:
-    """Time that passes when told to."""
+    """Time that passes when `advance` is called."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -1,4 +1,4 @@
-"""Which requests are to have begun, or ended, by when. It is asked with the time and reads no clock itself."""
+"""The times by which requests must have begun, or ended. The caller gives the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from sluice.types import FinishReason, Output, Submit
 
 KEPT_STALE = 64
-"""Deadlines of ended requests that may lie about until they are due, whatever their number."""
+"""Deadlines of ended requests that may stay in memory until they are due, beside four for each open request."""
 
 
 class Deadlines:
@@ -24,7 +24,7 @@ class Deadlines:
 
     @property
     def next(self) -> float | None:
-        """When to ask again at the latest."""
+        """The earliest deadline."""
         return self._heap[0][0] if self._heap else None
 
     @property
@@ -33,21 +33,21 @@ class Deadlines:
         return len(self._heap)
 
     def watch(self, submit: Submit) -> None:
-        """Take over the deadlines of a request, if it has any."""
+        """Add the deadlines of a request, if it has any."""
         for at, reason in ((submit.start_deadline, FinishReason.EXPIRED), (submit.deadline, FinishReason.TIMEOUT)):
             if at is not None:
                 heappush(self._heap, (at, submit.request_id, reason))
                 self._open.add(submit.request_id)
 
     def due(self, now: float) -> Iterator[tuple[int, FinishReason]]:
-        """Whom to end, and why; each deadline once."""
+        """Yield the requests that are late, and the reason to end them with; each deadline once."""
         while self._heap and self._heap[0][0] <= now:
             _, request_id, reason = heappop(self._heap)
             if request_id in self._open:
                 yield request_id, reason
 
     def forget(self, outputs: Sequence[Output]) -> None:
-        """Drop the deadlines of requests that ended with these outputs; in memory they are dropped now and then."""
+        """Drop the deadlines of requests that ended with these outputs. They leave memory when there are too many."""
         self._open.difference_update(output.request_id for output in outputs if output.finish_reason is not None)
         if len(self._heap) > KEPT_STALE + 4 * len(self._open):
             self._heap = [entry for entry in self._heap if entry[1] in self._open]

@@ -1,8 +1,8 @@
 """The loop: receive, plan, launch, commit, send. One loop for every mode.
 
 `depth` is the number of steps in flight. 1 is synchronous: a step is launched, then waited for. 2 is overlap: step
-n + 1 is planned and launched before step n is waited for. p is a pipeline of p stages. What may be planned before a
-result is known is the scheduler's affair (`lookahead`); when it can plan nothing, the oldest step is waited for.
+n + 1 is planned and launched before step n is waited for. p is a pipeline of p stages. The scheduler decides what may
+be planned before a result is known (`lookahead`); when it can plan nothing, the oldest step is waited for.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from sluice.engine.clock import Clock, WallClock
 from sluice.engine.deadlines import Deadlines
 from sluice.engine.messages import Abort, BlocksLoaded, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.engine.meter import Meter
-from sluice.engine.protocols import Link, Pending, Planner, Runner, TraceSink
-from sluice.engine.trace import NullTrace, StepTimes
+from sluice.engine.protocols import Link, Pending, Planner, Runner
+from sluice.engine.trace import NullTrace, StepTimes, TraceSink
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.scheduler import DuplicateRequest
 from sluice.types import BatchPlan, FinishReason, Output, Submit
 
 
 class InFlight(NamedTuple):
-    """A step that was launched and not waited for."""
+    """A step that was launched and has not been waited for."""
 
     plan: BatchPlan
     pending: Pending
@@ -35,8 +35,8 @@ class Engine:
 
     Args:
         depth: steps in flight at once.
-        clock: times the steps; None is the wall's.
-        trace: is told of every step; None keeps nothing.
+        clock: times the steps and the requests; None: a `WallClock`.
+        trace: receives every step; None: keeps nothing.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Engine:
         self.in_flight: deque[InFlight] = deque()
         self._deadlines = Deadlines()
         self._awaits_disk = False
-        """Nothing could be planned, nothing is in flight, and something is to come from the disk."""
+        """Nothing could be planned, nothing is in flight, and data is to come from the disk."""
         self.is_open = True
         self.exit_on_error = False
         """Raise the error of a step, instead of ending the step's requests and going on."""
@@ -72,7 +72,7 @@ class Engine:
             self.step()
 
     def step(self) -> None:
-        """One turn of the loop."""
+        """Do one turn of the loop."""
         self._receive()
         self._expire()
         plan = self.scheduler.schedule()
@@ -94,11 +94,11 @@ class Engine:
         return not self.in_flight and not self.scheduler.has_work
 
     def _receive(self) -> None:
-        for message in self.link.receive(block=self.is_idle or self._awaits_disk, timeout=self._patience()):
+        for message in self.link.receive(block=self.is_idle or self._awaits_disk, timeout=self._timeout()):
             self._send(self._handle(message))
 
-    def _patience(self) -> float | None:
-        """Seconds that may be waited while requests are open: their deadlines hold whatever the disk does."""
+    def _timeout(self) -> float | None:
+        """Return the seconds until the next deadline, if the loop waits for the disk while requests are open."""
         due = self._deadlines.next if self._awaits_disk else None
         return None if due is None else max(0.0, due - self.clock.now())
 
@@ -125,7 +125,7 @@ class Engine:
         try:
             self.scheduler.add(message)
         except DuplicateRequest:
-            return []  # the stream of this id belongs to the first to use it
+            return []  # the stream of this id belongs to the request that came first
         except QueueFull as error:
             return [Output(message.request_id, 0, (), 0, FinishReason.OVERLOAD, str(error))]
         except ValueError as error:
@@ -139,14 +139,14 @@ class Engine:
         return []
 
     def _expire(self) -> None:
-        """Drop what is late before the step is planned: nothing is computed for nobody."""
+        """End the requests that are late, before a step is planned for them."""
         if self._deadlines:
             for request_id, reason in self._deadlines.due(self.clock.now()):
                 self._send(self.scheduler.abort(request_id, reason))
 
     def _launch(self, plan: BatchPlan) -> None:
-        """Launch a plan. If that fails, what is in flight is committed first: plans end in the order they were made,
-        and none is launched on top of one that never ran."""
+        """Launch a plan. If that fails, the steps in flight are committed first: plans end in the order in which they
+        were made, and none is launched after one that never ran."""
         launched_at = self.clock.now()
         self.meter.planned(plan, launched_at)
         try:
@@ -182,7 +182,7 @@ class Engine:
         self._send(self.scheduler.fail(plan, describe(error), launched=launched))
 
     def _times(self, launched_at: float, launch_seconds: float, waits_at: float) -> StepTimes:
-        """Of a step that was just waited for."""
+        """Return the times of a step that was just waited for."""
         ended_at = self.clock.now()
         return StepTimes(launched_at, ended_at, launch_seconds, ended_at - waits_at)
 
@@ -194,5 +194,5 @@ class Engine:
 
 
 def describe(error: Exception) -> str:
-    """What users are told of a step that failed."""
+    """Return the error that clients receive for a step that failed."""
     return f"the step failed: {type(error).__name__}: {error}"

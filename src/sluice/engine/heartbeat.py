@@ -1,54 +1,92 @@
-"""Signs of life: told by the thread that runs the steps, and by no other, so that they mean what they say.
+"""Signs of life of the thread that runs the steps, sent by that thread alone.
 
-A tick says that this thread came to a certain point, and which. It ticks once a turn of the loop, once a layer, and
-every second while it waits; a thread that loops for ever in C, waits for a lock or was stopped ticks no more, however
-well the rest of its process does.
+A tick says that the thread reached a certain point. It ticks once a turn of the loop, once a layer, and every second
+while it waits. A thread that loops for ever in C, waits for a lock or was stopped ticks no more, even if the rest of
+its process goes on.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from enum import IntEnum
-from typing import Protocol
+
+from sluice.engine.protocols import Pending, Runner
+from sluice.types import BatchPlan, BatchResult
 
 
 class Phase(IntEnum):
-    """What the thread was at when it ticked."""
+    """What the thread does."""
 
     LOADING = 0
-    """Loads the model; nobody ticks."""
+    """Loads the model; it does not tick."""
     IDLE = 1
-    """Waits for messages: there is nothing to do."""
+    """Waits for messages, with nothing to do."""
     BUSY = 2
     """Plans, or computes."""
     DEVICE = 3
     """Waits for a step that a device computes."""
 
 
-class Heartbeat(Protocol):
-    """Where signs of life go."""
+class Heartbeat:
+    """Receives signs of life. This base class ignores them."""
 
     def tick(self, phase: Phase) -> None:
-        """The thread lives, and is at this."""
-        ...
+        """Receive that the thread lives, and what it does."""
 
     def launching(self, step: int, request_ids: Iterable[int]) -> None:
-        """A step is about to be launched, and these requests are in flight then, its own included."""
-        ...
+        """Receive that a step is about to be launched, and which requests are in flight then, its own included."""
 
-    def landed(self, tokens: int) -> None:
-        """The oldest step in flight is done: it took requests this many tokens further."""
-        ...
+    def step_done(self, tokens: int) -> None:
+        """Receive that the oldest step in flight has computed this many tokens."""
 
 
-class NoHeartbeat:
-    """Nobody watches."""
+class WatchedRunner:
+    """A runner in front of another one that reports every step to the heartbeat.
 
-    def tick(self, phase: Phase) -> None:
-        pass
+    The requests in flight are reported before a step is launched, so that they are known if the process dies of it. A
+    step counts as in flight until another is launched: meanwhile its result is committed.
+    """
 
-    def launching(self, step: int, request_ids: Iterable[int]) -> None:
-        pass
+    def __init__(self, inner: Runner, heartbeat: Heartbeat) -> None:
+        self._inner = inner
+        self._heartbeat = heartbeat
+        self._in_flight: deque[WatchedStep] = deque()
 
-    def landed(self, tokens: int) -> None:
-        pass
+    def launch(self, plan: BatchPlan) -> WatchedStep:
+        while self._in_flight and self._in_flight[0].is_done:
+            self._in_flight.popleft()  # its result was committed
+        step = WatchedStep(plan, self._heartbeat)
+        self._in_flight.append(step)
+        ids = {chunk.request_id for each in self._in_flight for chunk in each.plan.chunks}
+        self._heartbeat.launching(plan.step, sorted(ids))
+        self._heartbeat.tick(Phase.BUSY)
+        try:
+            step.inner = self._inner.launch(plan)
+        except Exception:
+            step.is_done = True
+            raise
+        return step
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class WatchedStep:
+    """A launched step."""
+
+    inner: Pending
+
+    def __init__(self, plan: BatchPlan, heartbeat: Heartbeat) -> None:
+        self.plan = plan
+        self.is_done = False
+        self._heartbeat = heartbeat
+
+    def wait(self) -> BatchResult:
+        self._heartbeat.tick(Phase.BUSY)
+        try:
+            result = self.inner.wait()
+        finally:
+            self.is_done = True
+        self._heartbeat.step_done(self.plan.num_tokens)
+        return result

@@ -11,7 +11,7 @@ from sluice.types import CopyDone, FinishReason, Occupancy, Submit
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request now. STOP is for a stop string found in its text; unknown or ended ids are ignored."""
+    """End a request now. STOP is for a stop string in its text. Unknown and ended ids are ignored."""
 
     request_id: int
     reason: FinishReason = FinishReason.ABORT
@@ -19,50 +19,50 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Leave the loop after this message; what is unfinished is dropped."""
+    """Leave the loop after this message. Unfinished requests are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueryStats:
-    """Asks for one `Stats` with the same id."""
+    """Answer with one `Stats` of the same id."""
 
     query_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
-    """Forget every cached page that nobody uses, and then answer like `QueryStats`."""
+    """Forget every cached page that no request holds, and then answer like `QueryStats`."""
 
     query_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """How an engine stands: what the answer to a `QueryStats` or `FlushCache` says."""
+    """The state of an engine: the answer to a `QueryStats` or `FlushCache`."""
 
     query_id: int
     occupancy: Occupancy
     last_step: StepRecord | None
-    """None before the first."""
+    """None before the first step."""
     totals: Totals = field(default_factory=Totals)
     """Since the engine began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """From the runner's own threads: these copies with the disk have ended."""
+    """Copies with the disk have ended. Posted by the runner's threads."""
 
     done: tuple[CopyDone, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksLoaded:
-    """From the runner's own threads: blocks of an offloaded chunk were read ahead from the disk, or cannot be read."""
+    """Blocks of an offloaded chunk were read ahead from the disk, or cannot be read. Posted by the runner's threads."""
 
     step: int
     """The step that began the chunk."""
     ready: int
-    """How many of the chunk's work items, from the first one on, have all their blocks."""
+    """Number of the chunk's work items, from the first one on, that have all their blocks."""
     error: str | None = None
     """Why a block that it attends to cannot be read."""
 

@@ -1,15 +1,15 @@
-"""What an engine has done since it began, in numbers that only grow: for whoever asks how it stands.
+"""Counts of what an engine has done since it began, and histograms of its times.
 
-Times of a request are taken where they happen. Requests wait in the engine, so nobody else knows for how long.
+Times of a request are measured here, because requests wait in the engine: the server does not know for how long.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluice.engine.histogram import Histogram, Tally
 from sluice.engine.trace import StepTimes
 from sluice.types import BatchPlan, Bound, Output
 
@@ -20,6 +20,37 @@ REQUEST_SECONDS: tuple[float, ...] = (
     *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 """vLLM's buckets for times of a request, with finer ones at the lower end."""
+
+
+class Tally(NamedTuple):
+    """The content of a histogram."""
+
+    bounds: tuple[float, ...]
+    """Upper ends of all buckets but the last, which has none."""
+    counts: tuple[int, ...]
+    """Values in each bucket: one more than `bounds`, not accumulated."""
+    total: float
+    """Sum of the values."""
+
+
+class Histogram:
+    """Counts values in fixed buckets.
+
+    Args:
+        bounds: upper ends, growing; a value belongs to the first bucket that is not below it.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self._counts = [0] * (len(self._bounds) + 1)
+        self._total = 0.0
+
+    def add(self, value: float) -> None:
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._total += value
+
+    def tally(self) -> Tally:
+        return Tally(self._bounds, tuple(self._counts), self._total)
 
 
 class Totals(NamedTuple):
@@ -34,22 +65,22 @@ class Totals(NamedTuple):
     bound_by: tuple[int, ...] = ()
     """Steps by the limit that bound them, in the order of `Bound`."""
     tokens: Tally | None = None
-    """Of a step, decodes and prefill."""
+    """Tokens of a step, decodes and prefill."""
     step_seconds: Tally | None = None
-    """That the engine was in the runner for a step."""
+    """Time in the runner for a step."""
     queue_seconds: Tally | None = None
     """From a request's arrival to the launch of its first step."""
     prefill_seconds: Tally | None = None
-    """From there to its first token."""
+    """From that launch to its first token."""
     decode_seconds: Tally | None = None
-    """From there to its end."""
+    """From its first token to its end."""
     inference_seconds: Tally | None = None
-    """Of requests that were given a token, from the launch of the first step to the end."""
+    """From the launch of its first step to its end, if it got a token."""
 
 
 @dataclass(slots=True)
 class _Times:
-    """Of an open request."""
+    """Times of an open request."""
 
     arrived: float
     began: float | None = None
@@ -76,11 +107,11 @@ class Meter:
         return len(self._open)
 
     def arrived(self, request_id: int, now: float) -> None:
-        """A request was queued."""
+        """Count a request that was queued."""
         self._open[request_id] = _Times(now)
 
     def planned(self, plan: BatchPlan, now: float) -> None:
-        """A step is about to be launched."""
+        """Count a step that is about to be launched."""
         for slot in plan.new_slots:
             times = self._open.get(slot.request_id)
             if times is not None and times.began is None:
@@ -88,7 +119,7 @@ class Meter:
                 self._queue.add(now - times.arrived)
 
     def ended(self, plan: BatchPlan, times: StepTimes, *, failed: bool) -> None:
-        """A step is over."""
+        """Count a step that ended."""
         tokens, decodes = plan.num_tokens, plan.num_decoded
         self._steps += 1
         self._failed += failed
@@ -100,7 +131,7 @@ class Meter:
         self._step_seconds.add(times.launch_seconds + times.wait_seconds)
 
     def sent(self, outputs: Sequence[Output], now: float) -> None:
-        """These are about to leave."""
+        """Count outputs that are about to be sent."""
         for output in outputs:
             if output.start == 0 and output.token_ids:
                 self._first_token(output.request_id, now)

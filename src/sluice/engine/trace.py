@@ -1,33 +1,32 @@
-"""What became of each step: a record, and places that keep it.
-
-A trace sink (see `protocols.TraceSink`) is told of every step when it ends, with its plan, its result and its times.
-"""
+"""Trace sinks: they receive every step when it ends, with its plan, its result and its times."""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from sluice.types import BatchPlan, BatchResult, Bound
+from sluice.types import BatchPlan, BatchResult, Bound, Chunk
 
+LOGGER = logging.getLogger("sluice.engine")
 KEPT_STEPS = 128
-"""Some seconds of steps: enough to see what an engine is at."""
+"""Some seconds of steps: enough to see what an engine does."""
 
 
 class StepTimes(NamedTuple):
     """When a step ran, in seconds of the engine's clock, and how long the engine was in the runner for it.
 
-    A runner may compute at launch (cpu) or go on while nobody waits (cuda), so neither moment nor their difference is
-    the step's cost once several steps are in flight. The two durations are: they never overlap those of another step.
+    A runner may compute at launch (cpu) or later (cuda), so neither moment nor their difference is the step's cost
+    once several steps are in flight. The two durations are: they never overlap those of another step.
     """
 
     launched_at: float
     ended_at: float
     """When its result was there; with several steps in flight this includes waiting for the ones before."""
     launch_seconds: float
-    """In `Runner.launch`."""
+    """Time in `Runner.launch`."""
     wait_seconds: float
-    """In `Pending.wait`."""
+    """Time in `Pending.wait`."""
 
 
 class StepRecord(NamedTuple):
@@ -49,7 +48,7 @@ class StepRecord(NamedTuple):
 
 
 def record_of(plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> StepRecord:
-    """The record of a step. A result of None means that it failed as a whole."""
+    """Return the record of a step. A result of None means that it failed as a whole."""
     rows, decodes = len(plan.chunks), plan.num_decodes
     tokens = plan.num_tokens
     return StepRecord(
@@ -64,6 +63,27 @@ def record_of(plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> 
         launched_at=times.launched_at,
         ended_at=times.ended_at,
     )
+
+
+class TraceSink(Protocol):
+    """Receives every step."""
+
+    @property
+    def latest(self) -> StepRecord | None:
+        """The last step it received, if it keeps it."""
+        ...
+
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        """Receive a step that ended, before it is committed. Steps end in the order of their plans.
+
+        Args:
+            result: None if the step failed as a whole.
+        """
+        ...
+
+    def close(self) -> None:
+        """Write what is left: the engine steps no more. May be called again."""
+        ...
 
 
 class NullTrace:
@@ -82,7 +102,7 @@ class RecentSteps:
     """Keeps the records of the last steps.
 
     Args:
-        keep: how many, at least 1.
+        keep: number of steps, at least 1.
     """
 
     def __init__(self, keep: int = KEPT_STEPS) -> None:
@@ -103,4 +123,49 @@ class RecentSteps:
         self._records.append(record_of(plan, result, times))
 
     def close(self) -> None:
-        """What was kept stays."""
+        """Keep the records."""
+
+
+class ChunkLog:
+    """A trace sink in front of another one that logs a line for every chunk of a prompt that is cut.
+
+        INFO sluice.engine: request 7: chunk 2 of its prompt in step 31: extend_len 512, from 1024, cached prefix 512
+
+    All of it is in the plans: a new slot begins a prompt, the chunk that samples ends it.
+    """
+
+    def __init__(self, inner: TraceSink) -> None:
+        self._inner = inner
+        self._cut: dict[int, tuple[int, int]] = {}
+        """Slot -> number of chunks so far and cached prefix of the prompt that is being computed there."""
+
+    @property
+    def latest(self) -> StepRecord | None:
+        return self._inner.latest
+
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        for new in plan.new_slots:
+            self._cut.pop(new.slot, None)
+        for chunk in plan.chunks[plan.num_decodes :]:
+            self._log(plan, chunk)
+        self._inner.ended(plan, result, times)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _log(self, plan: BatchPlan, chunk: Chunk) -> None:
+        number, cached = self._cut.pop(chunk.slot, (0, chunk.start))
+        if not chunk.samples:
+            self._cut[chunk.slot] = (number + 1, cached)
+        elif number == 0:
+            return  # whole in one chunk
+        LOGGER.info(
+            "request %d: chunk %d of its prompt in step %d: extend_len %d, from %d, cached prefix %d%s",
+            chunk.request_id,
+            number + 1,
+            plan.step,
+            chunk.length,
+            chunk.start,
+            cached,
+            ", the last" if chunk.samples else "",
+        )

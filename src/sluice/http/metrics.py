@@ -22,9 +22,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from sluice.engine.histogram import Histogram, Tally
 from sluice.engine.messages import Stats
-from sluice.engine.meter import REQUEST_SECONDS
+from sluice.engine.meter import REQUEST_SECONDS, Histogram, Tally
 from sluice.http.backend import Backend
 from sluice.http.calls import CALL, Call
 from sluice.process.client import EngineClient, EngineGone, Observer

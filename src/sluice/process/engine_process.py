@@ -23,8 +23,7 @@ from contextlib import closing
 from pathlib import Path
 
 from sluice.engine.engine import Engine
-from sluice.engine.heartbeat import Phase
-from sluice.engine.watched import WatchedRunner
+from sluice.engine.heartbeat import Phase, WatchedRunner
 from sluice.faults import FaultKind, of_engine, parse_faults
 from sluice.process.faults import FaultyRunner
 from sluice.process.logs import configure_logging

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from sluice.engine.histogram import Histogram
+from sluice.engine.meter import Histogram
 from sluice.process.heartbeat import Reading
 
 LOADING = "the model is loading"

@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from sluice.engine.heartbeat import Phase
+from sluice.engine.heartbeat import Heartbeat, Phase
 
 MAX_IN_FLIGHT = 1 << 16
 """Ids that fit. If more requests are in flight, none is recorded."""
@@ -49,8 +49,8 @@ class Reading(NamedTuple):
     """Messages to the server."""
 
 
-class SharedHeartbeat:
-    """An `engine.heartbeat.Heartbeat` in a mapped file."""
+class SharedHeartbeat(Heartbeat):
+    """A heartbeat in a mapped file."""
 
     def __init__(self, memory: mmap.mmap) -> None:
         self._memory = memory
@@ -88,7 +88,7 @@ class SharedHeartbeat:
             numbers[IN_FLIGHT] = len(ids)
         numbers[STEP] = step
 
-    def landed(self, tokens: int) -> None:
+    def step_done(self, tokens: int) -> None:
         self._numbers[STEPS_DONE] += 1
         self._numbers[TOKENS] += tokens
 

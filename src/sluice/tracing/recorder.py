@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sluice.engine.clock import Clock
-from sluice.engine.protocols import Planner, TraceSink
-from sluice.engine.trace import StepRecord, StepTimes
+from sluice.engine.protocols import Planner
+from sluice.engine.trace import StepRecord, StepTimes, TraceSink
 from sluice.tracing.format import (
     Abort,
     Add,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sluice.engine.heartbeat import Phase
-from sluice.engine.watched import WatchedRunner
+from sluice.engine.heartbeat import Heartbeat, Phase, WatchedRunner
 from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
 from sluice.types import FinishReason, Output, Submit
 from worlds import Bench, World, limits_of
 
 
-class Beats:
+class Beats(Heartbeat):
     """A heartbeat that remembers."""
 
     def __init__(self) -> None:
@@ -27,7 +26,7 @@ class Beats:
     def launching(self, step: int, request_ids: Iterable[int]) -> None:
         self.step, self.in_flight = step, list(request_ids)
 
-    def landed(self, tokens: int) -> None:
+    def step_done(self, tokens: int) -> None:
         self.tokens.append(tokens)
 
 
