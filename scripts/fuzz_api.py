@@ -118,8 +118,8 @@ def main() -> int:
             count = max(1, args.requests // len(with_body)) if operation in with_body else 20
             problems += fuzz(url, operation, count, args.seed, statuses)
         problems += at_rest(url)
-    told = ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
-    print(f"{statuses.total()} requests: {told}")
+    counts = ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))
+    print(f"{statuses.total()} requests: {counts}")
     print("\n".join(problems) or "nothing was the server's fault")
     return 1 if problems else 0
 

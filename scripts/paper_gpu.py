@@ -109,8 +109,10 @@ def _resources(kernel: Any) -> Compiled:
         cubin = Path(folder) / "kernel.cubin"
         cubin.write_bytes(kernel.asm["cubin"])
         tool = triton.knobs.nvidia.cuobjdump.path
-        told = subprocess.run([tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
-    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", told)}
+        report = subprocess.run(
+            [tool, "--dump-resource-usage", cubin], capture_output=True, text=True, check=True
+        ).stdout
+    found = {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
     return Compiled(
         kernel.name, found["REG"], found["STACK"] + found["LOCAL"], kernel.metadata.shared, kernel.asm["ptx"]
     )

@@ -17,7 +17,7 @@ class ManualTimer:
         self._now = 0.0
         self._waiting: list[tuple[float, asyncio.Future[None]]] = []
         self.looks = 0
-        """How often somebody asked for the time: a client does whenever bytes have come."""
+        """How often the time was read: a client reads it when bytes have come."""
         self._looked = asyncio.Event()
 
     def now(self) -> float:
@@ -26,7 +26,7 @@ class ManualTimer:
         return self._now
 
     async def looked(self, count: int) -> None:
-        """Wait until the time was asked for so often in all."""
+        """Wait until the time was read `count` times in all."""
         while self.looks < count:
             self._looked.clear()
             await self._looked.wait()
@@ -59,9 +59,9 @@ def record(
     **rest: object,
 ) -> Record:
     """A request whose tokens came at these times: a number for one token, a pair for several at once."""
-    told = tuple(Arrival(*item) if isinstance(item, tuple) else Arrival(item, 1) for item in arrivals)
-    tokens = sum(item.tokens for item in told)
-    last = told[-1].at if told else due
+    found = tuple(Arrival(*item) if isinstance(item, tuple) else Arrival(item, 1) for item in arrivals)
+    tokens = sum(item.tokens for item in found)
+    last = found[-1].at if found else due
     started = due if sent is None else sent
     fields: dict[str, object] = {
         "session": 0,
@@ -78,7 +78,7 @@ def record(
         due=due,
         sent=started,
         ended=last if ended is None else ended,
-        arrivals=told,
+        arrivals=found,
         failure=failure,
     )
 

@@ -55,7 +55,7 @@ Handler = Callable[[Call], Awaitable[None]]
 
 
 async def stream_at_once(call: Call) -> None:
-    """As many tokens as were asked for, an event each, all at once."""
+    """Send `max_tokens` tokens, an event each, all at once."""
     await call.head()
     count = call.body["max_tokens"]
     for index in range(count):

@@ -56,7 +56,7 @@ def test_pairs_cancel_what_slowed_both_of_them() -> None:
     assert not unpaired.is_clear
 
 
-def test_few_runs_call_nobody_better() -> None:
+def test_few_runs_call_no_side_better() -> None:
     for count in range(1, ENOUGH_RUNS):
         found = compare(result(*[run(0.1)] * count), result(*[run(0.3)] * count))
         assert not any(ratio.is_clear for ratio in found.ratios)
@@ -118,7 +118,7 @@ def test_too_little_has_no_interval() -> None:
     assert interval([1.0, 2.0], 1) == (None, None)
 
 
-def test_workloads_that_differ_are_told() -> None:
+def test_workloads_that_differ_are_reported() -> None:
     """Ratios of different workloads are of two things at once."""
     found = compare(result(run(0.1)), result(run(0.1), seed=5, prompt_tokens="9"))
     assert "seed: 0 against 5" in found.differences
@@ -126,7 +126,7 @@ def test_workloads_that_differ_are_told() -> None:
     assert compare(result(run(0.1)), result(run(0.1))).differences == ()
 
 
-def test_a_cache_that_knew_one_sides_prompts_is_told() -> None:
+def test_a_cache_that_knew_one_sides_prompts_is_reported() -> None:
     """A server that was measured before, against one that has just been started."""
 
     def served(cached: int | None) -> Result:

@@ -139,7 +139,7 @@ def test_a_summary_adds_up(found: list[Record]) -> None:
     assert summary.seconds == pytest.approx(max(1e-9, last - min(one.due for one in found)))
 
 
-def test_tokens_before_a_failure_count_and_what_never_came_is_told() -> None:
+def test_tokens_before_a_failure_count_and_what_never_came_is_reported() -> None:
     """Dropping failed requests makes the worst server look best: those that waited longest are the ones that fail."""
     broken = record(2.0, 9.0, due=0.0, ended=30.0, failure=LOST)
     refused = record(due=1.0, ended=1.5, failure=Failure("HTTP 503", "full"))
@@ -149,8 +149,8 @@ def test_tokens_before_a_failure_count_and_what_never_came_is_told() -> None:
     assert summary.all.itl.max == 7.0
     assert (summary.all.ttft.count, summary.all.e2e.count) == (2, 1)
     assert summary.seconds == 30.0
-    told = errors([record(1.0), broken, refused, refused])
-    assert [(item.kind, item.count, item.longest_wait) for item in told] == [
+    failures = errors([record(1.0), broken, refused, refused])
+    assert [(item.kind, item.count, item.longest_wait) for item in failures] == [
         ("HTTP 503", 2, 0.5),
         ("broken stream", 1, 21.0),
     ]

@@ -1,4 +1,4 @@
-"""From bytes to tokens and times, whatever way the network cuts the bytes."""
+"""From bytes to tokens and times, however the network cuts the bytes."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def test_what_is_no_http_has_no_head(data: bytes) -> None:
 
 def stream(*contents: Any, done: bool = True, failure: Failure | None = None) -> RawExchange:
     """An answer whose events came one a second."""
-    told = [content if isinstance(content, str) else json.dumps(content) for content in contents]
-    told += ["[DONE]"] if done else []
+    events_data = [content if isinstance(content, str) else json.dumps(content) for content in contents]
+    events_data += ["[DONE]"] if done else []
     reads = [(0.0, HEAD + b"\r\n")]
-    reads += [(float(second), f"data: {data}\n\n".encode()) for second, data in enumerate(told, start=1)]
-    return RawExchange(0.0, reads, float(len(told)), failure)
+    reads += [(float(second), f"data: {data}\n\n".encode()) for second, data in enumerate(events_data, start=1)]
+    return RawExchange(0.0, reads, float(len(events_data)), failure)
 
 
 def text(piece: str, finish: str | None = None, **more: Any) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def test_what_makes_numbers_mislead_is_said() -> None:
     assert "too busy" in notes(*STEADY, lag=(0.5,) * 50)
 
 
-def test_a_workload_that_the_server_had_before_is_told() -> None:
+def test_a_workload_that_the_server_had_before_is_reported() -> None:
     """The same command twice: the second time a prefix cache has every prompt, and TTFT is that of no prefill."""
     again = [replace(each, prompt_tokens=100, cached_tokens=96) for each in STEADY]
     assert "96% of the prompt tokens were in the server's cache" in notes(*again)
@@ -86,7 +86,7 @@ def test_a_workload_that_the_server_had_before_is_told() -> None:
 
 
 class Page(HTMLParser):
-    """What a browser would find in a page: elements by id, text, and whatever it would load."""
+    """What a browser would find in a page: elements by id, text, and all that it would load."""
 
     VOID = frozenset({"meta", "rect", "path", "br"})
 

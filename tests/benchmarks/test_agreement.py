@@ -47,10 +47,10 @@ def test_the_other_client_gets_the_bodies_that_ours_sends(tmp_path: Path) -> Non
     assert len({session["session_id"] for session in sessions}) == OPTIONS.run.warmup + 3
 
 
-def test_the_other_client_is_told_the_same_pace_and_counts() -> None:
+def test_the_other_client_gets_the_same_pace_and_counts() -> None:
     """Its own default is a Poisson process. Warm-up requests are beside those that count."""
-    told = command("http://test", "toy", Path("here"), Sending([b"{}"] * 10, 3, 400.0), Path("out"))
-    values = dict(pairwise(told))
+    arguments = command("http://test", "toy", Path("here"), Sending([b"{}"] * 10, 3, 400.0), Path("out"))
+    values = dict(pairwise(arguments))
     assert (values["--request-rate"], values["--arrival-pattern"]) == ("2.5", "constant")
     assert (values["--request-count"], values["--warmup-request-count"]) == ("7", "3")
 

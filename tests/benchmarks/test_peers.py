@@ -110,7 +110,7 @@ def test_sluice_is_started_measured_and_ended(
     assert peer["settings"]["budget"] == 64
     assert peer["versions"]["torch"] == result.versions["torch"] == torch.__version__
     assert peer["command"][-2:] == ["--chunked-prefill-size", "64"]
-    assert str(Path(__file__).parents[2]) not in out.read_text(), "a result tells nobody's folders"
+    assert str(Path(__file__).parents[2]) not in out.read_text(), "a result names no folder of the machine"
     assert result.target["server_info"]["config"]["chunked_prefill_size"]["value"] == 64
     assert [record.num_tokens for record in result.runs[0].requests] == [32] * 4
     shown = capsys.readouterr().out

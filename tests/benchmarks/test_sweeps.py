@@ -26,14 +26,14 @@ class Clockwork:
     """An engine whose stalls are known: each measurement is 10 ms slower than the one before."""
 
     def __init__(self, fails_at: int | None = None) -> None:
-        self.asked: list[tuple[int | None, int]] = []
+        self.measured: list[tuple[int | None, int]] = []
         self.fails_at = fails_at
 
     def __call__(self, peer: str, settings: Settings, given: dict[str, Any], out: Path) -> int:
-        if len(self.asked) == self.fails_at:
+        if len(self.measured) == self.fails_at:
             return 1
-        self.asked.append((settings.budget, given["seed"]))
-        slow = 0.01 * len(self.asked)
+        self.measured.append((settings.budget, given["seed"]))
+        slow = 0.01 * len(self.measured)
         short = record(1.0, 1.1, 1.1 + slow, due=0.0)
         long = record(1.05 + slow, due=1.0, kind="long")
         write_result(result([short, long]), out)
@@ -45,11 +45,11 @@ def two() -> Sequence[Configuration]:
 
 
 def test_configurations_take_turns_and_a_round_shares_a_seed(tmp_path: Path) -> None:
-    """A A B B would give whatever slows the machine later to B alone."""
+    """A A B B would give what slows the machine later to B alone."""
     engine = Clockwork()
     found = alternate(two(), {"seed": 7}, 3, tmp_path / "sweep", measurer=engine)
     seeds = [7 + REPEAT_SEED * repeat for repeat in range(3)]
-    assert engine.asked == [(budget, seed) for seed in seeds for budget in (64, 128)]
+    assert engine.measured == [(budget, seed) for seed in seeds for budget in (64, 128)]
     assert {path.name for path in tmp_path.iterdir()} == {"sweep-64.json", "sweep-128.json"}
     for label in ("64", "128"):
         kept = read_result(tmp_path / f"sweep-{label}.json")
@@ -73,7 +73,7 @@ def test_no_rounds_are_refused(tmp_path: Path) -> None:
 
 
 def test_off_cuts_nothing() -> None:
-    """Sluice is told so; another engine gets a budget into which the long prompts of the preset fit whole."""
+    """Sluice has a flag for it; another engine gets a budget into which the long prompts of the preset fit whole."""
     ours = configurations("sluice", HERE, ["64", "off"])
     assert [item.settings.budget for item in ours] == [64, None]
     assert ours[1].settings.more == ("--chunked-prefill-size", "-1")
