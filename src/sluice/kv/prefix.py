@@ -118,7 +118,7 @@ class PrefixTree(PrefixCache):
             if node.refs == 0:
                 self._num_held -= 1
         if path:
-            self._offer(path[-1])
+            self.offer(path[-1])
 
     def publish(self, path: list[Node], tokens: array[int], pages: Sequence[int], count: int, extra_key: str) -> None:
         """Lengthen a held path to `count` pages: `pages[i]` holds the computed KV of the i-th page of `tokens`.
@@ -161,7 +161,7 @@ class PrefixTree(PrefixCache):
                 node.used = self._tick
                 left.append(pages[index])
         if node.parent is not None:
-            self._offer(node)
+            self.offer(node)
         elif not node.children:
             del self._roots[extra_key]
         return [*left, *pages[count:]]
@@ -276,10 +276,6 @@ class PrefixTree(PrefixCache):
         self._keeper.published(node)
         return node
 
-    def offer(self, node: Node) -> None:
-        """Queue a node that was just filled for eviction."""
-        self._offer(node)
-
     def is_on_device(self, node: Node | None) -> bool:
         """Return whether a node has a page, or is the root of a namespace."""
         return node is not None and (node.page >= 0 or node.parent is None)
@@ -298,7 +294,8 @@ class PrefixTree(PrefixCache):
         parent = node.parent
         return parent is None or parent.parent is None or parent.refs > 0
 
-    def _offer(self, node: Node) -> None:
+    def offer(self, node: Node) -> None:
+        """Queue a node for eviction, if no path holds it and none of its children is on the device."""
         if node.refs or node.resident or node.page < 0:
             return
         self._offers += 1
@@ -315,5 +312,5 @@ class PrefixTree(PrefixCache):
         parent.resident -= 1
         page, node.page = node.page, -1
         if parent.parent is not None:
-            self._offer(parent)
+            self.offer(parent)
         return page
