@@ -1,4 +1,4 @@
-"""The compiled kernels in tests: every level that can run here, emulated tiles among them."""
+"""The compiled kernels for tests: every supported level, including emulated tiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TILES = (Level.AMX, Level.SCALAR_TILES, Level.AVX512_TILES)
 
 
 def library() -> Library:
-    """Skips the module if there is none."""
+    """Load the library, or skip the module if there is none."""
     try:
         return Library()
     except KernelsUnavailable as error:
@@ -21,7 +21,7 @@ def library() -> Library:
 
 
 def all_kernels(threads: int = 2) -> Sequence[Kernels]:
-    """One of each level."""
+    """Return the kernels of each level."""
     compiled = library()
     return [Kernels(compiled, level, threads) for level in compiled.levels()]
 

@@ -1,4 +1,4 @@
-"""An engine that a test can hold: it steps when a message comes, and only then."""
+"""A link with which a test can hold an engine: it steps only when a message arrives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sluice.types import Output
 
 @dataclass
 class HeldLink:
-    """In front of the engine's end of the line. While it is held, what runs makes one step for each arrival of
-    messages, so however slow a loaded machine makes the test, nothing ends before it has looked."""
+    """The engine's end of the connection. While it is held, the engine makes one step for each arrival of messages, so
+    no request ends before a slow test has looked."""
 
     inner: ZmqLink
     is_held: bool = False
-    """Set by another thread; to let go of an engine that waits, a message must follow."""
+    """Set by another thread. To release an engine that waits, a message must follow."""
 
     def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
         return self.inner.receive(block=block or self.is_held, timeout=timeout)

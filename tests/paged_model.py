@@ -1,4 +1,4 @@
-"""Feeding a model by hand: requests cut into chunks, several in a step, over shuffled pages."""
+"""Runs a model without an engine: requests in chunks, several in a step, over shuffled pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluice.models.base import CausalLM
 def chunked_logits(
     model: CausalLM, prompts: Sequence[Sequence[int]], *, page_size: int, seed: int, max_chunk: int = 9
 ) -> list[torch.Tensor]:
-    """Logits after every token of every prompt, [tokens, vocab_size] each.
+    """Return the logits after every token of every prompt, [tokens, vocab_size] each.
 
     All prompts run side by side, each step taking the next 0 to `max_chunk` tokens of each; chunks of one token go
     first, as decodes do.

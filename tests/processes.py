@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def ends(pid: int, seconds: float) -> bool:
-    """Whether a process, of whoever, ends within this time."""
+    """Return whether a process ends within this time. It need not be a child."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -25,7 +25,7 @@ def ends(pid: int, seconds: float) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process started and that still run."""
+    """Return the children of a process that still run."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 @contextmanager
 def served_at(port: int, *options: str) -> Iterator[str]:
-    """The URL of a server of the bundled model that can be used already; ended with what it is given."""
+    """Start a server of the bundled model, and yield its URL once it is ready."""
     command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""A tiny random Llama with a tokenizer and a chat template: a checkpoint that loads at once and babbles.
+"""A tiny random Llama with a tokenizer and a chat template: a checkpoint that loads at once and writes random text.
 
 Its tokenizer is byte-level BPE trained on a few sentences, so it encodes any text.
 """

@@ -1,4 +1,4 @@
-"""Engines over the shadow model, and factories by which the engine's process builds them (or fails to)."""
+"""Engines over the shadow model, and factories for the engine's process, some of which fail."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ OPTIONS: dict[str, Any] = {
 
 
 def resolution(**options: Any) -> Resolution:
-    """What the shadow engine's options come to, with these changed."""
+    """Return the shadow engine's options with changes."""
     return resolve(EngineConfig.from_options(OPTIONS | options), "cpu")
 
 
 def limits_of(config: EngineConfig) -> Limits:
-    """What a request may ask of a shadow engine."""
+    """Return the limits of a shadow engine."""
     return replace(LIMITS, knows_priority=config.scheduler.schedule_policy == "priority")
 
 
 def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> Engine:
-    """The real scheduler, held to its laws, over the shadow model; its plans are in `engine.runner.plans`."""
+    """Build the real scheduler, checked by its laws, over the shadow model; its plans are in `engine.runner.plans`."""
     config = resolution(**options).config
     cache, depth = config.cache, config.scheduler.depth
     assert None not in (cache.page_size, cache.max_total_tokens, depth), f"not resolved: {config}"
@@ -63,14 +63,14 @@ def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> E
 
 
 def build(start: Start, link: Link) -> tuple[Engine, Ready]:
-    """A factory that works; the model's name is the folder of the tokenizer."""
+    """Build an engine. The model's name is the folder of the tokenizer."""
     chosen = resolution()
     ready = Ready("shadow", start.config.model.model, LIMITS, (), config=chosen.config, reasons=chosen.reasons)
     return shadow_engine(link), ready
 
 
 def counts_its_objects(start: Start, link: Link) -> tuple[Engine, Ready]:
-    """A factory whose engine fails in its first step, saying how many objects its garbage collector leaves alone."""
+    """Build an engine whose first step fails with the number of objects that the garbage collector ignores."""
     engine, ready = build(start, link)
     engine.runner = _Counts()
     return engine, ready
@@ -85,23 +85,23 @@ class _Counts:
 
 
 def refuse(start: Start, link: Link) -> tuple[Engine, Ready]:
-    """A factory that refuses, in two lines as exceptions like to."""
+    """Refuse with an exception of two lines."""
     raise ValueError(f"the checkpoint {start.config.model.model}\nis bad")
 
 
 def crash(start: Start, link: Link) -> tuple[Engine, Ready]:
-    """A factory whose process goes without a word."""
+    """End the process without a message."""
     os._exit(7)
 
 
 def once(start: Start, link: Link) -> tuple[Engine, Ready]:
-    """A factory that works for the first engine of a server only."""
+    """Build the first engine of a server only."""
     if start.epoch:
         os._exit(7)
     return build(start, link)
 
 
 def hang(start: Start, link: Link) -> tuple[Engine, Ready]:
-    """A factory that never finishes, as one that loads a large model from a slow disk."""
+    """Never return, like a factory that loads a large model from a slow disk."""
     threading.Event().wait()
     raise AssertionError

@@ -89,7 +89,7 @@ ELSEWHERE = {
     "device": "test_llm.py::test_options_that_cannot_be_honoured_are_refused",
     "mem_fraction_static": "device/test_memory.py::test_a_fraction_counts_what_is_there_already",
     "threads": "test_llm.py::test_threads_compute",
-    "cpu_kernels": "native/test_choice.py::test_a_level_is_the_one_asked_for",
+    "cpu_kernels": "native/test_choice.py::test_a_requested_level_is_used",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",
     "attention_backend": "assembly/test_select_attention.py::test_it_is_what_attends",
     "kv_cache_dtype": "test_kv_cache_dtype.py::test_only_what_is_kept_is_rounded",

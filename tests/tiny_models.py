@@ -118,19 +118,19 @@ def save(family: str, folder: Path) -> Path:
 
 
 def load_reference(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """What transformers makes of a checkpoint. In float64 use it only through `logits` and `greedy`."""
+    """Load a checkpoint with transformers. In float64 use it only through `logits` and `greedy`."""
     with exact(dtype):
         return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
 
 
 def logits(reference: PreTrainedModel, token_ids: Sequence[int]) -> torch.Tensor:
-    """transformers' logits after every token, [tokens, vocab_size], without any cache."""
+    """Return transformers' logits after every token, [tokens, vocab_size], without a cache."""
     with exact(reference.dtype), torch.inference_mode():
         return reference(torch.tensor([list(token_ids)]), use_cache=False).logits[0]
 
 
 def greedy(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int) -> list[int]:
-    """transformers' most likely continuation, each token from a full forward without any cache."""
+    """Return transformers' most likely continuation, each token from a full forward without a cache."""
     tokens = list(token_ids)
     for _ in range(max_tokens):
         tokens.append(int(logits(reference, tokens)[-1].argmax()))
@@ -138,7 +138,7 @@ def greedy(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int
 
 
 def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: int, **options: Any) -> list[int]:
-    """What transformers' own greedy `generate` gives, with its cache and without an end-of-sequence token."""
+    """Return the output of transformers' greedy `generate`, with its cache and without an end-of-sequence token."""
     with exact(reference.dtype), torch.inference_mode():
         tokens = reference.generate(
             torch.tensor([list(token_ids)]),
@@ -152,7 +152,7 @@ def generate(reference: PreTrainedModel, token_ids: Sequence[int], max_tokens: i
 
 
 def made(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
-    """A model with weights large enough that every part of it shows in the logits; the same ones every time."""
+    """Make a model with fixed weights, large enough that every part of the model shows in the logits."""
     model = model_class(config).eval()
     generator = torch.Generator().manual_seed(0)
     for name, parameter in model.named_parameters():
@@ -166,7 +166,7 @@ def made(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
 
 
 class _WidenFloat32(TorchFunctionMode):
-    """Turns every float32 that code asks for by name into float64.
+    """Replaces every float32 that code names by float64.
 
     transformers computes norms, rotary angles and softmax in float32 whatever the dtype of the model; with this its
     float64 model is float64 throughout, and so a yardstick at 1e-9.
@@ -185,7 +185,7 @@ def _wide(value: Any) -> Any:
 
 @contextmanager
 def exact(dtype: torch.dtype) -> Iterator[None]:
-    """Within it, code of transformers computes in float64 throughout, if that is the dtype."""
+    """Let code of transformers compute in float64 throughout, if that is the dtype."""
     if dtype != torch.float64:
         yield
         return
@@ -195,6 +195,6 @@ def exact(dtype: torch.dtype) -> Iterator[None]:
 
 @functools.cache
 def prompt(length: int, seed: int = 0) -> tuple[int, ...]:
-    """Random token ids of the tiny models' vocabulary, specials left out."""
+    """Return random token ids of the tiny models' vocabulary, without special tokens."""
     generator = torch.Generator().manual_seed(1000 + seed)
     return tuple(torch.randint(3, VOCAB_SIZE, (length,), generator=generator).tolist())

@@ -18,7 +18,7 @@ TEXTS = (
 
 
 def byte_tokenizer(specials: Sequence[str] = (EOS,)) -> tokenizers.Tokenizer:
-    """Id i is byte i; special tokens come after the 256 bytes."""
+    """Make a tokenizer whose id i is byte i, with special tokens after the 256 bytes."""
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -27,7 +27,7 @@ def byte_tokenizer(specials: Sequence[str] = (EOS,)) -> tokenizers.Tokenizer:
 
 
 def byte_level_bpe() -> tokenizers.Tokenizer:
-    """GPT-2's kind: tokens spell bytes, and merges may begin or end inside a character."""
+    """Make a tokenizer like GPT-2's: tokens are bytes, and merges may begin or end inside a character."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -43,7 +43,7 @@ def byte_level_bpe() -> tokenizers.Tokenizer:
 
 
 def byte_fallback_bpe() -> tokenizers.Tokenizer:
-    """Llama 2's kind: words begin with "▁", unknown characters are spelled in byte tokens."""
+    """Make a tokenizer like Llama 2's: words begin with "▁", unknown characters become byte tokens."""
     words = sorted({piece for text in TEXTS for word in text.split() for piece in ("▁" + word, word)})
     characters = sorted({char for text in TEXTS[:2] for char in text} - {" "})
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *characters]
@@ -70,7 +70,7 @@ def byte_fallback_bpe() -> tokenizers.Tokenizer:
 
 
 def metaspace_bpe() -> tokenizers.Tokenizer:
-    """The same tokens, with the Metaspace pre-tokenizer and decoder."""
+    """Make a tokenizer with the same tokens and the Metaspace pre-tokenizer and decoder."""
     tokenizer = byte_fallback_bpe()
     tokenizer.normalizer = normalizers.Sequence([])
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=False)

@@ -19,7 +19,7 @@ WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
 
 
 def build(start: Start, link: Link) -> tuple[Engine, Ready]:
-    """The trace goes where the config says."""
+    """Build an engine that writes the trace of its config."""
     assert start.config.trace.trace is not None
     journal = trace_file(Path(start.config.trace.trace), WORLD)
     recorder = Recorder(WORLD.scheduler(), RecentSteps(), journal, WallClock())

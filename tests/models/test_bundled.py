@@ -1,4 +1,4 @@
-"""The model that comes with Sluice, as a checkpoint. What it can do is in tests/recall."""
+"""The checkpoint of the bundled model. tests/recall measures what it can do."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_loads_here_as_in_transformers() -> None:
 
 
 def test_is_the_network_that_was_trained() -> None:
-    """The training's own forward pass and the served one agree, or its figures would be another model's."""
+    """The forward pass of the training equals the served one, so the measured figures are those of this model."""
     reference = AutoModelForCausalLM.from_pretrained(BUNDLED, dtype=torch.float32)
     trained = Llama(Shape(reference.config.vocab_size))
     weights = {name.removeprefix("model."): value for name, value in reference.state_dict().items()}
@@ -52,12 +52,12 @@ def test_is_the_network_that_was_trained() -> None:
 
 
 def test_its_tokenizer_is_the_one_the_script_makes() -> None:
-    """The text that the generator writes from the seed is the text it was trained on."""
+    """The generator writes the training text from the seed."""
     assert train_tokenizer(texts(1)).to_str() == Tokenizer.from_file(str(BUNDLED / "tokenizer.json")).to_str()
 
 
 def test_the_training_text_holds_no_name_that_recall_is_measured_with() -> None:
-    """Among the words that begin with a capital, made-up names are all of the world that is trained on."""
+    """Every made-up name among the capitalised words is one of the names for training."""
     known = {word.strip(".,?!\"'").removesuffix("'s") for text in texts(1) for word in text.split()}
     names = {word for word in known if word.istitle() and word.endswith(("drick", "bert", "minster", "worth", "combe"))}
     assert len(names) > 100

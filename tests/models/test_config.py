@@ -1,4 +1,4 @@
-"""Understanding config.json: both spellings, every default that matters, every refusal."""
+"""Reading config.json: both spellings, the defaults, and the refusals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def parse_qwen(folder: Path, **changes: Any) -> LlamaConfig:
 
 
 def test_bare_llama_has_the_defaults_of_transformers(tmp_path: Path) -> None:
-    """Early Llama configs leave out whatever had only one value then."""
+    """Early Llama configs omit fields that had only one value then."""
     config = parse(tmp_path)
     assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
     assert config.rope == DefaultRope(10_000.0)
@@ -105,7 +105,7 @@ def test_yarn_without_factor_takes_the_ratio_of_contexts(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("positions", "limit"), [(1024, 4096), (4096, 4096), (8192, 8192)])
 def test_yarn_stretches_the_context(positions: int, limit: int, tmp_path: Path) -> None:
-    """Qwen's advice is to add YaRN and leave max_position_embeddings alone; the longer context is what it is for."""
+    """Qwen recommends adding YaRN without changing max_position_embeddings; the context must grow all the same."""
     assert parse(tmp_path, rope_scaling=YARN_ROPE, max_position_embeddings=positions).max_model_len == limit
 
 
@@ -123,7 +123,7 @@ def test_null_means_not_given(tmp_path: Path) -> None:
     ],
 )
 def test_mistral_windows(changes: dict[str, Any], windows: tuple[int | None, ...], tmp_path: Path) -> None:
-    """Version 0.1 leaves the window to the default, later versions write null for none."""
+    """Version 0.1 omits the default window, later versions write null for none."""
     assert parse(tmp_path, architectures=["MistralForCausalLM"], **changes).windows == windows
 
 
@@ -161,7 +161,7 @@ def test_qwen_windows(changes: dict[str, Any], windows: tuple[int | None, ...], 
     ],
 )
 def test_ends_of_sequence(config: object, generation: object, expected: tuple[int, ...], tmp_path: Path) -> None:
-    """Chat models name their end of turn in generation_config.json; ignoring it makes them talk on."""
+    """Chat models give their end of turn in generation_config.json; without it they do not stop."""
     write(tmp_path, LLAMA | dict(config), generation)
     assert read_config(tmp_path).eos_token_ids == expected
 
@@ -232,8 +232,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[str(i) for i in range(len(REFUSED))])
-def test_refuses_what_it_would_compute_wrongly(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """Each of these, ignored, would give fluent nonsense or a crash far from its cause."""
+def test_refuses_unsupported_configs(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """If ignored, each of these would give wrong text, or a crash far from its cause."""
     with pytest.raises(CheckpointError) as caught:
         build(tmp_path, LLAMA | changes)
     assert message in str(caught.value)

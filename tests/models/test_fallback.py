@@ -1,4 +1,4 @@
-"""Architectures without a native implementation run through transformers over our paged KV, or say why not."""
+"""Architectures without a native implementation run through transformers over paged KV, or are refused."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Folder = Callable[[str], Path]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
-    """The checkpoint of one of `FALLBACKS`."""
+    """Write the checkpoint of one of `FALLBACKS`."""
 
     @functools.cache
     def saved(name: str) -> Path:
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 
 @pytest.fixture(scope="module")
 def reference(folder: Folder) -> Callable[[str], transformers.PreTrainedModel]:
-    """What transformers makes of it in float64."""
+    """Return the model of transformers in float64."""
     return functools.cache(lambda name: tiny_fallbacks.load_reference(folder(name), torch.float64))
 
 
@@ -61,7 +61,7 @@ def load(path: Path, dtype: str = "float64", implementation: str = "auto") -> Pa
 def test_logits_in_chunks_are_those_of_transformers(
     name: str, folder: Folder, reference: Callable[[str], transformers.PreTrainedModel]
 ) -> None:
-    """Random chunks of several requests over shuffled pages: a lost window, cap, scale, sink or position shows."""
+    """Random chunks of several requests over shuffled pages show a lost window, cap, scale, sink or position."""
     expected = [tiny_models.logits(reference(name), prompt) for prompt in PROMPTS]
     model = load(folder(name))
     with exact(torch.float64):
@@ -74,7 +74,7 @@ def test_logits_in_chunks_are_those_of_transformers(
 def test_greedy_is_transformers_token_for_token(
     name: str, page_size: int, chunk: int, folder: Folder, reference: Callable[[str], transformers.PreTrainedModel]
 ) -> None:
-    """Alone and cold, alone with its prompt in the cache, and in a batch with prompts that share a beginning."""
+    """Alone without and with its prompt in the cache, and in a batch with prompts that share a prefix."""
     first, *rest = PROMPTS
     prompts = [first, *rest, first[:30] + rest[1]]
     expected = [tiny_models.greedy(reference(name), prompt, MAX_TOKENS) for prompt in prompts]
@@ -89,8 +89,10 @@ def test_greedy_is_transformers_token_for_token(
 
 
 @pytest.mark.parametrize("make", [tiny_fallbacks.gemma2, tiny_fallbacks.gpt_oss])
-def test_over_whatever_attends_in_float32(make: Callable[..., transformers.PreTrainedModel], tmp_path: Path) -> None:
-    """Heads of a size that compiled kernels take: caps, windows and sinks must reach those too."""
+def test_over_the_default_attention_in_float32(
+    make: Callable[..., transformers.PreTrainedModel], tmp_path: Path
+) -> None:
+    """With a head size that the compiled kernels support: caps, windows and sinks must reach them too."""
     make(head_dim=16).save_pretrained(tmp_path)
     model = tiny_fallbacks.load_reference(tmp_path, torch.float32)
     prompts = [*PROMPTS, PROMPTS[0][:30] + PROMPTS[2]]
@@ -102,14 +104,14 @@ def test_over_whatever_attends_in_float32(make: Callable[..., transformers.PreTr
 
 @pytest.mark.parametrize("name", ["gemma2", "mixtral"])
 def test_bfloat16_loads_and_runs(name: str, folder: Folder) -> None:
-    """The dtype that checkpoints come in: what a family keeps in float32 must not clash with pages in bfloat16."""
+    """Parts that a family keeps in float32 must work with pages in bfloat16."""
     with LLM(folder(name), dtype="bfloat16", max_total_tokens=512) as llm:
         (result,) = llm.generate([PROMPTS[0]], GREEDY)
         assert len(result.token_ids) == MAX_TOKENS
 
 
 def test_a_native_architecture_through_transformers(tmp_path: Path) -> None:
-    """`--model-impl` decides, and the resolved configuration says what it came to."""
+    """`--model-impl` decides, and the resolved configuration shows it."""
     tiny_models.llama().save_pretrained(tmp_path)
     results = {}
     for asked, came_to in (("auto", "native"), ("native", "native"), ("transformers", "transformers")):
@@ -121,7 +123,7 @@ def test_a_native_architecture_through_transformers(tmp_path: Path) -> None:
 
 
 def test_it_says_that_it_is_slow(folder: Folder, caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody who does not know that a model has no native implementation wonders where the speed went."""
+    """The log explains why a model without a native implementation is slow."""
     with caplog.at_level(logging.WARNING, "sluice"):
         load(folder("olmo2"), "float32")
     assert [record.getMessage() for record in caplog.records] == [
@@ -131,8 +133,7 @@ def test_it_says_that_it_is_slow(folder: Folder, caplog: pytest.LogCaptureFixtur
 
 
 def test_longrope_ends_where_its_frequencies_change(folder: Folder) -> None:
-    """A request that grows past the first training's context would need all its cached keys turned again, and would
-    turn those of its neighbours."""
+    """A request beyond the original context would need all its cached keys rotated again, and other requests' too."""
     assert load(folder("phi3-long"), "float32").spec.max_model_len == 64
 
 
@@ -187,7 +188,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_run_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
-    """Before any weight is read: there are none here."""
+    """Before any weight is read: the folder has none."""
     config, reason = REFUSED[case]
     (tmp_path / "config.json").write_text(json.dumps({"dtype": "float32"} | config))
     (tmp_path / "model.safetensors").touch()
@@ -197,7 +198,7 @@ def test_what_cannot_run_is_refused_with_the_reason(case: str, tmp_path: Path) -
 
 
 def test_latent_attention_is_refused(tmp_path: Path) -> None:
-    """DeepSeek's keys and values differ in size: one pool for both would cut or pad one of them."""
+    """DeepSeek's keys and values differ in size, and one pool for both would truncate or pad one of them."""
     sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     config = transformers.DeepseekV3Config(
@@ -209,7 +210,7 @@ def test_latent_attention_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_window_that_is_not_passed_on_is_refused(tmp_path: Path) -> None:
-    """A config with a window whose layers do not ask for one: transformers may mask what we would attend to."""
+    """transformers may apply a window of the config only through its mask, which our attention does not see."""
     config = transformers.Glm4Config(**(tiny_models.SIZES | {"pad_token_id": 0, "head_dim": 12, "sliding_window": 9}))
     tiny_models.made(transformers.Glm4ForCausalLM, config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="layer 0 asks for the window None, its config for 9"):
@@ -217,7 +218,7 @@ def test_a_window_that_is_not_passed_on_is_refused(tmp_path: Path) -> None:
 
 
 def test_logits_that_differ_are_refused(folder: Folder) -> None:
-    """The last guard, against attention of a kind that nobody here has heard of."""
+    """The last check, against kinds of attention that are unknown."""
     model = load(folder("olmo2"), "float32")
     tokens = sample_tokens(tiny_models.VOCAB_SIZE, torch.device("cpu"))
     other = tiny_models.logits(tiny_fallbacks.load_reference(folder("olmo2"), torch.float32), tokens.flip(0).tolist())
@@ -233,10 +234,10 @@ def test_logits_that_differ_are_refused(folder: Folder) -> None:
         ({"model.norm.weight": torch.ones(3)}, "transformers cannot load"),
     ],
 )
-def test_transformers_fills_nothing_in(
+def test_missing_and_unexpected_tensors_are_refused(
     change: dict[str, torch.Tensor | None], said: str, folder: Folder, tmp_path: Path
 ) -> None:
-    """It would start with random weights for a tensor that is missing, and say so in a warning."""
+    """transformers initialises a missing tensor at random and only warns."""
     tensors = safetensors.torch.load_file(folder("olmo2") / "model.safetensors") | change
     kept = {name: value for name, value in tensors.items() if value is not None}
     safetensors.torch.save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -246,7 +247,7 @@ def test_transformers_fills_nothing_in(
 
 
 def test_pickled_weights_are_refused(folder: Folder, tmp_path: Path) -> None:
-    """transformers reads pickles if there is nothing else."""
+    """transformers reads pickled weights if there are no others."""
     (tmp_path / "config.json").write_bytes((folder("olmo2") / "config.json").read_bytes())
     torch.save({}, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="only pickled weights, which are not read because they can run code"):

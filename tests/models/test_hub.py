@@ -1,4 +1,4 @@
-"""Finding a checkpoint: folders, hub ids, and a hub that says no, over real HTTP to a hub of a few files."""
+"""Finding a checkpoint: folders, hub ids, and errors of the hub, over HTTP to a hub of a few files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """As much of the hub's HTTP interface as a download of `owner/tiny` takes."""
+    """The parts of the hub's HTTP interface that a download of `owner/tiny` needs."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -76,13 +76,13 @@ class HubHandler(BaseHTTPRequestHandler):
 
 @pytest.fixture(autouse=True)
 def online(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite may run with HF_HUB_OFFLINE=1; the hub asked here is in this process."""
+    """Allow requests even under HF_HUB_OFFLINE=1: the hub is in this process."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
 
 
 @pytest.fixture(scope="module")
 def hub() -> Iterator[str]:
-    """The address of a hub."""
+    """Run a hub, and return its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -97,7 +97,7 @@ def test_existing_folder_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_downloads_json_safetensors_and_tokenizer_only(hub: str, tmp_path: Path) -> None:
-    """Pickles are never fetched, and weights that are there twice are fetched once."""
+    """Pickled weights are never downloaded, and duplicates only once."""
     folder = resolve_checkpoint("owner/tiny", endpoint=hub, cache=tmp_path)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", "tokenizer.json"}
     assert (folder / "model.safetensors").read_bytes() == b"weights"
@@ -111,7 +111,7 @@ def test_folder_goes_before_the_hub(hub: str, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("model", ["./nowhere", "/no/where", "a/b/c", "~/nowhere-at-all"])
 def test_missing_folder(model: str) -> None:
-    """A path with a typing error must not become a question to the hub."""
+    """A path with a typo must not become a request to the hub."""
     with pytest.raises(CheckpointError, match=f"no folder '{model}'"):
         resolve_checkpoint(model)
 

@@ -1,4 +1,4 @@
-"""Where the building blocks widen, seen from outside."""
+"""The blocks compute in the dtypes they must."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluice.models.rope import DefaultRope
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_rms_norm_squares_in_float32(dtype: torch.dtype) -> None:
-    """The square of 300 is more than float16 holds: squared there, the whole row becomes zero."""
+    """The square of 300 overflows float16, which would make the whole row zero."""
     x = torch.full((2, 16), 300.0, dtype=dtype)
     norm = RMSNorm(16, 1e-6, dtype)
     norm.weight.data.fill_(2.0)
@@ -22,7 +22,7 @@ def test_rms_norm_squares_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_rotary_angles_are_not_rounded_to_the_model_dtype() -> None:
-    """bfloat16 holds no odd position above 256: positions 4,001 and 4,002 would turn alike."""
+    """bfloat16 cannot represent odd positions above 256: positions 4,001 and 4,002 would be rotated alike."""
     rotary = Rotary(DefaultRope(10_000.0), 8, torch.bfloat16)
     cos, sin = rotary(torch.tensor([4001, 4002]))
     exact = torch.tensor([4001.0, 4002.0], dtype=torch.float64)
@@ -33,8 +33,7 @@ def test_rotary_angles_are_not_rounded_to_the_model_dtype() -> None:
 
 @pytest.mark.parametrize("position", [1 << 20, (1 << 22) + 1, (1 << 24) + 1])
 def test_rotary_angles_stay_exact_at_millions_of_positions(position: int) -> None:
-    """Above 2^20 a float32 product of position and frequency is wrong by more than neighbours differ; 2^24 + 1 is no
-    float32 at all."""
+    """Above 2^20 the error of a float32 product exceeds the difference of neighbours; 2^24 + 1 is no float32."""
     rotary = Rotary(DefaultRope(1e30), 128, torch.float32)
     cos, sin = rotary(torch.tensor([position, position + 1]))
     exact = torch.tensor([position, position + 1])[:, None].double() * rotary.inv_freq.double()
@@ -43,7 +42,7 @@ def test_rotary_angles_stay_exact_at_millions_of_positions(position: int) -> Non
 
 
 def test_rotation_depends_on_distance_alone() -> None:
-    """q.k after rotation is a function of the distance of their positions."""
+    """After rotation, q.k depends only on the distance of the positions."""
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 1, 1, 8, generator=generator, dtype=torch.float64)
     rotary = Rotary(DefaultRope(100.0), 8, torch.float64)

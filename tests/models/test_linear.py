@@ -1,4 +1,4 @@
-"""Linear layers as a packer makes them, against a product in float64."""
+"""Packed linear layers against a product in float64."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def error(got: torch.Tensor, wanted: torch.Tensor) -> float:
 @pytest.mark.parametrize("bias", [True, False])
 @torch.inference_mode()
 def test_parts_side_by_side(name: str, dtype: torch.dtype, bias: bool) -> None:
-    """Parts in another order, a bias at the wrong part, or a last few outputs that the layout has no place for."""
+    """No wrong order of parts, no bias at the wrong part, no lost outputs at the end."""
     parts = [layer(outputs, 20, bias=bias, dtype=dtype, seed=seed) for seed, outputs in enumerate((33, 5, 64))]
     exact = [part.weight.double() for part in parts], [part.bias.double() if bias else 0.0 for part in parts]
     x = torch.randn(13, 20, generator=torch.Generator().manual_seed(7)).to(dtype)
@@ -58,7 +58,7 @@ def test_parts_side_by_side(name: str, dtype: torch.dtype, bias: bool) -> None:
 @pytest.mark.parametrize("name", PACKERS)
 @torch.inference_mode()
 def test_an_embedding_that_is_the_head(name: str) -> None:
-    """A lookup in rows that were moved around for the product."""
+    """Lookups must find rows that were rearranged for the product."""
     embedding = nn.Embedding(131, 24, dtype=torch.bfloat16).requires_grad_(False)
     weight = embedding.weight.clone()
     looked_up, head = PACKERS[name].tied(embedding)
@@ -71,7 +71,7 @@ def test_an_embedding_that_is_the_head(name: str) -> None:
 @pytest.mark.parametrize("name", PACKERS)
 @pytest.mark.parametrize("family", ["llama", "llama2", "qwen3", "gpt2"])
 def test_models_compute_the_same(name: str, family: str, tiny_folder: Callable[[str], Path]) -> None:
-    """A layer that was fused or dropped in the wrong place."""
+    """No layer may be joined or removed in the wrong place."""
     folder, prompts = tiny_folder(family), [tiny_models.prompt(30, 0), tiny_models.prompt(5, 1)]
     exact = [tiny_models.logits(tiny_models.load_reference(folder, torch.float64), prompt) for prompt in prompts]
     theirs = [tiny_models.logits(tiny_models.load_reference(folder, torch.bfloat16), prompt) for prompt in prompts]
@@ -82,7 +82,7 @@ def test_models_compute_the_same(name: str, family: str, tiny_folder: Callable[[
 
 
 def test_no_weight_is_there_twice(tiny_folder: Callable[[str], Path]) -> None:
-    """Originals kept beside what they were packed into: twice the memory."""
+    """Original weights kept beside the packed ones would take twice the memory."""
     model, _ = load_model(tiny_folder("qwen3"), dtype="bfloat16", device=torch.device("cpu"), progress=False)
     reference = tiny_models.load_reference(tiny_folder("qwen3"), torch.bfloat16)
     held = {weight.untyped_storage().data_ptr(): weight.untyped_storage().nbytes() for weight in model.parameters()}

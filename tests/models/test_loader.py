@@ -1,4 +1,4 @@
-"""Loading weights: every layout that Hugging Face writes, and every way in which a folder can be broken."""
+"""Loading weights: the layouts that Hugging Face writes, and broken folders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def load(folder: Path, dtype: str = "auto") -> CausalLM:
 
 
 def copy(source: Path, folder: Path, change: Callable[[Tensors], Tensors] | None = None) -> Path:
-    """A copy of a checkpoint with its tensors changed."""
+    """Write a copy of a checkpoint with changed tensors."""
     shutil.copytree(source, folder, dirs_exist_ok=True)
     if change is not None:
         save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
@@ -43,7 +43,7 @@ def set_config(folder: Path, **changes: Any) -> Path:
 
 
 def shard(folder: Path, parts: int = 3) -> Path:
-    """Turn a checkpoint of one file into one of `parts` files and an index."""
+    """Split the file of a checkpoint into `parts` files and an index."""
     tensors = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     index = {}
@@ -105,7 +105,7 @@ def test_buffers_without_weight_are_ignored(tiny_folder: Folder, tmp_path: Path)
 
 @pytest.mark.parametrize("keep_embedding", [True, False])
 def test_tied_head_may_be_stored_too(keep_embedding: bool, tiny_folder: Folder, tmp_path: Path) -> None:
-    """Some tools write both names of the one matrix, some only the head's."""
+    """Some tools write the matrix under both names, some only under the head's."""
 
     def with_head(tensors: Tensors) -> Tensors:
         embedding = tensors["model.embed_tokens.weight"]
@@ -116,7 +116,7 @@ def test_tied_head_may_be_stored_too(keep_embedding: bool, tiny_folder: Folder, 
 
 
 def test_tied_head_that_differs_is_refused(tiny_folder: Folder, tmp_path: Path) -> None:
-    """Fine-tunes that untied the head but kept the flag would silently lose it."""
+    """A fine-tuned model that untied the head but kept the flag would silently lose its head."""
     folder = copy(tiny_folder("qwen2"), tmp_path, lambda t: t | {"lm_head.weight": t["model.embed_tokens.weight"] + 1})
     assert "ties lm_head.weight to embed_tokens.weight" in refusal(folder)
 
@@ -145,7 +145,7 @@ def test_dtypes(
 
 
 def test_weights_do_not_depend_on_the_file_afterwards(tiny_folder: Folder, tmp_path: Path) -> None:
-    """Weights left mapped to their file would change, or crash the process, when it is replaced."""
+    """Weights mapped to their file would change, or crash the process, when the file is replaced."""
     folder = copy(tiny_folder("llama"), tmp_path)
     model = load(folder)
     (folder / WEIGHTS).write_bytes(bytes((folder / WEIGHTS).stat().st_size))
@@ -204,7 +204,7 @@ def test_broken_index(index: object, tiny_folder: Folder, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
 def test_truncated_file(kept: int, tiny_folder: Folder, tmp_path: Path) -> None:
-    """What an interrupted download leaves behind."""
+    """An interrupted download leaves a truncated file."""
     folder = copy(tiny_folder("llama"), tmp_path)
     (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:kept])
     assert "model.safetensors is not a readable safetensors file" in refusal(folder)
@@ -234,7 +234,7 @@ def test_untied_head_that_is_missing(tiny_folder: Folder, tmp_path: Path) -> Non
 
 
 def test_unexpected_tensor(tiny_folder: Folder, tmp_path: Path) -> None:
-    """A bias that the config denies would be dropped, and the model quietly another one."""
+    """If a bias that the config excludes were dropped, the model would silently be another one."""
     name = "model.layers.0.self_attn.q_proj.bias"
     folder = copy(tiny_folder("llama"), tmp_path, lambda tensors: tensors | {name: torch.zeros(32)})
     assert f"unexpected tensor {name}" in refusal(folder)
@@ -281,7 +281,7 @@ def test_config_and_weights_of_different_models(tiny_folder: Folder, tmp_path: P
 
 
 def test_loads_what_transformers_4_wrote(tiny_folder: Folder, tmp_path: Path) -> None:
-    """The same model under the old names of its fields gives the same logits."""
+    """The old names of the fields give the same logits."""
     folder = copy(tiny_folder("llama"), tmp_path)
     rope = {name: value for name, value in tiny_models.LLAMA3_ROPE.items() if name != "rope_theta"}
     set_config(

@@ -1,4 +1,4 @@
-"""Our logits, in random chunks over shuffled pages beside other requests, against transformers' own."""
+"""Logits in random chunks over shuffled pages, beside other requests, against those of transformers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def reference_logits(folder: Path, dtype: torch.dtype) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_float64_is_exact(family: str, tiny_folder: Folder) -> None:
-    """Every step in float64, norms and rotary tables included: any difference in the mathematics shows."""
+    """In float64, including norms and rotary tables, any difference in the mathematics shows."""
     folder = tiny_folder(family)
     reference = reference_logits(folder, torch.float64)
     assert min(float(part.std()) for part in reference) > 0.1
@@ -53,7 +53,7 @@ def test_float32(family: str, tiny_folder: Folder) -> None:
 
 @pytest.mark.parametrize("family", tiny_models.FAMILIES)
 def test_bfloat16_errs_no_more_than_transformers(family: str, tiny_folder: Folder) -> None:
-    """At most twice its error: norms, rotary angles and softmax widen where transformers widens, or more."""
+    """At most twice its error: norms, rotary angles and softmax widen at least where transformers does."""
     folder = tiny_folder(family)
     exact = reference_logits(folder, torch.float64)
     theirs = reference_logits(folder, torch.bfloat16)
@@ -131,13 +131,13 @@ VARIANTS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_a_family(variant: str, tmp_path: Path) -> None:
-    """Each option of a config that changes the numbers, changed."""
+    """Change each option of a config that changes the numbers."""
     VARIANTS[variant]().save_pretrained(tmp_path)
     assert worst_error(load(tmp_path, "float64"), reference_logits(tmp_path, torch.float64)) <= 1e-9
 
 
 def test_no_logits_asked_for_gives_none(tiny_folder: Folder) -> None:
-    """A step in the middle of a prompt samples nothing; its KV must be written all the same."""
+    """A step in the middle of a prompt samples nothing, but must write its KV."""
     model = load(tiny_folder("llama"), "float64")
     spec = model.spec
     kv = [empty_kv(1, 16, spec.num_kv_heads, spec.head_dim, spec.dtype) for _ in range(spec.num_layers)]

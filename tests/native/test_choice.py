@@ -1,4 +1,4 @@
-"""Which kernels a setting comes to, on this machine and on others."""
+"""The choice of CPU kernels, on this machine and on others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SPEC = ModelSpec(
 
 
 class Machine(Library):
-    """A library on a processor that has these levels."""
+    """A library on a processor with these levels."""
 
     def __init__(self, *levels: Level) -> None:
         self._has = levels
@@ -50,22 +50,22 @@ def on(monkeypatch: pytest.MonkeyPatch):
     return install
 
 
-def test_a_level_is_the_one_asked_for(on) -> None:
-    """`--cpu-kernels avx2` on a processor that has more."""
+def test_a_requested_level_is_used(on) -> None:
+    """`--cpu-kernels avx2` also works on a processor with more."""
     on(Level.SCALAR, Level.AVX2, Level.AVX512)
     assert choose_kernels("avx2", "cpu").name == "avx2"
     assert choose_kernels("torch", "cpu").name == "torch"
     assert choose_kernels("auto", "cpu").name == "avx512"
 
 
-def test_a_level_that_the_processor_lacks_is_refused(on) -> None:
+def test_an_unsupported_level_is_refused(on) -> None:
     on(Level.SCALAR, Level.AVX2)
     with pytest.raises(ConfigError, match="--cpu-kernels amx: this processor lacks it; it has scalar, avx2"):
         choose_kernels("amx", "cpu")
 
 
 def test_without_avx2_torch_computes(on) -> None:
-    """The scalar kernels are for tests: torch is faster."""
+    """The scalar kernels are only for tests, since torch is faster."""
     on(Level.SCALAR, Level.SCALAR_TILES)
     choice = choose_kernels("auto", "cpu")
     assert choice.name == "torch"
@@ -73,8 +73,8 @@ def test_without_avx2_torch_computes(on) -> None:
     assert choose_kernels("scalar", "cpu").name == "scalar"
 
 
-def test_levels_of_tests_are_never_chosen(on) -> None:
-    """Emulated tiles have the largest numbers, and are the slowest of all."""
+def test_levels_for_tests_are_never_chosen(on) -> None:
+    """Emulated tiles have the highest numbers, but are the slowest."""
     on(*(level for level in Level if level != Level.AMX))
     assert choose_kernels("auto", "cpu").name == "avx512-bf16"
     on(*Level)
@@ -82,7 +82,7 @@ def test_levels_of_tests_are_never_chosen(on) -> None:
 
 
 def test_an_installation_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch computes, and whoever asked for kernels is told why there are none."""
+    """Torch computes, and an explicit request for kernels gets an error with the reason."""
 
     def library() -> Library:
         return Library(tmp_path)
@@ -95,7 +95,7 @@ def test_an_installation_without_a_compiler(tmp_path: Path, monkeypatch: pytest.
         choose_kernels("avx2", "cpu")
 
 
-def test_a_gpu_takes_no_kernels_of_a_cpu(on) -> None:
+def test_a_gpu_does_not_use_cpu_kernels(on) -> None:
     on(*Level)
     assert choose_kernels("auto", "cuda").name == "torch"
     with pytest.raises(ConfigError, match="--cpu-kernels avx2 needs --device cpu"):
@@ -114,13 +114,13 @@ def test_a_gpu_takes_no_kernels_of_a_cpu(on) -> None:
         ({}, 8, "--page-size is 8"),
     ],
 )
-def test_what_the_kernels_take(change: dict, page_size: int, problem: str | None) -> None:
+def test_models_that_the_kernels_support(change: dict, page_size: int, problem: str | None) -> None:
     found = NativeBackend().supports(replace(SPEC, **change).attention, page_size, torch.device("cpu"))
     assert found is None if problem is None else problem in str(found)
 
 
 def test_refuses_a_library_of_another_version(tmp_path: Path) -> None:
-    """One that an older checkout had compiled was loaded without a word, and read the wrong fields."""
+    """A library from an older checkout was loaded without an error, and read the wrong fields."""
     shutil.copy(_ctypes.__file__, tmp_path / f"_kernels{EXTENSION_SUFFIXES[0]}")
     with pytest.raises(KernelsUnavailable, match=r"is of another version of Sluice \(0, not \d+\): install it again"):
         Library(tmp_path)

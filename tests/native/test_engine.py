@@ -1,4 +1,4 @@
-"""The compiled kernels in a whole engine."""
+"""The compiled kernels in a complete engine."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def generated(prompts: Sequence[Sequence[int]], **options: Any) -> list[Result]:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_float32_gives_the_tokens_of_torch(level: str) -> None:
-    """A page, a slot or a position that the kernels read elsewhere than torch."""
+    """The kernels must read the same pages, slots and positions as torch."""
     ours = generated(PROMPTS, dtype="float32", cpu_kernels=level, chunked_prefill_size=64)
     theirs = generated(PROMPTS, dtype="float32", cpu_kernels="torch", chunked_prefill_size=64)
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
 
 
 @pytest.mark.parametrize("level", [name for name in LEVELS if NAMES[name] not in TILES])
-def test_company_and_chunks_change_not_a_bit(level: str) -> None:
-    """In bfloat16, where every difference in the order of sums shows: tokens and their log-probabilities are the same
-    alone and in a batch, whole and in chunks."""
+def test_batches_and_chunks_do_not_change_a_bit(level: str) -> None:
+    """In bfloat16, any difference in the order of sums shows. Tokens and log-probabilities must be the same alone and
+    in a batch, whole and in chunks."""
     together = generated(PROMPTS, cpu_kernels=level, chunked_prefill_size=32, threads=2)
     for prompt, expected in zip(PROMPTS, together, strict=True):
         (alone,) = generated([prompt], cpu_kernels=level, chunked_prefill_size=-1, threads=1)
@@ -48,7 +48,7 @@ def test_company_and_chunks_change_not_a_bit(level: str) -> None:
 def test_without_a_library_torch_computes_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An installation that is slow for want of a compiler must not be so in silence."""
+    """An installation that is slow because it had no compiler must log that."""
     monkeypatch.setattr(sluice.assembly.devices, "Library", lambda: Library(tmp_path))
     with caplog.at_level(logging.WARNING, logger="sluice"):
         results = generated(PROMPTS[:1])
@@ -57,8 +57,8 @@ def test_without_a_library_torch_computes_and_says_so(
     assert "no C++ compiler" in told
 
 
-def test_pages_that_the_kernels_do_not_take(caplog: pytest.LogCaptureFixture) -> None:
-    """Torch attends then; whoever asked for a level is told that it cannot be had."""
+def test_pages_that_the_kernels_do_not_support(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch computes attention then, and an explicit request for a level gets an error."""
     with caplog.at_level(logging.WARNING, logger="sluice"):
         generated(PROMPTS[:1], page_size=8)
     assert [record.getMessage() for record in caplog.records if "--page-size is 8" in record.getMessage()]

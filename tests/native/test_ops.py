@@ -1,4 +1,4 @@
-"""The small operations by the compiled kernels, at every level, against the same in float64."""
+"""The operations of the compiled kernels, at every level, against float64."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DTYPES = (torch.bfloat16, torch.float32)
 each_level = pytest.mark.parametrize("kernels", KERNELS, ids=level_name)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 ROUNDING = {torch.bfloat16: 2**-8, torch.float32: 2e-6}
-"""One rounding to the dtype, relative."""
+"""Relative error of one rounding to the dtype."""
 ROWS = (1, 3, 200)
-"""Alone, a few, and so many that threads share them."""
+"""One, a few, and so many that threads share them."""
 SIZES = (16, 40, 1024, 1000)
 
 
@@ -46,14 +46,14 @@ def wide(norm: Norm) -> Norm:
 
 
 def assert_rounded(found: torch.Tensor, exact: torch.Tensor, atol: float = 1e-6) -> None:
-    """No further off than one rounding: everything before it was done in float32."""
+    """Check that the error is at most one rounding, as after a computation in float32."""
     torch.testing.assert_close(found.double(), exact, rtol=ROUNDING[found.dtype], atol=atol)
 
 
 @each_level
 @each_dtype
 def test_rms_norm(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
-    """Sizes that are no multiple of the lanes; rows that are part of a wider tensor."""
+    """Sizes that are no multiple of the lanes, and rows that are part of a wider tensor."""
     for rows in ROWS:
         for size in SIZES:
             x = draw(rows, size + 24, dtype=dtype)[:, 8 : 8 + size]
@@ -66,7 +66,7 @@ def test_rms_norm(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torc
 @each_level
 @each_dtype
 def test_add_rms_norm(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
-    """What is normed is the sum as it is kept, rounded: else the next layer adds to something else."""
+    """The norm is that of the rounded sum, which is kept: the next layer adds to it."""
     for rows in ROWS:
         for size in SIZES:
             x, delta = draw(2, rows, size, dtype=dtype)
@@ -79,7 +79,7 @@ def test_add_rms_norm(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., 
 @each_level
 @each_dtype
 def test_layer_norms(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
-    """A variance from sums of squares drowns in a mean of a hundred; lanes behind the end are none of the row."""
+    """A variance from sums of squares is lost beside a mean of 100; lanes after the end do not belong to the row."""
     for rows in ROWS:
         for size in SIZES:
             x, delta = draw(2, rows, size, dtype=dtype)
@@ -98,7 +98,7 @@ def test_layer_norms(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., t
 @each_level
 @each_dtype
 def test_gate_and_mul(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
-    """Gate and up are halves of one product; a gate far below zero gives zero, not NaN."""
+    """Gate and up are halves of one product; a gate far below zero must give zero, not NaN."""
     for rows in ROWS:
         for size in SIZES:
             gate, up = (draw(rows, 2 * size, dtype=dtype) * 4).chunk(2, dim=1)
@@ -114,7 +114,7 @@ def test_gate_and_mul(kernels: Kernels, dtype: torch.dtype, draw: Callable[..., 
 def test_rotate_and_store(
     kernels: Kernels, dtype: torch.dtype, with_norms: bool, head_dim: int, draw: Callable[..., torch.Tensor]
 ) -> None:
-    """q, k and v are parts of one product; heads of 80 turn pairs that are not whole lanes apart."""
+    """q, k and v are parts of one product; in heads of 80, the elements of a pair are not whole lanes apart."""
     heads, kv_heads, page_size = 4, 2, 16
     for tokens in ROWS:
         fused = draw(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
@@ -136,14 +136,14 @@ def test_rotate_and_store(
         kv.k.zero_()
         kv.v.zero_()
         found = NativeOps(kernels).rotate_and_store(q, k, v, angles, norms if with_norms else None, kv, slots)
-        # A difference of two products loses as many digits as they have in common.
+        # A difference of two products loses the digits that they have in common.
         assert_rounded(found, exact_q, atol=4e-6)
         for own, exact in zip(kv.gather(torch.arange(pages)), exact_kv.gather(torch.arange(pages)), strict=True):
             assert_rounded(own, exact, atol=4e-6)
 
 
 @each_level
-def test_a_row_does_not_depend_on_its_company(kernels: Kernels, draw: Callable[..., torch.Tensor]) -> None:
+def test_a_row_does_not_depend_on_other_rows(kernels: Kernels, draw: Callable[..., torch.Tensor]) -> None:
     """To the last bit, in a batch that threads share."""
     ops, x, norm = NativeOps(kernels), draw(200, 1000, dtype=torch.bfloat16), norm_of(draw(1000, dtype=torch.bfloat16))
     together, activated = ops.norm(x, norm), ops.gate_and_mul(x, x, "silu")
@@ -153,7 +153,7 @@ def test_a_row_does_not_depend_on_its_company(kernels: Kernels, draw: Callable[.
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
-def test_other_types_are_left_to_torch(dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
+def test_torch_computes_other_dtypes(dtype: torch.dtype, draw: Callable[..., torch.Tensor]) -> None:
     ops, x = NativeOps(KERNELS[0]), draw(3, 24, dtype=dtype)
     norm = norm_of(draw(24, dtype=dtype))
     assert torch.equal(ops.norm(x, norm), EXACT.norm(x, norm))
@@ -161,8 +161,8 @@ def test_other_types_are_left_to_torch(dtype: torch.dtype, draw: Callable[..., t
     assert torch.equal(ops.add_norm(x.clone(), x, norm)[1], EXACT.add_norm(x, x, norm)[1])
 
 
-def test_pages_laid_out_for_torch(draw: Callable[..., torch.Tensor]) -> None:
-    """A model whose attention is not the kernels' keeps its keys as they read."""
+def test_pages_in_the_layout_of_torch(draw: Callable[..., torch.Tensor]) -> None:
+    """If another backend computes attention, keys must be stored in its layout."""
     q, k, v = draw(3, 5, 2, 64, dtype=torch.bfloat16)
     angles = Angles(*(draw(5, 1, 64, dtype=torch.bfloat16) for _ in range(2)))
     found, expected = (LayerKV(*torch.zeros(2, 1, 16, 2, 64, dtype=torch.bfloat16)) for _ in range(2))

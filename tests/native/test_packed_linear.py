@@ -33,13 +33,13 @@ def layer(outputs: int, inputs: int, *, bias: bool, seed: int = 1) -> nn.Linear:
 @pytest.mark.parametrize("level", LIBRARY.levels())
 @pytest.mark.parametrize(("outputs", "inputs"), [(33, 20), (64, 64), (1, 2), (131, 96), (40, 2112)])
 @torch.inference_mode()
-def test_errs_no_more_than_torch(level: Level, outputs: int, inputs: int) -> None:
-    """A last block that is not whole, a tile higher than the rows that are left, a bias that is added twice."""
+def test_errors_are_at_most_those_of_torch(level: Level, outputs: int, inputs: int) -> None:
+    """An incomplete last block, a tile higher than the remaining rows, and a bias that must be added once."""
     source = layer(outputs, inputs, bias=outputs != 64)
     weight, bias = source.weight.double(), 0.0 if source.bias is None else source.bias.double()
     packed = NativePacker(Kernels(LIBRARY, level, 2)).linear(source)
     for rows in ROWS:
-        # Rows with a gap between them: part of what a wider layer gave.
+        # Strided rows: part of the output of a wider layer.
         x = bfloat16(rows, inputs + 6, seed=rows)[:, 3 : inputs + 3]
         wanted = x.double() @ weight.T + bias
         got = packed(x)
@@ -51,8 +51,8 @@ def test_errs_no_more_than_torch(level: Level, outputs: int, inputs: int) -> Non
 
 @pytest.mark.parametrize("level", [level for level in LIBRARY.levels() if level not in TILES])
 @torch.inference_mode()
-def test_a_row_depends_on_itself_alone(level: Level) -> None:
-    """Other rows in the batch, or another number of threads, would change a request's tokens."""
+def test_a_row_does_not_depend_on_other_rows(level: Level) -> None:
+    """Otherwise other rows, or the number of threads, would change a request's tokens."""
     one, three = (NativePacker(Kernels(LIBRARY, level, threads)) for threads in (1, 3))
     x = bfloat16(300, 64, seed=3)
     alone = torch.cat([one.linear(layer(100, 64, bias=True))(x[row : row + 1]) for row in range(0, 300, 29)])
@@ -69,7 +69,7 @@ def test_a_row_depends_on_itself_alone(level: Level) -> None:
 @pytest.mark.parametrize("outputs", [64, 44])
 @torch.inference_mode()
 def test_activations_and_gates(level: Level, activation: str, outputs: int) -> None:
-    """The wrong half activated, or a gate that is rounded before it is multiplied."""
+    """The right half must be activated, and the gate not rounded before it is multiplied."""
     packer = NativePacker(Kernels(LIBRARY, level, 2))
     gate, up, again = (layer(outputs, 32, bias=True, seed=seed) for seed in (1, 5, 1))
     x = bfloat16(40, 32, seed=9)
@@ -79,13 +79,13 @@ def test_activations_and_gates(level: Level, activation: str, outputs: int) -> N
         (packer.linear(again, activation=activation)(x), ACTIVATIONS[activation](first)),
         (packer.gated(gate, up, activation)(x, Ops()), ACTIVATIONS[activation](first) * second),
     ):
-        # Where nothing is fused, each of four roundings.
+        # If nothing is fused, four roundings.
         assert bool(((got.double() - wanted).abs() <= 2**-6 * wanted.abs() + 2e-2 * second.abs() + 1e-2).all())
 
 
 @torch.inference_mode()
-def test_whole_blocks_are_packed_where_they_are() -> None:
-    """The head of a large vocabulary would be there twice while it is packed."""
+def test_whole_blocks_are_packed_in_place() -> None:
+    """Otherwise the head of a large vocabulary would exist twice while it is packed."""
     packer = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 1))
     for outputs, is_same in ((64, True), (65, False)):
         source = layer(outputs, 16, bias=False)
@@ -94,7 +94,7 @@ def test_whole_blocks_are_packed_where_they_are() -> None:
 
 
 @torch.inference_mode()
-def test_what_cannot_be_packed_is_left_to_others() -> None:
+def test_torch_computes_layers_that_cannot_be_packed() -> None:
     packer = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 1))
     odd = nn.Linear(15, 32, dtype=torch.bfloat16)
     wide = nn.Linear(16, 32)
@@ -104,7 +104,7 @@ def test_what_cannot_be_packed_is_left_to_others() -> None:
 
 
 @torch.inference_mode()
-def test_no_rows_are_no_rows() -> None:
-    """A step that asks for no logits."""
+def test_no_rows() -> None:
+    """A step may need no logits."""
     packed = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 2)).linear(layer(64, 16, bias=True))
     assert packed(torch.empty(0, 16, dtype=torch.bfloat16)).shape == (0, 64)

@@ -1,4 +1,4 @@
-"""The pool of threads, seen through an operation that they share."""
+"""The pool of threads, tested through an operation that they share."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def rows(seed: int, count: int = 96) -> torch.Tensor:
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
 def test_every_item_is_done_once(threads: int) -> None:
-    """Call after call, faster than threads fall asleep: one that comes late to a call must not work on the next."""
+    """With calls faster than threads fall asleep, a thread that is late for one call must not work on the next."""
     ops, x = NativeOps(Kernels(LIBRARY, Level.SCALAR, threads)), rows(0)
     zero = torch.zeros_like(x)
     expected = x.clone()
     for number in range(1000):
-        # In place: an item that is done twice, or not at all, leaves other numbers behind.
+        # In place, so an item that is done twice, or not at all, gives other numbers.
         delta = zero if number % 2 else zero + 1
         x, _ = ops.add_norm(x, delta, NORM)
         expected += delta
@@ -37,7 +37,7 @@ def test_every_item_is_done_once(threads: int) -> None:
 
 
 def test_callers_take_turns() -> None:
-    """Two engines of one process share the kernels of a model: their calls must not mix."""
+    """Calls of several threads must not mix."""
     ops = NativeOps(Kernels(LIBRARY, Level.SCALAR, 3))
     inputs = [rows(seed) for seed in range(4)]
     expected = [ops.norm(x, NORM) for x in inputs]
@@ -52,7 +52,7 @@ def test_callers_take_turns() -> None:
 
 
 def test_threads_end_with_their_kernels() -> None:
-    """A server that loads model after model would collect threads."""
+    """Otherwise a process that loads one model after another accumulates threads."""
 
     def running() -> int:
         with open("/proc/self/status") as status:
@@ -72,7 +72,7 @@ def test_refuses_no_threads() -> None:
         Kernels(LIBRARY, Level.SCALAR, 0)
 
 
-def test_refuses_a_level_that_the_processor_lacks() -> None:
+def test_refuses_an_unsupported_level() -> None:
     class Older(Library):
         def has(self, level: Level) -> bool:
             return level != Level.AMX

@@ -1,4 +1,4 @@
-"""Triton has builds for Linux alone; elsewhere there is nothing to test."""
+"""Skips all tests where Triton is not installed: it has builds for Linux only."""
 
 from __future__ import annotations
 

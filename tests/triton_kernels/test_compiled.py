@@ -1,4 +1,4 @@
-"""What the interpreter cannot show, shown by compiling for GPUs on paper, and on the device if there is one."""
+"""Properties that the interpreter cannot show: compiled for several GPUs, and on the device if there is one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ for rows in (1, 2, 3, 16, 17):
     ops.gate_and_mul(*torch.empty(rows, 6144, dtype=dtype).chunk(2, 1), "silu")
     q, k, v = torch.empty(rows, 8, 64, dtype=dtype).split((4, 2, 2), 1)
     angles = Angles(*(torch.empty(rows, 1, 64, dtype=dtype) for _ in range(2)))
-    # Parts of one buffer, aligned for some numbers of rows only.
+    # Parts of one buffer, aligned only for some numbers of rows.
     numbers, slots = torch.ones(8, rows, dtype=half), torch.zeros(4, rows, dtype=whole)
     ops.rotate_and_store(q, k, v, angles, head_norms, pages, slots[1])
     logits = torch.empty(rows, vocab, dtype=dtype)
@@ -56,10 +56,10 @@ for found in compiled(*every, sampling._best, sampling._choose):
 """
 
 
-def test_compiles_once_whatever_the_batch(tmp_path: Path) -> None:
-    """What compiles anew for some number of rows stalls every stream for seconds, in the middle of serving.
+def test_compiles_once_for_all_batches(tmp_path: Path) -> None:
+    """A kernel that is compiled again for some number of rows stalls every stream for seconds.
 
-    Also kept out: what only the interpreter accepts, and values that do not fit into registers.
+    Also excluded: code that only the interpreter accepts, and values that do not fit into registers.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {
@@ -78,8 +78,8 @@ def test_compiles_once_whatever_the_batch(tmp_path: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(IS_INTERPRETED or not torch.cuda.is_available(), reason="no CUDA device")
-def test_sampling_waits_for_nothing() -> None:
-    """A value that comes to the host ends the overlap of steps."""
+def test_sampling_does_not_wait_for_the_device() -> None:
+    """A value that is copied to the host ends the overlap of steps."""
     device = torch.device("cuda")
     logits = torch.randn(5, 32_000, device=device, dtype=torch.bfloat16)
     wishes = [(SamplingParams(seed=i, top_p=0.9, top_k=50 * (i % 2)), i) for i in range(5)]

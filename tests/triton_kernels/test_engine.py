@@ -1,4 +1,4 @@
-"""Triton's kernels in whole engines."""
+"""The Triton kernels in complete engines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def generated(loaded: LoadedModel) -> tuple[list[tuple[int, ...]], list[Sequence
 @each_device
 @pytest.mark.parametrize("family", [tiny_models.qwen3, tiny_models.gpt2])
 def test_the_tokens_of_torch(family: Callable[..., PreTrainedModel], device: torch.device, tmp_path: Path) -> None:
-    """A norm, a rotation, a gate, a slot or a filter that is not torch's; chunks and decodes share steps."""
+    """Norms, rotations, gates, slots and filters are those of torch; chunks and decodes share steps."""
     options = {"dtype": "float32", "device": str(device), "attention_backend": "reference"}
     options |= {"page_size": 4, "chunked_prefill_size": 8}
     family(**{"n_layer" if family is tiny_models.gpt2 else "num_hidden_layers": 2}).save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Penalties and log-probabilities by Triton against the same in torch."""
+"""Penalties and log-probabilities by Triton against torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def normal(*size: int, seed: int, device: torch.device) -> torch.Tensor:
 @pytest.mark.parametrize("vocab", [9, 1500])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_penalties(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Rows in any order, counts in another; a row that wants none keeps its logits bit by bit."""
+    """Rows and counts in different orders; a row without penalties keeps its logits bit by bit."""
     counts = TokenCounts(vocab, device)
     opened = [counts.row_for(slot) for slot in range(3)]
     for slot, row in enumerate(opened):
@@ -46,7 +46,7 @@ def test_penalties(vocab: int, dtype: torch.dtype, device: torch.device) -> None
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("vocab", [5, 9000])
 def test_totals(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Large logits overflow nothing; a block of -inf alone makes no NaN; rows without a usable maximum give one."""
+    """Large logits do not overflow; a block of only -inf gives no NaN; rows without a usable maximum give NaN."""
     logits = (normal(7, vocab, seed=vocab, device=device) * 30).to(dtype)
     logits[0, 1:] = -torch.inf
     logits[1, 4] = torch.nan
@@ -61,7 +61,7 @@ def test_totals(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
 @each_device
 @pytest.mark.parametrize("width", [0, 4])
 def test_log_probabilities(width: int, device: torch.device) -> None:
-    """What a request is told is the same by both."""
+    """The reported log-probabilities are the same by both."""
 
     def told(ops: LogitOps) -> list[list[float]]:
         scores = score_rows(logits, tokens, rows, width, 3 * 4 * 500, ops)

@@ -1,4 +1,4 @@
-"""The small operations by Triton against the same in torch."""
+"""The operations by Triton against torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TORCH = Ops()
 TRITON = TritonOps()
 each_dtype = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 ROUNDING = {torch.bfloat16: 2**-7, torch.float16: 2**-10, torch.float32: 2e-6}
-"""One unit in the last place, relative: where sums in another order fall on the other side of a rounding."""
+"""Relative size of one unit in the last place: sums in another order may be rounded the other way."""
 SHAPES = ((1, 16), (3, 40), (5, 1000))
 Draw = Callable[..., torch.Tensor]
 
@@ -34,7 +34,7 @@ def draw() -> Draw:
 
 
 def assert_near(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-6, share: float = 0.05) -> None:
-    """At most a unit apart, and but for a small share the same."""
+    """Check that values differ by at most one unit, and only a small share of them."""
     assert found.dtype == expected.dtype
     torch.testing.assert_close(found, expected, rtol=ROUNDING[found.dtype], atol=atol)
     if found.dtype != torch.float32:
@@ -44,7 +44,7 @@ def assert_near(found: torch.Tensor, expected: torch.Tensor, atol: float = 1e-6,
 @each_device
 @each_dtype
 def test_rms_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> None:
-    """Sizes that are no power of two; rows that are part of a wider tensor; the sum is normed as it is kept."""
+    """Sizes that are no power of two; rows that are part of a wider tensor; the norm of the rounded sum."""
     for rows, size in SHAPES:
         x = draw(rows, size + 24, dtype=dtype, device=device)[:, 8 : 8 + size]
         delta, norm = draw(rows, size, dtype=dtype, device=device), Norm(draw(size, dtype=dtype, device=device), 1e-6)
@@ -58,7 +58,7 @@ def test_rms_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> None
 @each_device
 @each_dtype
 def test_layer_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> None:
-    """A variance from sums of squares drowns in a mean of a hundred; columns behind the end are none of the row."""
+    """A variance from sums of squares is lost beside a mean of 100; columns after the end do not belong to the row."""
     for rows, size in SHAPES:
         x, delta = draw(rows, size, dtype=dtype, device=device) + 100, draw(rows, size, dtype=dtype, device=device)
         weight, bias = draw(2, size, dtype=dtype, device=device)
@@ -73,7 +73,7 @@ def test_layer_norms(dtype: torch.dtype, device: torch.device, draw: Draw) -> No
 @each_dtype
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gates(activation: str, dtype: torch.dtype, device: torch.device, draw: Draw) -> None:
-    """Gate and up are halves of one product; a gate far from zero gives no NaN, a NaN gives one.
+    """Gate and up are halves of one product; only a NaN gives NaN, not a gate far from zero.
 
     Far below zero a GELU is a difference of nearly equal numbers, in torch as well.
     """
@@ -92,7 +92,7 @@ def test_gates(activation: str, dtype: torch.dtype, device: torch.device, draw: 
 def test_rotate_and_store(
     heads: int, kv_heads: int, head_dim: int, with_norms: bool, dtype: torch.dtype, device: torch.device, draw: Draw
 ) -> None:
-    """q, k and v are parts of one product; heads of 80 fill no power of two; 70 heads take two programs."""
+    """q, k and v are parts of one product; heads of 80 are no power of two; 70 heads need two programs."""
     for tokens in (1, 5):
         fused = draw(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype, device=device)
         turn = draw(tokens, 1, head_dim // 2, dtype=torch.float32, device=device).repeat(1, 1, 2)
@@ -106,14 +106,14 @@ def test_rotate_and_store(
             q, k, v = fused.clone().split((heads, kv_heads, kv_heads), dim=1)
             outcomes.append((ops.rotate_and_store(q, k, v, angles, norms, LayerKV(*pages), slots), pages))
         (expected_q, expected_pages), (q, pages) = outcomes
-        # A difference of two products loses as many digits as they have in common.
+        # A difference of two products loses the digits that they have in common.
         assert_near(q, expected_q, atol=16 * ROUNDING[dtype] if with_norms else 4e-6)
         assert_near(pages[0], expected_pages[0], atol=16 * ROUNDING[dtype] if with_norms else 4e-6)
         assert torch.equal(pages[1], expected_pages[1])
 
 
 @each_device
-def test_a_row_does_not_depend_on_its_company(device: torch.device, draw: Draw) -> None:
+def test_a_row_does_not_depend_on_other_rows(device: torch.device, draw: Draw) -> None:
     """To the last bit."""
     x, norm = draw(9, 300, dtype=torch.bfloat16, device=device), Norm(torch.ones(300).bfloat16().to(device), 1e-6)
     together, gated = TRITON.norm(x, norm), TRITON.gate_and_mul(x, x, "silu")
@@ -125,7 +125,7 @@ def test_a_row_does_not_depend_on_its_company(device: torch.device, draw: Draw) 
 
 @each_device
 def test_no_rows(device: torch.device, draw: Draw) -> None:
-    """A step that asks for no logits norms nothing in its last layer: a grid of no programs is an error."""
+    """A step without logits has no rows in its last norm, and an empty grid is an error."""
     x = torch.empty(0, 24, device=device)
     norm = Norm(torch.ones(24, device=device), 1e-6)
     assert [part.shape for part in TRITON.add_norm(x, x, norm)] == [x.shape] * 2
@@ -133,7 +133,7 @@ def test_no_rows(device: torch.device, draw: Draw) -> None:
 
 
 @each_device
-def test_float64_is_left_to_torch(device: torch.device, draw: Draw) -> None:
+def test_torch_computes_float64(device: torch.device, draw: Draw) -> None:
     x, weight = draw(3, 24, dtype=torch.float64, device=device), draw(24, dtype=torch.float64, device=device)
     norm, layer_norm = Norm(weight, 1e-6), Norm(weight, 1e-6, weight)
     assert torch.equal(TRITON.norm(x, norm), TORCH.norm(x, norm))
@@ -145,7 +145,7 @@ def test_float64_is_left_to_torch(device: torch.device, draw: Draw) -> None:
 @each_device
 @pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float32], ids=str)
 def test_pages_of_another_type(stored: torch.dtype, device: torch.device, draw: Draw) -> None:
-    """Pages in eight bits know their own scale, and pages of other types how they are written."""
+    """Pages of 8-bit types have their own scale, and pages of other types their own way of storing."""
     q, k, v = draw(3, 5, 2, 64, dtype=torch.bfloat16, device=device)
     angles = Angles(*draw(2, 5, 1, 64, dtype=torch.bfloat16, device=device))
     slots = torch.arange(3, 8, device=device)
@@ -162,7 +162,7 @@ def test_pages_of_another_type(stored: torch.dtype, device: torch.device, draw: 
 
 @each_device
 def test_rows_of_padding_are_not_written(device: torch.device, draw: Draw) -> None:
-    """A CUDA graph runs with more rows than a step has: their slots are below 0."""
+    """A CUDA graph runs with more rows than a step has; the slots of the others are negative."""
     q, k, v = draw(3, 3, 2, 64, dtype=torch.bfloat16, device=device)
     angles = Angles(*draw(2, 3, 1, 64, dtype=torch.bfloat16, device=device))
     pages = torch.zeros(2, 1, 4, 2, 64, dtype=torch.bfloat16, device=device)

@@ -26,7 +26,7 @@ Wish = tuple[SamplingParams, int]
 
 
 def rows_of(wishes: Sequence[Wish], vocab: int, device: torch.device) -> tuple[SamplingRows, list[RowGroup]]:
-    """What the samplers take, for rows given as (parameters with a seed, position)."""
+    """Return the samplers' arguments for rows given as (parameters with a seed, position)."""
     kinds = [row_kind(params, vocab) for params, _ in wishes]
     columns = (
         torch.tensor([params.temperature for params, _ in wishes], dtype=torch.float64),
@@ -51,7 +51,7 @@ def draw(sample: Sampler, logits: torch.Tensor, wishes: Sequence[Wish]) -> list[
 
 
 def assert_same(logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int]:
-    """Both give the same tokens, or two whose scores nearly tie; what the kernels gave."""
+    """Check that both give the same tokens, or two with nearly equal scores, and return those of the kernels."""
     found, expected = (draw(sample, logits, wishes) for sample in (TRITON.sample, sampler.sample))
     rows, groups = rows_of(wishes, logits.shape[1], logits.device)
     for group in groups:
@@ -75,7 +75,7 @@ def _draw_noise(stream, positions_ptr, out_ptr, width, BLOCK: tl.constexpr):
 
 @each_device
 def test_the_same_noise(device: torch.device) -> None:
-    """Keys far apart, and among 100,000 draws some of the rare large ones that decide."""
+    """Distant keys, and 100,000 draws, which include some of the rare large ones that decide."""
     width, positions = 25_000, torch.tensor([0, 1, 77, 1 << 40], device=device)
     for seed in (0, -1, (1 << 64) - 1):
         stream = noise_key(seed, 3)
@@ -108,7 +108,7 @@ def params_of(chooser: random.Random) -> SamplingParams:
     ],
 )
 def test_random_rows(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
-    """All filters in all company; bfloat16 gives many equal logits; vocabularies within, at and beyond a block."""
+    """All filters in one batch; many equal logits, in bfloat16; vocabularies of less, exactly and more than a block."""
     chooser = random.Random(vocab)
     count = 100 if device.type == "cuda" else 10
     spreads = torch.tensor([1.0, 6.0]).repeat(count // 2)[:, None]
@@ -119,7 +119,7 @@ def test_random_rows(vocab: int, dtype: torch.dtype, device: torch.device) -> No
 
 @each_device
 def test_rows_of_a_wider_tensor(device: torch.device) -> None:
-    """Logits of a padded vocabulary are a part of their product."""
+    """The logits of a padded vocabulary are part of a wider product."""
     logits = torch.randn(5, 700, generator=torch.Generator().manual_seed(1)).to(device)[:, :650]
     logits[:, 640:] += 5
     assert_same(logits, [(SamplingParams(seed=1, top_k=9), position) for position in range(5)])
@@ -128,7 +128,7 @@ def test_rows_of_a_wider_tensor(device: torch.device) -> None:
 @each_device
 @pytest.mark.parametrize("width", [16, 4096 + 16])
 def test_ties_at_the_border_go_to_the_lowest_ids(width: int, device: torch.device) -> None:
-    """A threshold alone keeps all that equal it."""
+    """A threshold alone would keep all equal tokens."""
     count = 10
     logits = torch.zeros(count, width, device=device)
     for params, survivors in (
@@ -143,8 +143,8 @@ def test_ties_at_the_border_go_to_the_lowest_ids(width: int, device: torch.devic
 
 
 @each_device
-def test_the_kth_is_kept_whatever_the_key(device: torch.device) -> None:
-    """Many k of a row whose logits come in every order of magnitude, some of them equal."""
+def test_the_kth_token_is_kept_for_any_key(device: torch.device) -> None:
+    """Many values of k for a row with logits of every order of magnitude, some of them equal."""
     logits = -torch.cat(
         (torch.zeros(2), torch.logspace(-44, 38, 60), torch.full((3,), 2.5), torch.full((2,), torch.inf))
     )
@@ -159,8 +159,8 @@ def test_the_kth_is_kept_whatever_the_key(device: torch.device) -> None:
 
 
 @each_device
-def test_company_changes_nothing(device: torch.device) -> None:
-    """A row gets the same token alone and in a batch: what is done together is only what has no order."""
+def test_a_row_does_not_depend_on_other_rows(device: torch.device) -> None:
+    """A row gets the same token alone and in a batch."""
     chooser, vocab = random.Random(0), 5000
     logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(4)).to(device)
     wishes = [(params_of(chooser), chooser.randrange(50)) for _ in range(7)]
@@ -182,7 +182,7 @@ FILTERS = {
 @each_device
 @pytest.mark.parametrize("params", FILTERS.values(), ids=[*FILTERS])
 def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, device: torch.device) -> None:
-    """NaN that is not the largest, in the last block; a row of -inf; and a row with two tokens left samples them."""
+    """A NaN in the last block, and a row of -inf, fail; a row with two finite logits samples those."""
     logits = torch.randn(6, 4200, generator=torch.Generator().manual_seed(2)).to(device)
     wishes = [(params, position) for position in range(6)]
     healthy = draw(TRITON.sample, logits, wishes)
@@ -199,7 +199,7 @@ def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, devi
 @each_device
 @pytest.mark.parametrize("params", FILTERS.values(), ids=[*FILTERS])
 def test_huge_logits(params: SamplingParams, device: torch.device) -> None:
-    """Overflow makes no NaN: the largest wins, at any temperature."""
+    """An overflow gives no NaN: the largest logit wins at any temperature."""
     for scale in (1e4, 1e30, 3e38):
         logits = torch.tensor([[-1.0, 0.5, 1.0, -0.9]], device=device) * scale
         assert draw(TRITON.sample, logits, [(params, 0)]) == [2]
@@ -207,7 +207,7 @@ def test_huge_logits(params: SamplingParams, device: torch.device) -> None:
 
 @each_device
 def test_few_rows_ranked_at_once(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of a few rows at a time: each part writes to its own rows."""
+    """With the keys of a few rows at a time, each part writes to its own rows."""
     monkeypatch.setattr(triton_logit_ops, "SLICE_ELEMENTS", {device.type: 1200})
     logits = torch.randn(7, 500, generator=torch.Generator().manual_seed(5)).to(device)
     wishes = [(SamplingParams(seed=i, top_k=5) if i % 3 else GREEDY, i) for i in range(7)]

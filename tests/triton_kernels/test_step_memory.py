@@ -1,4 +1,4 @@
-"""What steps take of memory: bounded by the chunk, whatever the prompt, and never more than the largest step takes."""
+"""The memory of steps is bounded by the chunk, not by the prompt, and never exceeds that of the largest step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = {"page_size": PAGE, "chunked_prefill_size": CHUNK, "max_running_reques
 
 
 def loaded_model(folder: Path, device: torch.device) -> LoadedModel:
-    """Attention and all small operations by Triton, as on a GPU."""
+    """Load a model with attention and all operations by Triton, as on a GPU."""
     options = OPTIONS | {"model": str(folder), "dtype": "float32", "device": str(device), "attention_backend": "triton"}
     loaded = load(EngineConfig.from_options(options), progress=False)
     return replace(loaded, logit_ops=use_triton(loaded.model))  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def peaks(loaded: LoadedModel, *submits: Submit) -> Iterator[int]:
-    """The most that each step of these requests takes beside weights, KV and what steps before it kept."""
+    """Return the peak memory of each step of these requests, without weights, KV and memory kept by earlier steps."""
     device = loaded.shape.device
     link = ManualLink()
     engine = loaded.engine(link)
@@ -72,9 +72,9 @@ def prompt(length: int) -> tuple[int, ...]:
 
 @each_device
 def test_a_longer_prompt_takes_no_more(folder: Path, device: torch.device) -> None:
-    """A buffer as long as the prompt: scores, gathered keys, hidden states, of which one takes 128 bytes here.
+    """No buffer may be as long as the prompt (scores, gathered keys, hidden states); a hidden state takes 128 bytes.
 
-    Page numbers are as many as the prompt's pages; a few copies of them may come and go.
+    There are as many page numbers as pages of the prompt, and a few temporary copies of them.
     """
     loaded = loaded_model(folder, device)
     sampling = SamplingParams(max_tokens=2, seed=1, top_p=0.9, prompt_logprobs=1)
@@ -84,7 +84,7 @@ def test_a_longer_prompt_takes_no_more(folder: Path, device: torch.device) -> No
 
 @each_device
 def test_no_step_takes_more_than_the_largest(folder: Path, device: torch.device) -> None:
-    """What is kept free for a step would not be enough: three requests that ask for everything, in all phases."""
+    """Otherwise the memory kept free for a step would not be enough: three requests with all options, in all phases."""
     loaded = loaded_model(folder, device)
     limits = StepLimits(ROWS, CHUNK + ROWS, 16)
     if device.type == "cuda":
@@ -104,7 +104,7 @@ def test_no_step_takes_more_than_the_largest(folder: Path, device: torch.device)
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_share_of_a_gpu_is_not_exceeded(folder: Path) -> None:
-    """Weights, pool and graphs, as the device itself counts them, and requests that then run in what is left."""
+    """Weights, pool and graphs as the device counts them, and requests that run in the rest."""
     free, total = torch.cuda.mem_get_info()
     share = round(1 - free / total, 2) + 0.1
     options = {"model": str(folder), "device": "cuda", "mem_fraction_static": share, "max_running_requests": 64}
@@ -127,7 +127,7 @@ def test_a_share_of_a_gpu_is_not_exceeded(folder: Path) -> None:
     ],
 )
 def test_the_largest_step(limits: StepLimits, lengths: list[int]) -> None:
-    """All the tokens there may be, in as few prompts as hold them: decodes take memory of their own."""
+    """All tokens of a step in as few prompts as possible, since decodes take memory of their own."""
     plan = largest_plan(limits, page_size=8)
     assert [chunk.length for chunk in plan.chunks] == lengths
     assert {chunk.end for chunk in plan.chunks} == {limits.context}
