@@ -99,3 +99,17 @@ def test_a_request_that_is_loaded_twice_has_its_cached_tokens_counted_once() -> 
     load(state, request)
     state.begin(request)
     assert (request.num_cached_tokens, request.num_host_tokens, request.num_disk_tokens) == (4, 0, 4)
+
+
+def test_memory_that_a_preemption_frees_is_there_at_once() -> None:
+    """Counted as reserved for the victim still, it would be of no use to the request that the victim made way for."""
+    limits = limits_of(running=4, reserve="full", policy="priority", priority_preemption=True)
+    state = SchedulerState(KVManager(num_pages=10, page_size=1), limits)
+    victim, urgent = (Request(Submit(i, (i, i), resolved(7), priority=i)) for i in range(2))
+    state.add(victim)
+    adder = PrefillAdder(state, limits, BatchBuilder())
+    assert admit(adder, victim) is AddResult.CONTINUE
+    victim.in_flight = victim.pending = 0  # its step has come back
+    state.add(urgent)
+    assert admit(PrefillAdder(state, limits, BatchBuilder()), urgent) is AddResult.CONTINUE
+    assert victim.status is Status.WAITING
