@@ -40,7 +40,15 @@ from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
 from sluice.runner.launched import LaunchedStep, Outcome
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.offload.loaders import LoadTotals
-from sluice.runner.offload.rows import NoOffload, OffloadedWork, SliceRunner, ordinary, run_slices, with_offloaded
+from sluice.runner.offload.rows import (
+    NoOffload,
+    OffloadedWork,
+    SliceRunner,
+    SlicesStep,
+    ordinary,
+    run_slices,
+    with_offloaded,
+)
 from sluice.tiers.copies import Copies, CopiesOnly, FailedStep, Launched, NoTiers, WithCopies
 from sluice.types import BatchPlan, PlanError
 
@@ -144,7 +152,7 @@ class TorchRunner:
         finally:
             self._copies.close()
 
-    def _run(self, plan: BatchPlan, rest: BatchPlan) -> LaunchedStep:
+    def _run(self, plan: BatchPlan, rest: BatchPlan) -> Launched:
         """Run a checked plan.
 
         Args:
@@ -152,6 +160,11 @@ class TorchRunner:
         """
         state, (_, compute, results) = self._state, self._transport.queues
         work = OffloadedWork(plan.step, tuple(new.slot for new in plan.new_slots), plan.slices)
+        if not plan.chunks and not plan.new_slots:
+            slices = SlicesStep(self._offload, work, self._tick)
+            compute.run(slices.compute)
+            slices.done = compute.record()
+            return slices
         changes = state.apply(rest)
         resident = host_batch(rest, state.page_table.host, state.shape.page_size)
         host = with_offloaded(resident, work)

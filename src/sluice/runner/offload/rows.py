@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
+from sluice.device.queues import DoneEvent, Event, wait_until
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.offloader import OffloadFailed
-from sluice.types import BatchPlan, Chunk, ChunkSlice, RowError
+from sluice.types import BatchPlan, BatchResult, Chunk, ChunkSlice, RowError
 
 
 class SliceRunner(Protocol):
@@ -136,6 +137,31 @@ def run_slices(offload: SliceRunner, work: OffloadedWork, hidden: torch.Tensor |
             samples.append(own[: part.chunk.samples])
             targets.append(own[part.chunk.samples :])
     return SlicesDone(torch.cat((*samples, *targets)) if samples else None, tuple(errors))
+
+
+class SlicesStep:
+    """A step with nothing but slices that complete no chunk: it has no rows to lay out, sample or bring to the host.
+
+    Args:
+        tick: called every second while the host waits for the step.
+    """
+
+    def __init__(self, offload: SliceRunner, work: OffloadedWork, tick: Callable[[], None]) -> None:
+        self._offload = offload
+        self._work = work
+        self._tick = tick
+        self._errors: tuple[RowError, ...] = ()
+        self.done: Event = DoneEvent()
+        """The device has done the step."""
+
+    @torch.inference_mode()
+    def compute(self) -> None:
+        self._errors = run_slices(self._offload, self._work, None, 0).errors
+
+    def wait(self) -> BatchResult:
+        """Block until the step is done, and return its result."""
+        wait_until(self.done.query, self._tick)
+        return BatchResult(self._work.step, (), slice_errors=self._errors)
 
 
 def _more(values: Ints, others: Sequence[int]) -> Ints:
