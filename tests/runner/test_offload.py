@@ -6,7 +6,7 @@ import functools
 import itertools
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -283,6 +283,42 @@ def test_a_window_reads_its_blocks_and_no_others(models: dict[str, Any]) -> None
         driver.stored.reads.clear()
         driver.chunk(PROMPT[token : token + 1], token, is_decode=is_decode)
         assert driver.stored.reads == [(page, layer) for layer in range(spec.num_layers) for page in pages]
+
+
+class ByQueries:
+    """All blocks but the second, chosen when a layer's queries are there."""
+
+    supports_prefill = True
+    foresees = wants_keys = False
+
+    def __init__(self) -> None:
+        self.layers: list[int] = []
+
+    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:
+        raise AssertionError("it wants no keys")
+
+    def forget(self, slot: int) -> None:
+        pass
+
+    def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
+        assert q is not None
+        self.layers.append(layer)
+        return [block for block in range(num_blocks) if block != 1]
+
+
+def test_a_policy_that_needs_queries_selects_layer_by_layer(models: dict[str, Any]) -> None:
+    """Blocks that are chosen late are read late, and are reported all the same: a chunk would wait for ever. A group
+    that the policy leaves empty has nothing to wait for."""
+    model, spec = models["llama"]
+    policy = ByQueries()
+    driver = Driver.of(model, shape_of(spec, 4, 6), ReferenceAttention(), plain, RingShape(2, 1), policy)
+    for start in range(0, 40, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    layers = range(spec.num_layers)
+    assert policy.layers == [layer for _ in range(4) for layer in layers]
+    last = driver.stored.reads[-7 * len(layers) :]
+    assert last == [(page, layer) for layer in layers for page in range(8) if page != 1]
+    assert driver.offloader.ring.num_free == 2
 
 
 def test_a_call_that_is_cancelled_unwinds() -> None:

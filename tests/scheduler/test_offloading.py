@@ -110,7 +110,7 @@ def test_who_waits_for_the_tier_keeps_ordinary_requests_from_nothing(partial: in
 
 @pytest.mark.parametrize("partial", [1, 4])
 def test_who_finds_no_room_beside_them_is_offloaded_too(partial: int) -> None:
-    """A prompt that fits the device, but not what a offloaded one leaves of it, would wait for hours, and keep all who
+    """A prompt that fits the device, but not what an offloaded one leaves of it, would wait for hours, and keep all who
     come behind it from beginning."""
     world = replace(WORLD, num_pages=16, limits=limits_of(chunk=8, max_partial_prefills=partial))
     world = replace(world, offload=replace(OFFLOAD, above=64))

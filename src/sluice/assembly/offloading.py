@@ -1,4 +1,4 @@
-"""From options to offloaded requests: what the scheduler is told of them, and who runs them."""
+"""From options to offloaded requests: limits and costs for the scheduler, and what the runner serves them with."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sluice.runner.offload.sparse import Full, SparsePolicy, Window
 from sluice.types import OffloadLimits, Tier
 
 CHUNK_TOKENS = {"cpu": 512, "cuda": 2048}
-"""Of a offloaded chunk: larger than others', since each brings in all that is before it, and its work is spread over
-steps by what it costs."""
+"""Tokens of an offloaded chunk: more than of others, since each loads all that is before it, and its work is spread
+over steps by what it costs."""
 FLOPS_PER_BYTE = {"cpu": 150.0, "cuda": 8000.0}
 """FLOP of matrix products that a device does while it loads one byte of a stored page: some 300 GFLOP/s beside 2 GB/s
 that one thread reads and checks, and 200 TFLOP/s beside 25 GB/s."""
 MIN_WINDOW_PAGES = 2
-"""Of a offloaded request: a chunk's page, and one on its way to the tier."""
+"""Least pages of a window: one of the chunk, and one on its way to the tier."""
 ATTENTION_COST = {"cpu": 2.0, "cuda": 1.5}
-"""What a FLOP of attention takes, in those of matrix products."""
+"""Time of a FLOP of attention, in FLOPs of matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,16 @@ class Costs:
     """What offloaded work costs, in tokens of a step's budget."""
 
     pair: float
-    """A query and a key in one layer."""
+    """Cost of a query and a key in one layer."""
     load: float
-    """The KV of one token in one layer."""
+    """Cost of loading the KV of one token in one layer."""
 
 
 FREE = Costs(0.0, 0.0)
 
 
 def costs_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str) -> Costs:
-    """Those of a model: a token is a product with every weight."""
+    """Return the costs for a model, where an ordinary token is a product with every weight."""
     of_token = 2 * weights_bytes / spec.dtype.itemsize
     of_pair = 4 * spec.num_heads * spec.head_dim * ATTENTION_COST[device_type]
     return Costs(of_pair / of_token, kv.layer_token_bytes * FLOPS_PER_BYTE[device_type] / of_token)
@@ -61,15 +61,15 @@ class Sizes:
     page_bytes: int
     page_size: int
     num_pages: int
-    """Of the device's pool."""
+    """Pages of the device's pool."""
     num_layers: int
     step_tokens: int
-    """Budget of a step's prefill."""
+    """Tokens of a step's prefill budget."""
     device_type: str
 
 
 def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> OffloadLimits | None:
-    """What the scheduler is told; None: the pool is too small for a window."""
+    """Return the scheduler's limits, or None if the pool is too small for a window."""
     assert config.ring_blocks is not None and config.ring_block_tokens is not None, f"not resolved: {config}"
     ring = RingShape(config.ring_blocks, config.ring_block_tokens // sizes.page_size)
     most = CHUNK_TOKENS[sizes.device_type]
@@ -99,17 +99,17 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
 
 
 def ring_bytes(config: OffloadConfig, kv: KVSizes) -> int:
-    """That the ring of a resolved config takes; 0 without one."""
+    """Return the bytes of the ring of a resolved config; 0 without one."""
     if config.ring_blocks is None or config.ring_block_tokens is None:
         return 0
     return config.ring_blocks * config.ring_block_tokens * kv.layer_token_bytes
 
 
 def room_beside_ring(config: OffloadConfig, kv: KVSizes, free_bytes: int) -> int:
-    """What the ring of a resolved config leaves of so much memory for everything else.
+    """Return what the ring of a resolved config leaves of `free_bytes`.
 
     Raises:
-        ConfigError: nothing.
+        ConfigError: it leaves nothing.
     """
     left = free_bytes - ring_bytes(config, kv)
     if left <= 0:
@@ -123,10 +123,7 @@ def room_beside_ring(config: OffloadConfig, kv: KVSizes, free_bytes: int) -> int
 
 
 def check_effect(asked: OffloadConfig, limits: OffloadLimits | None, page_size: int) -> None:
-    """
-    Raises:
-        ConfigError: an option that was asked for and can have no effect, since no context is offloaded.
-    """
+    """Raise ConfigError for an option of `asked` that can have no effect, since no context is offloaded."""
     for item in fields(asked):
         value = getattr(asked, item.name)
         if limits is None and value is not None:
@@ -144,7 +141,7 @@ def _window(config: OffloadConfig, ring: RingShape, page_size: int) -> Window | 
 
 @dataclass(frozen=True, slots=True)
 class OffloadSetup:
-    """Offloaded requests of an engine, before anything is made for them."""
+    """What an engine's offloaded requests need, before any of it is allocated."""
 
     limits: OffloadLimits
     ring: RingShape
@@ -153,13 +150,13 @@ class OffloadSetup:
 
     @classmethod
     def of(cls, config: OffloadConfig, limits: OffloadLimits, page_size: int, hidden_size: int) -> OffloadSetup:
-        """What a resolved config comes to."""
+        """Return the setup of a resolved config."""
         assert config.ring_blocks is not None, f"not resolved: {config}"
         ring = RingShape(config.ring_blocks, limits.block_pages, limits.group_blocks)
         return cls(limits, ring, _window(config, ring, page_size) or Full(), hidden_size)
 
     def sizes(self, page_size: int) -> OffloadSizes:
-        """Of the memory that they take on the device."""
+        """Return the sizes of the memory that they take on the device."""
         limits = self.limits
         return OffloadSizes(
             self.ring.num_blocks,
@@ -179,12 +176,12 @@ class OffloadSetup:
         transport: Transport,
         report: Report | None,
     ) -> Offloader:
-        """Make the ring, and who fills it.
+        """Allocate the ring, and make what loads it and computes with it.
 
         Args:
             attention: attends to pages on the device and of the ring, in calls that no plan announces.
             new_kv: makes the ring's pages, as the attention reads them.
-            tiers: with the tier that the limits name.
+            tiers: the open tiers, among them the one that the limits name.
             report: called with blocks that were read ahead from a disk.
         """
 

@@ -104,11 +104,6 @@ class OffloadedAttention(Attention):
     def attend(
         self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attend as `Attention.attend`.
-
-        Raises:
-            Exception: a block could not be read.
-        """
         layer, context = self._layers[id(kv)], self._context
         compute = torch.float64 if q.dtype == torch.float64 else torch.float32
         selected = self._select(layer, None if self._policy.foresees else q) if context.groups else ()
@@ -151,12 +146,12 @@ class OffloadedAttention(Attention):
         return self._context.loads(layer, selected, self._group_blocks)
 
     def _places(self, group: Sequence[LoadedBlock]) -> list[int]:
-        """The ring's pages that hold a group."""
+        """Return the ring's pages that hold a group."""
         size = self._context.block_pages
         return [block.buffer * size + at for block in group for at in range(len(block.load.pages))]
 
     def _batch_of(self, group: Sequence[LoadedBlock], q: torch.Tensor) -> ForwardBatch:
-        """The chunk's queries against the keys of a group."""
+        """Return the chunk's queries against the keys of a group as a batch of one row."""
         pages, tokens, device = self._places(group), q.shape[0], q.device
         keys = len(pages) * self._ring.page_size
         nothing = torch.empty(0, dtype=torch.int64, device=device)
@@ -187,5 +182,5 @@ State = tuple[torch.Tensor, torch.Tensor]
 
 
 def merged(state: State | None, out: torch.Tensor, lse: torch.Tensor) -> State:
-    """The state of what was attended to so far, and of one more part."""
+    """Return the output and log-sum-exp over what was attended to so far and one more part."""
     return (out, lse) if state is None else merge_states(*state, out, lse)

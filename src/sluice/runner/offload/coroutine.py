@@ -1,8 +1,8 @@
-"""A function that can be put down in the middle, wherever it is.
+"""Coroutine: a call of a plain function that can pause anywhere and be resumed later.
 
-The forward of a offloaded chunk may take many steps, and models are plain functions, layer after layer. So it runs in
-another thread, which computes only while somebody resumes it: the two are never at work at the same time, and nothing
-has to be locked. It is one thread for all chunks, as a new one would have to gather threads for its products anew.
+The forward of an offloaded chunk may take many steps, and models are plain functions, layer after layer. So it runs in
+another thread, which computes only while it is resumed: the two threads are never at work at the same time, and nothing
+has to be locked. One thread serves all chunks, since torch starts worker threads anew for every thread that computes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from sluice.device.background import Background
 
 T = TypeVar("T")
 UNWINDING = 5.0
-"""Seconds that a cancelled call may take to let go of what it holds: one that is in the middle of something ends it."""
+"""Seconds that a cancelled call may take to unwind: one that is at work goes on to where it pauses next."""
 
 
 class Cancelled(BaseException):
-    """Raised inside a function that nobody will resume, so that it lets go of what it holds."""
+    """Raised inside a call that will not be resumed, so that it gives up what it holds."""
 
 
 class Coroutine(Generic[T]):
-    """A call of `body` that pauses where `body` asks for it.
+    """A call of `body` that pauses where `body` wants to.
 
     Args:
-        body: called with the function that pauses it.
-        thread: runs it, and nothing else until it is over.
+        body: called with the function that pauses the call.
+        thread: runs the call, and nothing else until it is over.
     """
 
     def __init__(self, body: Callable[[Callable[[], None]], T], thread: Background) -> None:
@@ -43,13 +43,13 @@ class Coroutine(Generic[T]):
         self.is_over = False
 
     def resume(self, *, inline: bool = False) -> None:
-        """Let it run until it pauses or ends.
+        """Run the call until it pauses or ends.
 
         Args:
-            inline: it will not pause: no thread is needed.
+            inline: it will not pause, so it runs in this thread.
 
         Raises:
-            BaseException: whatever ended it.
+            BaseException: the error that ended the call.
         """
         assert not self.is_over, "a call that is over cannot go on"
         if inline:
@@ -66,20 +66,20 @@ class Coroutine(Generic[T]):
 
     @property
     def has_begun(self) -> bool:
-        """It was resumed once at least."""
+        """Whether the call was resumed at least once."""
         return self._future is not None or self.is_over
 
     @property
     def result(self) -> T:
-        """What `body` returned, once it is over."""
+        """The value that `body` returned, once the call is over."""
         (result,) = self._result
         return result
 
     def cancel(self) -> None:
-        """Unwind it, wherever it paused, in `UNWINDING` at most. Twice is once.
+        """Unwind the call where it paused, within `UNWINDING` seconds. May be called again.
 
-        A call may be in the middle of something if who resumed it was interrupted: it unwinds where it pauses next.
-        What it raises then is nobody's.
+        If `resume` was interrupted, the call may still be at work: it unwinds where it pauses next. Errors that it
+        raises then are dropped.
         """
         if self._future is None or self.is_over:
             self.is_over = True
@@ -105,5 +105,5 @@ class Coroutine(Generic[T]):
 
 
 def may_not_pause() -> None:
-    """In the place of the function that pauses a call, where there is none."""
-    raise AssertionError("a call that was to run through pauses")
+    """Stand in for the function that pauses a call which runs inline."""
+    raise AssertionError("a call that runs inline cannot pause")

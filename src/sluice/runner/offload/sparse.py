@@ -1,6 +1,6 @@
-"""SparsePolicy: which blocks of a long context a chunk attends to. `Full` is the exact reference for every other.
+"""Policies that select the blocks of a long context that a chunk attends to. `Full` is the exact reference.
 
-What is on the device (the chunk itself and the tokens before it that were not stored yet) is always attended to.
+Tokens on the device (the chunk itself, and those before it that are not stored yet) are always attended to.
 """
 
 from __future__ import annotations
@@ -13,52 +13,53 @@ import torch
 
 
 class SparsePolicy(Protocol):
-    """A rule of selection. Blocks are numbered from the context's beginning; the last may be partly filled."""
+    """Selects blocks, which are numbered from the context's beginning; the last may be partly filled."""
 
     @property
     def supports_prefill(self) -> bool:
-        """Chunks of several tokens obey it too; else they attend to all blocks."""
+        """Whether it selects for chunks of prompts too. Otherwise they attend to all blocks."""
         ...
 
     @property
     def foresees(self) -> bool:
-        """It needs no queries: the blocks of later layers can be loaded ahead."""
+        """Whether it needs no queries: then blocks of all layers are loaded ahead. Otherwise those of a layer load
+        once its queries are computed."""
         ...
 
     @property
     def wants_keys(self) -> bool:
-        """It is told of pages that leave the device."""
+        """Whether it needs the keys of pages that leave the device."""
         ...
 
     def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:
-        """A full page of a request left the device: keep what selection needs of it.
+        """Keep what selection needs of a full page that leaves the device.
 
-        Pages of a cached prefix were never here, so there may be pages it was not told of.
+        Pages of a cached prefix were never on the device, so the policy does not see all pages.
 
         Args:
-            slot: the request's.
+            slot: slot of the request.
             page: number of the page from the request's beginning.
-            k: [page_size, kv_heads, head_dim], turned.
+            k: [page_size, kv_heads, head_dim], after rotary embedding.
         """
         ...
 
     def forget(self, slot: int) -> None:
-        """The slot's request is gone."""
+        """Forget the request of a slot."""
         ...
 
     def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
-        """The blocks that a chunk attends to in a layer, in ascending order.
+        """Return the blocks that a chunk attends to in a layer, in ascending order: one at least.
 
         Args:
-            num_blocks: there are that many.
-            q: [tokens, heads, head_dim], turned; None if the policy `foresees`.
+            num_blocks: blocks of the context.
+            q: [tokens, heads, head_dim], after rotary embedding; None if the policy `foresees`.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """All blocks."""
+    """Selects all blocks."""
 
     supports_prefill = True
     foresees = True
@@ -71,14 +72,15 @@ class Full:
         pass
 
     def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
-        """See `SparsePolicy.select`."""
         return range(num_blocks)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The first blocks and the latest ones (Xiao et al., "Efficient Streaming Language Models with Attention Sinks",
-    2024; positions are left as they are). While it prefills, a prompt sees all of itself."""
+    """Selects the first blocks and the latest ones for decoded tokens; chunks of prompts attend to all blocks.
+
+    Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024; positions are left as they are.
+    """
 
     sinks: int
     """Blocks at the beginning."""
@@ -95,7 +97,6 @@ class Window:
         pass
 
     def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
-        """See `SparsePolicy.select`."""
         if num_blocks <= self.sinks + self.recent:
             return range(num_blocks)
         return (*range(self.sinks), *range(num_blocks - self.recent, num_blocks))
