@@ -148,7 +148,7 @@ def test_from_the_host_tier(folder: Path, resident: list[list[int]]) -> None:
     link, state = BlockingLink(), model.state()
     tiers = model.tiers.open(state, lambda done: link.post(Copied(done)))
     runner = model.runner(state=state, tiers=tiers)
-    engine = model.engine(link, runner, tiers, runner.close)
+    engine = model.engine(link, runner, tiers)
     for number, prompt in enumerate([LONG[0], LONG[0]]):
         link.post(Submit(number, prompt, greedy(12)))
         run_out(engine, link, number + 1)
