@@ -12,7 +12,7 @@ from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.attention.spec import AttentionSpec
 from sluice.attention.triton.backend import MAX_HEAD_DIM, QUERY_DTYPES
 from sluice.attention.triton.kv import TritonKV
-from sluice.attention.triton.walk import AS_STORED, E4M3_BITS
+from sluice.attention.triton.walk import AS_STORED, E4M3_BITS, KernelSpec
 
 LOG2_E = math.log2(math.e)
 
@@ -48,6 +48,28 @@ class AttentionCall:
     def head_pad(self) -> int:
         """Head size as a power of two."""
         return max(16, triton.next_power_of_2(self.q.shape[2]))
+
+    @property
+    def strides(self) -> tuple[int, int, int, int]:
+        """Of q's tokens and heads, of the pages of k and of v."""
+        return self.q.stride(0), self.q.stride(1), self.k.stride(0), self.v.stride(0)
+
+    def kernel_spec(self, tile: int) -> KernelSpec:
+        """Return the constants of a kernel that takes `tile` keys at a time."""
+        _, page_size, kv_heads, head_dim = self.k.shape
+        return KernelSpec(
+            causal=self.spec.causal,
+            has_window=self.spec.window is not None,
+            has_softcap=bool(self.spec.softcap),
+            need_lse=self.need_lse,
+            kind=self.kind,
+            page_size=page_size,
+            kv_heads=kv_heads,
+            group=self.group,
+            head_dim=head_dim,
+            head_pad=self.head_pad,
+            tile=tile,
+        )
 
     @property
     def score_scale(self) -> float:
