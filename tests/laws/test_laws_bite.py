@@ -77,6 +77,12 @@ def compute_more_than_scheduled(state: SchedulerState) -> None:
     state.decoding[0].computed = state.decoding[0].scheduled + 1
 
 
+def compute_the_last_token(state: SchedulerState) -> None:
+    """As if a row had committed a token that it checked and that was rejected."""
+    request = state.decoding[0]
+    request.computed = request.scheduled = len(request.tokens)
+
+
 def expect_a_sample_from_no_row(state: SchedulerState) -> None:
     state.decoding[0].pending = 1
 
@@ -179,6 +185,7 @@ DAMAGE = [
     (3, evict_without_unlinking),
     (3, miscount_the_tree),
     (4, compute_more_than_scheduled),
+    (4, compute_the_last_token),
     (4, expect_a_sample_from_no_row),
     (4, schedule_more_than_there_is),
     (4, generate_too_much),
@@ -392,6 +399,16 @@ def test_a_plan_that_writes_pages_in_flight_breaks_law_10() -> None:
         bench.scheduler._writes_are_undisturbed(
             with_chunk(plan, 1, start=0, length=2), {chunk.request_id: pages for chunk in plan.chunks}
         )
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_pending_tokens_of_no_row_break_law_4(change: int) -> None:
+    """A token that no row in flight brings would be waited for in vain; one too few would be planned twice."""
+    bench = midway()
+    assert bench.scheduler.schedule() is not None
+    bench.scheduler.state.decoding[0].pending += change
+    with pytest.raises(LawBroken, match="law 4"):
+        bench.scheduler._pending_is_in_flight()
 
 
 def test_committing_out_of_order_is_noticed() -> None:

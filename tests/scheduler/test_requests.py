@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
 from recording import RecordingRunner
+from sluice.engine.protocols import Runner
 from sluice.scheduler.laws import quiet_means_empty
 from sluice.scheduler.scheduler import DuplicateRequest
-from sluice.testing import Faults, FaultyRunner, resolved
-from sluice.types import BatchResult, FinishReason, RowError, Submit
-from worlds import Bench, World, check_ends, limits_of
+from sluice.testing import Faults, FaultyRunner, oracle, resolved
+from sluice.types import BatchPlan, BatchResult, FinishReason, RowError, Submit
+from worlds import VOCAB, Bench, World, check_ends, limits_of
 
 
 def bench_of(**rest: int) -> Bench:
@@ -181,9 +185,43 @@ def test_several_tokens_of_one_row_end_where_the_request_ends() -> None:
     bench.scheduler.add(Submit(0, (1,) * 3, resolved(3)))
     plan = bench.scheduler.schedule()
     assert plan is not None
-    (output,) = bench.scheduler.scheduler.commit(plan, BatchResult(0, ((5, 6, 7, 8),)))
+    (output,) = bench.scheduler.commit(plan, BatchResult(0, ((5, 6, 7, 8),)))
     assert output.token_ids == (5, 6, 7)
     assert output.finish_reason is FinishReason.LENGTH
+
+
+class AllAtOnce:
+    """A runner whose rows bring all tokens that are left of their requests."""
+
+    def __init__(self, inner: Runner, sent: Mapping[int, Submit]) -> None:
+        self.inner, self.sent = inner, sent
+
+    def launch(self, plan: BatchPlan) -> AllAtOnce:
+        self.plan = plan
+        return self
+
+    def wait(self) -> BatchResult:
+        result = self.inner.launch(self.plan).wait()
+        rows = [self.sent[chunk.request_id] for chunk in self.plan.chunks if chunk.samples]
+        tokens = tuple(
+            oracle(submit.prompt, submit.sampling, sample_index=submit.sample_index, vocab_size=VOCAB)
+            for submit in rows
+        )
+        return replace(result, token_ids=tokens)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@pytest.mark.parametrize("stop", [(), (1,)])
+def test_a_row_may_bring_several_tokens(stop: tuple[int, ...]) -> None:
+    """Under every law, the fourth among them: what a row brought is known, and what it computed is its inputs."""
+    sent = {i: Submit(i, (i % 2,) * 12, resolved(5, seed=i, stop_token_ids=stop)) for i in range(3)}
+    world = World(limits_of(chunk=8, running=2), num_pages=32, page_size=2)
+    bench = Bench.of(world, AllAtOnce(world.shadow(), sent))
+    bench.link.put(*sent.values())
+    bench.drain(30)
+    check_ends(bench, sent)
 
 
 def test_a_failed_step_ends_its_requests_and_spares_the_waiting() -> None:

@@ -31,7 +31,8 @@ class Request:
         found in   known done      promised to the   all there is to compute
         the cache                  device
 
-    `tokens` holds what the host knows (prompt, then outputs); `pending` counts samples on their way back.
+    `tokens` holds what the host knows (prompt, then outputs); `pending` counts those that rows in flight
+    are to bring.
     """
 
     submit: Submit

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from sluice.kv.manager import ResidentLease
 from sluice.kv.offload import OffloadLease
-from sluice.scheduler.laws.pages import (
-    LawBroken,
-    live,
-    require,
-)
-from sluice.scheduler.laws.plans import check_plan, resident
+from sluice.scheduler.laws.pages import LawBroken, live, require
+from sluice.scheduler.laws.plans import check_plan, resident, tokens_of_row
 from sluice.scheduler.laws.state import check_state
 from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import PROTECT_AFTER
@@ -108,6 +105,7 @@ class Lawful:
         self._writes_are_undisturbed(plan, rows)
         self.in_flight.append((plan, rows))
         self._nothing_in_flight_is_free()
+        self._pending_is_in_flight()
         return plan
 
     def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
@@ -144,7 +142,20 @@ class Lawful:
         )
         check_state(self.state)
         self._nothing_in_flight_is_free()
+        self._pending_is_in_flight()
         return outputs
+
+    def _pending_is_in_flight(self) -> None:
+        """4, over plans in flight: a request's pending tokens are those that its rows in flight are to bring."""
+        to_bring = Counter[int]()
+        for plan, _ in self.in_flight:
+            for chunk in plan.chunks:
+                to_bring[chunk.request_id] += tokens_of_row(chunk)
+        for request in self.state.requests.values():
+            require(
+                request.pending == to_bring[request.id],
+                f"law 4: request {request.id} has {request.pending} tokens pending, {to_bring[request.id]} are to come",
+            )
 
     def _logprobs_are_complete(self, output: Output) -> None:
         """11, for log-probabilities: exactly the wanted ones are sent, the prompt's once each and before outputs."""

@@ -142,6 +142,11 @@ def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
         written |= targets
 
 
+def tokens_of_row(chunk: Chunk) -> int:
+    """Return how many tokens the row of a chunk is to bring: one if it samples."""
+    return int(chunk.samples)
+
+
 def resident(plan: BatchPlan) -> tuple[Chunk, ...]:
     """Return the chunks that are computed together: all but the offloaded ones."""
     return plan.chunks[: len(plan.chunks) - sum(each.completes for each in plan.slices)]

@@ -55,21 +55,29 @@ KIND_OF: Mapping[Status, type] = {
 
 
 def counters_are_ordered(request: Request) -> None:
-    """4. cached <= computed <= scheduled <= known + pending; a request that waits has promised nothing."""
-    known = len(request.tokens) + request.pending
+    """4. cached <= computed < known, and computed <= scheduled <= known + pending.
+
+    `known` is the number of its tokens, `pending` the number that its rows in flight are to bring. A row commits the
+    tokens that it brought, one or several, and `computed` moves by those of its inputs that are tokens of the request
+    now. So the last known token is always left to compute, however many a row brought. A request that decodes has at
+    most that one left to plan; a request that waits has promised nothing.
+    """
+    known, to_come = len(request.tokens), len(request.tokens) + request.pending
     if request.status is Status.WAITING:
         counters = (request.computed, request.scheduled, request.pending, request.in_flight)
         require(counters == (0, 0, 0, 0), f"law 4: request {request.id} waits with counters {counters}")
         require(request.lease is None and request.slot == -1, f"law 4: request {request.id} waits with pages")
     ended = request.finish_reason is not None  # its rows in flight may have run past its end
     require(
-        0 <= request.cached <= request.computed <= request.scheduled and (ended or request.scheduled <= known),
+        0 <= request.cached <= request.computed <= request.scheduled
+        and request.computed < known
+        and (ended or request.scheduled <= to_come),
         f"law 4: request {request.id}: cached {request.cached}, computed {request.computed},"
-        f" scheduled {request.scheduled}, known and pending {known}",
+        f" scheduled {request.scheduled}, known {known}, with those pending {to_come}",
     )
     require(
-        0 <= request.pending <= request.in_flight,
-        f"law 4: request {request.id}: {request.pending} samples pending in {request.in_flight} rows",
+        request.pending == 0 or (request.pending > 0 and request.in_flight > 0),
+        f"law 4: request {request.id}: {request.pending} tokens pending in {request.in_flight} rows",
     )
     require(
         request.num_outputs <= request.max_tokens,
@@ -83,8 +91,8 @@ def counters_are_ordered(request: Request) -> None:
     )
     if request.status is Status.DECODING:
         require(
-            known - request.scheduled <= 1,
-            f"law 4: request {request.id} decodes with {known - request.scheduled} tokens left to compute",
+            to_come - request.scheduled <= 1,
+            f"law 4: request {request.id} decodes with {to_come - request.scheduled} tokens left to compute",
         )
 
 
