@@ -57,7 +57,7 @@ def build(folder: Path, config: object) -> CausalLM:
 
 def parse(folder: Path, **changes: Any) -> LlamaConfig:
     checkpoint = read_config(write(folder, LLAMA | changes))
-    return read_llama_config(checkpoint.architecture, checkpoint.fields)
+    return read_llama_config(checkpoint, torch.float32)
 
 
 def parse_qwen(folder: Path, **changes: Any) -> LlamaConfig:
@@ -67,7 +67,7 @@ def parse_qwen(folder: Path, **changes: Any) -> LlamaConfig:
 def test_bare_llama_has_the_defaults_of_transformers(tmp_path: Path) -> None:
     """Early Llama configs omit fields that had only one value then."""
     config = parse(tmp_path)
-    assert (config.num_kv_heads, config.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
+    assert (config.spec.num_kv_heads, config.spec.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
     assert config.rope == DefaultRope(10_000.0)
     options = (config.tie_word_embeddings, config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
     assert options == (False,) * 5
@@ -106,7 +106,7 @@ def test_yarn_without_factor_takes_the_ratio_of_contexts(tmp_path: Path) -> None
 @pytest.mark.parametrize(("positions", "limit"), [(1024, 4096), (4096, 4096), (8192, 8192)])
 def test_yarn_stretches_the_context(positions: int, limit: int, tmp_path: Path) -> None:
     """Qwen recommends adding YaRN without changing max_position_embeddings; the context must grow all the same."""
-    assert parse(tmp_path, rope_scaling=YARN_ROPE, max_position_embeddings=positions).max_model_len == limit
+    assert parse(tmp_path, rope_scaling=YARN_ROPE, max_position_embeddings=positions).spec.max_model_len == limit
 
 
 def test_null_means_not_given(tmp_path: Path) -> None:

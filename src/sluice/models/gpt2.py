@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.attention.spec import AttentionSpec
 from sluice.models.base import CausalLM, WeightRules, with_kv
-from sluice.models.checkpoint import CheckpointConfig, Fields
+from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.layers import read_activation
 from sluice.models.linear import Packer
 from sluice.models.ops import Norm, Ops
@@ -21,14 +20,11 @@ from sluice.models.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class GPT2Config:
-    """The configuration of a GPT-2. Sizes are counts of elements."""
+    """The configuration of a GPT-2."""
 
-    vocab_size: int
-    hidden_size: int
+    spec: ModelSpec
     inner_size: int
-    num_layers: int
-    num_heads: int
-    num_positions: int
+    """Elements between the matrices of the MLP."""
     activation: str
     norm_eps: float
     tie_word_embeddings: bool
@@ -36,25 +32,34 @@ class GPT2Config:
     """Factor of q.k in each layer."""
 
 
-def read_gpt2_config(config: Fields) -> GPT2Config:
+def read_gpt2_config(checkpoint: CheckpointConfig, dtype: torch.dtype) -> GPT2Config:
     """Read a GPT-2 config.
 
     Raises:
         CheckpointError: a field is missing, out of range, or requires something unsupported.
     """
+    config = checkpoint.fields
     hidden_size, num_heads = config.integer("n_embd"), config.integer("n_head")
     num_layers = config.integer("n_layer")
     if hidden_size % num_heads:
         raise config.error("n_embd", f"a multiple of n_head = {num_heads}")
     scale = (hidden_size // num_heads) ** -0.5 if config.flag("scale_attn_weights", True) else 1.0
     by_layer = config.flag("scale_attn_by_inverse_layer_idx", False)
-    return GPT2Config(
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=hidden_size,
-        inner_size=config.integer("n_inner", 4 * hidden_size),
+    spec = ModelSpec(
+        architecture=checkpoint.architecture,
         num_layers=num_layers,
         num_heads=num_heads,
-        num_positions=config.integer("n_positions"),
+        num_kv_heads=num_heads,
+        head_dim=hidden_size // num_heads,
+        hidden_size=hidden_size,
+        vocab_size=config.integer("vocab_size"),
+        max_model_len=config.integer("n_positions"),
+        eos_token_ids=checkpoint.eos_token_ids,
+        dtype=dtype,
+    )
+    return GPT2Config(
+        spec,
+        inner_size=config.integer("n_inner", 4 * hidden_size),
         activation=read_activation(config, "activation_function", "gelu_new"),
         norm_eps=config.number("layer_norm_epsilon", 1e-5),
         tie_word_embeddings=config.flag("tie_word_embeddings", True),
@@ -65,13 +70,11 @@ def read_gpt2_config(config: Fields) -> GPT2Config:
 class GPT2Attention(nn.Module):
     """Multi-head attention; one matrix computes q, k and v."""
 
-    def __init__(self, config: GPT2Config, scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, spec: ModelSpec, scale: float) -> None:
         super().__init__()
-        hidden = config.hidden_size
-        self.num_heads = config.num_heads
-        self.spec = AttentionSpec(config.num_heads, config.num_heads, hidden // config.num_heads, dtype, scale)
-        self.c_attn = nn.Linear(hidden, 3 * hidden, dtype=dtype)
-        self.c_proj = nn.Linear(hidden, hidden, dtype=dtype)
+        self.spec = replace(spec.attention, scale=scale)
+        self.c_attn = nn.Linear(spec.hidden_size, 3 * spec.hidden_size, dtype=spec.dtype)
+        self.c_proj = nn.Linear(spec.hidden_size, spec.hidden_size, dtype=spec.dtype)
 
     def pack(self, packer: Packer) -> None:
         self.c_attn, self.c_proj = packer.linear(self.c_attn), packer.linear(self.c_proj)
@@ -80,7 +83,7 @@ class GPT2Attention(nn.Module):
         self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: Attention, rows: torch.Tensor | None
     ) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`."""
-        q, k, v = self.c_attn(x).unflatten(-1, (3, self.num_heads, -1)).unbind(1)
+        q, k, v = self.c_attn(x).unflatten(-1, (3, self.spec.num_heads, -1)).unbind(1)
         kv.store(batch.kv_slots, k, v)
         out, _ = attention.attend(q, kv, batch, self.spec)
         return self.c_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
@@ -89,10 +92,11 @@ class GPT2Attention(nn.Module):
 class GPT2MLP(nn.Module):
     """`c_proj(activation(c_fc(x)))`."""
 
-    def __init__(self, config: GPT2Config, dtype: torch.dtype) -> None:
+    def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(config.hidden_size, config.inner_size, dtype=dtype)
-        self.c_proj = nn.Linear(config.inner_size, config.hidden_size, dtype=dtype)
+        hidden, dtype = config.spec.hidden_size, config.spec.dtype
+        self.c_fc = nn.Linear(hidden, config.inner_size, dtype=dtype)
+        self.c_proj = nn.Linear(config.inner_size, hidden, dtype=dtype)
         self.activation = config.activation
 
     def pack(self, packer: Packer) -> None:
@@ -115,13 +119,13 @@ class GPT2Block(nn.Module):
     The next block adds the MLP's output, since that addition and the norm after it are one operation.
     """
 
-    def __init__(self, config: GPT2Config, scale: float, dtype: torch.dtype) -> None:
+    def __init__(self, config: GPT2Config, scale: float) -> None:
         super().__init__()
-        hidden, eps = config.hidden_size, config.norm_eps
-        self.ln_1 = nn.LayerNorm(hidden, eps, dtype=dtype)
-        self.attn = GPT2Attention(config, scale, dtype)
-        self.ln_2 = nn.LayerNorm(hidden, eps, dtype=dtype)
-        self.mlp = GPT2MLP(config, dtype)
+        hidden, dtype = config.spec.hidden_size, config.spec.dtype
+        self.ln_1 = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype)
+        self.attn = GPT2Attention(config.spec, scale)
+        self.ln_2 = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype)
+        self.mlp = GPT2MLP(config)
 
     def forward(
         self,
@@ -154,31 +158,18 @@ class GPT2(CausalLM):
         embedding="wte.weight",
     )
 
-    def __init__(self, config: GPT2Config, spec: ModelSpec) -> None:
+    def __init__(self, config: GPT2Config) -> None:
+        spec = config.spec
         super().__init__(spec, tied=config.tie_word_embeddings)
-        dtype = spec.dtype
-        self.wte = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
-        self.wpe = nn.Embedding(config.num_positions, config.hidden_size, dtype=dtype)
-        self.h = nn.ModuleList(GPT2Block(config, scale, dtype) for scale in config.scales)
-        self.ln_f = nn.LayerNorm(config.hidden_size, config.norm_eps, dtype=dtype)
+        self.wte = nn.Embedding(spec.vocab_size, spec.hidden_size, dtype=spec.dtype)
+        self.wpe = nn.Embedding(spec.max_model_len, spec.hidden_size, dtype=spec.dtype)
+        self.h = nn.ModuleList(GPT2Block(config, scale) for scale in config.scales)
+        self.ln_f = nn.LayerNorm(spec.hidden_size, config.norm_eps, dtype=spec.dtype)
         self.lm_head = self.new_head()
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
-        config = read_gpt2_config(checkpoint.fields)
-        spec = ModelSpec(
-            architecture=checkpoint.architecture,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_heads,
-            head_dim=config.hidden_size // config.num_heads,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            max_model_len=config.num_positions,
-            eos_token_ids=checkpoint.eos_token_ids,
-            dtype=dtype,
-        )
-        return cls(config, spec)
+        return cls(read_gpt2_config(checkpoint, dtype))
 
     def pack(self, packer: Packer) -> None:
         for block in self.h:

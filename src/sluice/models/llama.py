@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.attention.spec import AttentionSpec
 from sluice.models.base import CausalLM, WeightRules, with_kv
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
 from sluice.models.linear import Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config
 from sluice.models.ops import Angles, HeadNorms, Ops
-from sluice.models.spec import ModelSpec
 
 
 class LlamaAttention(nn.Module):
     """Grouped-query attention with rotary positions; q and k are normalised per head first in Qwen3."""
 
-    def __init__(self, config: LlamaConfig, window: int | None, dtype: torch.dtype) -> None:
+    def __init__(self, config: LlamaConfig, window: int | None) -> None:
         super().__init__()
-        hidden, head_dim, qkv_bias = config.hidden_size, config.head_dim, config.qkv_bias
-        q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        self.head_dim = head_dim
-        self.head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        self.spec = AttentionSpec(config.num_heads, config.num_kv_heads, head_dim, dtype, head_dim**-0.5, window=window)
-        self.q_proj = nn.Linear(hidden, q_size, bias=qkv_bias, dtype=dtype)
-        self.k_proj = nn.Linear(hidden, kv_size, bias=qkv_bias, dtype=dtype)
-        self.v_proj = nn.Linear(hidden, kv_size, bias=qkv_bias, dtype=dtype)
-        self.o_proj = nn.Linear(q_size, hidden, bias=config.output_bias, dtype=dtype)
+        spec = config.spec
+        hidden, head_dim, dtype = spec.hidden_size, spec.head_dim, spec.dtype
+        self.head_counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
+        self.spec = replace(spec.attention, window=window)
+        self.q_proj, self.k_proj, self.v_proj = (
+            nn.Linear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype) for heads in self.head_counts
+        )
+        self.o_proj = nn.Linear(spec.num_heads * head_dim, hidden, bias=config.output_bias, dtype=dtype)
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
@@ -53,7 +51,7 @@ class LlamaAttention(nn.Module):
         rows: torch.Tensor | None,
     ) -> torch.Tensor:
         """[N, hidden_size] to the same, or to those of `rows`; `angles` are those of the batch's positions."""
-        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).split(self.head_counts, dim=1)
+        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.spec.head_dim)).split(self.head_counts, dim=1)
         q = ops.rotate_and_store(q, k, v, angles, self._head_norms(), kv, batch.kv_slots)
         out, _ = attention.attend(q, kv, batch, self.spec)
         return self.o_proj(out.flatten(1) if rows is None else out.flatten(1)[rows])
@@ -70,11 +68,11 @@ class LlamaLayer(nn.Module):
     The next layer adds the MLP's output, since that addition and the norm after it are one operation.
     """
 
-    def __init__(self, config: LlamaConfig, window: int | None, dtype: torch.dtype) -> None:
+    def __init__(self, config: LlamaConfig, window: int | None) -> None:
         super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
+        hidden, eps, dtype = config.spec.hidden_size, config.rms_norm_eps, config.spec.dtype
         self.input_layernorm = RMSNorm(hidden, eps, dtype)
-        self.self_attn = LlamaAttention(config, window, dtype)
+        self.self_attn = LlamaAttention(config, window)
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
         self.mlp = GatedMLP(hidden, config.inner_size, config.activation, bias=config.mlp_bias, dtype=dtype)
 
@@ -107,31 +105,18 @@ class Llama(CausalLM):
 
     rules = WeightRules(prefix="model.", ignored=("rotary_emb.inv_freq",))
 
-    def __init__(self, config: LlamaConfig, spec: ModelSpec) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
+        spec = config.spec
         super().__init__(spec, tied=config.tie_word_embeddings)
-        dtype = spec.dtype
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
-        self.rotary = Rotary(config.rope, config.head_dim, dtype)
-        self.layers = nn.ModuleList(LlamaLayer(config, window, dtype) for window in config.windows)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size, dtype=spec.dtype)
+        self.rotary = Rotary(config.rope, spec.head_dim, spec.dtype)
+        self.layers = nn.ModuleList(LlamaLayer(config, window) for window in config.windows)
+        self.norm = RMSNorm(spec.hidden_size, config.rms_norm_eps, spec.dtype)
         self.lm_head = self.new_head()
 
     @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
-        config = read_llama_config(checkpoint.architecture, checkpoint.fields)
-        spec = ModelSpec(
-            architecture=checkpoint.architecture,
-            num_layers=config.num_layers,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            hidden_size=config.hidden_size,
-            vocab_size=config.vocab_size,
-            max_model_len=config.max_model_len,
-            eos_token_ids=checkpoint.eos_token_ids,
-            dtype=dtype,
-        )
-        return cls(config, spec)
+        return cls(read_llama_config(checkpoint, dtype))
 
     def pack(self, packer: Packer) -> None:
         for layer in self.layers:

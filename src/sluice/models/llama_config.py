@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sluice.models.checkpoint import CheckpointError, Fields
+import torch
+
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields
 from sluice.models.layers import read_activation
 from sluice.models.rope import Rope, YarnRope, read_rope
+from sluice.models.spec import ModelSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MISTRAL_WINDOW = 4096
@@ -19,18 +22,13 @@ QWEN3_HEAD_DIM = 128
 
 @dataclass(frozen=True, slots=True)
 class LlamaConfig:
-    """A decoder of the Llama family. Sizes are counts of elements."""
+    """A decoder of the Llama family."""
 
-    vocab_size: int
-    hidden_size: int
+    spec: ModelSpec
     inner_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
+    """Elements between the matrices of the MLP."""
     activation: str
     rms_norm_eps: float
-    max_model_len: int
     tie_word_embeddings: bool
     qkv_bias: bool
     output_bias: bool
@@ -52,31 +50,37 @@ class _Family:
     head_dim: int | None = None
 
 
-def read_llama_config(architecture: str, config: Fields) -> LlamaConfig:
+def read_llama_config(checkpoint: CheckpointConfig, dtype: torch.dtype) -> LlamaConfig:
     """Read the config of an architecture of the family.
 
     Raises:
         CheckpointError: a field is missing, out of range, or requires something unsupported.
         KeyError: the architecture is not one of `LLAMA_ARCHITECTURES`.
     """
-    family = _FAMILIES[architecture]
+    family, config = _FAMILIES[checkpoint.architecture], checkpoint.fields
     num_heads, num_layers = config.integer("num_attention_heads"), config.integer("num_hidden_layers")
     num_kv_heads = config.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         raise config.error("num_key_value_heads", f"a divisor of num_attention_heads = {num_heads}")
     attention_bias = _bias(config, "attention_bias", family.attention_bias)
     rope = read_rope(config)
-    return LlamaConfig(
-        vocab_size=config.integer("vocab_size"),
-        hidden_size=config.integer("hidden_size"),
-        inner_size=config.integer("intermediate_size"),
+    spec = ModelSpec(
+        architecture=checkpoint.architecture,
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=_head_dim(config, num_heads, family.head_dim),
+        hidden_size=config.integer("hidden_size"),
+        vocab_size=config.integer("vocab_size"),
+        max_model_len=_max_model_len(config, rope),
+        eos_token_ids=checkpoint.eos_token_ids,
+        dtype=dtype,
+    )
+    return LlamaConfig(
+        spec,
+        inner_size=config.integer("intermediate_size"),
         activation=read_activation(config, "hidden_act", "silu"),
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
-        max_model_len=_max_model_len(config, rope),
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
         qkv_bias=attention_bias,
         # If the architecture fixes it, only q, k and v have biases; as an option of the config, o has one too.

@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from sluice.attention.base import ForwardBatch, LayerKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import AttentionSpec
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError
 from sluice.models.fallback.paged import AttentionCall, TransformersLM
 
@@ -84,41 +85,22 @@ def _refused(name: str, why: str) -> CheckpointError:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCall:
-    """The sizes of one attention call of one layer."""
-
-    layer: int
-    window: int | None
-    heads: int
-    kv_heads: int
-    head_dim: int
-    v_head_dim: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Recorder:
     """A `paged.Step` that records the calls and returns zeros."""
 
-    calls: list[LayerCall]
+    calls: list[AttentionCall]
+    value_sizes: list[int]
+    """Elements of each call's values, per head."""
 
     def attend(self, call: AttentionCall, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        self.calls.append(LayerCall(call.layer, call.spec.window, q.shape[1], k.shape[1], k.shape[2], v.shape[2]))
+        self.calls.append(call)
+        self.value_sizes.append(v.shape[2])
         return q.new_zeros(*q.shape[:2], v.shape[2])
 
 
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Sizes that are equal in all layers of a model."""
-
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
 @torch.inference_mode()
-def probe(model: PreTrainedModel, config: PreTrainedConfig, device: torch.device) -> Sizes:
-    """Call the decoder with one token and return the sizes of its layers.
+def probe(model: PreTrainedModel, config: PreTrainedConfig, device: torch.device) -> list[AttentionSpec]:
+    """Call the decoder with one token and return the attention of its layers, all of the same sizes.
 
     Args:
         model: its attention implementation is `paged.NAME`.
@@ -126,31 +108,35 @@ def probe(model: PreTrainedModel, config: PreTrainedConfig, device: torch.device
     Raises:
         CheckpointError: one pool of pages, the same for every layer, does not fit the layers.
     """
-    calls: list[LayerCall] = []
+    recorder = _Recorder([], [])
     token = torch.zeros(1, 1, dtype=torch.int64, device=device)
-    model.get_decoder()(input_ids=token, position_ids=token, use_cache=False, sluice_step=_Recorder(calls))
-    if not calls or [call.layer for call in calls] != list(range(len(calls))):
-        raise _not_served(model, f"its layers call attention in the order {[call.layer for call in calls]}")
-    shapes = {(call.heads, call.kv_heads, call.head_dim) for call in calls}
+    model.get_decoder()(input_ids=token, position_ids=token, use_cache=False, sluice_step=recorder)
+    order, specs = [call.layer for call in recorder.calls], [call.spec for call in recorder.calls]
+    if not order or order != list(range(len(order))):
+        raise _not_served(model, f"its layers call attention in the order {order}")
+    shapes = {(spec.num_heads, spec.num_kv_heads, spec.head_dim) for spec in specs}
     if len(shapes) > 1:
         raise _not_served(model, f"its layers differ in (heads, KV heads, head size): {sorted(shapes)}")
-    first = calls[0]
-    if any(call.v_head_dim != call.head_dim for call in calls):
-        raise _not_served(model, f"its keys have {first.head_dim} elements a head and its values {first.v_head_dim}")
-    _check_windows(model, config, calls)
-    return Sizes(len(calls), first.heads, first.kv_heads, first.head_dim)
+    size = specs[0].head_dim
+    if set(recorder.value_sizes) != {size}:
+        raise _not_served(
+            model,
+            f"its keys have {size} elements a head and its values {', '.join(map(str, set(recorder.value_sizes)))}",
+        )
+    _check_windows(model, config, specs)
+    return specs
 
 
-def _check_windows(model: PreTrainedModel, config: PreTrainedConfig, calls: Sequence[LayerCall]) -> None:
+def _check_windows(model: PreTrainedModel, config: PreTrainedConfig, specs: Sequence[AttentionSpec]) -> None:
     """Refuse a window that transformers applies through its mask only: our attention would not see it."""
     fields = config.to_dict()
     window, kinds = fields.get("sliding_window"), fields.get("layer_types")
     if kinds is None:
-        kinds = [FULL if window is None else SLIDING] * len(calls)
-    for call, kind in zip(calls, kinds, strict=True):
+        kinds = [FULL if window is None else SLIDING] * len(specs)
+    for layer, (spec, kind) in enumerate(zip(specs, kinds, strict=True)):
         wanted = window if kind == SLIDING else None
-        if call.window != wanted:
-            raise _not_served(model, f"layer {call.layer} asks for the window {call.window}, its config for {wanted}")
+        if spec.window != wanted:
+            raise _not_served(model, f"layer {layer} asks for the window {spec.window}, its config for {wanted}")
 
 
 def _not_served(model: PreTrainedModel, why: str) -> CheckpointError:

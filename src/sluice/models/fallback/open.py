@@ -57,13 +57,13 @@ def _take_apart(
     expected = plain_logits(model, tokens)
     register()
     model.set_attn_implementation(NAME)
-    sizes = probe(model, config, device)
+    layers = probe(model, config, device)
     spec = ModelSpec(
         architecture=checkpoint.architecture,
-        num_layers=sizes.num_layers,
-        num_heads=sizes.num_heads,
-        num_kv_heads=sizes.num_kv_heads,
-        head_dim=sizes.head_dim,
+        num_layers=len(layers),
+        num_heads=layers[0].num_heads,
+        num_kv_heads=layers[0].num_kv_heads,
+        head_dim=layers[0].head_dim,
         hidden_size=config.hidden_size,
         vocab_size=vocab_size,
         max_model_len=limit,
