@@ -15,7 +15,9 @@ from sluice.assembly.graphs import graph_rows
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.resolve import resolve
+from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import BACKENDS, AttentionChoice, backend_named, choose_attention
+from sluice.attention.spec import KVShape
 from sluice.config import ConfigError, EngineConfig
 from sluice.models.spec import ModelSpec
 from sluice.types import BatchPlan, Chunk, NewSlot, Submit
@@ -95,6 +97,17 @@ def test_every_backend_is_listed_once() -> None:
     assert len({backend.name for backend in BACKENDS}) == len(BACKENDS)
     with pytest.raises(ConfigError, match=r"--attention-backend must be one of auto, native, .*, got 'flash'"):
         choose_attention("flash", CPU, "torch")
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+def test_pages_have_the_layout_that_a_backend_names(backend: AttentionBackend) -> None:
+    """A page file that names another layout would be read as garbage after a restart."""
+    kernels = loaded().kernels
+    if backend.needs_kernels and kernels is None:
+        pytest.skip("no compiled kernels here")
+    kv = backend.new_kv(KVShape(2, 16, 2, 16, torch.float32, CPU), kernels)
+    assert kv.layout == backend.layout
+    assert (kv.page_size, kv.kv_heads) == (16, 2)
 
 
 def test_on_an_old_gpu(gpu: Any) -> None:

@@ -1,4 +1,4 @@
-"""The part of FlashInfer's interface that is used here, as types; a test has a FlashInfer of its own in plain torch.
+"""The part of FlashInfer's interface that is used here, as types. Tests have a FlashInfer of their own in plain torch.
 
 KV is in the layout "NHD": pages [pages, page_size, kv_heads, head_dim]. Log-sum-exps are base 2 in all of it.
 """
@@ -15,23 +15,23 @@ PACKAGE = "flashinfer"
 
 
 class FlashInferUnavailable(Exception):
-    """It is not installed, or cannot be loaded."""
+    """FlashInfer is not installed, cannot be loaded, or does not compute."""
 
 
 class Wrapper(Protocol):
-    """A plan that is made once a step and run in every layer."""
+    """Attention that is planned once a step and run in every layer."""
 
     def plan(self, *lists: torch.Tensor, **options: Any) -> None:
-        """See FlashInfer. Lists of lengths are best on the host, where it reads them; page ids on the device."""
+        """Plan a step. Lists of lengths are best on the host, where FlashInfer reads them; page ids on the device."""
         ...
 
     def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor], **options: Any) -> Any:
-        """`out`, or `out` and the log-sum-exp with `return_lse`."""
+        """Return `out`, or `out` and the log-sum-exp with `return_lse`."""
         ...
 
 
 class CascadeWrapper(Protocol):
-    """Attention over pages that all rows share and then over each one's own."""
+    """Attention over pages that all rows share and over each row's own."""
 
     def plan(self, *lists: list[torch.Tensor], **options: Any) -> None: ...
 
@@ -55,7 +55,7 @@ class FlashInfer(Protocol):
 
 
 def load_flashinfer() -> Any:
-    """The package, a `FlashInfer`.
+    """Import the package, a `FlashInfer`.
 
     Raises:
         FlashInferUnavailable: it is not installed, or lacks something itself.

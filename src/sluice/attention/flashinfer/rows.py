@@ -13,17 +13,17 @@ from sluice.attention.base import ForwardBatch
 
 Ints32 = npt.NDArray[np.int32]
 ToHost = Callable[[Ints32], torch.Tensor]
-"""An array as a tensor on the host from which copies to the device do not wait."""
+"""Makes of an array a tensor on the host from which copies to the device do not wait."""
 
 
 def pinned(array: Ints32) -> torch.Tensor:
-    """See `ToHost`."""
+    """Return an array in pinned memory."""
     return torch.from_numpy(array).pin_memory()
 
 
 @dataclass(frozen=True, slots=True)
 class PagedRows:
-    """R rows, without the pages that come before those they are to attend to."""
+    """R rows of a step. Leading pages may be left out."""
 
     q_indptr: torch.Tensor
     """[R + 1] int32 on the host, prefix sums of the numbers of queries"""
@@ -39,11 +39,11 @@ class PagedRows:
 
 
 def paged_rows(batch: ForwardBatch, rows: slice, page_size: int, to_host: ToHost, *, skip_pages: int = 0) -> PagedRows:
-    """Rows `rows` of a step.
+    """Return the rows `rows` of a step.
 
     Args:
         rows: a range of rows, with both ends.
-        skip_pages: pages at each row's beginning that are left out; every row has more.
+        skip_pages: leading pages of each row to leave out; every row has more.
     """
     q_lens = np.array(batch.q_lens[rows], dtype=np.int32)
     kv_lens = np.array(batch.kv_lens_host[rows], dtype=np.int32) - skip_pages * page_size

@@ -31,10 +31,10 @@ def _merge(out, lse, out_a, lse_a, out_b, lse_b, HEAD_DIM: tl.constexpr, HEAD_PA
 def merge_states(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `sluice.attention.merge.merge_states`, for float32 and less, in one pass over the parts.
+    """Merge as `sluice.attention.merge.merge_states`, for float32 and smaller, in one pass over the parts.
 
     Raises:
-        TypeError: float64, which is not computed in.
+        TypeError: float64 parts.
     """
     if torch.float64 in (out_a.dtype, lse_a.dtype):
         raise TypeError("Triton merges float32 and less, got float64: use sluice.attention.merge")

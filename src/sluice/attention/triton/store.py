@@ -1,4 +1,4 @@
-"""Keys and values into pages."""
+"""Writes keys and values into pages."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def store_kv(
 
 
 def _bits(x: torch.Tensor) -> torch.Tensor:
-    """A copy needs no number: eight-bit floats travel as bytes, which every device knows."""
+    """Return eight-bit floats as bytes, which every device can copy."""
     return x.view(torch.uint8) if x.element_size() == 1 else x
 
 

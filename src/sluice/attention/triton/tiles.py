@@ -1,4 +1,4 @@
-"""How much one program takes: the one table of block sizes, by head size, element size and architecture.
+"""Block sizes of the kernels, by head size, element size and architecture.
 
 Shared memory decides: a program may hold 163 KiB on SM80 (A100), 99 KiB on SM86, SM89 and SM120, 227 KiB on SM90 and
 SM100. Every stage of the pipeline holds a tile of keys and one of values.
@@ -19,14 +19,14 @@ LARGE_SHARED = frozenset({(8, 0), (8, 7), (9, 0), (10, 0), (10, 3)})
 
 @dataclass(frozen=True, slots=True)
 class Arch:
-    """What the choice of sizes depends on."""
+    """The properties of a device that determine block sizes."""
 
     capability: tuple[int, int]
     num_sms: int
 
     @classmethod
     def of(cls, device: torch.device) -> Self:
-        """Of a CUDA device; in the interpreter a small one of the oldest kind.
+        """Return those of a CUDA device; in the interpreter those of a small device of the oldest kind.
 
         Raises:
             ValueError: the device is too old, or no CUDA device while Triton compiles.
@@ -48,7 +48,7 @@ class Arch:
 
     @property
     def has_wgmma(self) -> bool:
-        """Products are made by groups of four warps: it has 227 KiB of shared memory too."""
+        """Whether groups of four warps multiply together. Such devices also have 227 KiB of shared memory."""
         return self.capability[0] in (9, 10)
 
     @property
@@ -57,7 +57,7 @@ class Arch:
 
     @property
     def has_fp8(self) -> bool:
-        """Triton knows float8_e4m3fn there."""
+        """Whether Triton has float8_e4m3fn on it."""
         return self.capability >= (8, 9)
 
 
@@ -74,17 +74,17 @@ class ExtendTiles:
 @dataclass(frozen=True, slots=True)
 class DecodeTiles:
     tile: int
-    """As `ExtendTiles.tile`."""
+    """Keys at a time; a power of two, at least 16."""
     min_tiles: int
-    """A piece of a row's keys is at least this long, in tiles: less is not worth its reduction."""
+    """Least tiles of a piece of a row's keys: the reduction of smaller pieces would cost too much."""
     programs_per_sm: int
-    """Pieces times KV heads that are aimed at, for each multiprocessor."""
+    """Pieces times KV heads to aim at, for each multiprocessor."""
     num_warps: int
     num_stages: int
 
 
 def extend_tiles(arch: Arch, head_pad: int, element_size: int) -> ExtendTiles:
-    """Sizes that the compiler fits into registers (`scripts/triton_resources.py` shows what it makes of them).
+    """Return sizes that fit into registers, as `scripts/triton_resources.py` shows.
 
     Args:
         head_pad: head size as a power of two.
@@ -102,7 +102,7 @@ def extend_tiles(arch: Arch, head_pad: int, element_size: int) -> ExtendTiles:
 
 
 def decode_tiles(arch: Arch, head_pad: int, element_size: int) -> DecodeTiles:
-    """Two tiles of keys and values on their way while one is computed, and room for two such programs or more.
+    """Return sizes with which two tiles load while one is computed, and at least two programs fit.
 
     Args:
         head_pad, element_size: as `extend_tiles`.
