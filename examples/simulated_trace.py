@@ -2,9 +2,9 @@
 
     python examples/simulated_trace.py [FOLDER]
 
-The scheduler, the engine and the trace are the ones that serve. Only the runner is made up: it returns tokens of
-`ShadowRunner` and lets a virtual clock pass for each step: 5 ms, and 0.1 ms for each prompt token. Three streams run when a
-prompt of 2,000 tokens arrives, once in one chunk and once in chunks of 128 tokens. Afterwards try
+The scheduler, the engine and the trace are the ones that serve. Only the runner is a fake: it returns tokens of
+`ShadowRunner`, and time passes on a virtual clock: 5 ms for each step, and 0.1 ms for each prompt token. Three streams
+run when a prompt of 2,000 tokens arrives, once in one chunk and once in chunks of 128 tokens. Afterwards try
 
     sluice trace FOLDER/whole.jsonl --requests
     sluice trace FOLDER/chunked.jsonl --perfetto timeline.json     # open it in https://ui.perfetto.dev
