@@ -53,8 +53,8 @@ def test_without_a_library_torch_computes_and_says_so(
     with caplog.at_level(logging.WARNING, logger="sluice"):
         results = generated(PROMPTS[:1])
     assert len(results[0].token_ids) == 12
-    (told,) = [record.getMessage() for record in caplog.records if "torch" in record.getMessage()]
-    assert "no C++ compiler" in told
+    (message,) = [record.getMessage() for record in caplog.records if "torch" in record.getMessage()]
+    assert "no C++ compiler" in message
 
 
 def test_pages_that_the_kernels_do_not_support(caplog: pytest.LogCaptureFixture) -> None:

@@ -285,8 +285,8 @@ def test_the_log_level_reaches_the_engine(capfd: pytest.CaptureFixture[str]) -> 
     run(lambda: read("warning"))
     assert "chunk" not in capfd.readouterr().err
     run(lambda: read("info"))
-    told = [line.partition("INFO sluice.engine: ")[2] for line in capfd.readouterr().err.splitlines()]
-    assert [line for line in told if line] == [
+    lines = [line.partition("INFO sluice.engine: ")[2] for line in capfd.readouterr().err.splitlines()]
+    assert [line for line in lines if line] == [
         "request 1: chunk 1 of its prompt in step 0: extend_len 32, from 0, cached prefix 0",
         "request 1: chunk 2 of its prompt in step 1: extend_len 32, from 32, cached prefix 0",
         "request 1: chunk 3 of its prompt in step 2: extend_len 6, from 64, cached prefix 0, the last",

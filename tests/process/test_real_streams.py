@@ -1,4 +1,4 @@
-"""Streams of a real model, in processes of its own, across the deaths of these: `benchmarks/recovery.py`, smaller."""
+"""Streams of a real model across the deaths of its engine processes: a smaller `benchmarks/recovery.py`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from benchmarks.recovery import Killer, hosting, play, problems_of, requests_of
 
 STREAMS, TOKENS, KILLS = 16, 72, 2
 EARLY = STREAMS * TOKENS // 4
-"""Tokens before which engines are killed: on a busy machine they are far ahead of those who count what has come."""
+"""Engines are killed before so many tokens have arrived: on a busy machine they are far ahead of the client."""
 OPTIONS = {"model": "", "dtype": "float64", "max_total_tokens": 1 << 13, "threads": 1}
 
 
-def test_killed_streams_are_those_of_an_undisturbed_run() -> None:
-    """Greedy and seeded, of several lengths, in the middle of their prompts and of their answers."""
+def test_killed_streams_equal_those_of_an_undisturbed_run() -> None:
+    """Greedy and seeded requests of several lengths, killed in the middle of prompts and of answers."""
 
     async def test() -> None:
         requests = requests_of(STREAMS, TOKENS, 3000)

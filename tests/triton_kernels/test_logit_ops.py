@@ -63,7 +63,7 @@ def test_totals(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
 def test_log_probabilities(width: int, device: torch.device) -> None:
     """The reported log-probabilities are the same by both."""
 
-    def told(ops: LogitOps) -> list[list[float]]:
+    def scores_of(ops: LogitOps) -> list[list[float]]:
         scores = score_rows(logits, tokens, rows, width, 3 * 4 * 500, ops)
         assert scores.top_ids.shape == (5, width)
         return torch.cat((scores.logprobs[:, None], scores.top_ids, scores.top_logprobs), dim=1).tolist()
@@ -72,5 +72,5 @@ def test_log_probabilities(width: int, device: torch.device) -> None:
     logits += torch.arange(500, device=device) / 64  # no two alike
     tokens = torch.tensor([0, 499, 7, 7, -1, 3], device=device)
     rows = torch.tensor([0, 1, 3, 4, 5], device=device)
-    for found, expected in zip(told(TRITON), told(TORCH_LOGIT_OPS), strict=True):
+    for found, expected in zip(scores_of(TRITON), scores_of(TORCH_LOGIT_OPS), strict=True):
         assert found == pytest.approx(expected, rel=1e-5)

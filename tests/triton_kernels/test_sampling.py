@@ -220,5 +220,5 @@ def test_float64_and_no_rows(device: torch.device) -> None:
     logits = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).to(device)
     assert draw(TRITON.sample, logits, wishes) == draw(sampler.sample, logits, wishes)
     rows, _ = rows_of([], 50, device)
-    nobody = SamplingRows(*(column[:0] for column in rows))
-    assert TRITON.sample(logits[:0].float(), nobody, []).tolist() == []
+    no_rows = SamplingRows(*(column[:0] for column in rows))
+    assert TRITON.sample(logits[:0].float(), no_rows, []).tolist() == []
