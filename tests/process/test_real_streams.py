@@ -20,7 +20,7 @@ def test_killed_streams_equal_those_of_an_undisturbed_run() -> None:
         async with hosting(OPTIONS) as host:
             undisturbed = await play(host, requests)
             killer = Killer(host, KILLS, EARLY, seed=3)
-            disturbed = await play(host, requests, killer.told)
+            disturbed = await play(host, requests, killer.on_tokens)
             stats = host.state.stats
         assert problems_of(undisturbed + disturbed) == []
         assert [stream.tokens for stream in disturbed] == [stream.tokens for stream in undisturbed]
