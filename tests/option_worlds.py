@@ -11,7 +11,7 @@ from sluice.assembly.resolve import offload_tier, resolve
 from sluice.config import CacheConfig, EngineConfig
 from sluice.engine.messages import Submit
 from sluice.types import BatchPlan, OffloadLimits, TierLimits
-from worlds import Bench, World, check_ends, enough_steps
+from worlds import SlowDisk, World, check_ends, enough_steps
 
 SMALL: Mapping[str, Any] = {
     "page_size": 4,
@@ -88,14 +88,15 @@ def offload_of(config: EngineConfig, page_size: int, num_pages: int, device: str
 
 def play(world: World, arrivals: Sequence[Arrival]) -> Seen:
     """Run an engine that obeys every law until all requests have ended as the oracle says."""
-    runner = RecordingRunner(world.shadow())
-    bench = Bench.of(world, runner)
+    bench = SlowDisk(world, None, RecordingRunner).bench()
+    runner = bench.engine.runner
+    assert isinstance(runner, RecordingRunner)
     submits = {arrival.submit.request_id: arrival.submit for arrival in arrivals}
     todo, depths = sorted(arrivals, key=lambda arrival: arrival.step), []
     while todo or not bench.engine.is_idle:
         while todo and todo[0].step <= len(depths):
             bench.link.put(todo.pop(0).submit)
-        bench.engine.step()
+        bench.step()
         depths.append(len(bench.engine.in_flight))
         assert len(depths) <= enough_steps(submits), f"law 12: still busy after {len(depths)} steps"
     check_ends(bench, submits)

@@ -139,11 +139,12 @@ class SlowDisk:
     """The shadow runner of a bench, and a disk behind it that takes its time and fails as the world says.
 
     Args:
+        draw: decides how long it takes and what fails; None: it is done with all by the next step, and nothing fails.
         wrap: puts another runner before the shadow.
     """
 
     world: World
-    draw: random.Random
+    draw: random.Random | None
     wrap: Callable[[Runner], Runner] = lambda runner: runner
 
     def bench(self, journal: Journal | None = None) -> Bench:
