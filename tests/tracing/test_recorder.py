@@ -201,6 +201,23 @@ def test_host_time_is_planning_and_folding_in() -> None:
     assert (committed.device_ms, committed.wait_ms) == (750, 250)
 
 
+def test_times_are_microseconds_since_the_start() -> None:
+    """Of the header's `unix_time`; more digits would only make the file longer."""
+    kept, clock = Kept(), VirtualClock(start=100)
+    recorder = Recorder(SlowPlanner(clock), NullTrace(), kept, clock, start=100)
+    clock.advance(1 / 3)
+    recorder.add(Submit(0, (1,), resolved(3)))
+    plan = recorder.schedule()
+    assert plan is not None
+    recorder.ended(plan, None, StepTimes(101 + 1 / 3, 102 + 1 / 3, 1 / 3e4, 1 / 6e4))
+    recorder.commit(plan, BatchResult(plan.step, ((1,),)))
+    added, step = kept.records
+    assert isinstance(added, Add)
+    assert isinstance(step, Step)
+    assert (added.at, step.planned_at, step.launched_at, step.ended_at) == (0.333333, 0.333333, 1.333333, 2.333333)
+    assert (step.device_ms, step.wait_ms) == (0.05, 0.0167)
+
+
 @pytest.mark.parametrize("faults", [Faults(launch_raises=frozenset({1})), Faults(wait_raises=frozenset({1}))])
 def test_a_step_that_failed_says_why(faults: Faults) -> None:
     kept = Kept()
