@@ -38,8 +38,8 @@ class Kept:
 
 
 class TimedRunner:
-    """Takes a millisecond a row and a tenth of one a prefill token of virtual time: at launch, as a cpu does, or while
-    it is waited for."""
+    """A runner that takes virtual time: a millisecond for each row and a tenth for each prefill token, at launch, as a
+    cpu does, or while it is waited for."""
 
     def __init__(self, inner: Runner, clock: VirtualClock, *, at_launch: bool) -> None:
         self._inner = inner

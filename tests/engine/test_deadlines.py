@@ -1,4 +1,4 @@
-"""Requests that are late are dropped before anything is computed for them."""
+"""Late requests are dropped before anything is computed for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from worlds import World, limits_of
 
 
 class Bench:
-    """An engine with one slot whose clock is moved by hand."""
+    """An engine with one slot whose clock the test advances."""
 
     def __init__(self, running: int = 1) -> None:
         world = World(limits_of(chunk=8, running=running), num_pages=32, page_size=4)
@@ -43,8 +43,8 @@ class Bench:
         return sum(row[0] == request_id for plan in self.runner.plans for row in shape(plan))
 
 
-def test_what_waits_too_long_is_never_prefilled() -> None:
-    """A request past its time that is computed all the same, and answered with a token and status 200."""
+def test_a_request_that_waits_too_long_is_never_prefilled() -> None:
+    """It was computed all the same, and answered with a token and status 200."""
     bench = Bench()
     bench.submit(0)
     bench.submit(1, start_deadline=3.0)
@@ -70,7 +70,7 @@ def test_a_deadline_that_is_over_on_arrival() -> None:
     assert not bench.runner.plans
 
 
-def test_what_has_begun_is_not_late_to_begin_but_may_be_late_to_end() -> None:
+def test_a_begun_request_cannot_miss_its_start_deadline_but_can_miss_the_other() -> None:
     bench = Bench(running=2)
     bench.submit(0, start_deadline=1.0)
     bench.submit(1, start_deadline=1.0, deadline=5.0)
@@ -83,7 +83,7 @@ def test_what_has_begun_is_not_late_to_begin_but_may_be_late_to_end() -> None:
     assert bench.engine.is_idle
 
 
-def test_nothing_is_due_of_what_has_ended() -> None:
+def test_an_ended_request_has_no_deadline() -> None:
     bench = Bench()
     bench.submit(0, start_deadline=50.0, deadline=90.0)
     bench.step()
@@ -94,7 +94,7 @@ def test_nothing_is_due_of_what_has_ended() -> None:
 
 
 def test_no_deadline_outlives_its_request() -> None:
-    """They would pile up in memory, and a trace would tell of aborts of requests that had long ended."""
+    """They would pile up in memory, and a trace would record aborts of requests that had long ended."""
     kept, clock, link = Kept(), VirtualClock(), ManualLink()
     world = World(limits_of(), num_pages=8, page_size=4)
     recorder = Recorder(world.scheduler(), NullTrace(), kept, clock)
@@ -108,8 +108,8 @@ def test_no_deadline_outlives_its_request() -> None:
     assert not [record for record in kept.records if isinstance(record, Aborted)]
 
 
-def test_deadlines_against_a_slow_twin() -> None:
-    """Each is due once, in time, unless its request has ended; and those of ended requests do not pile up."""
+def test_deadlines_against_a_slow_model() -> None:
+    """Each is due once, in time, unless its request has ended; deadlines of ended requests do not pile up."""
     draw, deadlines = random.Random(1), Deadlines()
     open_ones: dict[int, list[tuple[float, FinishReason]]] = {}
     submits: dict[int, Submit] = {}
@@ -137,7 +137,7 @@ def test_deadlines_against_a_slow_twin() -> None:
     assert not deadlines
 
 
-def test_a_flush_forgets_what_nobody_uses() -> None:
+def test_a_flush_forgets_unused_pages() -> None:
     bench = Bench(running=2)
     bench.link.put(Submit(0, (5,) * 9, resolved(1)))
     bench.step()

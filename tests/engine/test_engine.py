@@ -1,4 +1,4 @@
-"""The loop."""
+"""The engine's loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_with_nothing_to_plan_the_oldest_step_is_waited_for() -> None:
 
 
 def test_a_long_prompts_chunks_follow_each_other_through_the_depth() -> None:
-    """A pipeline is filled by one prompt: a chunk needs no sample of the one before."""
+    """One prompt fills a pipeline: a chunk needs no sample of the one before."""
     bench = Bench.of(world_of(depth=3))
     bench.link.put(Submit(0, (1,) * 30, resolved(3)))
     bench.engine.step()
@@ -51,7 +51,7 @@ def test_a_long_prompts_chunks_follow_each_other_through_the_depth() -> None:
 
 
 class BlockingLink(ManualLink):
-    """Notes when it was asked to block, and then says to stop."""
+    """Records when it may block, and then sends a shutdown."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class BlockingLink(ManualLink):
 
 
 def test_the_loop_blocks_only_when_idle_and_leaves_on_shutdown() -> None:
-    """It must not spin while nobody asks for anything, nor wait while there is work."""
+    """It must not spin without work, nor wait while there is work."""
     world, link = world_of(), BlockingLink()
     engine = Engine(world.scheduler(), world.shadow(), link)
     link.put(Submit(0, (1, 0), resolved(2)))

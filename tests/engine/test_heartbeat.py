@@ -1,4 +1,4 @@
-"""What a watched runner tells of its steps."""
+"""What a watched runner reports of its steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from worlds import Bench, World, limits_of
 
 
 class Beats(Heartbeat):
-    """A heartbeat that remembers."""
+    """A heartbeat that keeps what it receives."""
 
     def __init__(self) -> None:
         self.step = -1
         self.in_flight: list[int] = []
         self.tokens: list[int] = []
-        """Of each step that landed."""
+        """Of each step that was done."""
         self.phases: list[Phase] = []
 
     def tick(self, phase: Phase) -> None:
@@ -31,7 +31,7 @@ class Beats(Heartbeat):
 
 
 class Looking(ManualLink):
-    """Notes who is said to be in flight when outputs leave."""
+    """Records which requests are reported as in flight when outputs are sent."""
 
     def __init__(self, beats: Beats) -> None:
         super().__init__()
@@ -60,30 +60,30 @@ def played(
 TWO = {5: (0, 1, 1), 6: (1, 0, 1)}
 
 
-def test_a_step_is_in_flight_until_its_result_was_folded_in() -> None:
-    """A process that dies of a result, or telling it, died of that step."""
+def test_a_step_is_in_flight_until_its_result_was_committed() -> None:
+    """A process that dies of a result, or sending it, died of that step."""
     beats, link = played(TWO, 2)
     assert link.seen == [[5], [5], [6], [6]]
     assert (beats.step, beats.tokens) == (3, [3, 1, 3, 1])
     assert beats.phases == [Phase.BUSY] * 2 * 4, "at its launch and when it is waited for"
 
 
-def test_everybody_in_any_step_in_flight_is_told() -> None:
-    """With two steps in flight either may be the deadly one; one that was over before is not."""
+def test_all_requests_of_all_steps_in_flight_are_reported() -> None:
+    """With two steps in flight either may kill the process; a step that was over cannot."""
     beats, link = played(TWO | {7: (1, 1, 0)}, 1, depth=2)
     assert link.seen == [[5, 6], [6, 7], [6, 7]]
     assert beats.tokens == [3, 3, 3]
 
 
 def test_a_launch_that_fails_is_over() -> None:
-    """Its requests have ended; they must not be accused of what befalls the next step."""
+    """Its requests have ended; they must not be blamed if the next step kills the process."""
     beats, link = played(TWO, 2, faults=Faults(launch_raises=frozenset({0})))
     assert link.end(5).finish_reason is FinishReason.ERROR
     assert link.seen == [[5], [6], [6]]
     assert beats.tokens == [3, 1]
 
 
-def test_a_wait_that_fails_is_over_and_nobody_came_further() -> None:
+def test_a_wait_that_fails_is_over_and_computed_nothing() -> None:
     beats, link = played(TWO, 2, faults=Faults(wait_raises=frozenset({1})))
     assert link.end(5).finish_reason is FinishReason.ERROR
     assert link.seen == [[5], [5], [6], [6]]

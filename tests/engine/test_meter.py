@@ -1,4 +1,4 @@
-"""What an engine counts, for whoever asks: steps, limits, and how long requests waited for what."""
+"""The counts of an engine: steps, limits, and how long requests waited."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def engine_of(world: World = WORLD, faults: Faults | None = None) -> Engine:
 
 
 def finish(engine: Engine) -> Stats:
-    """Run until nothing is left, and ask how it went."""
+    """Run until nothing is left, and return the stats."""
     link: ManualLink = engine.link
     engine.step()
     while not engine.is_idle:
@@ -82,8 +82,8 @@ def test_steps_are_counted_by_what_they_held() -> None:
 
 
 def test_an_offloaded_token_is_no_prefill() -> None:
-    """Counted as a piece of a prompt, a long answer behind a long context looks like prompts without end, and its
-    half-read prompt like none."""
+    """Counted as part of a prompt, a long answer behind a long context would look like prompts without end, and its
+    half-computed prompt like none."""
     offload = offload_of(above=16, window_pages=8)
     world = replace(WORLD, tiers=TierLimits(disk_pages=40), offload=offload)
     engine = engine_of(world)
@@ -107,7 +107,7 @@ def test_failed_steps_count_as_steps() -> None:
 
 
 def test_times_of_a_request() -> None:
-    """Waiting, reading the prompt, writing: three seconds each are not seen from outside the engine."""
+    """Waiting, prefill and decoding: their times cannot be measured from outside the engine."""
     engine = engine_of()
     engine.link.put(*(Submit(i, (i % 2,) * 12, resolved(4)) for i in range(3)))
     totals = finish(engine).totals
@@ -127,18 +127,18 @@ def test_times_of_a_request() -> None:
 
 
 def test_the_time_in_the_queue_is_that_of_the_first_time() -> None:
-    """A request that is sent back and begins again would count twice, and the first wait with the second."""
+    """A request that is preempted and begins again would count twice, and the first wait with the second."""
     engine = engine_of(World(limits_of(chunk=16, running=4), num_pages=12, page_size=2))
     engine.link.put(*(Submit(i, (i % 2, 1, 0)[: 2 + i % 2], resolved(9, seed=i)) for i in range(4)))
     stats = finish(engine)
-    assert stats.occupancy.preemptions > 0, "nobody was sent back"
+    assert stats.occupancy.preemptions > 0, "no request was preempted"
     assert stats.totals.queue_seconds is not None
     assert sum(stats.totals.queue_seconds.counts) == 4
     assert stats.totals.queue_seconds.total < 30.0
 
 
-def test_who_never_begins_is_not_timed() -> None:
-    """And nothing of it is kept: a meter that remembers every refused or aborted request grows for ever."""
+def test_a_request_that_never_begins_is_not_timed() -> None:
+    """Nothing of it is kept: a meter that remembers every refused or aborted request grows for ever."""
     engine = engine_of()
     engine.link.put(Submit(0, (1,), resolved(9)), Submit(1, (0,), resolved(9)), Submit(2, (1,), resolved(9)))
     engine.link.put(Submit(3, (), resolved(9)))
@@ -159,7 +159,7 @@ def test_outputs_of_unknown_requests_count_for_nothing() -> None:
     assert finish(engine).totals[-4:] == meter.totals()[-4:]
 
 
-def test_partial_prefills_are_told() -> None:
+def test_partial_prefills_are_reported() -> None:
     engine = engine_of()
     engine.link.put(Submit(0, (1,) * 20, resolved(1)))
     engine.step()

@@ -1,4 +1,4 @@
-"""What is kept and logged of each step."""
+"""Records and log lines of steps."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def test_only_the_last_steps_are_kept() -> None:
         RecentSteps(keep=0)
 
 
-def test_an_engine_says_how_it_stands_when_asked() -> None:
-    """Also when it is idle, without a step for it."""
+def test_an_engine_answers_with_its_stats() -> None:
+    """Even when it is idle, without a step."""
     engine = engine_of(RecentSteps())
     link = run(engine)
     link.put(QueryStats(7))
@@ -145,7 +145,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_each_chunk_of_a_cut_prompt_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """With the request's id, the number of the chunk, extend_len and the cached prefix; a whole prompt is no news."""
+    """With the request's id, the number of the chunk, extend_len and the cached prefix; a whole one is not logged."""
     engine = engine_of(ChunkLog(RecentSteps()))
     with caplog.at_level(logging.INFO, logger="sluice.engine"):
         run(engine, Submit(0, (1,) * 7, resolved(1)))
@@ -159,7 +159,7 @@ def test_each_chunk_of_a_cut_prompt_is_logged(caplog: pytest.LogCaptureFixture) 
     assert engine.trace.latest.step == 3
 
 
-def test_a_prompt_left_half_read_does_not_count_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_left_half_computed_does_not_count_for_the_next_one(caplog: pytest.LogCaptureFixture) -> None:
     """The next request in the same slot begins with chunk 1."""
     engine = engine_of(ChunkLog(NullTrace()))
     link: ManualLink = engine.link
@@ -194,7 +194,7 @@ def test_a_launch_that_fails_took_its_time_too() -> None:
 
 
 class ClosingTrace(NullTrace):
-    """Knows whether it was closed."""
+    """Records that it was closed."""
 
     closed = False
 
@@ -210,7 +210,7 @@ class BrokenTrace(NullTrace):
 
 
 def test_a_trace_that_cannot_be_closed_leaves_nothing_else_open() -> None:
-    """A page file that stays in use, since the trace lies on a disk that is full."""
+    """The page file stayed in use, because the trace was on a full disk."""
     runner = ClosingRunner(WORLD, VirtualClock())
     engine = Engine(WORLD.scheduler(), runner, ManualLink(), trace=BrokenTrace())
     with pytest.raises(OSError, match="no space left"):
@@ -219,7 +219,7 @@ def test_a_trace_that_cannot_be_closed_leaves_nothing_else_open() -> None:
 
 
 def test_an_engine_closes_its_trace_through_the_log() -> None:
-    """Or a trace that is written to a file would lack its end."""
+    """Or a trace file would lack its end."""
     trace = ClosingTrace()
     Engine(WORLD.scheduler(), WORLD.shadow(), ManualLink(), trace=ChunkLog(trace)).close()
     assert trace.closed

@@ -1,4 +1,4 @@
-"""How much may wait, and what counts as waiting."""
+"""Limits of the queue: how much may wait, and what counts as waiting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def bench_of(*, running: int = 2, num_pages: int = 64, page_size: int = 4, chunk
 
 
 def test_a_burst_that_fits_the_free_slots_is_no_queue() -> None:
-    """An idle engine that refuses the second of two requests it could run at once."""
+    """An idle engine refused the second of two requests that it could run at once."""
     bench = bench_of(max_queued_requests=1)
     queue(bench, 10, 2)
     bench.drain(100)
@@ -43,8 +43,8 @@ def test_free_slots_that_cannot_be_used_are_no_room() -> None:
         queue(bench, 3, 8, 8)
 
 
-def test_a_retracted_request_is_never_refused() -> None:
-    """It was accepted, and somebody reads its stream."""
+def test_a_preempted_request_is_never_refused() -> None:
+    """It was accepted, and a client reads its stream."""
     bench = bench_of(running=3, num_pages=10, page_size=2, max_queued_requests=1)
     for request_id in range(3):
         queue(bench, request_id, 2, 9)
@@ -54,7 +54,7 @@ def test_a_retracted_request_is_never_refused() -> None:
 
 
 def test_tokens_are_those_still_to_be_prefilled() -> None:
-    """A half-computed prompt that counts in full keeps newcomers out long after it stopped being in their way."""
+    """A half-computed prompt that counts in full keeps new requests out longer than they must wait for it."""
     bench = bench_of(running=4, max_queued_tokens=40)
     queue(bench, 0, 100)
     queue_refused(bench, 1, 8, "100 uncached tokens wait and the prompt adds 8")
@@ -71,7 +71,7 @@ def queue_refused(bench: Bench, request_id: int, length: int, said: str) -> None
 
 
 def test_a_prompt_larger_than_the_queue_may_wait_alone() -> None:
-    """Else no server with such a limit could ever serve it."""
+    """Else no server with such a limit could serve it."""
     bench = bench_of(max_queued_tokens=10)
     queue(bench, 0, 50)
     bench.drain(500)
@@ -79,7 +79,7 @@ def test_a_prompt_larger_than_the_queue_may_wait_alone() -> None:
     bench.drain(500)
 
 
-def test_what_is_cached_does_not_count() -> None:
+def test_cached_tokens_do_not_count() -> None:
     bench = bench_of(running=1, max_queued_tokens=20)
     queue(bench, 0, 40, token=7)
     bench.drain(100)
@@ -91,8 +91,8 @@ def test_what_is_cached_does_not_count() -> None:
     queue_refused(bench, 7, 40, "20 uncached tokens wait and the prompt adds 40")
 
 
-def test_what_was_cached_meanwhile_is_counted_again() -> None:
-    """Followers of one prompt, come before it was computed, fill the queue with tokens that nobody will compute."""
+def test_tokens_cached_meanwhile_are_counted_again() -> None:
+    """Followers of one prompt that came before it was computed fill the queue with tokens that need no computation."""
     bench = bench_of(running=1, max_queued_tokens=100)
     queue(bench, 0, 40, token=7)
     queue(bench, 1, 40, token=7)
@@ -115,7 +115,7 @@ def test_the_count_is_kept_over_a_life() -> None:
 
 
 def test_the_engine_says_that_it_is_overloaded() -> None:
-    """A refusal that looks like any other error would be blamed on the request, and not tried again."""
+    """A client would blame the request for a refusal that looks like any other error, and not try again."""
     bench = bench_of(running=1, max_queued_requests=1)
     bench.link.put(*(Submit(i, (1, 2, 3), resolved(4)) for i in range(4)))
     bench.drain(100)
@@ -125,15 +125,15 @@ def test_the_engine_says_that_it_is_overloaded() -> None:
     assert bench.link.end(3) == Output(3, 0, (), 0, FinishReason.OVERLOAD, said)
 
 
-def test_what_another_engine_had_begun_is_taken() -> None:
-    """After a crash everything that ran comes at once."""
+def test_a_request_that_another_engine_had_begun_is_accepted() -> None:
+    """After a crash all requests that ran come at once."""
     bench = bench_of(running=1, max_queued_requests=1, max_queued_tokens=4)
     for request_id in range(5):
         bench.scheduler.add(Submit(request_id, (1, 2, 3), resolved(4), output_ids=(0,), is_resumed=True))
     assert len(bench.scheduler.state.waiting) == 5
 
 
-def test_a_request_is_new_unless_told() -> None:
+def test_a_request_is_new_by_default() -> None:
     bench = bench_of(running=1, max_queued_requests=1)
     for request_id in range(2):
         bench.scheduler.scheduler.add(Submit(request_id, (1, 2, 3), resolved(4)))

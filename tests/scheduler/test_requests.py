@@ -1,4 +1,4 @@
-"""The verbs of the scheduler: add, abort, commit, fail, and what requests are told."""
+"""The methods of the scheduler: add, abort, commit, fail, and the outputs of requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_empty_prompt_is_refused() -> None:
         bench_of().scheduler.scheduler.add(Submit(0, (), resolved()))
 
 
-def test_what_could_never_fit_the_pool_is_refused_with_the_numbers() -> None:
+def test_a_request_that_never_fits_the_pool_is_refused_with_the_numbers() -> None:
     bench = bench_of()
     bench.scheduler.add(Submit(0, (1,) * 24, resolved(8)))
     with pytest.raises(ValueError, match=r"prompt of 25 tokens \+ max_tokens 8 exceed the KV pool of 32 tokens"):
@@ -48,7 +48,7 @@ def test_aborting_a_waiting_request_ends_it_at_once() -> None:
 
 
 def test_an_abort_says_how_much_of_the_prompt_came_from_the_cache() -> None:
-    """Nothing, of one that never ran."""
+    """None, if it never ran."""
     bench = bench_of()
     for request_id in range(2):
         bench.scheduler.add(Submit(request_id, (1,) * 5, resolved(1)))
@@ -60,7 +60,7 @@ def test_an_abort_says_how_much_of_the_prompt_came_from_the_cache() -> None:
     assert bench.scheduler.abort(1)[0].num_cached_tokens == 4
 
 
-def test_abort_twice_and_abort_of_nobody_say_nothing() -> None:
+def test_a_second_abort_and_one_of_an_unknown_id_give_nothing() -> None:
     bench = bench_of()
     bench.scheduler.add(Submit(0, (1,), resolved()))
     bench.scheduler.schedule()
@@ -81,7 +81,7 @@ def test_an_aborted_request_keeps_its_pages_until_its_row_is_committed() -> None
     assert bench.scheduler.state.kv.available == 16
 
 
-def test_the_cached_prefix_is_told_once_and_counts_the_prompt_only() -> None:
+def test_the_cached_prefix_counts_the_prompt_only() -> None:
     bench = bench_of()
     bench.scheduler.add(Submit(0, (1,) * 7, resolved(1)))
     run(bench)
@@ -90,7 +90,7 @@ def test_the_cached_prefix_is_told_once_and_counts_the_prompt_only() -> None:
     assert [output.num_cached_tokens for output in outputs] == [6, 6, 6]
 
 
-def test_a_retracted_request_does_not_count_its_own_pages_as_cached() -> None:
+def test_a_preempted_request_does_not_count_its_own_pages_as_cached() -> None:
     bench = bench_of()
     bench.scheduler.add(Submit(0, (1,) * 7, resolved(3)))
     plan = bench.scheduler.schedule()
@@ -158,7 +158,7 @@ def test_a_lost_device_leaves_nothing_cached() -> None:
 
 
 def test_a_chunk_in_flight_is_not_shared_yet() -> None:
-    """It may still fail; whoever had found its pages would read what was never written."""
+    """It may still fail; a request that had found its pages would read what was never written."""
     bench = bench_of()
     bench.scheduler.add(Submit(0, (1,) * 20, resolved()))
     first, second = bench.scheduler.schedule(), bench.scheduler.schedule()
@@ -170,7 +170,7 @@ def test_a_chunk_in_flight_is_not_shared_yet() -> None:
     assert bench.scheduler.state.kv.tree.num_pages == 8
 
 
-def test_a_request_is_the_first_sample_of_its_prompt_unless_told() -> None:
+def test_a_request_is_the_first_sample_of_its_prompt_by_default() -> None:
     bench = bench_of()
     bench.scheduler.scheduler.add(Submit(0, (1,), resolved()))
     bench.scheduler.scheduler.add(Submit(1, (1,), resolved(), sample_index=3))
@@ -260,7 +260,7 @@ def test_faults_in_between_leave_the_others_alone() -> None:
     bench.scheduler.add(Submit(0, (1,) * 3, resolved(2)))
     bench.drain(30)
     assert bench.link.end(0).error == "the step failed: InjectedFault: launch 1"
-    assert len(bench.link.tokens(0)) == 1, "what was in flight before the failed launch is told first"
+    assert len(bench.link.tokens(0)) == 1, "the step in flight before the failed launch is committed first"
 
 
 def test_a_request_that_needs_its_last_token_is_planned_every_other_step() -> None:

@@ -1,4 +1,4 @@
-"""A request that another engine began: it goes on behind what it was given, as if nothing had happened."""
+"""A request that another engine began goes on behind its tokens, as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worlds import VOCAB, Bench, World, assert_same_logprobs, end_of, enough_ste
 
 
 def cut(bench: Bench, submit: Submit) -> Submit:
-    """The same request with all that it was given by now."""
+    """Return the same request with all that was sent of it."""
     return replace(
         submit,
         output_ids=bench.link.tokens(submit.request_id),
@@ -29,8 +29,8 @@ def cut(bench: Bench, submit: Submit) -> Submit:
 @settings(max_examples=120)
 @given(world=worlds(), seed=st.integers(0, 2**32), data=st.data())
 def test_a_run_cut_anywhere_goes_on_in_another_engine(world: World, seed: int, data: st.DataObject) -> None:
-    """Tokens, their log-probabilities and those of the prompt, of both engines together: nothing lost, repeated or
-    changed, and `max_tokens` counts what came before the cut."""
+    """Of both engines together, no token or log-probability is lost, repeated or changed, and `max_tokens` counts the
+    tokens before the cut."""
     draw = data.draw(st.randoms(use_true_random=False))
     sent = [random_submit(draw, world, request_id=index) for index in range(draw.randint(1, 5))]
     first, second = Bench.of(world), Bench.of(world)
@@ -46,8 +46,8 @@ def test_a_run_cut_anywhere_goes_on_in_another_engine(world: World, seed: int, d
         end, request_id = second.link.end(submit.request_id), submit.request_id
         assert submit.output_ids + second.link.tokens(request_id) == tokens
         assert_same_logprobs(first.link.logprobs(request_id) + second.link.logprobs(request_id), logprobs)
-        told = first.link.prompt_logprobs(request_id) + second.link.prompt_logprobs(request_id)
-        assert_same_logprobs(told, of_prompt)
+        scored = first.link.prompt_logprobs(request_id) + second.link.prompt_logprobs(request_id)
+        assert_same_logprobs(scored, of_prompt)
         assert (end.finish_reason, end.start + len(end.token_ids)) == (end_of(tokens, submit.sampling), len(tokens))
     quiet_means_empty(second.scheduler.state)
 
@@ -56,8 +56,8 @@ def bench_of() -> Bench:
     return Bench.of(World(limits_of(chunk=8, running=1), num_pages=16, page_size=2))
 
 
-def test_one_that_was_begun_goes_before_those_that_were_not() -> None:
-    """A stream that had begun must not stand behind prompts that nobody has read yet."""
+def test_a_begun_request_goes_before_those_that_were_not() -> None:
+    """A stream that had begun must not wait behind prompts of which nothing is computed."""
     bench = bench_of()
     bench.scheduler.add(Submit(0, (1,) * 3, resolved(2)))
     bench.scheduler.add(Submit(1, (0,) * 3, resolved(2), output_ids=oracle([0] * 3, resolved(1), vocab_size=VOCAB)))
@@ -75,8 +75,8 @@ def test_the_room_it_needs_is_that_of_the_whole_request() -> None:
     assert bench.link.end(0).start == 11
 
 
-def test_its_own_outputs_are_not_told_as_cached_prompt() -> None:
-    """A twin's outputs may be in the cache as well; `usage` would count more cached tokens than the prompt has."""
+def test_its_own_outputs_are_not_counted_as_cached_prompt() -> None:
+    """Equal outputs may be in the cache as well; `usage` would count more cached tokens than the prompt has."""
     bench = bench_of()
     outputs = oracle([1] * 3, resolved(8), vocab_size=VOCAB)
     bench.scheduler.add(Submit(0, (1,) * 3, resolved(8)))
@@ -92,7 +92,7 @@ def test_nothing_left_to_do_is_refused() -> None:
 
 
 @pytest.mark.parametrize("prompt_logprobs_sent", [-1, 3])
-def test_more_told_than_there_is_to_tell_is_refused(prompt_logprobs_sent: int) -> None:
+def test_more_logprobs_sent_than_there_are_is_refused(prompt_logprobs_sent: int) -> None:
     """It would skip tokens of the prompt, or take pages whose logits are still wanted."""
     with pytest.raises(ValueError, match=f"{prompt_logprobs_sent} log-probabilities of the prompt were sent, it has 2"):
         bench_of().scheduler.scheduler.add(

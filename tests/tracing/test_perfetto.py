@@ -1,4 +1,4 @@
-"""The timeline: every chunk a slice on its request's track, and nothing that a viewer would draw wrongly."""
+"""The timeline: every chunk is a slice on its request's track, and a viewer draws them as they are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def recorded(path: Path, arrivals: Sequence[Arrival], *, world: World = WORLD, a
 
 
 def tracks(events: list[Event]) -> dict[str, list[Event]]:
-    """Slices and instants by the name of their track."""
+    """Return slices and instants by the name of their track."""
     names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     found: defaultdict[str, list[Event]] = defaultdict(list)
     for event in events:
@@ -88,7 +88,7 @@ def test_a_timeline_of_a_known_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_launch", [True, False])
 def test_steps_in_flight_together_are_drawn_one_after_the_other(tmp_path: Path, at_launch: bool) -> None:
-    """Overlapping slices of one track would be drawn inside each other. Each is as long as its step really took."""
+    """Overlapping slices of one track would be drawn inside each other. Each is as long as its step took."""
     world = replace(WORLD, limits=replace(WORLD.limits, lookahead=1), depth=2, late=True)
     steps = tracks(recorded(tmp_path / "trace", ARRIVALS, world=world, at_launch=at_launch))["steps"]
     assert {event["name"]: event["dur"] for event in steps}["mixed"] == pytest.approx(8000)
@@ -96,16 +96,16 @@ def test_steps_in_flight_together_are_drawn_one_after_the_other(tmp_path: Path, 
         assert one["ts"] + one["dur"] <= other["ts"] + 0.01
 
 
-def test_waiting_and_retraction_are_drawn(tmp_path: Path) -> None:
+def test_waiting_and_preemption_are_drawn(tmp_path: Path) -> None:
     world = World(limits_of(chunk=16, running=3), num_pages=12, page_size=2)
     prompts = [((0, 1), 20), ((1, 0, 1, 0, 1), 8), ((1, 1, 0), 8), ((1,), 2)]
     arrivals = [Arrival(0, Submit(i, prompt, resolved(count))) for i, (prompt, count) in enumerate(prompts)]
     found = tracks(recorded(tmp_path / "trace", arrivals, world=world))
     track = found["request 2"]
     back = [event["name"] for event in track].index("preempt")
-    last, retracted, waits, prefill = track[back - 1 : back + 3]
+    last, preempted, waits, prefill = track[back - 1 : back + 3]
     assert (waits["name"], prefill["name"].split()[0]) == ("waits", "prefill")
-    assert retracted["ts"] == waits["ts"] == pytest.approx(last["ts"] + last["dur"])
+    assert preempted["ts"] == waits["ts"] == pytest.approx(last["ts"] + last["dur"])
     assert waits["ts"] + waits["dur"] == pytest.approx(prefill["ts"])
     assert [event["name"] for event in found["request 3"]][:2] == ["add", "waits"]
 
@@ -131,7 +131,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_every_chunk_is_a_slice(folder: Path, seed: int) -> None:
-    """But those of requests that had ended while the step was in flight. Slices of a track never overlap."""
+    """Except chunks of requests that had ended while the step was in flight. Slices of a track never overlap."""
     path, scenario = folder / "life", random_scenario(seed)
     journal = trace_file(path, scenario.world)
     live(scenario, journal)

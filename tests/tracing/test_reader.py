@@ -1,4 +1,4 @@
-"""Files that are no traces, or no longer whole ones, are refused in a line that says where and why."""
+"""Files that are no traces, or are damaged, are refused in a line that names the place and the reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def read(path: Path) -> tuple[list[int], bool]:
-    """The numbers of the lines, and whether the last one is cut."""
+    """Return the numbers of the lines, and whether the last one is cut."""
     with TraceReader(path) as trace:
         return [line.number for line in trace], trace.is_truncated
 
@@ -35,7 +35,7 @@ def test_a_whole_file(path: Path) -> None:
 
 
 def test_a_file_cut_anywhere_is_used_up_to_there(path: Path) -> None:
-    """An engine that was killed while it wrote."""
+    """As an engine leaves it that was killed while it wrote."""
     whole = path.read_bytes()
     last = whole.rstrip(b"\n").rfind(b"\n") + 1
     for size in range(last, len(whole) - 1):
@@ -62,7 +62,7 @@ def test_a_file_cut_anywhere_is_used_up_to_there(path: Path) -> None:
         (b'{"kind":"header","version":2}\n', "line 1: a bad header: .*missing required field"),
     ],
 )
-def test_what_is_no_trace(tmp_path: Path, text: bytes, said: str) -> None:
+def test_a_file_that_is_no_trace(tmp_path: Path, text: bytes, said: str) -> None:
     file = tmp_path / "file"
     file.write_bytes(text)
     with pytest.raises(TraceError, match=said):
@@ -95,14 +95,14 @@ def test_what_is_no_trace(tmp_path: Path, text: bytes, said: str) -> None:
     ],
 )
 def test_a_line_that_is_no_record(path: Path, text: bytes, said: str) -> None:
-    """Only the last line may be broken off: one in the middle means that the file was damaged."""
+    """Only the last line may be cut: a bad one in the middle means that the file was damaged."""
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([*lines[:2], text, *lines[2:]]))
     with pytest.raises(TraceError, match=said):
         read(path)
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"cannot read .*: No such file"):
         TraceReader(tmp_path / "nothing")
     with pytest.raises(TraceError, match=r"cannot read .*: Is a directory"):

@@ -1,4 +1,4 @@
-"""What the recorder tells of an engine's calls of its scheduler: all of them, in order, and nothing changed."""
+"""The recorder records every call of a scheduler, in order, and changes nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def numbers(kept: Kept) -> list[int]:
     return found
 
 
-def test_every_call_is_told_with_its_number() -> None:
+def test_every_call_is_recorded_with_its_number() -> None:
     kept = Kept()
     engine = recorded_engine(WORLD, kept)
     engine.link.put(Submit(0, (1,) * 10, resolved(2), 1, "salt", 3))
@@ -67,7 +67,7 @@ def test_every_call_is_told_with_its_number() -> None:
     assert (unknown.request_id, unknown.reason, unknown.ends) == (7, FinishReason.ABORT, ())
 
 
-def test_what_was_not_said_is_told_as_the_scheduler_takes_it() -> None:
+def test_a_request_is_recorded_as_the_scheduler_takes_it() -> None:
     kept, inner = Kept(), WORLD.scheduler().scheduler
     recorder = Recorder(inner, NullTrace(), kept, VirtualClock())
     recorder.add(Submit(0, (1, 0), resolved(2)))
@@ -104,8 +104,8 @@ def test_closing_closes_the_trace_behind_it() -> None:
     assert (trace.closed, kept.closed) == (True, True)
 
 
-def test_with_steps_in_flight_the_numbers_tell_the_order() -> None:
-    """A step is told when it ends, after the one behind it was planned: in the file's order a replay would plan too
+def test_with_steps_in_flight_the_numbers_are_the_order() -> None:
+    """A step is recorded when it ends, after the next one was planned: in the journal's order a replay would plan too
     late."""
     kept = Kept()
     play(
@@ -128,11 +128,11 @@ def test_with_steps_in_flight_the_numbers_tell_the_order() -> None:
 def test_an_engine_does_the_same_with_it(world: World) -> None:
     arrivals = [Arrival(i, Submit(i, (i % 2,) * (3 + 5 * i), resolved(4, seed=i))) for i in range(4)]
     plain = Bench.of(world)
-    told = play(plain.engine, arrivals).outputs
-    assert play(recorded_engine(world, Kept()), arrivals).outputs == told
+    outputs = play(plain.engine, arrivals).outputs
+    assert play(recorded_engine(world, Kept()), arrivals).outputs == outputs
 
 
-def test_what_the_scheduler_refuses_is_told_and_refused() -> None:
+def test_refused_requests_are_recorded_and_refused() -> None:
     kept = Kept()
     engine = recorded_engine(WORLD, kept)
     engine.link.put(Submit(0, (1,), resolved(1)), Submit(0, (0,), resolved(1)), Submit(1, (1,) * 70, resolved(1)))
@@ -161,7 +161,7 @@ def test_the_time_in_the_runner_is_each_steps_own(world: World, at_launch: bool)
 
 
 class SlowPlanner:
-    """Takes a second to plan and three to fold a result in."""
+    """Takes a second to plan, three to commit a result and five to fail a step."""
 
     def __init__(self, clock: VirtualClock) -> None:
         self.inner, self.clock = WORLD.scheduler(), clock
@@ -180,7 +180,7 @@ class SlowPlanner:
         return self.inner.fail(plan, error, launched=launched)
 
 
-def test_host_time_is_planning_and_folding_in() -> None:
+def test_host_time_is_planning_and_committing() -> None:
     kept, clock = Kept(), VirtualClock(start=100)
     recorder = Recorder(SlowPlanner(clock), NullTrace(), kept, clock)
     recorder.add(Submit(0, (1,), resolved(3)))
@@ -219,7 +219,7 @@ def test_times_are_microseconds_since_the_start() -> None:
 
 
 @pytest.mark.parametrize("faults", [Faults(launch_raises=frozenset({1})), Faults(wait_raises=frozenset({1}))])
-def test_a_step_that_failed_says_why(faults: Faults) -> None:
+def test_a_failed_step_has_its_error(faults: Faults) -> None:
     kept = Kept()
     play(recorded_engine(OVERLAP, kept, faults=faults), [Arrival(0, Submit(0, (1,) * 20, resolved(2)))])
     failed = steps(kept)[1]
@@ -231,7 +231,7 @@ def test_a_step_that_failed_says_why(faults: Faults) -> None:
     assert [step.error for step in steps(kept)].count(None) == len(steps(kept)) - 1
 
 
-def test_closing_tells_what_is_in_flight_and_closes_the_rest() -> None:
+def test_closing_records_the_steps_in_flight_and_closes_the_rest() -> None:
     """The step in which an engine hung or broke is the one that matters."""
     kept, recent = Kept(), RecentSteps()
     scheduler, clock = OVERLAP.scheduler(), VirtualClock()
@@ -249,7 +249,7 @@ def test_closing_tells_what_is_in_flight_and_closes_the_rest() -> None:
         (first, None, 0, 1, 1000),
         (second, None, None, None, 0),
     ]
-    assert kept.closed == 2, "closing twice is the journal's to bear"
+    assert kept.closed == 2, "the journal must bear a second close"
 
 
 def test_a_scheduler_that_breaks_leaves_its_last_call() -> None:
@@ -266,7 +266,7 @@ def test_a_scheduler_that_breaks_leaves_its_last_call() -> None:
 
 
 def test_a_journal_is_flushed_when_the_engine_may_sleep() -> None:
-    """Whoever looks at the file of an idle server wants to see the last request."""
+    """A reader of an idle server's file sees the last request."""
     kept = Kept()
     engine = recorded_engine(WORLD, kept)
     engine.link.put(Submit(0, (1,), resolved(2)))
@@ -284,7 +284,7 @@ def test_a_journal_is_flushed_when_the_engine_may_sleep() -> None:
     assert len(kept.flushes) == 3, "by a refusal too"
 
 
-def test_questions_are_answered_and_not_told() -> None:
+def test_queries_are_answered_and_not_recorded() -> None:
     kept = Kept()
     engine = recorded_engine(WORLD, kept)
     engine.link.put(Submit(0, (1,), resolved(2)), QueryStats(5))
@@ -294,7 +294,7 @@ def test_questions_are_answered_and_not_told() -> None:
 
 
 def test_a_flush_of_an_idle_engine_is_seen_at_once() -> None:
-    """The engine sleeps after it, and whoever reads the trace would wait for its next request."""
+    """The engine sleeps after it, and a reader would wait for its next request."""
     kept = Kept()
     assert Recorder(WORLD.scheduler(), NullTrace(), kept, VirtualClock()).flush_cache() == 0
     assert kept.flushes == [1]

@@ -1,4 +1,4 @@
-"""A recorded run is planned again byte for byte, under every setting; what differs is named."""
+"""A recorded run is planned again byte for byte, under every setting; the first difference is named."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=250)
 @given(seed=st.integers(0, 2**32))
 def test_whole_lives_replay(folder: Path, seed: int) -> None:
-    """Chunks, twins, retraction, priorities, salts, samples, aborts, faults, lost devices, every reserve and policy,
-    with one to three steps in flight."""
+    """Chunks, prefix dedup, preemption, priorities, salts, samples, aborts, faults, lost devices, every reserve and
+    policy, with one to three steps in flight."""
     scenario, path = random_scenario(seed), folder / "life.jsonl"
     journal = trace_file(path, scenario.world)
     run(scenario, journal)
@@ -58,7 +58,7 @@ def test_whole_lives_replay(folder: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_lives_of_long_contexts_replay(folder: Path, seed: int) -> None:
-    """Parts of offloaded chunks, pages that could not be read or stored, and what ended with copies."""
+    """Slices of offloaded chunks, pages that could not be read or stored, and requests that ended with copies."""
     scenario, path = random_offload_scenario(seed), folder / "long.jsonl"
     journal = trace_file(path, scenario.world)
     run(scenario, journal)
@@ -111,7 +111,7 @@ def set_chunk(field: int, value: object) -> Edit:
     ],
 )
 def test_the_first_difference_is_named(tmp_path: Path, change: Edit, field: str, said: str, instead: str) -> None:
-    """Stands for a scheduler that plans otherwise than the one that was recorded."""
+    """As if the scheduler planned otherwise than the one that was recorded."""
     path = recorded(tmp_path / "trace")
     line = edit(path, "step", change)
     found = replayed(path).divergence
@@ -131,7 +131,7 @@ def test_a_difference_in_a_later_step_is_named_with_it(tmp_path: Path) -> None:
 
 
 def test_other_limits_plan_otherwise(tmp_path: Path) -> None:
-    """The replay takes the scheduler of the header, so that a trace says what a change of it would have done."""
+    """The replay builds the scheduler of the header, so a trace shows what another setting would have done."""
     path = recorded(tmp_path / "trace")
     edit(path, "header", lambda record: record["setup"]["limits"].update(chunked_prefill_size=4))
     found = replayed(path).divergence
@@ -148,7 +148,7 @@ def test_other_ends_are_named(tmp_path: Path) -> None:
 
 
 def test_a_deadline_and_a_flush_are_inputs(tmp_path: Path) -> None:
-    """The scheduler knows no clock: without them in the trace a replay would go on with what was dropped."""
+    """The scheduler knows no clock: without them in the trace a replay would go on with requests that were dropped."""
     path = tmp_path / "trace"
     late = [replace(arrival.submit, start_deadline=0.0005, deadline=0.002) for arrival in ARRIVALS]
     engine = recorded_engine(WORLD, trace_file(path, WORLD))
@@ -167,7 +167,7 @@ def test_a_deadline_and_a_flush_are_inputs(tmp_path: Path) -> None:
 
 
 def test_a_scheduler_that_breaks_is_named(tmp_path: Path) -> None:
-    """Whatever a hand-edited or foreign file makes it do, the replay ends with a line, not a traceback."""
+    """A replay of a file that was edited by hand ends with a line, not with a traceback."""
     path = recorded(tmp_path / "trace")
     edit(path, "step", lambda record: record.update(tokens=[]))
     found = replayed(path).divergence
@@ -204,7 +204,7 @@ def test_a_lost_line_is_not_taken_for_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("world", [WORLD, OVERLAP, replace(OVERLAP, depth=3)])
 def test_every_beginning_of_a_trace_replays(tmp_path: Path, world: World) -> None:
-    """An engine that was killed leaves one: with several in flight, steps are planned that never came to be written."""
+    """An engine that was killed leaves one. With several steps in flight, some were planned and never written."""
     path, part = recorded(tmp_path / "trace", world), tmp_path / "part"
     whole = path.read_bytes()
     lines = whole.splitlines(keepends=True)
@@ -251,11 +251,11 @@ def test_a_setup_builds_what_it_says() -> None:
 
 
 def test_a_request_that_another_engine_began_replays(tmp_path: Path) -> None:
-    """Its outputs come in no step of this trace: without them every plan after it would differ."""
-    path, told = tmp_path / "trace", SamplingParams(max_tokens=6, seed=0, prompt_logprobs=0)
+    """Its first outputs are in no step of this trace: without them every plan after it would differ."""
+    path, scored = tmp_path / "trace", SamplingParams(max_tokens=6, seed=0, prompt_logprobs=0)
     resumed = [
         Submit(0, (1, 0, 1), resolved(6), output_ids=(1, 1, 0, 1)),
-        Submit(1, (0,) * 20, told, prompt_logprobs_sent=8),
+        Submit(1, (0,) * 20, scored, prompt_logprobs_sent=8),
     ]
     play(recorded_engine(WORLD, trace_file(path, WORLD)), [Arrival(0, submit) for submit in resumed])
     found = replayed(path)

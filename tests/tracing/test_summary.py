@@ -1,4 +1,4 @@
-"""What a trace says in numbers, on runs in which every time is known."""
+"""The numbers of a trace, on runs in which every time is known."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FOR_TWO = [
 ]
 """Memory for two of them at the end."""
 LONG = Arrival(3, Submit(1, (0,) * 60, resolved(2)))
-"""Arrives when the stream has three tokens, and is read in one step."""
+"""Arrives when the first request has three tokens, and is prefilled in one step."""
 
 
 def run_of(path: Path) -> Run:
@@ -69,7 +69,7 @@ def test_numbers_of_a_known_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at_launch", [True, False])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_gap_is_blamed_on_the_step_that_made_it(tmp_path: Path, depth: int, at_launch: bool) -> None:
-    """A cpu that plans ahead computes the long prompt at its launch, before the step in front is committed: the stream
+    """A cpu that plans ahead computes the long prompt at its launch, before the step before it is committed: the token
     waits for a step that ends only later."""
     limits = replace(WORLD.limits, lookahead=depth - 1)
     world = replace(WORLD, limits=limits, depth=depth, late=depth > 1)
@@ -83,7 +83,7 @@ def test_a_gap_is_blamed_on_the_step_that_made_it(tmp_path: Path, depth: int, at
     assert cause.ms == gap.runner_ms == pytest.approx(8.0)
 
 
-def test_streams_that_wait_for_the_same_are_told_together(tmp_path: Path) -> None:
+def test_requests_that_wait_for_the_same_share_a_gap(tmp_path: Path) -> None:
     offload = [Arrival(0, Submit(i, (i % 2, 1), resolved(10))) for i in range(3)]
     late = Arrival(4, Submit(9, (0,) * 60, resolved(1)))
     summary = summary_of(record(tmp_path / "trace", *offload, late))
@@ -93,7 +93,7 @@ def test_streams_that_wait_for_the_same_are_told_together(tmp_path: Path) -> Non
     assert "between two tokens of a stream: 3\n" in report(summary, table=False)
 
 
-def test_only_gaps_over_the_threshold_are_told(tmp_path: Path) -> None:
+def test_only_gaps_over_the_threshold_are_listed(tmp_path: Path) -> None:
     path = record(tmp_path / "trace", STREAM, LONG)
     assert [gap.ms for gap in summary_of(path, 1.5).gaps] == [8.0, 2.0]
     assert [gap.ms for gap in summary_of(path, 7.9).gaps] == [8.0]
@@ -101,7 +101,7 @@ def test_only_gaps_over_the_threshold_are_told(tmp_path: Path) -> None:
 
 
 def test_a_gap_of_many_steps_names_the_longest(tmp_path: Path) -> None:
-    """A prefill-first schedule reads a prompt in many steps while the stream stands still."""
+    """A prefill-first schedule computes a prompt in many steps while the other request gets no token."""
     world = replace(WORLD, limits=limits_of(schedule="prefill-first", chunk=8), num_pages=64)
     summary = summary_of(record(tmp_path / "trace", STREAM, LONG, world=world))
     gap = summary.gaps[0]
@@ -113,7 +113,7 @@ def test_a_gap_of_many_steps_names_the_longest(tmp_path: Path) -> None:
     assert (summary.mixed_steps, summary.prefill_steps) == (0, 9)
 
 
-def test_what_comes_from_the_cache_is_counted_once(tmp_path: Path) -> None:
+def test_cached_tokens_are_counted_once(tmp_path: Path) -> None:
     again = Arrival(30, Submit(1, (1,) * 18, resolved(2)))
     path = record(tmp_path / "trace", Arrival(0, Submit(0, (1,) * 18, resolved(2))), again)
     summary = summary_of(path)
@@ -126,8 +126,8 @@ OFFLOADED = World(limits_of(chunk=8), num_pages=16, page_size=4, tiers=TierLimit
 
 
 def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: Path) -> None:
-    """Its work lies in parts of chunks over many steps: they were told as steps of nothing, its cached prompt as
-    computed, its decodes as prefills, and its pages that could not be read not at all."""
+    """Its work lies in slices of chunks over many steps. They were counted as steps of nothing, its cached prompt as
+    computed, its decodes as prefills, and its pages that could not be read were missing."""
     path, bad = tmp_path / "trace", set[str]()
     shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), read_fails=lambda _: bool(bad))
     engine = recorded_engine(OFFLOADED, trace_file(path, OFFLOADED), shadow=shadow)
@@ -168,7 +168,7 @@ def test_preemptions_are_counted(tmp_path: Path) -> None:
     assert "preempted for want of memory or for a higher priority: once; request 2" in report(summary, table=False)
 
 
-def test_aborted_and_open_requests_have_their_word(tmp_path: Path) -> None:
+def test_aborted_and_open_requests_are_named_so(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     engine = recorded_engine(WORLD, trace_file(path, WORLD))
     link = engine.link
@@ -190,8 +190,8 @@ def test_a_trace_of_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_lines_that_are_gone_are_told(tmp_path: Path, depth: int) -> None:
-    """A file put together by hand, or a disk that was full for a while: figures would be wrong without a word."""
+def test_missing_lines_are_reported(tmp_path: Path, depth: int) -> None:
+    """The disk was full for a while: figures would be wrong without a hint."""
     world = replace(WORLD, limits=replace(WORLD.limits, lookahead=depth - 1), depth=depth, late=depth > 1)
     lines = record(tmp_path / "trace", STREAM, LONG, world=world).read_text().splitlines(keepends=True)
     kept = tmp_path / "kept"
@@ -219,8 +219,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
 def test_every_trace_can_be_summed_up(folder: Path, seed: int) -> None:
-    """Aborts, faults and lost devices included: what is counted per request and per step is the same in sum, and every
-    request has ended."""
+    """With aborts, faults and lost devices: counts per request and per step have the same sums, and every request has
+    ended."""
     path, scenario = folder / "life", random_scenario(seed)
     journal = trace_file(path, scenario.world)
     live(scenario, journal)

@@ -1,4 +1,4 @@
-"""Copies and what a restart found are inputs: a run with tiers is planned again from its trace alone."""
+"""Copies and restored pages are inputs: a run with tiers is planned again from its trace alone."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tier_worlds import TierBench, world_of
 
 WORLD = world_of(num_pages=8)
 LONG = (1, *[0] * 24)
-SALT = "a salt that nobody may find"
+SALT = "a salt that must not be found"
 
 
 @pytest.fixture(scope="module")
 def stored() -> tuple[TierBench, tuple[StoredPage, ...]]:
-    """A disk on which a prompt lies, and its index."""
+    """A disk that holds a prompt, and its index."""
     bench = TierBench(WORLD)
     bench.ask(0, LONG, extra_key=SALT)
     return bench, bench.disk.tiers.crash()
@@ -73,7 +73,7 @@ def test_a_restored_cache_and_its_copies_replay(
 def test_neither_salts_nor_digests_are_written(
     tmp_path: Path, stored: tuple[TierBench, tuple[StoredPage, ...]]
 ) -> None:
-    """A digest is a function of the salt: who guesses tokens could find it."""
+    """A digest is a function of the salt: with guessed tokens it could be found."""
     text = recorded(tmp_path / "trace", stored)
     assert SALT not in text
     kept = [json.loads(line) for line in text.splitlines() if '"restored"' in line]
@@ -91,8 +91,8 @@ def test_without_token_ids_there_are_no_pages(tmp_path: Path, stored: tuple[Tier
         replayed(path)
 
 
-def test_the_summary_tells_of_copies(tmp_path: Path, stored: tuple[TierBench, tuple[StoredPage, ...]]) -> None:
-    """Steps that hold nothing else are no prefill."""
+def test_the_summary_counts_copies(tmp_path: Path, stored: tuple[TierBench, tuple[StoredPage, ...]]) -> None:
+    """Steps that hold copies alone are no prefill."""
     path = tmp_path / "trace"
     recorded(path, stored)
     with TraceReader(path) as trace:

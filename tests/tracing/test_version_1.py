@@ -39,7 +39,7 @@ def test_every_plan_is_made_again() -> None:
 
 
 def test_contexts_on_a_disk_cannot_be_replayed() -> None:
-    """Their steps ended at deadlines, which no call of the scheduler tells."""
+    """Their steps ended at deadlines, which are in no call of the scheduler."""
     with pytest.raises(ReplayError, match="version 1 with contexts on a disk"):
         replayed(OFFLOADED)
 
@@ -71,7 +71,7 @@ def test_the_summary_of_an_offloaded_context_is_what_it_was() -> None:
     ]  # fmt: skip
 
 
-def test_the_lengths_of_what_was_left_out_are_read() -> None:
+def test_lengths_are_read_where_tokens_were_left_out() -> None:
     rows = summary_of(NO_TOKEN_IDS).table
     assert [(row.prompt_tokens, row.output_tokens) for row in rows] == [(6, 3), (4, 1)]
 

@@ -1,4 +1,4 @@
-"""What a trace file holds, and what it does not."""
+"""The content of a trace file: what must be in it, and what must not."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ASKED = SamplingParams(
     presence_penalty=1,
     logit_bias={8_124: 1.0},
 )
-"""Ids beyond every other integer of the file."""
+"""Its ids are larger than every other integer of the file."""
 
 
 def written(path: Path) -> list[dict[str, Any]]:
@@ -40,12 +40,12 @@ def written(path: Path) -> list[dict[str, Any]]:
 
 
 def integers(value: object) -> set[float]:
-    """All of a JSON value."""
+    """Return all integers of a JSON value."""
     return {number for number in numbers(value) if isinstance(number, int)}
 
 
 def numbers(value: object) -> list[float]:
-    """All of a JSON value."""
+    """Return all numbers of a JSON value."""
     if isinstance(value, int | float):
         return [value]
     parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -84,11 +84,11 @@ def test_a_line_for_every_step_and_input(tmp_path: Path) -> None:
 
 
 def test_without_token_ids_there_are_none(tmp_path: Path) -> None:
-    """Neither of prompts, of outputs, of targets nor of stop tokens; their numbers remain."""
+    """No ids of prompts, outputs, targets or stop tokens; their numbers remain."""
     link = record(tmp_path / "trace", token_ids=False)
-    told = {token for token in (*PROMPT, *link.tokens(0), *ASKED.stop_token_ids, 8_124) if token > 999}
-    assert len(told) > 21
-    assert integers(written(tmp_path / "trace")) & told == set()
+    hidden = {token for token in (*PROMPT, *link.tokens(0), *ASKED.stop_token_ids, 8_124) if token > 999}
+    assert len(hidden) > 21
+    assert integers(written(tmp_path / "trace")) & hidden == set()
     lines = written(tmp_path / "trace")
     assert lines[0]["token_ids"] is False
     assert lines[1]["prompt_len"] == 20
@@ -96,11 +96,11 @@ def test_without_token_ids_there_are_none(tmp_path: Path) -> None:
     steps = [line for line in lines if line["kind"] == "step"]
     assert sum(sum(step.get("counts", [])) for step in steps) == 7
     record(tmp_path / "whole")
-    assert told <= integers(written(tmp_path / "whole")), "this test can tell"
+    assert hidden <= integers(written(tmp_path / "whole")), "this test can tell"
 
 
 def test_log_probabilities_are_not_written(tmp_path: Path) -> None:
-    """Only how many were told to each row, which is all a replay needs."""
+    """Only how many each row had, which is all that a replay needs."""
     link = record(tmp_path / "trace")
     assert all(item.logprob < 0 for item in link.prompt_logprobs(0)), "this test can tell"
     lines = written(tmp_path / "trace")
@@ -109,7 +109,7 @@ def test_log_probabilities_are_not_written(tmp_path: Path) -> None:
 
 
 def test_salts_are_hashed_by_the_traces_own_key(tmp_path: Path) -> None:
-    """A salt is a tenant's secret; equal ones stay equal."""
+    """A salt is a secret of a tenant. Equal salts have equal hashes."""
 
     def salts(path: Path, key: bytes) -> list[str]:
         create(path)
@@ -137,7 +137,7 @@ def test_failures_are_written(tmp_path: Path) -> None:
 
 
 def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
-    """Also where an old file of that name was everybody's."""
+    """Even if an old file of that name was readable by all users."""
     path = tmp_path / "trace"
     path.write_text("old\n")
     path.chmod(0o644)
@@ -146,7 +146,7 @@ def test_only_the_owner_may_read_it(tmp_path: Path) -> None:
     assert written(path)[0]["kind"] == "header"
 
 
-def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file"):
         create(tmp_path / "nowhere" / "trace")
     with pytest.raises(IsADirectoryError):
@@ -154,7 +154,7 @@ def test_what_cannot_be_written_is_an_error(tmp_path: Path) -> None:
 
 
 def test_lines_reach_the_file_in_time(tmp_path: Path) -> None:
-    """Before that they are gathered: a system call a step would cost more than the line."""
+    """They are gathered: a system call for each step would cost more than the line."""
     path = tmp_path / "trace"
     journal = trace_file(path, WORLD)
     journal.write(Nothing(number=0, at=0.5))
@@ -173,8 +173,8 @@ def test_lines_reach_the_file_in_time(tmp_path: Path) -> None:
     assert [line["number"] for line in written(path)[1:]] == [0, 1, 2, 3]
 
 
-def test_a_trace_that_nobody_closed_is_whole(tmp_path: Path) -> None:
-    """A program that ends without closing its `LLM`."""
+def test_a_trace_that_was_never_closed_is_whole(tmp_path: Path) -> None:
+    """As of a program that ends without closing its `LLM`."""
     path = tmp_path / "trace"
     journal = trace_file(path, WORLD)
     journal.write(Nothing(number=0, at=0.0))
@@ -201,7 +201,7 @@ def test_a_full_disk_ends_the_trace_and_not_the_engine(caplog: pytest.LogCapture
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_disk_that_is_full_from_the_start_is_an_error() -> None:
-    """And leaves no open file behind, which would fail once more when it is collected."""
+    """It leaves no open file behind, which would fail once more when it is collected."""
     with pytest.raises(OSError, match="No space left"):
         TraceFile(Path("/dev/full"), header_of(WORLD), key=b"")
     gc.collect()

@@ -173,17 +173,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
 
 
 Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Restored | Step
-KINDS: Mapping[str, type[Record]] = {
-    "add": Add,
-    "abort": Abort,
-    "nothing": Nothing,
-    "flush_cache": FlushCache,
-    "forget_device": ForgetDevice,
-    "copied": Copied,
-    "loaded": Loaded,
-    "restored": Restored,
-    "step": Step,
-}
+STRUCTS = (Abort, Nothing, FlushCache, ForgetDevice, Copied, Loaded, Restored, Step)
+KINDS: Mapping[str, type[Record]] = {"add": Add} | {str(kind.__struct_config__.tag): kind for kind in STRUCTS}
 
 
 class _Head(msgspec.Struct):

@@ -94,40 +94,42 @@ class Recorder:
         return self._planner.occupancy()
 
     def add(self, submit: Submit) -> None:
-        number, at, refused = self._next(), self._now(), None
+        (number, at), refused = self._call(), None
         try:
             self._planner.add(submit)
         except ValueError as error:
             refused = str(error)
             raise
         finally:
-            self._write(Add.of(submit, number=number, at=at, refused=refused))
+            self._write(Add.of(submit, number=number, at=self._time(at), refused=refused))
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
-        number, at = self._next(), self._now()
+        number, at = self._call()
         outputs = self._planner.abort(request_id, reason)
-        self._write(Abort(number=number, at=at, request_id=request_id, reason=reason, ends=ends_of(outputs)))
+        self._write(
+            Abort(number=number, at=self._time(at), request_id=request_id, reason=reason, ends=ends_of(outputs))
+        )
         return outputs
 
     def flush_cache(self) -> int:
-        number, at = self._next(), self._now()
+        number, at = self._call()
         pages = self._planner.flush_cache()
-        self._write(FlushCache(number=number, at=at, pages=pages))
+        self._write(FlushCache(number=number, at=self._time(at), pages=pages))
         return pages
 
     def restore(self, pages: Sequence[StoredPage]) -> int:
-        number, at = self._next(), self._now()
+        number, at = self._call()
         taken = self._planner.restore(pages)
-        self._write(Restored(number=number, at=at, num_pages=len(pages), taken=taken, pages=tuple(pages)))
+        self._write(Restored(number=number, at=self._time(at), num_pages=len(pages), taken=taken, pages=tuple(pages)))
         return taken
 
     def forget_device(self) -> None:
-        number, at = self._next(), self._now()
+        number, at = self._call()
         self._planner.forget_device()
-        self._journal.write(ForgetDevice(number=number, at=at))
+        self._journal.write(ForgetDevice(number=number, at=self._time(at)))
 
     def schedule(self) -> BatchPlan | None:
-        number, at, plan = self._next(), self._clock.now(), None
+        (number, at), plan = self._call(), None
         try:
             plan = self._planner.schedule()
         finally:  # a scheduler that broke breaks again where this is replayed
@@ -142,7 +144,7 @@ class Recorder:
         self._trace.ended(plan, result, times)
 
     def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
-        number, at, outputs = self._next(), self._clock.now(), []
+        (number, at), outputs = self._call(), []
         try:
             outputs = self._planner.commit(plan, result)
         finally:
@@ -150,7 +152,7 @@ class Recorder:
         return outputs
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
-        number, at, outputs = self._next(), self._clock.now(), []
+        (number, at), outputs = self._call(), []
         try:
             outputs = self._planner.fail(plan, error, launched=launched)
         finally:
@@ -158,17 +160,19 @@ class Recorder:
         return outputs
 
     def copied(self, done: Sequence[CopyDone]) -> list[Output]:
-        number, at, outputs = self._next(), self._now(), []
+        (number, at), outputs = self._call(), []
         try:
             outputs = self._planner.copied(done)
         finally:
-            self._write(Copied(number=number, at=at, done=tuple(done), ends=ends_of(outputs)))
+            self._write(Copied(number=number, at=self._time(at), done=tuple(done), ends=ends_of(outputs)))
         return outputs
 
     def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
-        number, at = self._next(), self._now()
+        number, at = self._call()
         outputs = self._planner.blocks_loaded(step, ready, error)
-        self._write(Loaded(number=number, at=at, step=step, ready=ready, error=error, ends=ends_of(outputs)))
+        self._write(
+            Loaded(number=number, at=self._time(at), step=step, ready=ready, error=error, ends=ends_of(outputs))
+        )
         return outputs
 
     def close(self) -> None:
@@ -179,13 +183,10 @@ class Recorder:
         self._journal.close()
         self._trace.close()
 
-    def _next(self) -> int:
-        """Number a call."""
+    def _call(self) -> tuple[int, float]:
+        """Return the number of a new call, and when it is made, in seconds of the clock."""
         self._calls += 1
-        return self._calls - 1
-
-    def _now(self) -> float:
-        return self._time(self._clock.now())
+        return self._calls - 1, self._clock.now()
 
     def _time(self, seconds: float) -> float:
         return round(seconds - self._start, 6)
@@ -206,25 +207,25 @@ class Recorder:
         Args:
             number: of the call that ended it, made at `at`, in seconds of the clock; None if it is still in flight.
         """
-        times = step.times
+        found, times = result or BatchResult(step.plan.step, ()), step.times or StepTimes(0.0, 0.0, 0.0, 0.0)
         host_seconds = step.seconds + (0.0 if number is None else self._clock.now() - at)
         return Step(
             number=number,
             planned=step.planned,
             planned_at=step.planned_at,
-            launched_at=None if times is None else self._time(times.launched_at),
-            ended_at=None if times is None else self._time(times.ended_at),
+            launched_at=None if step.times is None else self._time(times.launched_at),
+            ended_at=None if step.times is None else self._time(times.ended_at),
             host_ms=_ms(host_seconds),
-            device_ms=0.0 if times is None else _ms(times.launch_seconds + times.wait_seconds),
-            wait_ms=0.0 if times is None else _ms(times.wait_seconds),
+            device_ms=_ms(times.launch_seconds + times.wait_seconds),
+            wait_ms=_ms(times.wait_seconds),
             plan=step.plan,
-            tokens=None if result is None else result.token_ids,
-            prompt_logprobs=() if result is None else tuple(len(row) for row in result.prompt_logprobs),
-            row_errors=() if result is None else result.errors,
+            tokens=None if result is None else found.token_ids,
+            prompt_logprobs=tuple(len(row) for row in found.prompt_logprobs),
+            row_errors=found.errors,
             error=error,
             launched=launched,
-            copies=() if result is None else result.copies,
-            slice_errors=() if result is None else result.slice_errors,
+            copies=found.copies,
+            slice_errors=found.slice_errors,
             ends=ends_of(outputs),
         )
 

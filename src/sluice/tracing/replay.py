@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -31,6 +31,14 @@ ANY_LOGPROB = TokenLogprobs(0, 0.0, ())
 SHOWN_CHARS = 200
 """Of a value that differs."""
 
+PLACES: Mapping[type, str] = {
+    Nothing: "a turn that planned nothing",
+    FlushCache: "a flush of the cache",
+    ForgetDevice: "the loss of the device's state",
+    Copied: "copies that ended",
+    Loaded: "blocks that were loaded",
+    Restored: "the cache, restored from a disk",
+}
 Difference = tuple[str, str, str]
 """A field, its recorded value and the replayed one."""
 
@@ -242,22 +250,11 @@ def place_of(action: Action) -> str:
             return f"step {step.plan.step}, planned"
         case Ended(step):
             return f"step {step.plan.step}, ended"
-        case Add(request_id=request_id):
-            return f"request {request_id}, added"
-        case Abort(request_id=request_id):
-            return f"request {request_id}, aborted"
-        case Nothing():
-            return "a turn that planned nothing"
-        case FlushCache():
-            return "a flush of the cache"
-        case ForgetDevice():
-            return "the loss of the device's state"
-        case Copied():
-            return "copies that ended"
-        case Loaded():
-            return "blocks that were loaded"
-        case Restored():
-            return "the cache, restored from a disk"
+        case Add():
+            return f"request {action.request_id}, added"
+        case Abort():
+            return f"request {action.request_id}, aborted"
+    return PLACES[type(action)]
 
 
 def different_ends(recorded: tuple[End, ...], outputs: list[Output]) -> Difference | None:
