@@ -15,17 +15,18 @@ PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
 INTRO = """\
 # Flags
 
-<!-- Written by scripts/flags.py from src/sluice/config.py: change it there, then run `make format`. -->
+<!-- Written by scripts/flags.py from src/sluice/config: change it there, then run `make format`. -->
 
 `sluice serve` takes all of these; `sluice generate` and `LLM(...)` take all but those of the server, `LLM` with
-underscores for dashes. A flag that is on or off is turned off by `--no-` before its name. `sluice explain` with the
-same flags shows what each option comes to and why, without loading a model; `GET /server_info` says it of a running
+underscores for dashes. To turn a flag off, put `--no-` before its name. `sluice explain` with the same flags shows
+the value of every option and the reason for it, without loading a model. `GET /server_info` shows them for a running
 server.
 
-Any one option alone is valid: what is left open makes room for it. Values, and combinations, that cannot be honoured
-are refused at the start, by name.
+You can set any option alone: the options that you do not set adapt to it. Values and combinations that cannot work
+are refused at the start, with the name of the option.
 
-The columns *SGLang* and *vLLM* name those engines' flag for the same thing. Names in *also accepted* work here too.
+The columns *SGLang* and *vLLM* give the flag of those engines for the same thing. Sluice accepts the names in the
+column *also accepted* too.
 """
 
 

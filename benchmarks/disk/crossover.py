@@ -46,10 +46,10 @@ def measure(
         computed, loaded, seeds = [], [], range(10_000 + length * 10, 10_000 + length * 10 + repeats)
         for seed in seeds:
             computed.append(driven.ask(prompt(length + 1, seed)).ttft)
-        driven.freeze_gc()
+        driven.finish_copies()
         for number in range(-(-pool // max(lengths))):  # evicts the prefixes cached on the device
             driven.ask(prompt(max(lengths), 99_000 + length * 100 + number))
-        driven.freeze_gc()
+        driven.finish_copies()
         for seed in seeds:
             request = driven.ask(prompt(length + 1, seed))
             assert request.end is not None

@@ -106,7 +106,7 @@ class Driven:
             if not request.tokens:
                 raise RuntimeError(f"a request failed: {request.end}")
 
-    def freeze_gc(self) -> None:
+    def finish_copies(self) -> None:
         """Step until every copy has ended."""
         while not self.engine.is_idle:
             self.engine.step()

@@ -49,7 +49,7 @@ def fill_file(checkpoint: Path, tokens: Prompt, **options: Any) -> None:
     engine = loaded.engine(link, runner, tiers, runner.close)
     driven = Driven(engine, loaded.info, link)
     driven.ask(tokens)
-    driven.freeze_gc()
+    driven.finish_copies()
     driven.close()
 
 

@@ -69,20 +69,20 @@ def run(
     prompt_tokens = 0
     for turn in range(work.turns):
         if restart and turn == work.turns - 1:
-            driven.freeze_gc()
+            driven.finish_copies()
             driven.close()
             driven = Driven.start(checkpoint, max_total_tokens=work.pool, **options)
         for number, talk in enumerate(talks):
             tokens = talk + prompt(work.said, 1000 * (turn + 1) + number)
             request = driven.ask(tokens, ANSWER)
             if work.settled:
-                driven.freeze_gc()
+                driven.finish_copies()
             answers.append(request.tokens)
             talks[number] = tokens + tuple(request.tokens)
             if turn:
                 found.append(request)
                 prompt_tokens += len(tokens)
-    driven.freeze_gc()
+    driven.finish_copies()
     driven.close()
     return _result(found, prompt_tokens, disk is not None, restart), answers
 

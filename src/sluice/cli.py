@@ -37,12 +37,12 @@ GENERATE_MAX_TOKENS = 128
 HELP_WIDTH = 110
 BUNDLED = "This is the small model that comes with Sluice. Name a large one: sluice generate MODEL --prompt TEXT"
 SAMPLING_OPTIONS: Mapping[str, tuple[type, str, str]] = {
-    "max_tokens": (int, "N", f"most tokens to generate (default: {GENERATE_MAX_TOKENS})"),
-    "temperature": (float, "X", "0: always the likeliest token (default: 1.0)"),
-    "top_p": (float, "X", "sample among the likeliest tokens that together have this probability"),
-    "top_k": (int, "N", "sample among this many likeliest tokens; 0: off"),
-    "min_p": (float, "X", "sample among tokens at least this fraction as likely as the likeliest"),
-    "seed": (int, "N", "the same seed gives the same text (default: a new one each time)"),
+    "max_tokens": (int, "N", f"maximum number of tokens to generate (default: {GENERATE_MAX_TOKENS})"),
+    "temperature": (float, "X", "sampling temperature; 0: greedy (default: 1.0)"),
+    "top_p": (float, "X", "sample from the most likely tokens whose probabilities add up to this (default: 1.0)"),
+    "top_k": (int, "N", "sample from this many most likely tokens; 0: off (default: 0)"),
+    "min_p": (float, "X", "leave out tokens less likely than this fraction of the most likely token (default: 0.0)"),
+    "seed": (int, "N", "random seed; the same seed gives the same text (default: a new one each time)"),
 }
 
 
@@ -136,29 +136,35 @@ def _add_serve(commands: Any) -> None:
 
 
 def _add_generate(commands: Any) -> None:
-    parser = _add_command(commands, "generate", "continue a prompt, here in the terminal", generate)
+    parser = _add_command(commands, "generate", "generate text from a prompt in the terminal", generate)
     group = parser.add_argument_group("sampling")
-    group.add_argument("--prompt", required=True, metavar="TEXT", help="the text to continue")
+    group.add_argument("--prompt", required=True, metavar="TEXT", help="the prompt")
     for name, (kind, metavar, help) in SAMPLING_OPTIONS.items():
         group.add_argument(flag(name), type=kind, metavar=metavar, help=help)
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the end of the text")
+    group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; may be repeated")
+    group.add_argument("--ignore-eos", action="store_true", help="continue after the end-of-text token")
     for group_name in ENGINE_GROUPS:
         _add_options(parser, group_name)
 
 
 def _add_explain(commands: Any) -> None:
     parser = _add_command(
-        commands, "explain", "show each option's effective value and the reason, without loading a model", explain
+        commands, "explain", "show the value of every option and the reason for it, without loading the model", explain
     )
-    parser.add_argument("--json", action="store_true", dest="as_json", help="as one JSON object")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
     for group in ("server", *ENGINE_GROUPS):
         _add_options(parser, group)
 
 
 def _add_bench(commands: Any) -> None:
     usage = "sluice bench --url URL | --model MODEL [options]"
-    parser = _add_plain_command(commands, "bench", "measure a server, or the engine in this process", usage, bench)
+    parser = _add_plain_command(
+        commands,
+        "bench",
+        "measure the latency and throughput of a server, or of the engine in this process",
+        usage,
+        bench,
+    )
     add_bench_arguments(parser)
     for group in ENGINE_GROUPS:
         _add_options(parser, group)
@@ -166,32 +172,34 @@ def _add_bench(commands: Any) -> None:
 
 def _add_compare(commands: Any) -> None:
     usage = "sluice compare FILE FILE | --url URL --url URL [options]"
-    parser = _add_plain_command(commands, "compare", "compare two measurements, or measure two servers", usage, compare)
+    parser = _add_plain_command(commands, "compare", "compare two measurements, or two servers", usage, compare)
     add_compare_arguments(parser)
 
 
 def _add_trace(commands: Any) -> None:
     usage = "sluice trace FILE [options]"
-    add_trace_arguments(_add_plain_command(commands, "trace", "show what a trace holds", usage, trace))
+    add_trace_arguments(_add_plain_command(commands, "trace", "summarize a trace file", usage, trace))
 
 
 def _add_replay(commands: Any) -> None:
     usage = "sluice replay FILE"
-    help = "plan a trace's steps again and compare"
+    help = "plan the steps of a trace again and compare the plans"
     add_replay_arguments(_add_plain_command(commands, "replay", help, usage, replay))
 
 
 def _add_cache(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "cache",
-        help="look into a file of cached KV",
-        description="Look into a file of cached KV.",
+        help="inspect a file of --kv-disk",
+        description="Inspect a file of --kv-disk.",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     usage = "sluice cache inspect PATH [options]"
-    add_inspect_arguments(_add_plain_command(verbs, "inspect", "show what a page file holds", usage, cache_inspect))
+    add_inspect_arguments(
+        _add_plain_command(verbs, "inspect", "show the contents of a file of --kv-disk", usage, cache_inspect)
+    )
 
 
 def _add_options(parser: argparse.ArgumentParser, group: str) -> None:

@@ -41,7 +41,7 @@ def test_every_option_has_a_value_and_a_reason() -> None:
         ({"chunked_prefill_size": 8}, "page_size", 8, "at most --chunked-prefill-size (8)"),
         ({"max_batch_tokens": 40}, "max_running_requests", 24, "leaves a page of --max-batch-tokens to prefill"),
         ({"enable_overlap": True}, "lookahead", 1, "--enable-overlap"),
-        ({}, "max_prefill_tokens", None, "default: no such limit"),
+        ({}, "max_prefill_tokens", None, "default: no limit"),
         ({}, "schedule_conservativeness", 1.0, "default: 1"),
         ({}, "host", "127.0.0.1", "default"),
     ],

@@ -255,11 +255,11 @@ def test_without_a_schedule_it_is_a_closed_loop() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"request_rate": 1.0, "submit_interval_ms": 5.0}, "both say when requests arrive"),
-        ({"at_ms": "1", "burst_size": 2, "burst_interval_ms": 1.0}, "both say when requests arrive"),
+        ({"request_rate": 1.0, "submit_interval_ms": 5.0}, "both set when requests arrive"),
+        ({"at_ms": "1", "burst_size": 2, "burst_interval_ms": 1.0}, "both set when requests arrive"),
         ({"burst_size": 2}, "--burst-size and --burst-interval-ms go together"),
         ({"request_rate": 0.0}, "--request-rate must be more than 0"),
-        ({"burstiness": 2.0}, "--burstiness shapes the gaps of --request-rate"),
+        ({"burstiness": 2.0}, "--burstiness needs --request-rate"),
         ({"max_new_tokens": 3, "output_tokens": "3"}, "give one of them"),
         ({"think_ms": 3.0}, "--think-ms is the pause between turns"),
         ({"num_requests": 0}, "--num-requests must be at least 1, got 0"),

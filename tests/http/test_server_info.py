@@ -36,7 +36,7 @@ def test_every_option_with_value_and_reason() -> None:
             assert (config["depth"]["value"], config["depth"]["reason"]) == (2, "--enable-overlap")
             assert (config["schedule"]["value"], config["schedule"]["reason"]) == ("mixed", "default")
             assert config["max_prefill_tokens"]["value"] is None
-            assert config["max_prefill_tokens"]["reason"] == "default: no such limit"
+            assert config["max_prefill_tokens"]["reason"] == "default: no limit"
 
     run(test)
 

@@ -53,77 +53,92 @@ FAMILIES: tuple[frozenset[str], ...] = (
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What is sent, and when. `resolve_workload` fills in what was left open."""
+    """Which requests are sent, and when. `resolve_workload` fills in the options that are not given."""
 
     preset: str | None = option(
-        None, "a workload by name, which other options change", unset="none", choices=tuple(PRESETS), metavar="NAME"
+        None, "named workload; other options change it", unset="none", choices=tuple(PRESETS), metavar="NAME"
     )
     num_requests: int | None = option(
-        None, "requests, or conversations of --turns each", unset="32, or all that are scheduled", positive=True
+        None, "number of requests, or of conversations with --turns", unset="32, or all in the schedule", positive=True
     )
     concurrency: int | None = option(
-        None, "closed loop: N requests at a time; with a schedule: at most N", unset="4 without a schedule",
+        None, "requests at a time (closed loop); with a schedule: at most this many", unset="4 without a schedule",
         positive=True,
     )  # fmt: skip
     submit_interval_ms: float | None = option(None, "send one request every MS", unset="off", metavar="MS")
     request_rate: float | None = option(
         None, "send RATE requests a second, at random (Poisson)", unset="off", metavar="RATE"
     )
-    burstiness: float = option(1.0, "shape of the gaps of --request-rate: below 1 clustered, above 1 even", metavar="X")
-    burst_size: int | None = option(None, "send N requests at once...", unset="off", positive=True)
-    burst_interval_ms: float | None = option(None, "...again every MS", unset="off", metavar="MS")
-    at_ms: str | None = option(None, "send one request at each of these times: 2000,8000", unset="off", metavar="LIST")
-    arrivals: str | None = option(
-        None, "JSON lines: at_ms, prompt_tokens, max_tokens and optionally class", unset="off", metavar="FILE"
+    burstiness: float = option(
+        1.0, "burstiness of --request-rate: below 1 clustered, 1 Poisson, above 1 even", metavar="X"
     )
-    prompt_tokens: str = option("256", "tokens of a prompt: N, uniform:A:B or lognormal:MEDIAN:SIGMA", metavar="LENGTH")
-    prompt_repeats: str = option("1", "repeat each prompt this many times, in turn: 1,1,1,64", metavar="LIST")
+    burst_size: int | None = option(None, "requests in a burst", unset="off", positive=True)
+    burst_interval_ms: float | None = option(None, "time between two bursts", unset="off", metavar="MS")
+    at_ms: str | None = option(
+        None, "send one request at each of these times, like 2000,8000", unset="off", metavar="LIST"
+    )
+    arrivals: str | None = option(
+        None,
+        "file of JSON lines with at_ms, prompt_tokens, max_tokens and optionally class",
+        unset="off",
+        metavar="FILE",
+    )
+    prompt_tokens: str = option(
+        "256", "length of a prompt: N, uniform:LOWEST:HIGHEST or lognormal:MEDIAN:SIGMA", metavar="LENGTH"
+    )
+    prompt_repeats: str = option("1", "how many times to repeat each prompt, in turn, like 1,1,1,64", metavar="LIST")
     output_tokens: str | None = option(
-        None, "tokens of an answer, in the forms of --prompt-tokens", unset="64", metavar="LENGTH"
+        None, "length of an answer, in the same forms as --prompt-tokens", unset="64", metavar="LENGTH"
     )
     max_new_tokens: int | None = option(None, "the same as --output-tokens N", unset="off", positive=True)
-    ignore_eos: bool = option(False, "ignore the end of the text, so that every answer has its full length")
-    shared_prefix_tokens: int = option(0, "tokens that all prompts begin with, in addition to --prompt-tokens")
-    unique_prompts: bool = option(True, "no two prompts begin alike; off: all are beginnings of one text")
-    turns: int = option(1, "requests of a conversation; each holds the earlier ones and their answers", positive=True)
-    think_ms: float = option(0.0, "pause between an answer's end and the next turn", metavar="MS")
+    ignore_eos: bool = option(False, "generate past the end-of-text token, so that every answer has its full length")
+    shared_prefix_tokens: int = option(0, "length of a prefix that all prompts share, in addition to --prompt-tokens")
+    unique_prompts: bool = option(True, "make all prompts begin differently; off: all are prefixes of one text")
+    turns: int = option(1, "requests in a conversation; each contains the earlier requests and answers", positive=True)
+    think_ms: float = option(0.0, "pause between an answer and the next turn", metavar="MS")
     long_prompt_tokens: int | None = option(
-        None, "a prompt is called long from this length on", unset="4 times the median", positive=True
+        None, "shortest prompt that counts as long", unset="4 times the median", positive=True
     )
-    background: int = option(0, "requests kept running beside the others until these are done")
-    background_prompt_tokens: str = option("64", "length of their prompts", metavar="LENGTH")
-    background_output_tokens: str = option("128", "length of their answers", metavar="LENGTH")
-    seed: int = option(0, "seed of lengths, arrivals and prompts: the same seed, the same workload")
+    background: int = option(0, "requests to keep running beside the others until these have ended")
+    background_prompt_tokens: str = option("64", "prompt length of --background requests", metavar="LENGTH")
+    background_output_tokens: str = option("128", "answer length of --background requests", metavar="LENGTH")
+    seed: int = option(0, "random seed; the same seed makes the same lengths, arrival times and prompts")
 
 
 @dataclass(frozen=True)
 class TargetOptions:
     """What the requests look like."""
 
-    endpoint: str = option("completions", "endpoint of the OpenAI API", choices=ENDPOINTS)
+    endpoint: str = option("completions", "endpoint of the OpenAI API to call", choices=ENDPOINTS)
     model_name: str | None = option(
-        None, "name of the served model", unset="the one that /v1/models lists", metavar="NAME"
+        None, "name of the model on the server", unset="the one that /v1/models lists", metavar="NAME"
     )
-    api_key: str | None = option(None, "sent as bearer token; never stored", unset="none", metavar="KEY")
+    api_key: str | None = option(None, "API key, sent as bearer token and never stored", unset="none", metavar="KEY")
     prompt_format: str | None = option(
-        None, "token ids, or common words", unset="ids; text for a chat or --turns", choices=PROMPT_FORMATS
+        None,
+        "prompts of token ids, or of common words",
+        unset="ids; text with --endpoint chat or --turns",
+        choices=PROMPT_FORMATS,
     )
-    vocab_size: int = option(256, "token ids in prompts are below this", positive=True)
+    vocab_size: int = option(256, "upper bound of the token ids in prompts", positive=True)
     tokenizer: str | None = option(
-        None, "folder with a tokenizer.json, for servers that do not count tokens", unset="none", metavar="FOLDER"
+        None, "folder with a tokenizer.json, to count tokens if the server does not", unset="none", metavar="FOLDER"
     )
-    temperature: float = option(0.0, "temperature of the requests", metavar="X")
-    timeout_s: float = option(600.0, "seconds after which a request has failed", metavar="S")
+    temperature: float = option(0.0, "sampling temperature", metavar="X")
+    timeout_s: float = option(600.0, "seconds until a request counts as failed", metavar="S")
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How the measurement goes."""
+    """How to measure."""
 
-    warmup: int = option(1, "requests sent before, not counted")
-    repeats: int = option(1, "measure N times", positive=True)
+    warmup: int = option(1, "requests to send before the measurement")
+    repeats: int = option(1, "number of measurements", positive=True)
     goodput: str | None = option(
-        None, "limits in ms of a good request: ttft:500 itl:100 tpot:50 e2e:9000", unset="off", metavar="LIMIT"
+        None,
+        "latency limits of a good request in ms, like ttft:500 itl:100 tpot:50 e2e:9000",
+        unset="off",
+        metavar="LIMIT",
     )
 
 
@@ -137,7 +152,7 @@ class BenchOptions:
 
 
 SEVERAL = frozenset({"goodput"})
-"""Options whose value is a text of several words, which the command line takes one by one."""
+"""Options that the command line takes as several words and joins with spaces."""
 GROUPS: Mapping[str, type] = {"workload": WorkloadOptions, "target": TargetOptions, "run": RunOptions}
 OPTION_NAMES = frozenset(name for group in GROUPS.values() for name, _ in options_of(group))
 
@@ -145,23 +160,35 @@ OPTION_NAMES = frozenset(name for group in GROUPS.values() for name, _ in option
 def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `sluice bench`, without the engine's."""
     target = parser.add_argument_group("what to measure (one of the two)")
-    target.add_argument("--url", metavar="URL", help="a server with OpenAI's API, http://localhost:8000")
-    target.add_argument("--model", metavar="MODEL", help='in this process: folder or hub id ("": the bundled model)')
+    target.add_argument("--url", metavar="URL", help="a server with OpenAI's API, like http://localhost:8000")
+    target.add_argument(
+        "--model", metavar="MODEL", help='a folder or hub id, to measure in this process ("": the bundled model)'
+    )
     _add_groups(parser)
     files = parser.add_argument_group("results")
-    files.add_argument("--json", metavar="FILE", help="write all settings, every token's time and the numbers")
-    files.add_argument("--html", metavar="FILE", help="write a report that needs no other file")
-    files.add_argument("--from", dest="source", metavar="FILE", help="measure nothing: show what --json wrote")
+    files.add_argument("--json", metavar="FILE", help="write settings, metrics and the time of every token to FILE")
+    files.add_argument("--html", metavar="FILE", help="write a report as one HTML file")
+    files.add_argument(
+        "--from", dest="source", metavar="FILE", help="show a result that --json wrote, without measuring"
+    )
 
 
 def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `sluice compare`."""
-    parser.add_argument("files", nargs="*", metavar="FILE", help="two results of bench --json: the base, the other")
     parser.add_argument(
-        "--url", action="append", dest="urls", metavar="URL", help="twice: measure two servers in turns"
+        "files", nargs="*", metavar="FILE", help="two results of bench --json: first the baseline, then the other"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the ratios")
-    parser.add_argument("--keep", metavar="PREFIX", help="with --url: write PREFIX-a.json and PREFIX-b.json")
+    parser.add_argument(
+        "--url",
+        action="append",
+        dest="urls",
+        metavar="URL",
+        help="server to measure; give it twice, and both are measured in turns",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the ratios to FILE")
+    parser.add_argument(
+        "--keep", metavar="PREFIX", help="with --url: keep the results as PREFIX-a.json and PREFIX-b.json"
+    )
     _add_groups(parser)
 
 
@@ -253,17 +280,17 @@ def _preset(explicit: Mapping[str, Any]) -> dict[str, Any]:
 def _check_pairs(options: WorkloadOptions, scheduled: Sequence[str]) -> None:
     if len(scheduled) > 1:
         one, other = map(flag, scheduled[:2])
-        raise ConfigError(f"{one} and {other} both say when requests arrive; give one of them")
+        raise ConfigError(f"{one} and {other} both set when requests arrive; give one of them")
     if (options.burst_size is None) != (options.burst_interval_ms is None):
         raise ConfigError("--burst-size and --burst-interval-ms go together; give both")
     for name in ("request_rate", "burstiness"):
         if vars(options)[name] == 0:
             raise ConfigError(f"{flag(name)} must be more than 0, got 0")
     if options.burstiness != 1.0 and options.request_rate is None:
-        raise ConfigError("--burstiness shapes the gaps of --request-rate, which is not given")
+        raise ConfigError("--burstiness needs --request-rate, which is not given")
     if options.output_tokens is not None and options.max_new_tokens is not None:
-        raise ConfigError("--output-tokens and --max-new-tokens say the same; give one of them")
+        raise ConfigError("--output-tokens and --max-new-tokens both set the length of answers; give one of them")
     if options.think_ms and options.turns == 1:
-        raise ConfigError("--think-ms is the pause between turns, and --turns is 1")
+        raise ConfigError("--think-ms is the pause between turns, so it needs --turns above 1")
     if options.arrivals is not None and (options.turns > 1 or options.prompt_repeats != "1"):
         raise ConfigError("--arrivals describes each request; --turns and --prompt-repeats cannot change it")

@@ -21,8 +21,8 @@ class ModelConfig:
     )
     dtype: str = option(
         "auto",
-        "type: auto, float64, float32, bfloat16 or float16",
-        more="Of weights, KV and computation alike. auto: what the checkpoint says.",
+        "data type: auto, float64, float32, bfloat16 or float16",
+        more="For weights, KV cache and computation. auto: the checkpoint's type.",
         choices=("auto", "float64", "float32", "bfloat16", "float16"),
         sglang="--dtype",
         vllm="--dtype",
@@ -31,39 +31,41 @@ class ModelConfig:
     device: str = option(
         "auto",
         "device: auto, cpu, cuda or cuda:N",
-        more="auto: cuda if there is one.",
+        more="auto: cuda if there is a GPU, else cpu.",
         sglang="--device",
         metavar="DEVICE",
     )
     mem_fraction_static: float | None = option(
         None,
-        "share of a GPU's memory for all but steps",
-        unset="what the largest step leaves",
-        more="The most that weights, KV and other contents of the GPU's memory may take together. The largest"
-        " step is run at the start to see what it takes; a share that leaves less is refused.",
+        "fraction of GPU memory for weights and KV cache",
+        unset="what steps leave free",
+        more="The rest is for the activations of a step. Sluice runs the largest possible step at the start to measure"
+        " what it needs, and refuses a fraction that leaves less.",
         sglang="--mem-fraction-static",
         metavar="SHARE",
     )
     threads: int | None = option(
         None,
-        "threads that compute, on cpu",
+        "number of compute threads on cpu",
         unset="physical cores, or OMP_NUM_THREADS",
-        more="Cores are those that this process may use: its affinity, its cpuset and its container's share count.",
+        more="Only the cores that this process may use count: CPU affinity, cpusets and container limits are"
+        " respected.",
         positive=True,
     )
     cpu_kernels: str = option(
         "auto",
-        "what computes on a cpu: auto, a level of the compiled kernels, or torch",
-        more="auto: the best level that the processor has. The kernels take bfloat16 and float32, heads and pages of"
-        " multiples of 16; all else, and an installation without a C++ compiler, runs on torch.",
+        "CPU kernels: auto, an instruction set, or torch",
+        more="auto: the best instruction set that the processor has. The compiled kernels support bfloat16 and"
+        " float32, with head sizes and page sizes that are multiples of 16. Everything else runs on torch, and so does"
+        " an installation without a C++ compiler.",
         choices=("auto", "amx", "avx512-bf16", "avx512", "avx2", "scalar", "torch"),
         metavar="LEVEL",
     )
     model_impl: str = option(
         "auto",
-        "implementation: auto, native or transformers",
-        more="auto: transformers, with our paged attention, where there is no native implementation of the checkpoint's"
-        " architecture; slower, and needs the extra `transformers`.",
+        "model implementation: auto, native or transformers",
+        more="auto: native if Sluice implements the architecture, else transformers' implementation with Sluice's"
+        " paged attention. The latter is slower and needs the extra `transformers`.",
         choices=("auto", "native", "transformers"),
         sglang="--model-impl",
         vllm="--model-impl",
@@ -72,34 +74,37 @@ class ModelConfig:
     attention_backend: str = option(
         "auto",
         "attention backend: auto, triton, flashinfer, native or reference",
-        more="auto: triton on cuda, the compiled kernels (native) on cpu, and the reference, in plain torch, where they"
-        " do not support the model. flashinfer needs its package and a CUDA compiler. See [gpu.md](gpu.md).",
+        more="auto: triton on cuda, and native (the compiled kernels) on cpu; reference (plain torch) if these do not"
+        " support the model. flashinfer needs its package and a CUDA compiler. See [gpu.md](gpu.md).",
         sglang="--attention-backend",
         vllm="--attention-backend",
         metavar="BACKEND",
     )
     kv_cache_dtype: str = option(
         "auto",
-        "type of keys and values: auto, fp8_e4m3 or fp8_e5m2",
-        more="auto: the model's dtype. Eight bits hold twice the tokens of a bfloat16 model, at some loss: e4m3 has"
-        " three bits of mantissa and ends at 448, e5m2 two and 57344. They need --attention-backend triton.",
+        "data type of the KV cache: auto, fp8_e4m3 or fp8_e5m2",
+        more="auto: the model's dtype. With fp8, the same memory holds twice the tokens of bfloat16, at some loss of"
+        " precision: e4m3 has 3 bits of mantissa and a maximum of 448, e5m2 has 2 bits and a maximum of 57344. fp8"
+        " needs --attention-backend triton.",
         sglang="--kv-cache-dtype",
         vllm="--kv-cache-dtype",
         metavar="DTYPE",
     )
     disable_cuda_graph: bool = option(
         False,
-        "launch steps that only decode kernel by kernel",
-        more="On cuda they are replayed as graphs otherwise, which takes the host a fraction of the time.",
+        "do not use CUDA graphs",
+        more="By default, steps on cuda that hold only decodes are replayed as CUDA graphs, which takes much less time"
+        " on the host than launching each kernel.",
         aliases=("enforce_eager",),
         sglang="--disable-cuda-graph",
         vllm="--enforce-eager",
     )
     cuda_graph_max_bs: int | None = option(
         None,
-        "most rows of a step that is replayed as a graph",
+        "largest batch size with a CUDA graph",
         unset="max-running-requests, at most 256",
-        more="Graphs are captured for 1, 2, 4, 8, 16, 24, ... rows up to it; a step is padded to the next.",
+        more="Graphs are captured for 1, 2, 4, 8, 16, 24, ... requests up to this size. A step is padded to the next"
+        " size.",
         sglang="--cuda-graph-max-bs",
         vllm="--max-cudagraph-capture-size",
         positive=True,
@@ -108,8 +113,8 @@ class ModelConfig:
         False,
         "debug: detect steps that read uninitialized data",
         aliases=("poison_unread",),
-        more="A slot of the device holds poison until its request sampled, and again once that was read; so does what"
-        " a step has read of its inputs. A request whose step reads it ends with an error.",
+        more="Slots whose request has not sampled, and inputs of a step that have been read, are filled with an"
+        " invalid value. If a step reads that value, its request ends with an error.",
     )
 
 
@@ -121,8 +126,8 @@ class CacheConfig:
         None,
         "tokens per KV page",
         unset="32 on cpu, 64 on cuda",
-        more="A power of two. Prefixes are shared, and prompts are cut, in whole pages. Left open it shrinks to fit"
-        " into the other sizes.",
+        more="A power of two. Prefixes are shared, and prompts are cut into chunks, in whole pages. If you do not set"
+        " it, it is made smaller where other sizes require it.",
         aliases=("block_size",),
         sglang="--page-size",
         vllm="--block-size",
@@ -131,44 +136,45 @@ class CacheConfig:
     max_total_tokens: int | None = option(
         None,
         "size of the KV pool in tokens",
-        unset="from free memory",
+        unset="what fits into memory",
         sglang="--max-total-tokens",
         positive=True,
     )
     enable_prefix_caching: bool = option(
         True,
-        "reuse the KV of equal prompt beginnings",
+        "reuse the KV cache of prompts that begin alike",
         sglang="--disable-radix-cache",
         vllm="--enable-prefix-caching",
     )
     kv_host_bytes: int | None = option(
         None,
-        "host memory for KV that the device has no room for",
+        "bytes of host memory to cache KV in, behind the GPU",
         unset="none",
-        more="On a GPU, whose memory is another. See [tiers.md](tiers.md).",
+        more="Only with a GPU. See [tiers.md](tiers.md).",
         positive=True,
     )
     kv_disk: str | None = option(
         None,
-        "file for KV that memory has no room for",
+        "file on a disk to cache KV in, behind memory",
         unset="no file",
-        more="One engine uses it at a time, and it outlives the engine: a restart finds its prefixes again. It holds"
-        " prompts, as tokens and as KV, and is readable by its owner alone. See [tiers.md](tiers.md).",
+        more="The file stays when the server ends, and the next server finds the prefixes in it. Only one engine can"
+        " use it at a time. It holds prompts, as token ids and as KV; only its owner can read it. See"
+        " [tiers.md](tiers.md).",
         metavar="FILE",
     )
     kv_disk_bytes: int | None = option(
         None,
-        "size of this file",
+        "size of the --kv-disk file in bytes",
         unset="8 GiB",
-        more="Taken at the start. Needs a file.",
+        more="The space is allocated at the start. Needs --kv-disk.",
         positive=True,
     )
     kv_write_policy: str | None = option(
         None,
-        "when KV is copied to these tiers",
+        "when KV is copied to host memory and disk",
         unset="write-through",
-        more="write-through: as soon as a page is full and computed. write-back: when the tier above has no room for it"
-        " any more. selective: when it is used a second time. Needs a tier.",
+        more="write-through: as soon as a page is full. write-back: when the page is evicted from the tier above."
+        " selective: when the page is used a second time. Needs --kv-host-bytes or --kv-disk.",
         choices=("write-through", "write-back", "selective"),
         sglang="--hicache-write-policy",
         metavar="POLICY",
@@ -177,37 +183,39 @@ class CacheConfig:
 
 @dataclass(frozen=True)
 class OffloadConfig:
-    """Contexts longer than the device, which need a tier behind it."""
+    """Contexts that do not fit on the device; they need host memory or a disk as a tier behind it."""
 
     offload_above: int | None = option(
         None,
-        "tokens above which a request's KV stays on the tier",
-        unset="what the KV pool holds",
-        more="Prompt and output together. Such a request takes little of the device, however long it is, and is served"
-        " more slowly; others are served beside it. See [long-contexts.md](long-contexts.md).",
+        "offload requests with more tokens than this",
+        unset="size of the KV pool",
+        more="Counts prompt and output together. The KV of an offloaded request lies in host memory or on the disk. It"
+        " takes little device memory at any length, but is served more slowly; other requests run beside it. Needs"
+        " --kv-host-bytes or --kv-disk. See [long-contexts.md](long-contexts.md).",
         positive=True,
         aliases=("stream_above",),
     )
     ring_blocks: int | None = option(
         None,
-        "blocks of KV that long contexts pass through",
+        "blocks of the ring buffer for offloaded requests",
         unset="8",
-        more="At most half of them are attended to while the others load; a ring of one loads and attends in turn.",
+        more="Their KV passes through this buffer on the device. Attention uses at most half of the blocks while the"
+        " others load. With 1 block, loading and attention take turns.",
         positive=True,
     )
     ring_block_tokens: int | None = option(
         None,
-        "tokens of such a block",
+        "tokens in a block of the ring buffer",
         unset="1024",
-        more="A multiple of page-size. A block holds one layer of so many tokens.",
+        more="A multiple of --page-size. A block holds the KV of these tokens in one layer.",
         positive=True,
     )
     sparse_policy: str | None = option(
         None,
-        "what a long context attends to: full, or window:SINKS:RECENT",
+        "attention of offloaded requests: full, or window:SINKS:RECENT",
         unset="full",
-        more="full: everything, exactly. window: while it decodes, so many tokens of its beginning and so many of its"
-        " end, in whole blocks, and what is on the device; a prompt sees all of itself.",
+        more="full: exact attention to all tokens. window: decodes attend only to the first SINKS and the last RECENT"
+        " tokens, in whole blocks, and to what is on the device. Prompts always attend to all their tokens.",
         metavar="POLICY",
     )
 
@@ -218,14 +226,14 @@ class TraceConfig:
 
     trace: str | None = option(
         None,
-        "file for a line on every step and every input",
+        "file to record every step and every request in",
         unset="no trace",
-        more="An old one is replaced. `sluice trace FILE` shows it, `sluice replay FILE` plans it again. See"
-        " [trace.md](trace.md).",
+        more="An existing file is replaced. `sluice trace FILE` summarizes it, `sluice replay FILE` plans its steps"
+        " again. See [trace.md](trace.md).",
         metavar="FILE",
     )
     trace_token_ids: bool = option(
         True,
-        "the trace holds token ids",
-        more="Without, only how many there are, and the trace cannot be replayed. Needs a trace.",
+        "record token ids in the trace",
+        more="If off, only their numbers are recorded, and the trace cannot be replayed. Needs --trace.",
     )

@@ -16,42 +16,42 @@ class SchedulerConfig:
 
     schedule: str = option(
         "mixed",
-        "what shares a step",
-        more="mixed: decodes and prefill chunks share a step, decodes first, so a running stream never waits for a"
-        " prompt. prefill-first: prefill goes before decodes, and they share no step.",
+        "how prefills and decodes are batched",
+        more="mixed: a step holds decodes first, then prefill chunks, so running requests never wait for a whole"
+        " prompt. prefill-first: steps hold either prefills or decodes, and prefills go first.",
         choices=("mixed", "prefill-first"),
         sglang="--enable-mixed-chunk",
     )
     chunked_prefill_size: int | None = option(
         None,
-        "prefill tokens of a step; -1: off",
+        "maximum prefill tokens in a step; -1: no chunking",
         unset="128 on cpu (256 with AMX), 2048 on cuda",
-        more="Longer prompts are cut, in whole pages. With -1 or 0 prompts are never cut.",
+        more="Longer prompts are cut into chunks of whole pages. With -1 or 0, prompts are never cut.",
         sglang="--chunked-prefill-size",
     )
     dynamic_chunking: int | None = option(
         None,
-        "shrink chunks as contexts grow; 0: by the model",
+        "shrink chunks deep in a prompt; 0: by the model",
         unset="off",
-        more="The number is the position at which a prompt token takes twice as long as the first one, as attention has"
-        " as much to do there as all else; 0 computes it from the model's sizes. A chunk deep in a prompt then takes"
-        " as long as one of chunked-prefill-size tokens at its beginning, or a quarter of its tokens if that is more.",
+        more="All chunks of a prompt then take about the same time, although attention takes longer deep in a prompt."
+        " The value is the position at which a prompt token takes twice as long as the first one; 0 computes it from"
+        " the model's sizes. Chunks have at least a quarter of --chunked-prefill-size.",
         sglang="--enable-dynamic-chunking",
         metavar="POSITION",
     )
     max_batch_tokens: int | None = option(
         None,
-        "tokens of a step, decodes too",
+        "maximum tokens in a step, decodes included",
         unset="chunk + running requests",
-        more="Decodes come off it first, so it must be larger than max-running-requests. Left open it is"
-        " chunked-prefill-size + max-running-requests.",
+        more="Decodes are counted first, so it must be larger than --max-running-requests. The default is"
+        " --chunked-prefill-size + --max-running-requests.",
         aliases=("max_num_batched_tokens",),
         vllm="--max-num-batched-tokens",
         positive=True,
     )
     max_running_requests: int | None = option(
         None,
-        "requests on the device at once",
+        "maximum running requests",
         unset="64 on cpu, 256 on cuda",
         aliases=("max_num_seqs",),
         sglang="--max-running-requests",
@@ -60,59 +60,59 @@ class SchedulerConfig:
     )
     max_prefill_tokens: int | None = option(
         None,
-        "tokens of a step that prefills",
-        unset="no such limit",
-        more="Decodes come off it. The next prompt in order waits rather than exceed it; one that is larger than all of"
-        " it goes alone, cut if prompts may be cut.",
+        "maximum tokens in a step that holds a prefill",
+        unset="no limit",
+        more="Decodes in the step count too. The next prompt waits if it would exceed the limit. A prompt that is"
+        " larger than the limit runs alone, cut into chunks unless chunking is off.",
         sglang="--max-prefill-tokens",
         positive=True,
     )
     long_prefill_token_threshold: int | None = option(
         None,
-        "prefill tokens of one request in a step",
-        unset="no such limit",
+        "maximum prefill tokens of one request in a step",
+        unset="no limit",
         vllm="--long-prefill-token-threshold",
         positive=True,
     )
     max_prefill_requests: int | None = option(
         None,
-        "requests prefilled in one step",
-        unset="no such limit",
+        "maximum requests prefilled in a step",
+        unset="no limit",
         aliases=("prefill_max_requests",),
         sglang="--prefill-max-requests",
         positive=True,
     )
     max_partial_prefills: int | None = option(
         None,
-        "prompts half computed at once",
+        "maximum partly computed prompts",
         unset="4",
-        more="1: one after the other. More: short prompts overtake long ones, and the oldest prompt has half of every"
-        " step. Left open it is 1 if prompts are never cut.",
+        more="1: prompts run one after the other. More: short prompts overtake long ones, and the oldest prompt gets"
+        " half of every step. The default is 1 if prompts are never cut.",
         aliases=("max_num_partial_prefills",),
         vllm="--max-num-partial-prefills",
         positive=True,
     )
     reserve: str = option(
         "ratio",
-        "memory counted for running outputs",
-        more="full: all tokens that running requests may generate, so no request is ever preempted. ratio: a share of"
-        " them, which falls while memory lasts and rises when it does not.",
+        "KV memory kept free for outputs of running requests",
+        more="full: enough for all tokens that they may generate, so no request is ever preempted. ratio: a share of"
+        " that, which falls while memory suffices and rises when a request is preempted.",
         choices=("ratio", "full"),
     )
     schedule_conservativeness: float | None = option(
         None,
-        "scales the share of --reserve ratio",
+        "factor for the share that --reserve ratio keeps free",
         unset="1",
-        more="0 counts no output.",
+        more="0 keeps nothing free.",
         sglang="--schedule-conservativeness",
         metavar="X",
     )
     schedule_policy: str = option(
         "fcfs",
         "order of waiting requests",
-        more="fcfs: arrival. lpm: longest prefix match, the request with most of its prompt cached. priority: the"
-        " request's priority, larger values first, then arrival. Under all of them preempted requests go first, and no"
-        " request waits for ever.",
+        more="fcfs: first come, first served. lpm: longest cached prefix first. priority: by the request's priority,"
+        " larger values first, then by arrival. Under every policy preempted requests go first, and no request waits"
+        " for ever.",
         choices=("fcfs", "lpm", "priority"),
         aliases=("scheduling_policy",),
         sglang="--schedule-policy",
@@ -120,21 +120,21 @@ class SchedulerConfig:
     )
     schedule_low_priority_values_first: bool = option(
         False,
-        "smaller priorities go first",
-        more="Needs the policy priority.",
+        "smaller priority values go first",
+        more="Needs --schedule-policy priority.",
         sglang="--schedule-low-priority-values-first",
     )
     enable_priority_preemption: bool = option(
         False,
-        "running requests may make way for higher priorities",
-        more="Needs the policy priority. A preempted request continues later with the tokens it has.",
+        "preempt running requests for higher priorities",
+        more="Needs --schedule-policy priority. A preempted request continues later, with the tokens it has.",
     )
     max_queued_requests: int | None = option(
         None,
-        "requests that may wait",
-        unset="no such limit",
-        more="A request that arrives while so many wait is refused at once, with status 503 and a `Retry-After`."
-        " Preempted requests wait however many there are.",
+        "maximum waiting requests",
+        unset="no limit",
+        more="A request that arrives while this many wait is refused with status 503 and a `Retry-After` header."
+        " Preempted requests are not limited.",
         aliases=("max_num_queued_reqs",),
         sglang="--max-queued-requests",
         vllm="--max-num-queued-reqs",
@@ -142,34 +142,34 @@ class SchedulerConfig:
     )
     max_queued_tokens: int | None = option(
         None,
-        "uncached tokens that may wait",
-        unset="no such limit",
-        more="What is still to be prefilled of all prompts, cached beginnings left out: it bounds the time to the first"
-        " token. A prompt is refused if it would exceed it, unless nothing waits.",
+        "maximum uncached prompt tokens of waiting requests",
+        unset="no limit",
+        more="Counts the tokens of all prompts that are still to be prefilled, without cached prefixes, and so limits"
+        " the time to the first token. A request that would exceed it is refused, unless no other request waits.",
         aliases=("max_num_queued_tokens",),
         vllm="--max-num-queued-tokens",
         positive=True,
     )
     enable_overlap: bool = option(
         False,
-        "plan a step while the one before runs",
+        "plan the next step while the current one runs",
         more="The same as --depth 2 --lookahead 1.",
         aliases=("async_scheduling",),
         vllm="--async-scheduling",
     )
     depth: int | None = option(
         None,
-        "steps in flight at once",
+        "maximum steps in flight at once",
         unset="1",
-        more="1: synchronous. 2: the next step is launched before the one before is waited for.",
+        more="1: the engine waits for each step before it plans the next. 2: it launches the next step first.",
         positive=True,
     )
     lookahead: int | None = option(
         None,
-        "unread samples of a planned request",
+        "samples of a request that may be unread on the device",
         unset="0",
-        more="How many samples of a request may still be on their way when its next token is planned; at most"
-        " depth - 1.",
+        more="The next token of a request is planned while up to this many of its samples are still on the device. At"
+        " most --depth - 1.",
     )
 
     def limits(self) -> SchedulerLimits:

@@ -26,10 +26,10 @@ class ServerConfig:
     )
     api_key: str | None = option(
         None,
-        "key that every request must carry",
-        unset="no key is needed",
-        more="As `Authorization: Bearer KEY`; only `/health`, `/ready` and `/live` need none. Other users of a machine"
-        " can read a command line: a file is better.",
+        "API key that every request must send",
+        unset="no key needed",
+        more="Clients send it as `Authorization: Bearer KEY`; only `/health`, `/ready` and `/live` need none. Other"
+        " users of the machine can read the command line, so --api-key-file is safer.",
         sglang="--api-key",
         vllm="--api-key",
         metavar="KEY",
@@ -37,71 +37,73 @@ class ServerConfig:
     )
     api_key_file: str | None = option(
         None,
-        "file with such keys, one a line",
+        "file with API keys, one on each line",
         unset="none",
-        more="Any of them will do. It is read at the start.",
+        more="Any one of these keys is accepted. The file is read at the start.",
         metavar="FILE",
     )
     max_request_bytes: int = option(
         32 << 20,
-        "largest body of a request, in bytes",
-        more="A larger one is answered 413, before it is read if its size is declared.",
+        "largest request body in bytes",
+        more="A larger body gets status 413, before it is read if its size is declared.",
         positive=True,
     )
     log_level: str = option(
         "warning",
-        "messages on standard error: debug, info, warning or error",
-        more="info: one line for every call, without what was said, and one for every chunk of a prompt that is cut.",
+        "lowest level of log messages: debug, info, warning or error",
+        more="Messages go to standard error. info: one line for every HTTP call, without prompt and answer, and one"
+        " for every chunk of a prompt that is cut.",
         choices=LOG_LEVELS,
         sglang="--log-level",
         metavar="LEVEL",
     )
     log_format: str = option(
         "text",
-        "form of these messages: text or json",
-        more="json: one object a line. Both carry the id of the call, which clients send or receive as `X-Request-Id`.",
+        "format of log messages: text or json",
+        more="json: one object on each line. Both contain the id of the call, which clients send or receive as"
+        " `X-Request-Id`.",
         choices=LOG_FORMATS,
         metavar="FORM",
     )
     otlp_traces_endpoint: str | None = option(
         None,
-        "URL of an OpenTelemetry collector for a span on every call",
+        "OpenTelemetry collector for a span of every call",
         unset="no spans",
-        more="OTLP over HTTP; without a path, `/v1/traces` is added. Needs the extra `otel`.",
+        more="Uses OTLP over HTTP. If the URL has no path, `/v1/traces` is added. Needs the extra `otel`.",
         sglang="--otlp-traces-endpoint",
         vllm="--otlp-traces-endpoint",
         metavar="URL",
     )
     max_engine_restarts: int = option(
         10,
-        "engines started again in 10 minutes",
-        more="An engine that dies or hangs is replaced and every request goes on ([recovery](recovery.md)). With"
-        " more deaths the server ends with status 1; 0: with the first.",
+        "maximum engine restarts within 10 minutes",
+        more="An engine that dies or hangs is replaced, and its requests continue ([recovery](recovery.md)). After"
+        " more restarts than this the server ends with status 1. 0: it ends when the first engine dies.",
     )
     heartbeat_timeout: float = option(
         5.0,
-        "seconds without a sign of life of the engine",
-        more="Then it is replaced. It gives one in every layer, and every second while it waits; so at least 2.",
+        "replace an engine without a sign of life for so long",
+        more="The engine gives one in every layer, and every second while it waits. At least 2.",
         metavar="SECONDS",
     )
     step_timeout: float = option(
-        600.0, "seconds of one wait for the device", more="Then the engine is replaced.", metavar="SECONDS"
+        600.0, "replace an engine that waits this long for one step of the device", metavar="SECONDS"
     )
     start_timeout: float = option(
-        1800.0, "seconds in which the model must be loaded", more="Downloads included.", metavar="SECONDS"
+        1800.0, "time limit for loading the model", more="Downloads count.", metavar="SECONDS"
     )
     drain_timeout: float = option(
         30.0,
-        "seconds to finish what runs after SIGTERM",
-        more="New requests get 503 meanwhile. 0: what runs is cut off.",
+        "time for running requests to finish after SIGTERM",
+        more="New requests get status 503 in that time. 0: running requests end at once.",
         metavar="SECONDS",
     )
-    enable_fault_injection: bool = option(False, "allow --inject-fault", more="For tests: never where it matters.")
+    enable_fault_injection: bool = option(False, "allow --inject-fault", more="For tests only, never in production.")
     inject_fault: str | None = option(
         None,
-        "faults, as crash@20,slow@40=60",
+        "faults to inject, like crash@20,slow@40=60",
         unset="none",
-        more="Needs enable-fault-injection. crash, hang, alloc, nan or drop with @STEP, slow@STEP=SECONDS; see"
+        more="Needs --enable-fault-injection. crash, hang, alloc, nan or drop with @STEP, and slow@STEP=SECONDS; see"
         " [recovery](recovery.md).",
         metavar="FAULTS",
     )

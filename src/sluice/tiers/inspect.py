@@ -19,9 +19,9 @@ from sluice.types import StoredPage
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `sluice cache inspect`."""
-    parser.add_argument("path", metavar="PATH", help="what --kv-disk named")
-    parser.add_argument("--verify", action="store_true", help="read every page and compare checksums")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="as one JSON object")
+    parser.add_argument("path", metavar="PATH", help="the file of --kv-disk")
+    parser.add_argument("--verify", action="store_true", help="read every page and compare its checksum")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
 
 
 def run_inspect(given: dict[str, Any]) -> int:

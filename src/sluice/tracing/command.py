@@ -16,17 +16,20 @@ GAP_MS = 100.0
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a file that --trace wrote")
+    parser.add_argument("file", metavar="FILE", help="a trace file, written by --trace")
     parser.add_argument(
-        "--gap-ms", type=float, metavar="X", help=f"list gaps between tokens longer than this (default: {GAP_MS:g})"
+        "--gap-ms",
+        type=float,
+        metavar="X",
+        help=f"list gaps between two tokens that are longer than this (default: {GAP_MS:g})",
     )
-    parser.add_argument("--requests", action="store_true", help="a line for each request")
-    parser.add_argument("--json", action="store_true", dest="as_json", help="all of it as one JSON object")
-    parser.add_argument("--perfetto", metavar="OUT", help="write a timeline too, for https://ui.perfetto.dev")
+    parser.add_argument("--requests", action="store_true", help="also print a line for each request")
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
+    parser.add_argument("--perfetto", metavar="OUT", help="also write a timeline for https://ui.perfetto.dev")
 
 
 def add_replay_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a file that --trace wrote")
+    parser.add_argument("file", metavar="FILE", help="a trace file, written by --trace")
 
 
 def run_trace(given: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ class SchedulerLimits:
     """The scheduler's limits: the resolved form of `config.SchedulerConfig`, which describes each.
 
     `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`,
-    `max_prefill_requests`, `max_queued_requests` and `max_queued_tokens` means no such limit.
+    `max_prefill_requests`, `max_queued_requests` and `max_queued_tokens` means no limit.
     `max_running_requests < max_batch_tokens`, so decodes alone never fill a step. `dynamic_chunking` is the position at
     which a prompt token takes twice as long as the first one; 0: all tokens count the same.
     """
