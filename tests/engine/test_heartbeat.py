@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sluice.engine.heartbeat import Heartbeat, Phase, WatchedRunner
-from sluice.testing import Faults, FaultyRunner, ManualLink, resolved
-from sluice.types import FinishReason, Output, Submit
+from sluice.testing import Faults, FaultyRunner, ManualLink, ShadowRunner, resolved
+from sluice.types import BatchPlan, Chunk, ChunkSlice, FinishReason, NewSlot, Output, Submit
 from worlds import Bench, World, limits_of
 
 
@@ -88,3 +88,13 @@ def test_a_wait_that_fails_is_over_and_computed_nothing() -> None:
     assert link.end(5).finish_reason is FinishReason.ERROR
     assert link.seen == [[5], [5], [6], [6]]
     assert beats.tokens == [3, 3, 1]
+
+
+def test_a_request_is_in_flight_with_each_slice_of_its_chunk() -> None:
+    """Most steps of a context longer than the device complete no chunk, and any of them may kill the process."""
+    runner, beats = ShadowRunner(page_size=4), Beats()
+    chunk = Chunk(request_id=7, slot=0, start=0, length=4, token_ids=(1,) * 4, new_pages=(), samples=False)
+    part = ChunkSlice(chunk, stored_pages=(), base=0, pages=(0,), first=0, stop=1, total=2)
+    new = NewSlot(0, Submit(7, (), resolved()))
+    WatchedRunner(runner, beats).launch(BatchPlan(step=3, new_slots=(new,), chunks=(), slices=(part,)))
+    assert (beats.step, beats.in_flight) == (3, [7])

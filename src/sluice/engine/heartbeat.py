@@ -58,7 +58,7 @@ class WatchedRunner:
             self._in_flight.popleft()  # its result was committed
         step = WatchedStep(plan, self._heartbeat)
         self._in_flight.append(step)
-        ids = {chunk.request_id for each in self._in_flight for chunk in each.plan.chunks}
+        ids = set[int]().union(*(each.request_ids for each in self._in_flight))
         self._heartbeat.launching(plan.step, sorted(ids))
         self._heartbeat.tick(Phase.BUSY)
         try:
@@ -79,6 +79,8 @@ class WatchedStep:
 
     def __init__(self, plan: BatchPlan, heartbeat: Heartbeat) -> None:
         self.plan = plan
+        self.request_ids = {chunk.request_id for chunk in plan.chunks}
+        self.request_ids.update(part.chunk.request_id for part in plan.slices)
         self.is_done = False
         self._heartbeat = heartbeat
 
