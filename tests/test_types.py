@@ -18,6 +18,7 @@ from sluice.types import SamplingParams
         ("temperature", float("nan"), "finite"),
         ("temperature", float("inf"), "finite"),
         ("temperature", "1", "number"),
+        ("temperature", 1 << 1024, "finite"),
         ("top_p", 0, r"\(0, 1\]"),
         ("top_p", 1.01, r"\(0, 1\]"),
         ("top_k", -2, "0 or -1 for off"),
