@@ -22,8 +22,9 @@ from scenarios import run as live
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import resolved
 from sluice.tracing.file import TraceReader
-from sluice.tracing.format import Step
+from sluice.tracing.format import Add, Copied, End, Loaded, Step
 from sluice.tracing.perfetto import write_perfetto
+from sluice.types import CopyDone, FinishReason
 from worlds import World, limits_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
@@ -58,6 +59,22 @@ def tracks(events: list[Event]) -> dict[str, list[Event]]:
 
 def shown(track: list[Event]) -> list[tuple[str, float, float]]:
     return [(event["name"], event["ts"], event.get("dur", 0.0)) for event in track]
+
+
+def test_a_request_that_ends_outside_of_steps_is_finished(tmp_path: Path) -> None:
+    """A page that cannot be written to the disk, or read from it, ends its request between two steps."""
+    path = tmp_path / "trace"
+    file = trace_file(path, WORLD)
+    for number in (0, 1):
+        submit = Submit(number, (1, 0, 1), resolved())
+        file.write(Add.of(submit, number=number, at=0.0, refused=None))
+    ends = [(End(number, FinishReason.ERROR, 0, 0, "the disk is gone"),) for number in (0, 1)]
+    file.write(Copied(number=2, at=0.001, done=(CopyDone(5, error="gone"),), ends=ends[0]))
+    file.write(Loaded(number=3, at=0.002, step=0, error="gone", ends=ends[1]))
+    file.close()
+    found = tracks(timeline(path))
+    assert shown(found["request 0"]) == [("add", 0, 0), ("waits", 0, 1000), ("finish: error", 1000, 0)]
+    assert shown(found["request 1"]) == [("add", 0, 0), ("waits", 0, 2000), ("finish: error", 2000, 0)]
 
 
 def test_a_timeline_of_a_known_run(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
 from sluice.tracing.file import Line
-from sluice.tracing.format import Abort, Add, End, ForgetDevice, Header, Step
+from sluice.tracing.format import Abort, Add, Copied, End, ForgetDevice, Header, Loaded, Step
 from sluice.tracing.run import sampled
 from sluice.types import BatchPlan, Chunk, FinishReason
 
@@ -60,8 +60,8 @@ class Converter:
                     yield from self._step(step)
                 case Add() as add:
                     yield from self._add(add)
-                case Abort() as abort:
-                    yield from self._ends(abort.ends, abort.at)
+                case Abort(ends=ends, at=at) | Copied(ends=ends, at=at) | Loaded(ends=ends, at=at):
+                    yield from self._ends(ends, at)
                 case ForgetDevice(at=at):
                     yield _instant(STEPS, "device lost", at, {})
 
