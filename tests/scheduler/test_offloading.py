@@ -433,3 +433,13 @@ def test_windows_together_leave_to_others_all_they_may_need(max_tokens: int, wai
     first = min(plan.step for plan in plans for part in plan.slices if part.chunk.request_id == 2)
     last = max(plan.step for plan in plans for chunk in plan.chunks if chunk.request_id == 0)
     assert (first > last) == waits
+
+
+def test_a_crash_ends_what_was_read_ahead() -> None:
+    """The next engine counts its steps from 0 again: a report of the one before would name a step of its own."""
+    reports: list[object] = []
+    tiers = ShadowTiers(post=reports.append)
+    tiers.read_ahead(step=3, total=8)
+    tiers.crash()
+    tiers.work(ShadowRunner(page_size=4))
+    assert not reports

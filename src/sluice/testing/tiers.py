@@ -71,11 +71,6 @@ class ShadowTiers:
         self.index: dict[int, StoredPage] = {}
         """The pages that a restart finds on the disk."""
 
-    @property
-    def is_at_rest(self) -> bool:
-        """True if no copy with the disk is under way."""
-        return not self._under_way
-
     def copy(self, plan: BatchPlan, device: DevicePages) -> tuple[CopyDone, ...]:
         """Run the copies of a plan. Returns those that have ended."""
         done: list[CopyDone] = []
@@ -120,8 +115,9 @@ class ShadowTiers:
         self._reads.append((step, 0, total))
 
     def crash(self) -> tuple[StoredPage, ...]:
-        """Lose the host, and the copies that have not ended. Returns the pages that a restart finds."""
+        """Lose the host, and the copies and reads that have not ended. Returns the pages that a restart finds."""
         self._under_way.clear()
+        self._reads.clear()
         self._pages = {key: page for key, page in self._pages.items() if key[0] is Tier.DISK}
         return tuple(self.index[slot] for slot in sorted(self.index))
 
