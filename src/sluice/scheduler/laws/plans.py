@@ -7,16 +7,10 @@ from collections.abc import Sequence
 from sluice.kv.manager import ResidentLease
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
-from sluice.scheduler.laws.pages import (
-    require,
-)
+from sluice.scheduler.laws.pages import require
 from sluice.scheduler.offloading import ALONE
 from sluice.scheduler.state import SchedulerState
-from sluice.types import (
-    BatchPlan,
-    Chunk,
-    SchedulerLimits,
-)
+from sluice.types import BatchPlan, Chunk, SchedulerLimits
 
 
 def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:

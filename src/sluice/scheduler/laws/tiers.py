@@ -7,11 +7,7 @@ from collections import Counter
 from sluice.kv.flights import OffloadStore, Store
 from sluice.kv.offload import OffloadLease
 from sluice.kv.tiers import Tiers
-from sluice.scheduler.laws.pages import (
-    offloaded_leases,
-    require,
-    resident_leases,
-)
+from sluice.scheduler.laws.pages import offloaded_leases, require, resident_leases
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 
