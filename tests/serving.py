@@ -50,6 +50,8 @@ TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if messages[-1].content == 'refuse me' %}{{ raise_exception('no such talk') }}{% endif %}"
 )
+CHAT_TEMPLATE = ChatTemplate(TEMPLATE, {})
+"""The servers of all tests share its process, which the first chat starts."""
 
 
 def expected_text(prompt: str | Sequence[int], max_tokens: int, *, seed: int = 0) -> str:
@@ -195,7 +197,7 @@ async def serving(
     client = EngineClient(send, metrics)
     backend = Backend(EngineState())
     backend.engine.serving(os.getpid())
-    tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}) if chat else None)
+    tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE if chat else None)
     chosen = resolution(**options)
     settings = explain(ServerConfig(), chosen.config, chosen.reasons, {*OPTIONS, *options})
     limits = limits_of(chosen.config)

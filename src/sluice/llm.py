@@ -110,7 +110,7 @@ class LLM:
         self._close = weakref.finalize(self, engine.close)  # also runs when an LLM is garbage
         has_tokenizer = (self.info.folder / "tokenizer.json").is_file()
         try:
-            self._tokenizer = Tokenizer.from_folder(self.info.folder) if has_tokenizer else None
+            self._tokenizer = Tokenizer.from_folder(self.info.folder, chat=False) if has_tokenizer else None
         except BaseException:
             self.close()
             raise

@@ -10,14 +10,13 @@ import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from serving import MEMORY, MODEL, TEMPLATE, Server, run, serving
+from serving import CHAT_TEMPLATE, MEMORY, MODEL, Server, run, serving
 from shadow_engine import LIMITS, PAGE_SIZE, VOCAB
 from sluice.engine.messages import Message, Submit
 from sluice.http.app import create_app
 from sluice.http.backend import Backend, Service
 from sluice.process.client import EngineClient
 from sluice.testing import oracle
-from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import FinishReason, Output, SamplingParams
 from tokenizer_makers import byte_tokenizer
@@ -171,7 +170,7 @@ async def submits_of(path: str, body: dict[str, Any], *, knows_priority: bool = 
             client.dispatch([Output(message.request_id, 0, (65,), 0, FinishReason.LENGTH)])
 
     client, backend = EngineClient(send), Backend()
-    tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate(TEMPLATE, {}))
+    tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE)
     limits = type(LIMITS)(VOCAB, LIMITS.max_model_len, LIMITS.max_total_tokens, knows_priority)
     backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, (), MEMORY))
     transport = httpx.ASGITransport(create_app(backend))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from serving import MODEL, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
+from sluice.http.tokenize import LONG_TEXT
+from sluice.text.chat_template import ChatTemplate
+from sluice.text.tokenizer import Tokenizer
+from tokenizer_makers import byte_tokenizer
 
 
 def test_a_text_and_back() -> None:
@@ -71,5 +78,43 @@ def test_bad_requests() -> None:
                 answer = await server.post(path, **body)
                 assert answer.status_code == status, (path, body)
                 assert said in answer.json()["error"]["message"], answer.text
+
+    run(test)
+
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
+def test_a_template_that_does_not_end_delays_only_chats() -> None:
+    """Neither the event loop nor the threads that tokenize wait for it."""
+
+    async def test() -> None:
+        async with serving() as server:
+            with closing(ChatTemplate(LOOP, {}, seconds=600)) as template:
+                tokenizer = Tokenizer(byte_tokenizer(), chat_template=template)
+                server.backend.open(replace(server.backend.service(), tokenizer=tokenizer))
+                body = {"messages": [{"role": "user", "content": "a" * LONG_TEXT}]}
+                chats = [asyncio.create_task(server.post("/tokenize", **body)) for _ in range(40)]
+                for _ in range(3):
+                    await server.complete(prompt="ab", max_tokens=2)
+                    assert (await server.post("/tokenize", prompt="a" * LONG_TEXT)).json()["count"] == LONG_TEXT
+                assert not any(chat.done() for chat in chats)
+            for chat in chats:
+                assert (await chat).status_code == 400
+
+    run(test)
+
+
+def test_a_long_text_of_a_template_is_not_tokenized() -> None:
+    """The template may make megabytes of a short conversation."""
+
+    async def test() -> None:
+        async with serving() as server:
+            with closing(ChatTemplate("{{ 'a' * 1000000 }}", {})) as template:
+                tokenizer = Tokenizer(byte_tokenizer(), chat_template=template)
+                server.backend.open(replace(server.backend.service(), tokenizer=tokenizer))
+                answer = await server.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
+                assert answer.json()["error"]["code"] == "context_length_exceeded"
+                assert "1000000 characters" in answer.json()["error"]["message"]
 
     run(test)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import suppress
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 
-from sluice.text import template_limits
+import processes
 from sluice.text.chat_template import ChatTemplate, ChatTemplateError
+from sluice.text.render_process import Renderer
 
 TALK = [{"role": "user", "content": "a\tb\nc"}]
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
@@ -57,7 +64,7 @@ HUNGRY = {
     "a wide center": "{{ 'a'|center(10 ** 10) }}",
     "a wide ljust": "{{ 'a'.ljust(10 ** 10) }}",
     "a wide ljust, caught in a variable": "{% set f = 'a'.ljust %}{{ f(10 ** 10) }}",
-    "wide tabs": "{{ messages[0].content.expandtabs(10 ** 10) }}",
+    "wide tabs": "{{ messages[0].content.expandtabs(10 ** 9) }}",
     "a wide indent": "{{ messages[0].content|indent(10 ** 10) }}",
     "a wide indent by name": "{{ messages[0].content|indent(width=10 ** 10, first=true) }}",
     "a wide format": "{{ '%9999999999d' % 1 }}",
@@ -75,52 +82,163 @@ HUNGRY = {
     "a tower of products": (
         "{% set x = namespace(n=9) %}{% for i in range(99) %}{% set x.n = x.n * x.n %}{% endfor %}{{ x.n > 0 }}"
     ),
+    "a wide ljust of bytes": "{{ ('a' * 1000).encode().ljust(10 ** 9) }}",
+    "many bytes of a number": "{{ (1).to_bytes(1500000000)|length }}",
     "a list of lists": "{% set x = namespace(s=[1]) %}{% for i in range(99) %}{% set x.s = x.s * 2 %}{% endfor %}",
 }
 
 
-@pytest.fixture
-def _little_memory() -> Iterator[None]:
-    """Limit the memory of the test, so that a template that gets through does not exhaust the machine's."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, before)
+LITTLE: dict[str, Any] = {"seconds": 0.05, "memory_mb": 64}
+"""Limits for templates that exceed any: a fortieth of the time and a sixteenth of the memory of a server's."""
 
 
-@pytest.mark.usefixtures("_little_memory")
+def stopped(source: str, talk: list[dict[str, str]] = TALK) -> str:
+    """The error of a template that must be stopped; a process of its own must not outlive it."""
+    with closing(ChatTemplate(source, {}, **LITTLE)) as template, pytest.raises(ChatTemplateError) as caught:
+        template.render(talk)
+    return str(caught.value)
+
+
 @pytest.mark.parametrize("case", HUNGRY)
-def test_a_hungry_template_is_stopped(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the limits, before memory runs out."""
-    monkeypatch.setattr(template_limits, "SECONDS", 0.05)  # two seconds, fifty times over
-    template = ChatTemplate(HUNGRY[case], {})
-    with pytest.raises(ChatTemplateError) as caught:
-        template.render(TALK)
-    assert "MemoryError" not in str(caught.value)
-    assert any(words in str(caught.value) for words in ("it ", "recursion", "Range too big")), str(caught.value)
+def test_a_hungry_template_is_stopped(case: str) -> None:
+    """By the limits of its process, in which it may do what it likes."""
+    said = stopped(HUNGRY[case])
+    assert "MemoryError" not in said
+    assert any(words in said for words in ("it runs", "it takes", "it makes", "recursion", "Range too big")), said
+
+
+TOO_LONG = "{% for i in range(40) %}{{ 'a' * 500000 }}{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [LOOP, "{% set x = 10 ** (10 ** 9) %}", "{% set x = 'a' * 10 ** 12 %}", TOO_LONG])
+def test_the_next_rendering_is_not_harmed(source: str) -> None:
+    """A process that was stopped is followed by another."""
+    with closing(ChatTemplate("{% if messages[1] %}" + source + "{% endif %}ok", {}, **LITTLE)) as template:
+        for _ in range(2):
+            with pytest.raises(ChatTemplateError, match=r"was stopped: it (runs|takes|makes)"):
+                template.render([*TALK, *TALK])
+            assert template.render(TALK) == "ok"
+
+
+def test_each_limit_says_what_it_is() -> None:
+    assert stopped("{% set x = 10 ** (10 ** 9) %}") == (
+        "the checkpoint's chat template was stopped: it runs for more than 0.05 seconds"
+    )
+    assert stopped("{% set x = 'a' * 10 ** 12 %}") == (
+        "the checkpoint's chat template was stopped: it takes more than 64 MiB of memory"
+    )
+    assert stopped(TOO_LONG) == ("the checkpoint's chat template was stopped: it makes more text than a chat can need")
+
+
+@pytest.mark.parametrize("depth", [10**3, 10**5])
+@pytest.mark.parametrize("source", ["{{ OPENEDmessagesCLOSED }}", "OPENED1CLOSED", "{{ [OPENED1CLOSED] }}"])
+def test_deep_nesting_is_an_error_of_the_template(source: str, depth: int) -> None:
+    """Neither the end of the server nor an error of its own."""
+    opened, closed = ("{% if 1 %}", "{% endif %}") if source.startswith("OPENED") else ("(", ")")
+    source = source.replace("OPENED", opened * depth).replace("CLOSED", closed * depth)
+    with closing(ChatTemplate(source, {}, **LITTLE)) as template, pytest.raises(ChatTemplateError):
+        template.start()
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 1|no_such_filter }}", "{{ " + "9" * 5000 + " }}", "{% for" * 99])
+def test_a_template_that_cannot_be_compiled_is_known_at_the_start(source: str) -> None:
+    with closing(ChatTemplate(source, {})) as template:
+        for _ in range(2):
+            with pytest.raises(ChatTemplateError, match="cannot be read"):
+                template.start()
 
 
 def test_constants_are_not_folded() -> None:
-    """A folded constant is computed when a server starts, without a budget."""
-    ChatTemplate("{% if false %}{{ 'a' * 10 ** 12 }}{{ 'a'|center(10 ** 10) }}{% endif %}ok", {})
+    """Or only those that are cheap: others would stop the template for what it may never need."""
+    source = "{% if false %}{{ 'a' * 10 ** 12 }}{{ 'a'|center(10 ** 10) }}{% endif %}ok"
+    with closing(ChatTemplate(source, {}, **LITTLE)) as template:
+        template.start()
+        assert template.render(TALK) == "ok"
+
+
+def test_to_compile_a_template_is_limited_too() -> None:
+    template = ChatTemplate("{{ 10 ** (10 ** 9) }}", {}, **LITTLE)
+    with closing(template), pytest.raises(ChatTemplateError, match=r"it runs for more than 0\.05 seconds"):
+        template.start()
 
 
 def test_a_rendering_has_its_own_budget() -> None:
-    """A rendering must not use up the budget of the next, even if it was stopped."""
-    template = ChatTemplate("{% for i in range(3) %}{{ 'a' * 1000000 }}{% endfor %}", {})
-    assert {len(template.render(TALK)) for _ in range(5)} == {3_000_000}
-    hungry = ChatTemplate(HUNGRY["doubling by ~"], {})
-    for _ in range(2):
-        with pytest.raises(ChatTemplateError):
-            hungry.render(TALK)
-        assert len(template.render(TALK)) == 3_000_000
+    """Renderings must not use up the time of those that follow."""
+    talk = [{"role": "user", "content": "word " * 100}] * 2000
+    with closing(ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {}, seconds=0.25)) as template:
+        spent = time.monotonic() + 1
+        while time.monotonic() < spent:
+            assert len(template.render(talk)) == 10**6
 
 
 def test_a_long_conversation_may_become_a_long_prompt() -> None:
     talk = [{"role": "user", "content": "word " * 100}] * 2000
-    template = ChatTemplate("{% for m in messages %}{{ m.role ~ ': ' + m.content|trim ~ '\n' }}{% endfor %}", {})
-    assert len(template.render(talk)) == 2000 * (len("user: ") + 499 + 1)
+    source = "{% for m in messages %}{{ m.role ~ ': ' + m.content|trim ~ '\n' }}{% endfor %}"
+    with closing(ChatTemplate(source, {})) as template:
+        assert len(template.render(talk)) == 2000 * (len("user: ") + 499 + 1)
+        assert len(template.render([{"role": "user", "content": "é😀" * 4_000_000}])) == 8_000_007
+
+
+def test_a_process_that_was_killed_is_replaced() -> None:
+    with closing(ChatTemplate("{{ messages[0].content }}", {})) as template:
+        for _ in range(2):
+            assert template.render(TALK) == "a\tb\nc"
+            child = process_of(template)
+            os.kill(child, signal.SIGKILL)
+            assert processes.ends(child, 10)
+
+
+def test_a_process_that_stands_still_is_replaced() -> None:
+    """Its processor time does not pass."""
+    with closing(ChatTemplate("{{ messages[0].content }}", {}, seconds=0.05)) as template:
+        template.start()
+        os.kill(process_of(template), signal.SIGSTOP)
+        with pytest.raises(ChatTemplateError, match="does not end"):
+            template.render([{"role": "user", "content": "x" * 10**6}])
+        assert template.render(TALK) == "a\tb\nc"
+
+
+def test_a_process_ends_with_its_template() -> None:
+    """Closed or forgotten, while it is idle or at work."""
+    for forget in (False, True):
+        template = ChatTemplate("{% if messages[1] %}" + LOOP + "{% endif %}ok", {}, seconds=60)
+        template.start()
+        child = process_of(template)
+        if forget:
+            del template
+            gc.collect()
+        else:
+            renderings = [template.submit([*TALK, *TALK]), template.submit(TALK)]
+            template.close()
+            for rendering in renderings:
+                with pytest.raises(ChatTemplateError):
+                    rendering.result(10)
+            with pytest.raises(ChatTemplateError, match="closed"):
+                template.submit(TALK)
+        assert processes.ends(child, 10)
+
+
+def test_a_process_ends_with_the_server() -> None:
+    """Even if the server cannot end it: its input ends."""
+    code = (
+        "import os, signal; from sluice.text.chat_template import ChatTemplate; template = ChatTemplate('', {});"
+        "template.start(); print(template._process._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    server = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    assert server.returncode == -signal.SIGKILL
+    assert processes.ends(int(server.stdout), 10)
+
+
+def test_a_process_inherits_no_files() -> None:
+    with open(__file__, "rb") as file, closing(ChatTemplate("", {})) as template:
+        os.set_inheritable(file.fileno(), True)
+        template.start()
+        assert {path.name for path in Path(f"/proc/{process_of(template)}/fd").iterdir()} == {"0", "1", "2"}
+
+
+def process_of(template: ChatTemplate) -> int:
+    assert template._process is not None
+    return template._process._process.pid
 
 
 ORDINARY: dict[str, tuple[str, str]] = {
@@ -160,7 +278,7 @@ ORDINARY: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("case", ORDINARY)
 def test_ordinary_templates_render(case: str) -> None:
     source, expected = ORDINARY[case]
-    assert ChatTemplate(source, {}).render(TALK) == expected
+    assert Renderer(source, {}).render(TALK) == expected
 
 
 ESCAPES = (
@@ -180,5 +298,5 @@ ESCAPES = (
 @pytest.mark.parametrize("source", ESCAPES)
 def test_no_way_out_of_the_sandbox(source: str) -> None:
     """Private attributes are refused or missing."""
-    with suppress(ChatTemplateError):
-        assert ChatTemplate(source, {}).render(TALK) == ""
+    with suppress(TemplateError, TypeError):
+        assert Renderer(source, {}).render(TALK) == ""

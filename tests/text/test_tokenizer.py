@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer, TokenizerError
 from tokenizer_makers import byte_fallback_bpe, byte_level_bpe, byte_tokenizer
 
@@ -35,6 +38,11 @@ def write(folder: Path, **files: object) -> Path:
     return folder
 
 
+def encode_chat(tokenizer: Tokenizer, talk: list[dict[str, str]]) -> list[int]:
+    """The ids of a conversation."""
+    return tokenizer.encode(asyncio.run(tokenizer.render_chat(talk)), add_special_tokens=False)
+
+
 @pytest.mark.parametrize("flags", [{}, {"add_bos_token": True}, {"add_bos_token": True, "add_eos_token": True}])
 @pytest.mark.parametrize("has_processor", [True, False])
 def test_bos_and_eos_are_those_of_transformers(tmp_path: Path, flags: dict[str, bool], has_processor: bool) -> None:
@@ -58,19 +66,19 @@ def test_chats_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     reference = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|end|>", chat_template=template)
     reference.save_pretrained(tmp_path)
     theirs = reference.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False)
-    assert Tokenizer.from_folder(tmp_path).encode_chat(TALK) == theirs
+    assert encode_chat(Tokenizer.from_folder(tmp_path), TALK) == theirs
 
 
 def test_the_template_file_takes_precedence_over_the_config(tmp_path: Path) -> None:
     folder = write(tmp_path, chat_template_jinja="from the file", tokenizer_config={"chat_template": "from config"})
     tokenizer = Tokenizer.from_folder(folder)
-    assert tokenizer.decode(tokenizer.encode_chat(TALK)) == "from the file"
+    assert tokenizer.decode(encode_chat(tokenizer, TALK)) == "from the file"
 
 
 def test_of_several_templates_the_default_is_used(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     tokenizer = Tokenizer.from_folder(write(tmp_path, tokenizer_config={"chat_template": named}))
-    assert tokenizer.decode(tokenizer.encode_chat(TALK)) == "plain"
+    assert tokenizer.decode(encode_chat(tokenizer, TALK)) == "plain"
 
 
 def test_messages_that_the_template_refuses(tmp_path: Path) -> None:
@@ -78,7 +86,7 @@ def test_messages_that_the_template_refuses(tmp_path: Path) -> None:
         write(tmp_path, chat_template_jinja=CHATML, tokenizer_config={"eos_token": "<|end|>"})
     )
     with pytest.raises(TokenizerError, match="refuses the messages: no role owl"):
-        tokenizer.encode_chat([{"role": "owl", "content": ""}])
+        encode_chat(tokenizer, [{"role": "owl", "content": ""}])
 
 
 @pytest.mark.parametrize("escape", ["messages.__class__.__mro__", "messages.append(1)", "''.join.__globals__"])
@@ -86,14 +94,27 @@ def test_a_template_cannot_leave_its_sandbox(tmp_path: Path, escape: str) -> Non
     """A template is a program that was downloaded."""
     tokenizer = Tokenizer.from_folder(write(tmp_path, chat_template_jinja="{{ " + escape + ".x.y }}"))
     with pytest.raises(TokenizerError, match="refuses the messages"):
-        tokenizer.encode_chat(TALK)
+        encode_chat(tokenizer, TALK)
+
+
+def test_the_process_of_the_template_is_started_only_for_chats(tmp_path: Path) -> None:
+    """The first chat must not wait for it; a library without chats must not start it."""
+    folder = write(tmp_path, chat_template_jinja="text")
+    with closing(Tokenizer.from_folder(folder)) as tokenizer:
+        assert tokenizer._chat_template is not None
+        process = tokenizer._chat_template._process
+        assert process is not None
+        assert process.is_running
+        assert encode_chat(tokenizer, TALK) == tokenizer.encode("text")
+        assert tokenizer._chat_template._process is process
+    assert not Tokenizer.from_folder(folder, chat=False).has_chat_template
 
 
 def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(write(tmp_path))
     assert not tokenizer.has_chat_template
     with pytest.raises(TokenizerError, match="no chat template"):
-        tokenizer.encode_chat(TALK)
+        encode_chat(tokenizer, TALK)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +166,9 @@ def test_text_must_be_unicode() -> None:
     """JSON may contain half of a surrogate pair, which has no UTF-8 form."""
     with pytest.raises(TokenizerError, match="surrogate"):
         Tokenizer(byte_tokenizer()).encode("a\ud83d")
+    tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate("", {}))
+    with pytest.raises(TokenizerError, match=r"valid Unicode, got the unpaired surrogate '\\ud83d' at 1"):
+        encode_chat(tokenizer, [{"role": "user", "content": "a\ud83d"}])
 
 
 def test_truncation_in_the_file_is_ignored() -> None:

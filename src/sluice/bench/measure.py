@@ -92,7 +92,7 @@ def _counter(folder: Path) -> CountText:
     from sluice.text.tokenizer import Tokenizer, TokenizerError
 
     try:
-        tokenizer = Tokenizer.from_folder(folder)
+        tokenizer = Tokenizer.from_folder(folder, chat=False)
     except TokenizerError as error:
         raise BenchError(f"--tokenizer: {error}") from error
     return lambda text: len(tokenizer.encode(text, add_special_tokens=False))
@@ -117,7 +117,7 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     link = ThreadLink(timer)
     engine, info = build_engine(EngineConfig.from_options(engine_options), link, progress=True)
     has_tokenizer = (info.folder / "tokenizer.json").is_file()
-    own_eos = Tokenizer.from_folder(info.folder).eos_token_ids if has_tokenizer else frozenset()
+    own_eos = Tokenizer.from_folder(info.folder, chat=False).eos_token_ids if has_tokenizer else frozenset()
     target = EngineTarget(
         link,
         info.limits,

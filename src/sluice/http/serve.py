@@ -201,14 +201,15 @@ async def live(
     """
     ready = await supervisor.start()
     tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
-    name = metrics.model = server.served_model_name or ready.model
-    eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
-    freeze_gc()
-    settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
-    backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings, ready.memory))
-    print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
-    how = await supervisor.run()
-    backend.close(how)
+    with contextlib.closing(tokenizer):
+        name = metrics.model = server.served_model_name or ready.model
+        eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
+        freeze_gc()
+        settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
+        backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings, ready.memory))
+        print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
+        how = await supervisor.run()
+        backend.close(how)
     print(f"sluice: error: {how}", file=sys.stderr)
     return how
 

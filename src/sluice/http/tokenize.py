@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any
 
@@ -76,16 +75,14 @@ def _characters(prompt: Prompt) -> int:
 
 
 async def _encode(service: Service, prompt: Prompt, param: str, *, add_special_tokens: bool = True) -> list[int]:
-    encode: Callable[[], list[int]]
-    match prompt:
-        case str():
-            encode = partial(service.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
-        case tuple():
-            encode = partial(service.tokenizer.encode_chat, prompt)
-        case _:
-            return prompt
+    if isinstance(prompt, list):
+        return prompt
     try:
-        return encode() if _characters(prompt) < LONG_TEXT else await asyncio.to_thread(encode)
+        if isinstance(prompt, tuple):
+            prompt, add_special_tokens = await service.tokenizer.render_chat(prompt), False
+            _check_length(service, prompt, param)
+        encode = partial(service.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
+        return encode() if len(prompt) < LONG_TEXT else await asyncio.to_thread(encode)
     except TokenizerError as error:
         raise bad_request(str(error), param=param) from error
 

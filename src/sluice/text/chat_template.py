@@ -1,102 +1,261 @@
-"""Renders chat messages to a prompt with the checkpoint's chat template, in a sandbox with limits (`template_limits`).
+"""Renders chat messages to a prompt with the checkpoint's chat template, in a process that can be killed.
 
-The template and its special tokens come from the checkpoint, never from a request. Templates follow Hugging Face's
-conventions: blocks are trimmed, and `raise_exception`, `strftime_now`, `tojson`, `{% generation %}` and loop controls
-are available.
+A template is a program that was downloaded: it may run forever, or make texts of any size. It is compiled and rendered
+in a process of its own (`render_process`), which limits its processor time and memory. This module starts that process,
+exchanges frames with it over a socket, and starts another one when it has ended.
 """
 
 from __future__ import annotations
 
-import json
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+import weakref
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
 
-import jinja2
-from jinja2 import nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
+import msgspec
 
-from sluice.text.template_limits import BUDGET, BoundedEnvironment, Budget, bounded_filter
-
-REFUSALS = (
-    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError),
-    *(RecursionError, MemoryError),
-)
-"""Exceptions of a template that refuses the messages, or does not work with them."""
+SECONDS = 2.0
+"""Processor time to compile the template, and of each rendering."""
+MEMORY_MB = 1024
+"""Memory of the process beyond what it has at its start, in MiB."""
+FREE_BYTES = 1 << 24
+BYTES_PER_BYTE = 16
+"""A prompt may have `FREE_BYTES`, and so many for each byte of its messages."""
+START_SECONDS = 30.0
+"""Time of the process to start and to compile the template."""
+WAIT_FACTOR = 5.0
+"""Time to wait for a rendering, in multiples of its processor time, which other processes compete for."""
+END_SECONDS = 1.0
+"""Time for a process that closed its socket to end."""
+OUT_OF_MEMORY = 3
+"""Exit status of a process whose template exceeded its memory."""
+SIZE = struct.Struct("<Q")
+"""What a frame begins with: its length in bytes."""
 
 
 class ChatTemplateError(ValueError):
+    """The template cannot be compiled, it refuses the messages, or it was stopped."""
+
+
+class Load(msgspec.Struct, array_like=True):
+    """The first frame to the process: the template, and its limits as in `ChatTemplate`. A conversation is a list."""
+
+    source: str
+    special_tokens: dict[str, str]
+    seconds: float
+    memory_mb: int
+
+
+class Rendered(msgspec.Struct, tag=True):
+    """The answer to a conversation: the prompt. To `Load`: an empty text."""
+
+    text: str
+
+
+class Refused(msgspec.Struct, tag=True):
     """The template cannot be compiled, or it refuses the messages."""
+
+    reason: str
 
 
 class ChatTemplate:
-    """A compiled template, and the special tokens it may use (`bos_token`, ...)."""
+    """A template and the special tokens it may use (`bos_token`, ...). It renders one conversation at a time.
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        self._special_tokens = dict(special_tokens)
-        try:
-            self._template = _environment().from_string(source)
-        except jinja2.TemplateError as error:
-            raise ChatTemplateError(f"the checkpoint's chat template cannot be read: {error}") from error
+    The process is started by `start`, or by the first rendering. It ends with `close`, with this object, or with this
+    process, whichever is first.
+
+    Args:
+        seconds: limit of the processor time to compile the template, and of each rendering.
+        memory_mb: limit of the memory that a rendering takes, in MiB.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        seconds: float = SECONDS,
+        memory_mb: int = MEMORY_MB,
+    ) -> None:
+        self._load = Load(source, dict(special_tokens), seconds, memory_mb)
+        self._worker = ThreadPoolExecutor(1, "chat-template")
+        """It alone uses the process."""
+        self._process: _RenderProcess | None = None
+        self._is_closed = False
+
+    def start(self) -> None:
+        """Start the process, and compile the template.
+
+        Raises:
+            ChatTemplateError: the template cannot be compiled.
+        """
+        self._worker.submit(self._started).result()
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the prompt for the next assistant message.
+        """Return the prompt for the next assistant message; as `submit`, for a caller that may wait."""
+        return self.submit(messages).result()
+
+    def submit(self, messages: Sequence[Mapping[str, str]]) -> Future[str]:
+        """Begin to render the prompt for the next assistant message, when those before it are rendered.
 
         Args:
             messages: each with "role" and "content".
 
         Raises:
-            ChatTemplateError: the template refuses these messages, with its own text.
+            ChatTemplateError: (the future) the template refuses these messages, with its own text, or was stopped.
+            UnicodeEncodeError: (the future) a message has an unpaired surrogate.
         """
-        budget = BUDGET.set(Budget.of(sum(len(text) for message in messages for text in message.values())))
+        self._check_open()
+        return self._worker.submit(self._render, messages)
+
+    def close(self) -> None:
+        """End the process, and fail the renderings that have not ended. Does not wait."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._process is not None:
+            self._process.kill()
+        self._worker.submit(self._end)
+        self._worker.shutdown(wait=False)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ChatTemplateError("the chat template is closed")
+
+    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        frame = msgspec.msgpack.encode(messages)
+        process = self._started()
+        longest = FREE_BYTES + BYTES_PER_BYTE * len(frame)
+        match self._exchange(process, frame, WAIT_FACTOR * self._load.seconds, longest):
+            case Rendered(text):
+                return text
+            case Refused(reason):
+                raise ChatTemplateError(f"the checkpoint's chat template refuses the messages: {reason}")
+
+    def _started(self) -> _RenderProcess:
+        """Return the process, a new one if there is none or it has ended."""
+        self._check_open()
+        if self._process is not None and self._process.is_running:
+            return self._process
+        self._end()
         try:
-            return self._template.render(
-                messages=[dict(message) for message in messages],
-                tools=None,
-                documents=None,
-                add_generation_prompt=True,
-                **self._special_tokens,
-            )
-        except REFUSALS as error:
-            reason = str(error) or type(error).__name__
-            raise ChatTemplateError(f"the checkpoint's chat template refuses the messages: {reason}") from error
-        finally:
-            BUDGET.reset(budget)
+            self._process = _RenderProcess()
+        except OSError as error:
+            raise ChatTemplateError(f"the process that renders chat templates cannot be started: {error}") from error
+        self._finalizer = weakref.finalize(self, self._process.end)
+        self._check_open()  # `close` kills a process that it finds; this one it may have missed
+        answer = self._exchange(self._process, msgspec.msgpack.encode(self._load), START_SECONDS, FREE_BYTES)
+        if isinstance(answer, Refused):
+            self._end()
+            raise ChatTemplateError(f"the checkpoint's chat template cannot be read: {answer.reason}")
+        return self._process
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._finalizer()
+            self._process = None
+
+    def _exchange(self, process: _RenderProcess, frame: bytes, seconds: float, longest: int) -> Rendered | Refused:
+        """Send a frame and return the answer; end the process if there is none."""
+        try:
+            return process.exchange(frame, time.monotonic() + seconds, longest)
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            reason = self._why_it_ended(process, error)
+            self._end()
+            raise ChatTemplateError(f"the checkpoint's chat template was stopped: it {reason}") from error
+
+    def _why_it_ended(self, process: _RenderProcess, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return "does not end"
+        if isinstance(error, _TooLong):
+            return "makes more text than a chat can need"
+        status = process.status()
+        if status == OUT_OF_MEMORY:
+            return f"takes more than {self._load.memory_mb} MiB of memory"
+        if status == -signal.SIGPROF:
+            return f"runs for more than {self._load.seconds:g} seconds"
+        return f"made its process send no answer: {error}" if status is None else f"ended its process: status {status}"
 
 
-class _Generation(Extension):
-    """Accepts `{% generation %}`, which marks the assistant's text for training and has no effect here."""
-
-    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it like this)
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+class _TooLong(OSError):
+    """An answer is longer than a prompt can be."""
 
 
-def _environment() -> BoundedEnvironment:
-    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    environment.filters["tojson"] = bounded_filter("tojson", _tojson)
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
+class _RenderProcess:
+    """A process that renders, and the socket to it. Only `kill` may be called by several threads."""
 
+    def __init__(self) -> None:
+        """
+        Raises:
+            OSError: it cannot be started.
+        """
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "sluice.text.render_process"],
+                    stdin=theirs.fileno(),  # its end shows the process that the server has ended
+                    stdout=theirs.fileno(),
+                    start_new_session=True,  # Ctrl-C in a terminal reaches only the server
+                )
+            except BaseException:
+                self._socket.close()
+                raise
 
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return plain JSON; jinja2's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
 
+    def exchange(self, frame: bytes, deadline: float, longest: int) -> Rendered | Refused:
+        """Send a frame and return the answer.
 
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
+        Args:
+            deadline: by the monotonic clock.
+            longest: bytes that the answer may have.
 
+        Raises:
+            OSError, EOFError, MsgspecError: there is no answer. The process is of no more use.
+        """
+        self._wait_until(deadline)
+        self._socket.sendall(SIZE.pack(len(frame)))
+        self._socket.sendall(frame)
+        (size,) = SIZE.unpack(self._receive(SIZE.size, deadline))
+        if size > longest:
+            raise _TooLong
+        answer: Rendered | Refused = msgspec.msgpack.decode(self._receive(size, deadline), type=Rendered | Refused)
+        return answer
 
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
+    def _receive(self, size: int, deadline: float) -> bytearray:
+        received = bytearray(size)
+        rest = memoryview(received)
+        while rest:
+            self._wait_until(deadline)
+            count = self._socket.recv_into(rest)
+            if count == 0:
+                raise EOFError("it ended")
+            rest = rest[count:]
+        return received
+
+    def _wait_until(self, deadline: float) -> None:
+        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+
+    def status(self) -> int | None:
+        """Return the exit status, as `Popen.returncode`; None if the process has not ended."""
+        try:
+            return self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        """Kill the process, and wait until it has ended."""
+        self._process.kill()
+        self._process.wait()
+        self._socket.close()

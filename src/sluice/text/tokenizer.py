@@ -6,6 +6,7 @@ Reads `tokenizer.json` (the format of the `tokenizers` library) and, if they exi
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -26,7 +27,10 @@ class TokenizerError(ValueError):
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer. It holds no state of any request, so several threads may use it."""
+    """A checkpoint's tokenizer. It holds no state of any request, so several threads may use it.
+
+    With a chat template that has been started, it holds a process, which `close` ends.
+    """
 
     def __init__(
         self,
@@ -48,8 +52,11 @@ class Tokenizer:
         self.eos_token_ids = frozenset(eos_token_ids)
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer:
+    def from_folder(cls, folder: Path, *, chat: bool = True) -> Tokenizer:
         """Load the tokenizer of a checkpoint.
+
+        Args:
+            chat: start the checkpoint's chat template too, if it has one.
 
         Raises:
             TokenizerError: `tokenizer.json` is missing, or a file cannot be read; the message names it.
@@ -60,9 +67,11 @@ class Tokenizer:
         special = _special_tokens(settings)
         _add_missing_tokens(backend, settings, special, folder)
         _apply_bos_eos(backend, settings, special)
-        template = _chat_template_source(folder, settings)
+        source = _chat_template_source(folder, settings) if chat else None
+        chat_template = None if source is None else ChatTemplate(source, special)
         try:
-            chat_template = None if template is None else ChatTemplate(template, special)
+            if chat_template is not None:
+                chat_template.start()
         except ChatTemplateError as error:
             raise TokenizerError(f"{folder}: {error}") from error
         return cls(backend, eos_token_ids=_eos_ids(folder, backend, special), chat_template=chat_template)
@@ -90,27 +99,36 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise TokenizerError(
-                f"the text must be valid Unicode, got the unpaired surrogate {text[error.start]!r} at {error.start}"
-            ) from error
+            raise _not_unicode(error) from error
         # Only the batch call releases the GIL.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Return the ids of a conversation, up to the beginning of the assistant's next message.
+    async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """Return the text of a conversation, up to the beginning of the assistant's next message.
+
+        It has its special tokens already: encode it with `add_special_tokens=False`.
+
+        Args:
+            messages: each with "role" and "content".
 
         Raises:
-            TokenizerError: the checkpoint has no chat template, or its template refuses the messages.
+            TokenizerError: the checkpoint has no chat template, or its template refuses the messages or was stopped.
         """
         if self._chat_template is None:
             raise TokenizerError(
                 "the checkpoint has no chat template, so it cannot chat; use /v1/completions with a prompt"
             )
         try:
-            text = self._chat_template.render(messages)
+            return await asyncio.wrap_future(self._chat_template.submit(messages))
         except ChatTemplateError as error:
             raise TokenizerError(str(error)) from error
-        return self.encode(text, add_special_tokens=False)
+        except UnicodeEncodeError as error:
+            raise _not_unicode(error) from error
+
+    def close(self) -> None:
+        """End the process of the chat template, if there is one. Does not wait."""
+        if self._chat_template is not None:
+            self._chat_template.close()
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of a list of ids. Without special tokens it equals the pieces of a `detokenizer`."""
@@ -123,6 +141,11 @@ class Tokenizer:
     def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
         """Return a detokenizer for text that continues `prompt`."""
         return Detokenizer(self._vocabulary, prompt)
+
+
+def _not_unicode(error: UnicodeEncodeError) -> TokenizerError:
+    surrogate = error.object[error.start]
+    return TokenizerError(f"the text must be valid Unicode, got the unpaired surrogate {surrogate!r} at {error.start}")
 
 
 def _vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
