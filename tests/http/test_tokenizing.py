@@ -90,7 +90,7 @@ def test_a_template_that_does_not_end_delays_only_chats() -> None:
 
     async def test() -> None:
         async with serving() as server:
-            with closing(ChatTemplate(LOOP, {}, seconds=600)) as template:
+            with closing(ChatTemplate(LOOP, {}, seconds=600, timeout=600)) as template:
                 tokenizer = Tokenizer(byte_tokenizer(), chat_template=template)
                 server.backend.open(replace(server.backend.service(), tokenizer=tokenizer))
                 body = {"messages": [{"role": "user", "content": "a" * LONG_TEXT}]}

@@ -28,8 +28,8 @@ BYTES_PER_BYTE = 16
 """A prompt may have `FREE_BYTES`, and so many for each byte of its messages."""
 START_SECONDS = 30.0
 """Time of the process to start and to compile the template."""
-WAIT_FACTOR = 5.0
-"""Time to wait for a rendering, in multiples of its processor time, which other processes compete for."""
+TIMEOUT = 10.0
+"""Seconds to wait for a rendering: more than its processor time, for which other processes compete."""
 END_SECONDS = 1.0
 """Time for a process that closed its socket to end."""
 OUT_OF_MEMORY = 3
@@ -72,6 +72,7 @@ class ChatTemplate:
     Args:
         seconds: limit of the processor time to compile the template, and of each rendering.
         memory_mb: limit of the memory that a rendering takes, in MiB.
+        timeout: seconds to wait for a rendering.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class ChatTemplate:
         *,
         seconds: float = SECONDS,
         memory_mb: int = MEMORY_MB,
+        timeout: float = TIMEOUT,
     ) -> None:
         self._load = Load(source, dict(special_tokens), seconds, memory_mb)
+        self._timeout = timeout
         self._worker = ThreadPoolExecutor(1, "chat-template")
         """It alone uses the process."""
         self._process: _RenderProcess | None = None
@@ -131,7 +134,7 @@ class ChatTemplate:
         frame = msgspec.msgpack.encode(messages)
         process = self._started()
         longest = FREE_BYTES + BYTES_PER_BYTE * len(frame)
-        match self._exchange(process, frame, WAIT_FACTOR * self._load.seconds, longest):
+        match self._exchange(process, frame, self._timeout, longest):
             case Rendered(text):
                 return text
             case Refused(reason):
@@ -171,7 +174,7 @@ class ChatTemplate:
 
     def _why_it_ended(self, process: _RenderProcess, error: Exception) -> str:
         if isinstance(error, TimeoutError):
-            return "does not end"
+            return "does not end in time"
         if isinstance(error, _TooLong):
             return "makes more text than a chat can need"
         status = process.status()
