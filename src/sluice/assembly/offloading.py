@@ -95,6 +95,7 @@ def offload_limits(config: OffloadConfig, sizes: Sizes, costs: Costs) -> Offload
         pair_cost=costs.pair,
         load_cost=costs.load,
         reports_loads=sizes.tier is Tier.DISK,
+        selects_ahead=(window or Full()).foresees,
     )
 
 

@@ -6,7 +6,8 @@ they take turns, and each has what the other leaves. One chunk is open at a time
 complete, it is the next request's turn.
 
 Where blocks are read from a disk, they are read ahead from the moment that a chunk is begun, by a slice without work
-items, and a work item is planned once all its blocks were reported as loaded (`OpenChunk.ready`).
+items, and a work item is planned once all its blocks were reported as loaded (`OpenChunk.ready`). A chunk is begun in
+the step that completes the one before, so that its first blocks have come when it is its turn.
 """
 
 from __future__ import annotations
@@ -50,9 +51,23 @@ def plan_offloaded(state: SchedulerState, limits: OffloadLimits, batch: BatchBui
         request = next_request(state, limits, kinds)
         state.open_chunk = None if request is None else opened(state, limits, request, batch)
     chunk = state.open_chunk
-    if chunk is None or not kinds.have(chunk.request) or awaits_loads(state):
+    if chunk is None or not kinds.have(chunk.request) or awaits_loads(state) or not chunk.request.wants_chunk():
         return 0
-    return plan_slice(state, limits, chunk, batch, room)
+    cost = plan_slice(state, limits, chunk, batch, room)
+    if state.open_chunk is None and limits.reports_loads and limits.selects_ahead and kinds.prefill:
+        begin_next(state, limits, batch, kinds)
+    return cost
+
+
+def begin_next(state: SchedulerState, limits: OffloadLimits, batch: BatchBuilder, kinds: Kinds) -> None:
+    """Begin the next chunk in the step that completes one, if it has blocks to read: they are read meanwhile.
+
+    Its token may be one that this step samples. It is needed when the chunk's first work item is planned.
+    """
+    request = next_request(state, limits, kinds, is_early=True)
+    if request is not None and lease_of(request).stored:
+        state.open_chunk = opened(state, limits, request, batch)
+        plan_slice(state, limits, state.open_chunk, batch, room=0)
 
 
 def is_prefill(request: Request) -> bool:
@@ -60,10 +75,17 @@ def is_prefill(request: Request) -> bool:
     return request.scheduled < request.prefill_end
 
 
-def next_request(state: SchedulerState, limits: OffloadLimits, kinds: Kinds) -> Request | None:
-    """Return the request whose turn it is: of those that can go on, the one that had no chunk for longest."""
+def next_request(
+    state: SchedulerState, limits: OffloadLimits, kinds: Kinds, *, is_early: bool = False
+) -> Request | None:
+    """Return the request whose turn it is: of those that can go on, the one that had no chunk for longest.
+
+    Args:
+        is_early: it may be one that cannot go on before its samples in flight are known.
+    """
     for request in state.offloaded.values():
-        if kinds.have(request) and request.wants_chunk() and length_of(state, limits, request) > 0:
+        wants = request.num_outputs + request.pending < request.max_tokens if is_early else request.wants_chunk()
+        if kinds.have(request) and wants and length_of(state, limits, request) > 0:
             return request
     return None
 

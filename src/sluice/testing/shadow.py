@@ -203,7 +203,7 @@ class ShadowRunner:
         slice_errors = [
             RowError(index, error)
             for index, part in enumerate(plan.slices)
-            if (error := self._work(plan, part)) is not None
+            if part.stop and (error := self._work(part)) is not None
         ]
         written: set[tuple[int, int]] = set()
         for chunk in plan.chunks:
@@ -214,6 +214,11 @@ class ShadowRunner:
         prompt = tuple(
             () if chunk.slot in self._lost else self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets
         )
+        for part in plan.slices:
+            if not part.stop:
+                self._stored[part.chunk.slot].extend(part.stored_pages)
+                self._slices[part.chunk.slot] = part
+                self.tiers.read_ahead(plan.step, part.total)
         return BatchResult(
             plan.step,
             sampled,
@@ -224,7 +229,7 @@ class ShadowRunner:
             slice_errors=tuple(slice_errors),
         )
 
-    def _work(self, plan: BatchPlan, part: ChunkSlice) -> str | None:
+    def _work(self, part: ChunkSlice) -> str | None:
         """Look at everything that a slice of offloaded work may look at. Return why it failed, if it did."""
         chunk = part.chunk
         self._stored[chunk.slot].extend(part.stored_pages)
@@ -232,8 +237,6 @@ class ShadowRunner:
         goes_on = before is not None and before.chunk == chunk and before.stop == part.first
         assert goes_on or not part.first, f"{part} after {before}"
         self._slices[chunk.slot] = part
-        if part.stop == 0:
-            self.tiers.read_ahead(plan.step, part.total)
         self._num_slices += 1
         if chunk.slot in self._lost or self._read_fails(self._num_slices - 1):
             self._lost.add(chunk.slot)

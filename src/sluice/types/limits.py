@@ -90,6 +90,9 @@ class OffloadLimits:
     """Whether blocks are read ahead from a disk: then a work item is planned once `engine.messages.BlocksLoaded` has
     reported that all its blocks are loaded. Otherwise loads are never late, and any work item may be planned."""
 
+    selects_ahead: bool = True
+    """Whether the blocks that a chunk attends to are known before its tokens are."""
+
     def groups(self, base_pages: int, *, is_decode: bool) -> int:
         """Return the groups of blocks in each layer, for a chunk after `base_pages` pages on the tier."""
         blocks = -(-base_pages // self.block_pages)

@@ -24,7 +24,7 @@ from sluice.runner.forwards import Model
 from sluice.runner.inputs import UNREAD
 from sluice.runner.last_tokens import LastTokens
 from sluice.runner.offload.attention import OffloadedAttention, OffloadedContext
-from sluice.runner.offload.coroutine import UNWINDING, Coroutine
+from sluice.runner.offload.coroutine import UNWINDING, Coroutine, may_not_pause
 from sluice.runner.offload.loaders import Loader, LoadTotals
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Full, SparsePolicy
@@ -72,11 +72,13 @@ class _HalfDone:
     """Work items that may be done, from the first one on."""
     begun: int = 0
     """Work items that were begun."""
+    pause: Callable[[], None] = may_not_pause
+    """Pauses the forward."""
 
-    def begin_item(self, pause: Callable[[], None]) -> None:
+    def begin_item(self) -> None:
         """Go on with one more work item, once it may be done."""
         while self.begun == self.granted:
-            pause()
+            self.pause()
         self.begun += 1
 
 
@@ -199,7 +201,6 @@ class Offloader:
             raise ValueError(f"work items {part.first} to {part.stop} of {part.chunk} follow on {self._half_done}")
         self._drop()
         shape = self._state.shape
-        batch = offloaded_batch(part, shape.page_size, self._state.last_tokens, shape.device)
         queue = _same_queue(shape.device)
         context = OffloadedContext(
             slot=part.chunk.slot,
@@ -213,27 +214,31 @@ class Offloader:
 
         @torch.inference_mode()
         def forward(pause: Callable[[], None]) -> torch.Tensor:
-            attention = OffloadedAttention(
-                self._attention,
-                self._layers,
-                self.ring_kv,
-                self._reader,
-                self._policy,
-                context,
-                self._shape.group_blocks,
-                lambda: half_done.begin_item(pause),
-            )
+            half_done.pause = pause
             with queue:  # CUDA's current stream is a property of the thread
+                batch = offloaded_batch(part, shape.page_size, self._state.last_tokens, shape.device)
                 return self._model.forward(batch, self._state.kv, attention)
 
         half_done = self._half_done = _HalfDone(part.chunk, step, Coroutine(forward, self._thread))
+        attention = OffloadedAttention(
+            self._attention,
+            self._layers,
+            self.ring_kv,
+            self._reader,
+            self._policy,
+            context,
+            self._shape.group_blocks,
+            half_done.begin_item,
+        )
         return half_done
 
     def _go_on(self, half_done: _HalfDone, part: ChunkSlice) -> torch.Tensor | None:
-        """Do the work items of a slice of the chunk that is half done."""
+        """Do the work items of a slice of the chunk that is half done. Without any, the forward runs only if the policy
+        needs queries: the chunk's token may not be sampled yet."""
         forward = half_done.forward
         half_done.granted = part.stop
-        forward.resume(inline=part.completes and not forward.has_begun)
+        if part.stop or not self._policy.foresees:
+            forward.resume(inline=part.completes and not forward.has_begun)
         assert forward.is_over == part.completes, f"{part} left {half_done}"
         if not part.completes:
             self._loader.did(half_done.step, part.stop)

@@ -99,8 +99,8 @@ class Lawful:
         check_plan(self.state, self.scheduler.limits, plan)
         self._preemptions_are_bounded()
         self._decodes_go_first(plan)
-        self._chunks_tile(plan)
         self._slices_wait_for_their_blocks(plan)
+        self._chunks_tile(plan)
         rows = self._rows_follow(plan)
         self._writes_are_undisturbed(plan, rows)
         self.in_flight.append((plan, rows))
@@ -209,7 +209,7 @@ class Lawful:
                 require(goes_on, f"law 8: {each} follows {before}")
             elif request.id in opened:
                 self._next_start[request.id] = request.cached
-            if before is None or before.chunk != each.chunk:
+            if before is None or before.chunk != each.chunk or each.stop == 0:
                 self._begun_in[request.id] = plan.step
             opened.discard(request.id)
             start = self._next_start.get(request.id)
@@ -232,7 +232,7 @@ class Lawful:
         """16. No work item is planned before its blocks were reported as loaded, where loads are reported."""
         for each in plan.slices:
             if each.base and self.state.kv.offload.limits.reports_loads:
-                ready = self._ready.get(self._begun_in[each.chunk.request_id], 0)
+                ready = self._ready.get(self._begun_in.get(each.chunk.request_id, -1), 0)
                 require(each.stop <= ready, f"law 16: {each} is planned when {ready} work items are ready")
 
     def _rows_follow(self, plan: BatchPlan) -> dict[int, tuple[int, ...]]:
@@ -242,6 +242,7 @@ class Lawful:
             self._rows[new.slot] = []
             self._stored_rows[new.slot] = []
         rows: dict[int, tuple[int, ...]] = {}
+        bases: dict[int, int] = {}
         for each in plan.slices:
             lease = self.state.requests[each.chunk.request_id].lease
             row = self._stored_rows[each.chunk.slot]
@@ -256,7 +257,11 @@ class Lawful:
             assert isinstance(lease, OffloadLease)
             end = self.state.kv.pages_for(each.chunk.end)
             require(each.pages == lease.window_pages(base, end), f"law 5: {each} is not where {lease} has it")
-            rows[each.chunk.request_id] = each.pages
+            before = rows.get(each.chunk.request_id, ())  # of the chunk that this step completes
+            rows[each.chunk.request_id] = (
+                before + each.pages[len(before) and bases[each.chunk.request_id] + len(before) - base :]
+            )
+            bases.setdefault(each.chunk.request_id, base)
         for chunk in resident(plan):
             row = self._rows[chunk.slot]
             row.extend(chunk.new_pages)
@@ -269,7 +274,7 @@ class Lawful:
     def _writes_are_undisturbed(self, plan: BatchPlan, rows: dict[int, tuple[int, ...]]) -> None:
         """9 and 10, over plans in flight: no row writes a page that a row of another request may be using."""
         size = self.state.kv.page_size
-        bases = {each.chunk.request_id: each.base // size for each in plan.slices}
+        bases = {each.chunk.request_id: each.base // size for each in reversed(plan.slices)}
         for chunk in (*resident(plan), *(each.chunk for each in plan.slices)):
             base = bases.get(chunk.request_id, 0)
             written = set(rows[chunk.request_id][chunk.start // size - base : -(-chunk.end // size) - base])

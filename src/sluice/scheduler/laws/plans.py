@@ -10,7 +10,7 @@ from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.laws.pages import require
 from sluice.scheduler.offloading import ALONE
 from sluice.scheduler.state import SchedulerState
-from sluice.types import BatchPlan, Chunk, SchedulerLimits
+from sluice.types import BatchPlan, Chunk, ChunkSlice, SchedulerLimits
 
 
 def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
@@ -81,7 +81,7 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
 def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
     """8, for one plan: each request has one row, decodes come first, chunks are cut on page boundaries, and a chunk
     samples if and only if it reaches the end of what is known."""
-    ids = [chunk.request_id for chunk in (*resident(plan), *(each.chunk for each in plan.slices))]
+    ids = [chunk.request_id for chunk in (*resident(plan), *(each.chunk for each in working(plan)))]
     require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
     done = tuple(each.chunk for each in plan.slices if each.completes)
     require(plan.chunks[len(plan.chunks) - len(done) :] == done, f"law 8: plan {plan.step} ends with other than {done}")
@@ -146,6 +146,11 @@ def resident(plan: BatchPlan) -> tuple[Chunk, ...]:
     return plan.chunks[: len(plan.chunks) - sum(each.completes for each in plan.slices)]
 
 
+def working(plan: BatchPlan) -> list[ChunkSlice]:
+    """Return the slices with work items: all but one that begins a chunk."""
+    return [each for each in plan.slices if each.stop]
+
+
 def row_of(state: SchedulerState, chunk: Chunk) -> list[int]:
     """Return the pages of a resident chunk's request."""
     lease = state.requests[chunk.request_id].lease
@@ -157,7 +162,11 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
     """7, for offloaded work: one slice a step; with the prefill beside it, it costs no more than the step may, unless
     it is a single work item."""
     size = state.kv.page_size
-    require(len(plan.slices) <= 1, f"law 7: plan {plan.step} works on {len(plan.slices)} offloaded chunks")
+    require(len(working(plan)) <= 1, f"law 7: plan {plan.step} works on {len(working(plan))} offloaded chunks")
+    begun = len(plan.slices) - len(working(plan))
+    require(
+        begun <= 1 and not any(each.stop == 0 for each in plan.slices[:-1]), f"law 7: plan {plan.step} begins {begun}"
+    )
     for each in plan.slices:
         offload = state.kv.offload.limits
         length, per_layer = each.chunk.length, each.total // offload.num_layers
