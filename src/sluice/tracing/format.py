@@ -253,9 +253,9 @@ def as_written(plan: BatchPlan) -> BatchPlan:
     )
 
 
-def without_tokens(part: ChunkSlice) -> ChunkSlice:
+def without_tokens(piece: ChunkSlice) -> ChunkSlice:
     """Return a slice without the tokens of its chunk."""
-    return part._replace(chunk=part.chunk._replace(token_ids=(), targets=()))
+    return piece._replace(chunk=piece.chunk._replace(token_ids=(), targets=()))
 
 
 def decode_header(line: bytes) -> Header:

@@ -106,8 +106,8 @@ class Converter:
             if (since := self._waits_since.pop(chunk.request_id, None)) is not None and since < start:
                 yield _slice(thread, "waits", since, start, {})
             args = _chunk_args(plan, chunk, counts.get(chunk.request_id, 0))
-            if (part := slices.get(chunk.request_id)) is not None:
-                args |= {"from item": part.first, "to item": part.stop, "of items": part.total}
+            if (piece := slices.get(chunk.request_id)) is not None:
+                args |= {"from item": piece.first, "to item": piece.stop, "of items": piece.total}
             yield _slice(thread, name if name == "decode" else f"{name} {chunk.length}", start, end, args)
             self._ran_until[chunk.request_id] = end
         yield from self._ends(record.ends, end)
