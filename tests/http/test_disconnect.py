@@ -7,6 +7,7 @@ on for thousands of steps.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 from serving import Caller, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN
 from sluice.engine.messages import Abort
+from sluice.http.calls import RequestLog
+from sluice.http.errors import CLIENT_LEFT
 from sluice.types import FinishReason
 
 LONG = {"prompt": "a", "max_tokens": MAX_MODEL_LEN - 1}
@@ -39,17 +42,24 @@ def test_a_stream_comes_token_by_token_and_ends_with_its_client() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("prompt", ["a", ["a", "b", "c"]])
-def test_leaving_before_the_first_token(stream: bool, prompt: object) -> None:
-    """Noticing only when the next token is written leaves a long prefill running for a client that has left."""
+def test_leaving_before_the_first_token(stream: bool, prompt: object, caplog: pytest.LogCaptureFixture) -> None:
+    """Noticing only when the next token is written leaves a long prefill running for a client that has left.
+
+    Log and metrics have the same status for it, whether it streams or not.
+    """
+    caplog.set_level(logging.INFO, "sluice.requests")
 
     async def test() -> None:
-        async with serving() as server:
+        async with serving(listeners=[RequestLog()]) as server:
             caller = Caller(server, "/v1/completions", LONG | {"prompt": prompt, "stream": stream})
             while not server.client.num_open:
                 await asyncio.sleep(0)
             caller.leave()
             await caller.call
             assert server.client.num_open == 0
+            assert server.metrics.http == {("/v1/completions", "POST", CLIENT_LEFT): 1}
+            (line,) = caplog.messages
+            assert line.startswith("POST /v1/completions client left: ")
 
     run(test)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sluice.http.errors import ApiError
+from sluice.http.errors import CLIENT_LEFT, ApiError
 from sluice.process.logs import REQUEST_ID
 from sluice.types import FinishReason, SamplingParams
 
@@ -36,7 +36,7 @@ class Call:
     handler: str = ""
     """The path of its route, such as `/v1/models/{name:path}`; empty if no route has this path."""
     status: int = 0
-    """0: the call ended before it was answered."""
+    """499 (`CLIENT_LEFT`): the client left before the answer. 0: the server ended before it."""
     streams: bool = False
     """It is answered with server-sent events."""
     first_chunk: float | None = None
@@ -134,7 +134,8 @@ class RequestLog:
             return
         facts = facts_of(call)
         words = [f"{name} {value}" for name, value in facts.items() if name not in ("method", "path", "status")]
-        message = f"{call.method} {call.path} {call.status or 'client left'}: {', '.join(words)}"
+        status = {CLIENT_LEFT: "client left", 0: "cut off"}.get(call.status, call.status)
+        message = f"{call.method} {call.path} {status}: {', '.join(words)}"
         REQUESTS.info("%s", message, extra={"request_id": call.request_id, **facts})
 
 

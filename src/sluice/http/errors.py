@@ -14,7 +14,7 @@ RETRY_SECONDS = 5
 LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
 """Characters. A message names the value that it refuses, which may be megabytes long."""
 CLIENT_LEFT = 499
-"""The status in logs and traces of a call whose client left; it is sent to no client."""
+"""The status in logs, metrics and traces of a call whose client left before the answer."""
 
 
 class ApiError(Exception):

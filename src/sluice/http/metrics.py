@@ -79,7 +79,7 @@ class Metrics(Observer):
         """Requests with a beginning of their prompt in the cache."""
         self.finished: Counter[FinishReason] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()
-        """Calls by handler, method and status; status 0 for clients that left before the answer."""
+        """Calls by handler, method and status, as in `Call`."""
         self.prompt_lengths = Histogram(TOKENS)
         self.output_lengths = Histogram(TOKENS)
         self.max_tokens = Histogram(TOKENS)
