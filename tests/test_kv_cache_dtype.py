@@ -10,6 +10,7 @@ import torch
 
 from paged import Row, forward_batch
 from sluice import LLM, SamplingParams
+from sluice.assembly.devices import resolve_here
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.attention.base import Attention, LayerKV, PagedKV
@@ -78,3 +79,9 @@ def test_a_prompt_in_two_chunks() -> None:
 def test_what_cannot_read_them_is_refused(backend: str) -> None:
     with pytest.raises(ConfigError, match=r"fp8_e4m3 needs --attention-backend triton, got (reference|native)"):
         loaded(attention_backend=backend, kv_cache_dtype="fp8_e4m3")
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
+def test_refused_before_a_model_is_loaded(name: str) -> None:
+    with pytest.raises(ConfigError, match="--kv-cache-dtype (must be one of auto, fp8_e4m3|fp8_e4m3 needs)"):
+        resolve_here(EngineConfig.from_options({"device": "cpu", "kv_cache_dtype": name}))

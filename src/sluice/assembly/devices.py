@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import torch
 
 from sluice.assembly.resolve import Resolution, resolve
-from sluice.attention.select import choose_attention
+from sluice.attention.select import backend_named, choose_attention, kv_dtype
 from sluice.config import ConfigError, EngineConfig, threads_from_environment
 from sluice.device.machine import usable_cores, usable_processors
 from sluice.native.library import NAMES, KernelsUnavailable, Library
@@ -45,8 +45,8 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
     """Resolve open options, the device included, on this machine. What depends on the loaded model stays open.
 
     Raises:
-        ConfigError: as `pick_device`, `resolve` and `choose_kernels`; or threads that this machine or device does not
-            have.
+        ConfigError: as `pick_device`, `resolve`, `choose_kernels`, `choose_attention` and `kv_dtype`; or threads that
+            this machine or device does not have.
     """
     device = pick_device(config.model.device)
     kernels = choose_kernels(config.model.cpu_kernels, device.type)
@@ -64,6 +64,7 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
     attention = choose_attention(config.model.attention_backend, device, kernels.name)
     if attention.reason is not None:
         reasons["attention_backend"] = attention.reason
+    kv_dtype(config.model.kv_cache_dtype, backend_named(attention.name))  # checked before minutes of loading
     model = replace(
         config.model,
         device=str(device),
