@@ -83,5 +83,5 @@ def test_what_cannot_read_them_is_refused(backend: str) -> None:
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3"])
 def test_refused_before_a_model_is_loaded(name: str) -> None:
-    with pytest.raises(ConfigError, match="--kv-cache-dtype (must be one of auto, fp8_e4m3|fp8_e4m3 needs)"):
+    with pytest.raises(ConfigError, match=r"--kv-cache-dtype (must be one of auto, fp8_e4m3|fp8_e4m3 needs)"):
         resolve_here(EngineConfig.from_options({"device": "cpu", "kv_cache_dtype": name}))

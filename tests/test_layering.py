@@ -34,7 +34,7 @@ ARROWS = {
         "device": "config attention",
         "tiers": "types device",
         "runner": "types kv faults footprint attention models native triton device tiers",
-        "testing": "types engine device runner",
+        "testing": "types engine attention device runner",
         "tracing": "types config scheduler engine",
         "assembly": "types config faults limits footprint scheduler engine native attention models device tiers runner"
         " tracing",

@@ -15,7 +15,7 @@ from benchmarks.on_gpu.setting import Setting
 from sluice.attention.base import Attention, ForwardBatch, LayerKV
 from sluice.attention.select import backend_named
 from sluice.attention.spec import AttentionSpec
-from sluice.attention.static import StaticAttention
+from sluice.testing.device import StaticAttention
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 32, 8, 128, 64
 AIMS = {"decode": 0.9, "extend": 0.7}

@@ -14,7 +14,6 @@ from sluice.assembly.load import use_triton
 from sluice.assembly.resolve import resolve
 from sluice.attention.base import Attention
 from sluice.attention.select import backend_named
-from sluice.attention.static import StaticAttention
 from sluice.config import EngineConfig
 from sluice.device.queues import cuda_queues, inline_queues, pinned_host_buffer, plain_host_buffer
 from sluice.device.transport import Transport, staged_transport
@@ -31,7 +30,7 @@ from sluice.runner.logit_ops import TORCH_LOGIT_OPS
 from sluice.runner.runner import TorchRunner
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import ManualLink
-from sluice.testing.device import recorded_steps
+from sluice.testing.device import StaticAttention, recorded_steps
 from sluice.types import BatchPlan, BatchResult, SamplingParams
 
 STATIC = "static"

@@ -11,7 +11,6 @@ import torch
 
 import tiny_models
 from sluice.attention.base import Attention, ForwardBatch
-from sluice.attention.static import StaticAttention
 from sluice.device.queues import DeviceQueues, inline_queues, plain_host_buffer
 from sluice.device.transport import staged_transport, transport_for
 from sluice.engine.messages import Submit
@@ -22,7 +21,7 @@ from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.graphs import Captured, CudaCapture, DecodeGraphs, graph_sizes
 from sluice.runner.runner import TorchRunner
 from sluice.testing import ManualLink
-from sluice.testing.device import late_queues, recorded_steps
+from sluice.testing.device import StaticAttention, late_queues, recorded_steps
 from sluice.types import SamplingParams
 from worlds import Bench, World, limits_of
 

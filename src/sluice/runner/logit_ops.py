@@ -1,9 +1,12 @@
-"""The large operations on logits, as an interface that is chosen once for a device. `TorchLogitOps` defines it."""
+"""The large operations on logits, as an interface that is chosen once for a device.
+
+`LogitOps` defines each operation in plain torch. Its subclass computes the same in fewer passes over the logits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
@@ -28,12 +31,12 @@ class PenaltyValues(NamedTuple):
     presence: torch.Tensor
 
 
-class LogitOps(Protocol):
-    """Operations of a step after the model, each of which reads rows as long as the vocabulary."""
+class LogitOps:
+    """Operations of a step after the model, in plain torch. Each of them reads rows as long as the vocabulary."""
 
     def sample(self, logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup]) -> torch.Tensor:
         """Return one token for each row, as `sampler.sample` does."""
-        ...
+        return sampler.sample(logits, params, groups)
 
     def penalize(
         self,
@@ -52,31 +55,7 @@ class LogitOps(Protocol):
             table_rows: [P] int64, the row of `tables` of each.
             values: of P rows.
         """
-        ...
-
-    def totals(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return log(sum(exp(logits))) of each row of [R, vocab]: [R], float64 for float64, else float32.
-
-        NaN where a row holds NaN or +inf, or nothing above -inf.
-        """
-        ...
-
-
-class TorchLogitOps:
-    """The operations in plain torch."""
-
-    def sample(self, logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup]) -> torch.Tensor:
-        return sampler.sample(logits, params, groups)
-
-    def penalize(
-        self,
-        logits: torch.Tensor,
-        rows: torch.Tensor,
-        tables: TokenTables,
-        table_rows: torch.Tensor,
-        values: PenaltyValues,
-    ) -> None:
-        """Penalise some rows at a time: the work takes several times their memory."""
+        # Some rows at a time: the work takes several times their memory.
         per_slice = max(1, SLICE_ELEMENTS[logits.device.type] // logits.shape[1])
         for start in range(0, len(rows), per_slice):
             part = slice(start, start + per_slice)
@@ -86,6 +65,10 @@ class TorchLogitOps:
             logits.index_copy_(0, rows[part], changed)
 
     def totals(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return log(sum(exp(logits))) of each row of [R, vocab]: [R], float64 for float64, else float32.
+
+        NaN where a row holds NaN or +inf, or nothing above -inf.
+        """
         total = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32).logsumexp(-1)
         return total.masked_fill_(~total.isfinite(), torch.nan)
 
@@ -99,4 +82,4 @@ def penalized(logits: torch.Tensor, tables: TokenTables, values: PenaltyValues) 
     return logits - frequency * outputs - presence * (outputs > 0)
 
 
-TORCH_LOGIT_OPS = TorchLogitOps()
+TORCH_LOGIT_OPS = LogitOps()

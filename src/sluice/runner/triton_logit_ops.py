@@ -1,4 +1,4 @@
-"""`LogitOps` by Triton's kernels: a few launches for all rows, nothing sorted or widened. Torch does float64."""
+"""`LogitOps` by Triton's kernels: a few launches for all rows, nothing sorted or widened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sluice.runner.logit_ops import TORCH_LOGIT_OPS, PenaltyValues, TokenTables
+from sluice.runner.logit_ops import LogitOps, PenaltyValues, TokenTables
 from sluice.runner.sampler import SLICE_ELEMENTS, RowGroup, RowKind, SamplingRows
 from sluice.triton.penalties import penalize
 from sluice.triton.sampling import sample_rows
@@ -15,12 +15,12 @@ from sluice.triton.totals import totals
 RANKED = (RowKind.SHORT, RowKind.FULL)
 
 
-class TritonLogitOps:
-    """The operations on a CUDA device."""
+class TritonLogitOps(LogitOps):
+    """The operations by Triton's kernels. Torch computes float64."""
 
     def sample(self, logits: torch.Tensor, params: SamplingRows, groups: Sequence[RowGroup]) -> torch.Tensor:
         if logits.dtype == torch.float64:
-            return TORCH_LOGIT_OPS.sample(logits, params, groups)
+            return super().sample(logits, params, groups)
         ranked = [group.rows for group in groups if group.kind in RANKED]
         return sample_rows(
             _dense_rows(logits),
@@ -38,13 +38,13 @@ class TritonLogitOps:
         values: PenaltyValues,
     ) -> None:
         if logits.dtype == torch.float64:
-            TORCH_LOGIT_OPS.penalize(logits, rows, tables, table_rows, values)
+            super().penalize(logits, rows, tables, table_rows, values)
             return
         # On a CPU the values are rows of a table, with gaps.
         penalize(logits, rows, *tables, table_rows, *(value.contiguous() for value in values))
 
     def totals(self, logits: torch.Tensor) -> torch.Tensor:
-        return TORCH_LOGIT_OPS.totals(logits) if logits.dtype == torch.float64 else totals(_dense_rows(logits))
+        return super().totals(logits) if logits.dtype == torch.float64 else totals(_dense_rows(logits))
 
 
 def _dense_rows(logits: torch.Tensor) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Public fakes of a device: queues and captured steps that keep every promise of a real device's, and no other.
 
-LateQueue       runs work as late, or as early, as the events between the queues allow
-recorded_steps  replays captured work with the tensors of the capture, as a CUDA graph does
+LateQueue        runs work as late, or as early, as the events between the queues allow
+recorded_steps   replays captured work with the tensors of the capture, as a CUDA graph does
+StaticAttention  reads lengths of decodes on the device only, so that a captured step can hold it
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import AttentionSpec
 from sluice.device.queues import DeviceQueues, Event
 from sluice.runner.graphs import Captured
 
@@ -158,3 +162,25 @@ def recorded_steps(work: Callable[[], torch.Tensor]) -> Captured:
     with tape:
         output = work()
     return Captured(output, tape.replay)
+
+
+class StaticAttention(Attention):
+    """Attention that reads every page of every row of decodes. Other steps are computed as the reference does."""
+
+    def __init__(self) -> None:
+        self._reference = ReferenceAttention()
+
+    def attend(
+        self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if batch.num_decodes < len(batch.q_lens) or spec.softcap is not None or need_lse:
+            return self._reference.attend(q, kv, batch, spec, need_lse=need_lse)
+        k, v = (pages.flatten(1, 2) for pages in kv.gather(batch.page_table))
+        k, v = (each.repeat_interleave(q.shape[1] // kv.kv_heads, dim=2) for each in (k, v))
+        positions = torch.arange(k.shape[1], device=q.device)
+        seen = positions < batch.kv_lens[:, None]
+        if spec.window is not None:
+            seen &= positions >= batch.kv_lens[:, None] - spec.window
+        scores = (q[:, None] * k).sum(-1) * spec.scale
+        weights = scores.masked_fill(~seen[..., None], -torch.inf).softmax(1)
+        return (weights[..., None] * v.masked_fill(~seen[..., None, None], 0)).sum(1), None
