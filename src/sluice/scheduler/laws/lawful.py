@@ -99,6 +99,8 @@ class Lawful:
         check_plan(self.state, self.scheduler.limits, plan)
         self._preemptions_are_bounded()
         self._decodes_go_first(plan)
+        for new in plan.new_slots:
+            self._slices.pop(new.request_id, None)  # of an earlier admission
         self._slices_wait_for_their_blocks(plan)
         self._chunks_tile(plan)
         rows = self._rows_follow(plan)
@@ -204,13 +206,14 @@ class Lawful:
         opened = {new.request_id for new in plan.new_slots}
         for each in plan.slices:
             request, before = self.state.requests[each.chunk.request_id], self._slices.pop(each.chunk.request_id, None)
-            if each.first:
-                goes_on = before is not None and before.chunk == each.chunk and before.stop == each.first
-                require(goes_on, f"law 8: {each} follows {before}")
-            elif request.id in opened:
+            if request.id in opened:
                 self._next_start[request.id] = request.cached
-            if before is None or before.chunk != each.chunk or each.stop == 0:
+            if before is None:
                 self._begun_in[request.id] = plan.step
+                require(each.first == 0, f"law 8: {each} follows none")
+            else:
+                goes_on = before.chunk == each.chunk and before.stop == each.first < each.stop
+                require(goes_on, f"law 8: {each} follows {before}")
             opened.discard(request.id)
             start = self._next_start.get(request.id)
             require(each.chunk.start == start, f"law 8: {each} should start at {start}")
@@ -232,7 +235,8 @@ class Lawful:
         """16. No work item is planned before its blocks were reported as loaded, where loads are reported."""
         for each in plan.slices:
             if each.base and self.state.kv.offload.limits.reports_loads:
-                ready = self._ready.get(self._begun_in.get(each.chunk.request_id, -1), 0)
+                has_begun = each.chunk.request_id in self._slices
+                ready = self._ready.get(self._begun_in[each.chunk.request_id], 0) if has_begun else 0
                 require(each.stop <= ready, f"law 16: {each} is planned when {ready} work items are ready")
 
     def _rows_follow(self, plan: BatchPlan) -> dict[int, tuple[int, ...]]:
