@@ -43,8 +43,10 @@ def test_a_ring_that_memory_has_no_room_for_is_refused() -> None:
     """An allocator's error at the start, or a machine that runs out of memory as the ring fills."""
     kv = KVSizes(28, 8, 128, 2)
     assert room_beside_ring(CONFIG, kv, 32 << 21) == 32 << 20
-    told = "--ring-blocks 8 of --ring-block-tokens 1024 take 33554432 bytes, but 33554431 are free; at most 1023 tokens"
-    with pytest.raises(ConfigError, match=told):
+    message = (
+        "--ring-blocks 8 of --ring-block-tokens 1024 take 33554432 bytes, but 33554431 are free; at most 1023 tokens"
+    )
+    with pytest.raises(ConfigError, match=message):
         room_beside_ring(CONFIG, kv, (32 << 20) - 1)
     assert room_beside_ring(OffloadConfig(), kv, 1) == 1
 

@@ -98,7 +98,7 @@ def test_prefixes_are_read_where_they_lie(folder: Path, resident: list[list[int]
 
 
 def test_memory_is_what_was_predicted(folder: Path, tmp_path: Path) -> None:
-    """Device memory that grows with the context, or that nobody counted."""
+    """Device memory that grows with the context, or that is not counted."""
     with streaming(folder, tmp_path / "pages", ring_blocks=4, ring_block_tokens=16) as llm:
         before = llm.memory_report()
         llm.generate(LONG[:1], GREEDY)

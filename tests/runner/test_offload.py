@@ -81,8 +81,8 @@ def test_offloaded_hidden_states_are_those_of_the_resident_run(
     name: str, page_size: int, chunk: int, ring: RingShape, models: dict[str, Any]
 ) -> None:
     """A group that is skipped, read twice, merged with the wrong weight or seen at the wrong positions changes what
-    the last layer gives; so does a ring slot that is refilled too early. Chunks are cut at random places between units
-    of work, and end in decodes."""
+    the last layer gives; so does a buffer of the ring that is refilled too early. Chunks are cut at random places
+    between work items, and end in decodes."""
     model, spec = models[name]
     draw = random.Random(f"{name} {page_size}")
     driver = Driver.of(

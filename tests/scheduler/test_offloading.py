@@ -256,7 +256,7 @@ def test_a_bad_copy_of_what_is_on_the_device_is_made_anew() -> None:
     assert len(bench.link.tokens(2)) == 2
 
 
-def test_nobody_new_reads_a_bad_copy_that_somebody_still_reads() -> None:
+def test_no_new_request_reads_a_bad_copy_that_another_still_reads() -> None:
     """Streams that follow each other closely would keep a damaged page alive, and all but the first fail by it."""
     runner = RecordingRunner(
         ShadowRunner(
@@ -380,7 +380,9 @@ def test_a_step_with_offloaded_work_keeps_every_budget(limits: dict[str, int], m
     ],
     ids=["windows", "what one may need", "what is left", "the tier"],
 )
-def test_what_keeps_a_stream_out_is_told(num_pages: int, lengths: tuple[int, ...], bound: Bound) -> None:
+def test_what_keeps_an_offloaded_request_out_is_reported(
+    num_pages: int, lengths: tuple[int, ...], bound: Bound
+) -> None:
     """Whoever looks for what to enlarge would enlarge the step."""
     world = replace(WORLD, num_pages=num_pages, limits=limits_of(chunk=32))
     submits = [Submit(request_id, prompt(length, request_id), resolved(4)) for request_id, length in enumerate(lengths)]
@@ -388,7 +390,7 @@ def test_what_keeps_a_stream_out_is_told(num_pages: int, lengths: tuple[int, ...
     assert plans[0].bound_by is bound
 
 
-def test_nobody_who_is_offloaded_passes_one_who_waits_for_the_tier() -> None:
+def test_no_offloaded_request_passes_one_that_waits_for_the_tier() -> None:
     """Smaller ones would keep the longest waiting for as long as they come."""
     world = replace(WORLD, num_pages=24, tiers=TierLimits(disk_pages=60))
     submits = [Submit(0, prompt(100), resolved(40)), Submit(1, prompt(100, 1), resolved(40))]
