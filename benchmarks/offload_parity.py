@@ -1,6 +1,6 @@
 """Compare prompts longer than the KV pool with the same prompts in a pool that holds them, token for token, in float32.
 
-    python benchmarks/make_checkpoint.py --shape llama-3.2-1b-tiny --out build/checkpoints/llama-3.2-1b-tiny
+    python benchmarks/make_checkpoint.py --shape llama-3.2-1b --tiny --out build/checkpoints/llama-3.2-1b-tiny
     python benchmarks/offload_parity.py --checkpoint build/checkpoints/llama-3.2-1b-tiny --disk build/pages \
         --json benchmarks/results/offload_parity.json
 
