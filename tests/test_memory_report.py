@@ -36,7 +36,7 @@ def test_what_is_allocated(dtype: str, size: int, kernels: str, folder: Path) ->
     before = held()
     with LLM(folder, dtype=dtype, page_size=32, max_total_tokens=100_000, cpu_kernels=kernels) as llm:
         report = llm.memory_report()
-        padding = kernels == "auto" and dtype == "bfloat16"  # a page that belongs to nobody, where steps are captured
+        padding = kernels == "auto" and dtype == "bfloat16"  # a page for padding, where steps are captured
         pages = 100_000 // 32 + (padding and llm.info.config.model.cpu_kernels != "torch")
         assert report["pool_bytes"] == pages * 32 * 2 * NUM_LAYERS * NUM_KV_HEADS * HEAD_DIM * size
         assert report["device_kv_bytes"] == report["pool_bytes"] + report["ring_bytes"]
@@ -48,7 +48,7 @@ def test_what_is_allocated(dtype: str, size: int, kernels: str, folder: Path) ->
 
 
 def test_a_tier_on_the_disk(folder: Path, tmp_path: Path) -> None:
-    """What a file takes of the disk, and what the machine's owner is told."""
+    """The space that a file takes on the disk, and the space that is reported."""
     file = tmp_path / "pages"
     with LLM(folder, page_size=32, max_total_tokens=640, kv_disk=file, kv_disk_bytes=1 << 20) as llm:
         report = llm.memory_report()
@@ -62,7 +62,7 @@ def test_a_tier_on_the_disk(folder: Path, tmp_path: Path) -> None:
 def test_requests_that_cannot_be(folder: Path) -> None:
     """A prediction for a length that would be refused."""
     llm = LLM(folder, page_size=32, max_total_tokens=640)
-    with pytest.raises(LimitError, match="a request of 641 tokens was asked about, but the KV pool is 640"):
+    with pytest.raises(LimitError, match="a request of 641 tokens, but the KV pool is 640"):
         llm.memory_report(641)
     with pytest.raises(LimitError, match="length must be at least 2"):
         llm.memory_report(1)

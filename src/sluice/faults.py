@@ -81,8 +81,8 @@ def _fault(part: str) -> Fault:
         return Fault(kind, _count(where) if token is None else None, token, _seconds(seconds) if equals else 0.0)
     except ValueError:
         raise FaultError(
-            f"{part!r} is no fault; a fault is crash, hang, alloc, nan or drop with @STEP, or slow@STEP=SECONDS; but"
-            " for drop, @token:ID may stand in the place of @STEP"
+            f"{part!r} is not a fault; accepted are crash, hang, alloc, nan or drop with @STEP, and slow@STEP=SECONDS;"
+            " all but drop take @token:ID instead of @STEP"
         ) from None
 
 

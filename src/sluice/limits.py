@@ -87,7 +87,7 @@ class Limits:
                 f"length must be at least 2, a token of prompt and one of output, got {length!r}", param="length"
             )
         if length > self.max_request_tokens:
-            raise self._too_long(f"a request of {length} tokens was asked about", length, "length")
+            raise self._too_long(f"a request of {length} tokens", length, "length")
 
     def check_sampling(self, prompt: Sequence[int], sampling: SamplingParams) -> int:
         """Check a prompt as `check` does, and its sampling parameters against the vocabulary and the room.

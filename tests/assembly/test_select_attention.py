@@ -52,7 +52,7 @@ def test_on_a_cpu() -> None:
     """The compiled kernels where there are any; what needs a GPU is refused with an alternative."""
     assert choose_attention("auto", CPU, "avx2") == AttentionChoice("native", "--cpu-kernels avx2")
     assert choose_attention("auto", CPU, "torch").name == "reference"
-    with pytest.raises(ConfigError, match="native: it needs compiled kernels of a cpu; use --attention-backend refe"):
+    with pytest.raises(ConfigError, match="native: it needs the compiled CPU kernels; use --attention-backend refe"):
         choose_attention("native", CPU, "torch")
     with pytest.raises(ConfigError, match="flashinfer: it needs --device cuda, got cpu; use --attention-backend refe"):
         choose_attention("flashinfer", CPU, "torch")

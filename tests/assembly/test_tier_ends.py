@@ -208,7 +208,7 @@ def test_an_engine_that_follows_another_serves_without_a_file_in_use(
         with pytest.raises(ConfigError, match="in use by another engine"):
             build_engine(config, BlockingLink(), progress=False)
         assert follower(config) is None
-    assert "in use by another engine, and was so for 0.1 s: this engine serves without it" in caplog.text
+    assert "in use by another engine, and was so for 0.1 s; this engine runs without it" in caplog.text
     assert follower(config) == str(path)
 
 
@@ -223,5 +223,5 @@ def test_a_disk_that_does_not_even_show_a_header(
     with pytest.raises(ConfigError, match="its disk gave no answer for"):
         build_engine(config, BlockingLink(), progress=False)
     assert follower(config) is None
-    assert "gave no answer for 0.1 s: this engine serves without it" in caplog.text
+    assert "gave no answer for 0.1 s; this engine runs without it" in caplog.text
     came_back.set()

@@ -72,7 +72,7 @@ def test_the_file_of_another_model_begins_empty_and_says_so(
         cached(llm)
     with small(other, tmp_path / "pages") as llm:
         assert cached(llm) == [0] * 4
-    assert f"--kv-disk {tmp_path / 'pages'} begins empty: it holds the KV of other weights" in caplog.text
+    assert f"--kv-disk {tmp_path / 'pages'} starts empty: it holds the KV of other weights" in caplog.text
     with small(other, tmp_path / "pages", page_size=4) as llm:
         assert cached(llm) == [0] * 4
     assert "it holds pages of 8, not 4" in caplog.text
@@ -174,9 +174,9 @@ def test_a_large_page_takes_a_step_of_its_own(folder: Path, tmp_path: Path) -> N
 
 
 def test_what_was_found_is_logged(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A restart of which nobody can say whether it kept its cache."""
+    """A restart without a log line that says whether it kept its cache."""
     with small(folder, tmp_path / "pages") as llm:
         cached(llm, PROMPTS[:1])
     with caplog.at_level(logging.INFO, "sluice.disk"):
         small(folder, tmp_path / "pages").close()
-    assert "holds 5 pages from before" in caplog.text
+    assert "holds 5 pages of an earlier engine" in caplog.text

@@ -203,10 +203,10 @@ def test_a_result_file_gives_back_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "is no result of sluice bench --json"),
-        ("{}", "is no result of sluice bench --json"),
-        ("[1]", "is no result of sluice bench --json"),
-        ("\udcff", "is no result of sluice bench --json"),
+        ("", "is not a result of sluice bench --json"),
+        ("{}", "is not a result of sluice bench --json"),
+        ("[1]", "is not a result of sluice bench --json"),
+        ("\udcff", "is not a result of sluice bench --json"),
     ],
 )
 def test_files_that_are_no_results(tmp_path: Path, content: str, said: str) -> None:

@@ -21,7 +21,7 @@ from sluice.http.options import check_server
         ({"drain_timeout": -1}, "--drain-timeout must be a number of at least 0, got -1"),
         ({"inject_fault": "crash@1"}, "--inject-fault 'crash@1' needs --enable-fault-injection"),
         ({"enable_fault_injection": True}, "--enable-fault-injection needs a fault"),
-        ({"enable_fault_injection": True, "inject_fault": "boom"}, "--inject-fault: 'boom' is no fault"),
+        ({"enable_fault_injection": True, "inject_fault": "boom"}, "--inject-fault: 'boom' is not a fault"),
     ],
 )
 def test_refused(options: dict[str, Any], said: str) -> None:

@@ -421,5 +421,5 @@ def test_an_engine_that_is_killed_leaves_its_prefixes_to_the_next_one(tmp_path: 
         assert stops(process) == 0
         assert process.stderr is not None
         said = process.stderr.read()
-        assert "is in use by another engine, and was so for 5 s: this engine serves without it" in said
+        assert "is in use by another engine, and was so for 5 s; this engine runs without it" in said
         assert "Traceback" not in said

@@ -87,7 +87,7 @@ def test_a_store_that_fails_leaves_no_trace() -> None:
 
 
 def test_what_left_the_device_while_its_store_failed_is_gone() -> None:
-    """It lies nowhere, so nobody may find it."""
+    """It lies nowhere, so no lookup may find it."""
     kv = manager()
     compute(kv, A)
     copies, _ = kv.tiers.take_copies()
@@ -121,7 +121,7 @@ def test_a_copy_ends_once() -> None:
     compute(kv, A)
     (first, _), _ = kv.tiers.take_copies()
     kv.copied(CopyDone(first.ticket))
-    with pytest.raises(AssertionError, match="never planned"):
+    with pytest.raises(AssertionError, match="was not planned"):
         kv.copied(CopyDone(first.ticket))
 
 
@@ -168,7 +168,7 @@ def test_what_waits_to_be_stored_is_bounded_by_what_is_on_the_device() -> None:
 
 
 def test_what_no_tier_has_counts_as_lost_by_the_first() -> None:
-    """A dashboard that blames the disk for what a full device gave up and nobody wanted stored."""
+    """A dashboard that blames the disk for pages that a full device evicted and that were not to be stored."""
     kv = manager(host_pages=2, write_policy="selective")
     for prompt in (A, B, C):
         compute(kv, prompt)
@@ -243,7 +243,7 @@ def test_who_comes_back_from_a_runner_that_is_gone_is_not_heard() -> None:
 
 
 def test_what_was_on_its_way_from_a_runner_that_is_gone_has_not_come() -> None:
-    """A page that nobody wrote would be read as the beginning of a prompt."""
+    """A page that was never written would be read as the beginning of a prompt."""
     kv, known = manager(), array("i", B)
     compute(kv, B)
     end_copies(kv)

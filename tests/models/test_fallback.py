@@ -166,7 +166,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "attention of its own": (
         {"architectures": ["FalconForCausalLM"], "model_type": "falcon"},
-        "does not let others compute its attention",
+        "does not allow another attention function for it",
     ),
     "mixed layers": (
         {"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "num_hidden_layers": 2, "full_attn_idxs": [1]},
@@ -175,7 +175,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "quantised": (OLMO | {"quantization_config": {"quant_method": "fp8"}}, "its weights are quantised"),
     "remote code": (
         {"architectures": ["OursForCausalLM"], "model_type": "ours", "auto_map": {"AutoConfig": "ours.Config"}},
-        "OursForCausalLM comes with Python code of its own, which is never run",
+        "OursForCausalLM needs Python code from the checkpoint, which Sluice never runs",
     ),
     "unknown": (
         {"architectures": ["NewForCausalLM"], "model_type": "from_the_future"},
@@ -213,7 +213,7 @@ def test_a_window_that_is_not_passed_on_is_refused(tmp_path: Path) -> None:
     """transformers may apply a window of the config only through its mask, which our attention does not see."""
     config = transformers.Glm4Config(**(tiny_models.SIZES | {"pad_token_id": 0, "head_dim": 12, "sliding_window": 9}))
     tiny_models.made(transformers.Glm4ForCausalLM, config).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match="layer 0 asks for the window None, its config for 9"):
+    with pytest.raises(CheckpointError, match="layer 0 uses the window None, its config says 9"):
         load(tmp_path, "float32")
 
 

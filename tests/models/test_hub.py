@@ -134,7 +134,7 @@ def test_unknown_model(hub: str, tmp_path: Path) -> None:
 
 
 def test_hub_in_trouble(hub: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="'owner/broken' is no folder here and could not be downloaded"):
+    with pytest.raises(CheckpointError, match="'owner/broken' is not a local folder and could not be downloaded"):
         resolve_checkpoint("owner/broken", endpoint=hub, cache=tmp_path)
 
 
@@ -142,6 +142,8 @@ def test_no_connection(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
-    with pytest.raises(CheckpointError, match="'owner/tiny' is no folder here and could not be downloaded") as caught:
+    with pytest.raises(
+        CheckpointError, match="'owner/tiny' is not a local folder and could not be downloaded"
+    ) as caught:
         resolve_checkpoint("owner/tiny", endpoint=f"http://127.0.0.1:{port}", cache=tmp_path)
     assert "\n" not in str(caught.value)

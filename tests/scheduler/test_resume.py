@@ -87,14 +87,16 @@ def test_its_own_outputs_are_not_counted_as_cached_prompt() -> None:
 
 
 def test_nothing_left_to_do_is_refused() -> None:
-    with pytest.raises(ValueError, match="8 tokens were given already, max_tokens is 8"):
+    with pytest.raises(ValueError, match="8 tokens were already sent, max_tokens is 8"):
         bench_of().scheduler.scheduler.add(Submit(0, (1,), resolved(8), output_ids=(1,) * 8))
 
 
 @pytest.mark.parametrize("prompt_logprobs_sent", [-1, 3])
 def test_more_logprobs_sent_than_there_are_is_refused(prompt_logprobs_sent: int) -> None:
     """It would skip tokens of the prompt, or take pages whose logits are still wanted."""
-    with pytest.raises(ValueError, match=f"{prompt_logprobs_sent} log-probabilities of the prompt were sent, it has 2"):
+    with pytest.raises(
+        ValueError, match=f"{prompt_logprobs_sent} prompt log-probabilities were already sent, the prompt has 2"
+    ):
         bench_of().scheduler.scheduler.add(
             Submit(0, (1,) * 3, replace(resolved(8), prompt_logprobs=0), prompt_logprobs_sent=prompt_logprobs_sent)
         )

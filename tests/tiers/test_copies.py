@@ -176,7 +176,7 @@ def test_a_load_of_another_page_than_was_meant_fails(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_in_host_memory_is_a_failed_load() -> None:
-    """Memory without error correction, or somebody who writes there: any bit of any word."""
+    """Memory without error correction, or another writer: any bit of any word."""
     kv = plain_kv(torch.float32)
     rig = Rig.of(kv, None)
     fill(kv, 0, seed=1)
@@ -255,7 +255,7 @@ def test_copies_that_cannot_be_are_refused_before_any_begins(copy: PageCopy, pro
         rig.run(store(1, DEVICE, 0, DISK, 0), copy)
     assert rig.told.empty()
     rig.close()
-    with pytest.raises(PlanError, match="nothing to copy to"):
+    with pytest.raises(PlanError, match="there is no tier"):
         NoTiers().check(BatchPlan(0, (), (), copies=(copy,)))
 
 

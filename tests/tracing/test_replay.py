@@ -181,8 +181,8 @@ def test_a_scheduler_that_breaks_is_named(tmp_path: Path) -> None:
     [
         ("add", lambda record: record.pop("prompt"), "request 0 has no prompt"),
         ("step", lambda record: record.pop("tokens"), "step 0 has neither tokens nor an error"),
-        ("step", lambda record: record.update(number=0), "call 0 is there twice"),
-        ("step", lambda record: record.update(number=1), "call 1 is there twice"),
+        ("step", lambda record: record.update(number=0), "call 0 occurs twice"),
+        ("step", lambda record: record.update(number=1), "call 1 occurs twice"),
         ("header", lambda record: record["setup"].update(num_pages=0), "at least one page, got 0"),
         ("header", lambda record: record.update(token_ids=False), "without token ids"),
     ],

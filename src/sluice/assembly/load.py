@@ -89,7 +89,7 @@ def _load_kernels(config: ModelConfig, device: torch.device, reasons: Mapping[st
         torch.set_num_threads(config.threads)
     if config.cpu_kernels == TORCH:
         if device.type == "cpu" and "cpu_kernels" in reasons:
-            LOGGER.warning("torch computes, more slowly: %s", reasons["cpu_kernels"])
+            LOGGER.warning("the model runs on torch, which is slower: %s", reasons["cpu_kernels"])
         return None
     assert config.threads is not None, f"not resolved: {config}"
     return Kernels(Library(), NAMES[config.cpu_kernels], config.threads)
@@ -125,7 +125,7 @@ def _fuse_small_operations(model: PagedLM, device: torch.device, kernels: Kernel
         return TORCH_LOGIT_OPS
     problem = why_no_triton(CudaDevice.of(device))
     if problem is not None:
-        LOGGER.warning("torch computes, more slowly: %s", problem)
+        LOGGER.warning("the model runs on torch, which is slower: %s", problem)
         return TORCH_LOGIT_OPS
     return use_triton(model)
 
@@ -156,7 +156,7 @@ def _supporting_backend(
         if "cpu_kernels" not in reasons:
             raise ConfigError(f"--cpu-kernels {config.model.cpu_kernels} cannot serve this model: {problem}")
         reasons["cpu_kernels"] = f"attention on torch: {problem}"
-    LOGGER.warning("torch attends, not %s: %s", backend.name, problem)
+    LOGGER.warning("attention runs on torch, not on %s: %s", backend.name, problem)
     reasons["attention_backend"] = f"not {backend.name}: {problem}"
     return REFERENCE
 

@@ -178,9 +178,9 @@ def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int],
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         raise ConfigError(
-            f"a step of {limits.tokens} tokens and {limits.rows} requests does not fit into {device}, of whose"
-            f" {total >> 20} MiB the model and others leave {free >> 20}: lower --chunked-prefill-size,"
-            f" --max-batch-tokens or --max-running-requests"
+            f"a step of {limits.tokens} tokens and {limits.rows} requests does not fit into {device}: {free >> 20} of"
+            f" {total >> 20} MiB are free beside the model; lower --chunked-prefill-size, --max-batch-tokens or"
+            f" --max-running-requests"
         ) from error
     free, total = torch.cuda.mem_get_info(device)
     return CudaMemory(total, free, step, graphs)

@@ -87,9 +87,9 @@ class TierSetup:
         except PageFileError as error:
             raise ConfigError(str(error)) from error
         if opened.discarded is not None:
-            LOGGER.warning("--kv-disk %s begins empty: it %s", path, opened.discarded)
+            LOGGER.warning("--kv-disk %s starts empty: it %s", path, opened.discarded)
         if opened.pages:
-            LOGGER.info("--kv-disk %s holds %d pages from before", path, len(opened.pages))
+            LOGGER.info("--kv-disk %s holds %d pages of an earlier engine", path, len(opened.pages))
         try:
             return DiskTier(opened.file, report), opened.pages
         except BaseException:
@@ -149,7 +149,7 @@ def without_disk_away(config: EngineConfig) -> EngineConfig:
     try:
         check_disk(config.cache)
     except DiskAway as error:
-        LOGGER.warning("%s: this engine serves without it, as the one before may not have ended", error)
+        LOGGER.warning("%s; this engine runs without it, because the engine before may still be running", error)
         return _without_disk(config)
     return config
 

@@ -50,6 +50,6 @@ def _one_kernel_merges(out: torch.Tensor, lse: torch.Tensor) -> bool:
 
 
 def _share(out: torch.Tensor, weight: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
-    """Return `out * weight / total`, and 0 wherever the weight is 0, whatever `out` holds there."""
+    """Return `out * weight / total`, and 0 wherever the weight is 0, even if `out` is NaN there."""
     part = (weight / total).unsqueeze(-1)
     return torch.where(weight.unsqueeze(-1) > 0, out * part, 0.0)

@@ -56,7 +56,7 @@ class NativeAttention(Attention):
         if not isinstance(kv, PackedKV):
             raise TypeError(f"native attention reads PackedKV, got {type(kv).__name__}")
         if q.dtype != kv.k.dtype:
-            raise TypeError(f"queries must be {kv.k.dtype} as the pages are, got {q.dtype}")
+            raise TypeError(f"queries must be {kv.k.dtype}, like the pages, got {q.dtype}")
         tokens, heads, head_dim = q.shape
         q = dense_heads(q)
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype)
@@ -128,14 +128,14 @@ class NativeBackend(AttentionBackend):
 
     def missing(self, device: torch.device, cpu_kernels: str) -> str | None:
         if cpu_kernels == "torch":
-            return "it needs compiled kernels of a cpu; use --attention-backend reference"
+            return "it needs the compiled CPU kernels; use --attention-backend reference"
         return None
 
     def supports(self, spec: AttentionSpec, page_size: int, device: torch.device) -> str | None:
         if spec.dtype not in STEPS:
             return f"they take {dtype_names(tuple(STEPS))}, the model is {dtype_names((spec.dtype,))}"
         if spec.head_dim % GROUP or spec.head_dim > MAX_HEAD_DIM:
-            return f"they take heads of a multiple of {GROUP} up to {MAX_HEAD_DIM}, the model's have {spec.head_dim}"
+            return f"head sizes must be a multiple of {GROUP} up to {MAX_HEAD_DIM}, got {spec.head_dim}"
         if page_size % GROUP:
             return f"they take pages of a multiple of {GROUP} tokens, --page-size is {page_size}"
         return None

@@ -25,7 +25,7 @@ FREE_PADDING = 64
 class ReferenceAttention(Attention):
     """The implementation that all others are compared with.
 
-    Scores, softmax and sums are float32 (float64 for float64 queries), whatever the pages hold.
+    Scores, softmax and sums are float32 (float64 for float64 queries), for any dtype of the pages.
     Without `causal`, a `window` still hides the keys older than `window` positions and nothing newer.
 
     Args:

@@ -36,7 +36,7 @@ def run_bench(given: dict[str, Any]) -> int:
     source = given.pop("source", None)
     if source is not None:
         if given or json_path:
-            raise ConfigError(f"--from measures nothing: {flag(next(iter(given), 'json'))} cannot be honoured")
+            raise ConfigError(f"--from measures nothing: {flag(next(iter(given), 'json'))} is not accepted with it")
         result = read_result(Path(source))
     else:
         result = _measure(given)
@@ -64,7 +64,7 @@ def run_compare(given: dict[str, Any]) -> int:
         raise ConfigError("give two files, or --url twice")
     if files:
         if given or keep is not None:
-            raise ConfigError(f"two files are compared as they are; {flag(next(iter(given), 'keep'))} is for two --url")
+            raise ConfigError(f"{flag(next(iter(given), 'keep'))} needs two --url; two files are compared as they are")
         results = [read_result(Path(path)) for path in files]
     else:
         kept = [checked_path("--keep", f"{keep}-{side}.json") for side in "ab"] if keep is not None else []
@@ -89,17 +89,17 @@ def _measure(given: dict[str, Any]) -> Result:
     url = given.pop("url", None)
     options = checked_options({name: given.pop(name) for name in OPTION_NAMES & given.keys()})
     if (url is None) == ("model" not in given):
-        raise ConfigError("give one of --url, a server, and --model, to measure in this process")
+        raise ConfigError("give either --url (a server) or --model (to measure in this process)")
     if url is None:
         for name in ("model_name", "api_key", "tokenizer"):
             if vars(options.target)[name] is not None:
-                raise ConfigError(f"{flag(name)} is for a server; with --model there is none")
+                raise ConfigError(f"{flag(name)} needs --url, got --model")
         if options.target.endpoint == "chat" or options.target.prompt_format == "text":
-            raise ConfigError("--endpoint chat and --prompt-format text are for a server; with --model prompts are ids")
+            raise ConfigError("--endpoint chat and --prompt-format text need --url; with --model prompts are token ids")
         EngineConfig.from_options(given)
         return measure_engine(given, options)
     if given:
-        raise ConfigError(f"{flag(next(iter(given)))} is an option of the engine; with --url the server has its own")
+        raise ConfigError(f"{flag(next(iter(given)))} is an option of the engine; with --url set it on the server")
     return asyncio.run(measure_server(url, options))
 
 

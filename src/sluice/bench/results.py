@@ -71,7 +71,7 @@ def read_result(path: Path) -> Result:
     except OSError as error:
         raise BenchError(f"cannot read {path}: {error.strerror or error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BenchError(f"{path} is no result of sluice bench --json: {error}") from error
+        raise BenchError(f"{path} is not a result of sluice bench --json: {error}") from error
     if result.format != FORMAT:
         raise BenchError(f"{path} has the format {result.format!r}; this version reads {FORMAT!r}")
     if not result.runs:

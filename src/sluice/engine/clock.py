@@ -31,5 +31,5 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         """Let time pass; it never goes back."""
         if seconds < 0:
-            raise ValueError(f"time only goes forward, got {seconds} seconds")
+            raise ValueError(f"time must not go backward, got {seconds} seconds")
         self._now += seconds

@@ -106,7 +106,7 @@ def _add_routes(app: FastAPI, backend: Backend, limits: BodyLimits, clock: Calla
     @app.post("/v1/embeddings")
     async def embeddings(request: Request) -> Response:
         raise bad_request(
-            "this server generates text and gives no embeddings: the models it serves are made for the next token",
+            "embeddings are not supported: this server only generates text",
             code="unsupported",
         )
 

@@ -33,7 +33,7 @@ def read_keys(server: ServerConfig) -> frozenset[str]:
             raise ConfigError(f"{where} cannot be read: {error}") from error
         found = {_checked(where, line.strip()) for line in lines if line.strip()}
         if not found:
-            raise ConfigError(f"{where} holds no key; write one in it, a line for each")
+            raise ConfigError(f"{where} holds no key; write one key on each line")
         keys |= found
     return frozenset(keys)
 

@@ -21,7 +21,7 @@ from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, Sub
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a call: each prompt once, whatever `n`; the outputs of all choices together."""
+    """Tokens of a call: each prompt once for any `n`; the outputs of all choices together."""
 
     prompt_tokens: int
     cached: CachedTokens

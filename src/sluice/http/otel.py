@@ -109,7 +109,7 @@ class OtlpTraces:
         closing.join(self._close_seconds)
         if closing.is_alive():
             LOGGER.warning(
-                "the last traces were not sent: the collector did not take them in %g s", self._close_seconds
+                "the last traces were not sent: the collector did not accept them within %g s", self._close_seconds
             )
 
 

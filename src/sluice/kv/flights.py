@@ -124,7 +124,7 @@ class Flights:
     def end(self, done: CopyDone) -> Flight | None:
         """Return the flight that has ended; None if it was forgotten."""
         flight = self.tickets.pop(done.ticket, None)
-        assert flight is not None or done.ticket < self._forgotten, f"{done} was never planned, or has ended before"
+        assert flight is not None or done.ticket < self._forgotten, f"{done} was not planned, or has ended before"
         return flight
 
     def forget(self) -> list[tuple[int, Flight]]:

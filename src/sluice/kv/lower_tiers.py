@@ -67,15 +67,15 @@ class LowerTiers:
 
     def hold(self, nodes: Sequence[Node]) -> None:
         """Keep the copies of nodes that are about to be loaded."""
-        assert not nodes, f"{len(nodes)} nodes to load from nowhere"
+        assert not nodes, f"{len(nodes)} nodes to load, but they lie on no tier"
 
     def load(self, nodes: list[Node], pages: list[int]) -> Load:
         """Begin to load held nodes into pages that have no other owner."""
-        raise AssertionError(f"{len(nodes)} nodes to load from nowhere")
+        raise AssertionError(f"{len(nodes)} nodes to load, but they lie on no tier")
 
     def cancel(self, load: Load) -> list[int]:
         """Give up what a load has not begun: its request has left. Returns pages that are free now."""
-        raise AssertionError(f"{load} was never begun")
+        raise AssertionError(f"{load} was not started")
 
     def take_copies(self) -> tuple[tuple[PageCopy, ...], tuple[int, ...]]:
         """Return what the plan that was just made is to copy, and which pages of the disk it is to forget, as far as
@@ -89,7 +89,7 @@ class LowerTiers:
     def ended(self, done: CopyDone) -> tuple[Load | None, list[int]]:
         """Note that a copy has ended. Returns the load that is over with it, if there is one, and pages that are free
         now."""
-        raise AssertionError(f"{done} was never planned")
+        raise AssertionError(f"{done} was not planned")
 
     def forget_flights(self) -> list[int]:
         """Give up all that is in flight: the runner is gone. Returns pages that are free now."""
@@ -126,7 +126,7 @@ class LowerTiers:
 
     def give(self, tier: Tier, pages: Iterable[int]) -> None:
         """Give pages back that were taken with `take`."""
-        raise AssertionError(f"pages {pages} were never taken")
+        raise AssertionError(f"pages {pages} are not in use")
 
     def store_offloaded(
         self, owner: StoreOwner, index: int, source: int, tier: Tier, page: int, key: PageKey | None
@@ -139,7 +139,7 @@ class LowerTiers:
             page: page of the tier.
             key: None: it is not to be found after a restart.
         """
-        raise AssertionError(f"page {index} of {owner} has nowhere to go")
+        raise AssertionError(f"there is no tier for page {index} of {owner}")
 
     def readable(self, nodes: Iterator[Node], tier: Tier) -> list[Node]:
         """Return the first of these nodes, as many as lie on a tier."""

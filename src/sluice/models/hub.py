@@ -54,5 +54,5 @@ def resolve_checkpoint(model: str, *, endpoint: str | None = None, cache: Path |
         # The exception for "no connection" depends on the transport of the installed huggingface_hub.
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{model!r} is no folder here and could not be downloaded from the hub: {reason}"
+            f"{model!r} is not a local folder and could not be downloaded from the hub: {reason}"
         ) from error

@@ -165,12 +165,12 @@ class _Filler:
         stored_shape = wanted[::-1] if transposed else wanted
         if tuple(value.shape) != stored_shape:
             raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name} has shape {tuple(value.shape)}, config.json asks for"
+                f"{tensor.file}: tensor {tensor.name} has shape {tuple(value.shape)}, config.json requires"
                 f" {stored_shape}"
             )
         if str(value.dtype).removeprefix("torch.") not in DTYPES:
             raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name} has dtype {value.dtype}; read are {', '.join(DTYPES)}"
+                f"{tensor.file}: tensor {tensor.name} has dtype {value.dtype}; accepted are {', '.join(DTYPES)}"
             )
         return value.t() if transposed else value
 
@@ -179,7 +179,7 @@ class _Filler:
         (name, file), rules = self.sources[target], self.model.rules
         names = {stored.removeprefix(rules.prefix) for stored in (name, tensor.name)}
         if names != {rules.head, rules.embedding}:
-            raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is already there as {name} in {file}")
+            raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is also there as {name} in {file}")
         if not torch.equal(value.to(self.device, self.model.spec.dtype), self.filled[target]):
             raise CheckpointError(
                 f"config.json ties {rules.head} to {rules.embedding}, but {tensor.name} in {tensor.file} differs"

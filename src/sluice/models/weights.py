@@ -64,7 +64,7 @@ def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
             names = list(file.keys())
             absent = {name for name, shard in index.items() if shard == path.name} - set(names)
             if absent:
-                raise CheckpointError(f"{path.name} lacks {min(absent)}, which {INDEX} says is there")
+                raise CheckpointError(f"{path.name} lacks {min(absent)}, although {INDEX} lists it")
             for name in names:
                 yield StoredTensor(name, path.name, file.get_tensor(name))
 

@@ -1,6 +1,6 @@
-// What passes between Python and the kernels: plain structures, mirrored field by field in `abi.py`.
+// The structures that Python passes to the kernels, mirrored field by field in `abi.py`.
 //
-// Every tensor is a pointer and strides in elements. `is_bf16` says what the elements are: bfloat16, or else float32.
+// Every tensor is a pointer and strides in elements. Elements are bfloat16 if `is_bf16`, else float32.
 // KP is the number of elements that one multiply-add step takes along the summed dimension: 2 for bfloat16 (the pairs
 // that vdpbf16ps and AMX take), 1 for float32.
 //
@@ -11,8 +11,8 @@
 
 #include <cstdint>
 
-// Raised, here and in `abi.py`, with every change to what follows or to what it means: a library compiled from older
-// sources would read the wrong fields.
+// Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
+// from older sources would read the wrong fields.
 constexpr int ABI_VERSION = 2;
 
 extern "C" {
@@ -36,7 +36,7 @@ struct NormCall {
     void* x;              // [rows, size]
     const void* delta;    // added to x first, and x overwritten; or null
     const void* weight;
-    const void* bias;     // of a layer norm, which takes the mean off first; null: a root mean square norm
+    const void* bias;     // of a layer norm, which first subtracts the mean; null: a root mean square norm
     void* out;
     int64_t x_stride, delta_stride;
     int32_t rows, size, is_bf16;
@@ -44,10 +44,10 @@ struct NormCall {
 };
 
 struct RotateStoreCall {
-    void* q;    // [N, heads, head_dim], turned in place; or null
-    void* k;    // [N, kv_heads, head_dim], turned in place
+    void* q;    // [N, heads, head_dim], rotated in place; or null
+    void* k;    // [N, kv_heads, head_dim], rotated in place
     const void* v;
-    const void* cos;    // [N, head_dim], or null: nothing is turned
+    const void* cos;    // [N, head_dim], or null for no rotation
     const void* sin;
     const void* q_weight;    // [head_dim] norms over each head, or null
     const void* k_weight;
@@ -71,7 +71,7 @@ enum Activation { NO_ACTIVATION, SILU, GELU_TANH, RELU };
 
 struct PackedLinearCall {
     const void* x;         // [rows, in] bfloat16, `in` even
-    const void* weight;    // [out, in], laid out as packing.h says; [2 out, in] if gated, `out` a multiple of 32
+    const void* weight;    // [out, in] in the layout of packing.h; [2 out, in] if gated, `out` a multiple of 32
     const void* bias;      // [out], or [2 out], or null
     void* y;               // [rows, out]: f(first), or if gated f(first) * second
     int64_t x_stride, y_stride;
@@ -80,7 +80,7 @@ struct PackedLinearCall {
 
 enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR };
 
-// One of a list of calls that are made one after the other.
+// One call of a list that is executed in order.
 struct ListedCall {
     int32_t operation;
     const void* call;

@@ -1,7 +1,7 @@
 // One item of an attention call: a tile of queries over paged keys and values, block by block with a running maximum
 // (FlashAttention: Dao et al., 2022; online softmax: Milakov and Gimelshein, 2018).
 //
-// Rows of a tile are (token, query head of the KV head's group), so that a key is read once for the whole group.
+// The rows of a tile are pairs (token, query head of the KV head's group), so a key is read once for the whole group.
 // Scores are in units of log2, so that weights are powers of two.
 
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
@@ -15,7 +15,7 @@ struct Scratch {
     float* s;      // [rows][BLOCK] scores
     A* p;          // [rows][BLOCK] weights
     Sums split, whole;
-    typename X::E* spare;    // a piece of K or V, completed with zeros, for what comes in whole tiles only
+    typename X::E* spare;    // a piece of K or V, padded with zeros for products that need whole tiles
 
     static int64_t floats(int rows, int head_dim) {
         return (head_dim + 16) * (whole_tiles(rows) + 32) + 2 * whole_tiles(rows) * BLOCK +
@@ -41,7 +41,7 @@ struct Scratch {
     }
 };
 
-// What the blocks of one item have in common.
+// The state that the blocks of one item share.
 template <class X>
 struct Tile {
     const AttentionCall& call;
@@ -60,7 +60,7 @@ struct Tile {
     int64_t token(int row) const { return call.q_starts[item.row] + item.first_token + row / group; }
     int64_t head(int row) const { return static_cast<int64_t>(item.kv_head) * group + row % group; }
 
-    // Where the sixteen keys, or values, from position `at` on are.
+    // Return the address of the sixteen keys, or values, from position `at` on.
     const typename X::E* sixteen(const void* pool, int at) const {
         const int64_t page = pages[at / call.page_size], size = call.page_size;
         const int64_t token = (page * call.kv_heads + item.kv_head) * size + at % size;
@@ -68,7 +68,7 @@ struct Tile {
     }
 };
 
-// The keys of one block that any row sees, in whole groups of sixteen.
+// The keys of one block that at least one row sees, in whole groups of sixteen.
 struct Block {
     Span keys;
     int start, groups;    // position of the first group
@@ -78,8 +78,8 @@ struct Block {
     }
 };
 
-// Where the pieces of a block are: those of its keys, or values; behind them those that are read next, its values and after
-// these the keys that follow.
+// Addresses of the pieces of a block: first its keys, or its values, then the pieces that are read next (the values,
+// and after them the keys of the next block), so that they can be prefetched.
 template <class X>
 struct Pieces {
     const typename X::E* at[BLOCK / 16 + AHEAD];
@@ -125,7 +125,8 @@ void add_values(const Tile<X>& tile, const Block& block, Scratch<X>& scratch, bo
 }
 
 INL F exp2(F x) {
-    // Below, the result is not a normal number; -inf must give 0, and NaN must stay (as the second operand it does).
+    // Below this limit the result is no normal number. -inf must give 0, and NaN must remain NaN; as the second operand
+    // of max it does.
     const F bounded = max(set(-126.0f), x), n = round(bounded), f = sub(bounded, n);
     F y = set(0.00015469732f);
     for (float c : {0.00134004322f, 0.0096180256f, 0.0555032721f, 0.240226512f, 0.693147207f, 1.0f}) y = fma(y, f, set(c));
@@ -137,7 +138,7 @@ INL F tanh(F x) {
     return sub(set(1.0f), div(set(2.0f), add(e, set(1.0f))));
 }
 
-// Scores to weights, against the maximum of all blocks so far; rescales what these gave.
+// Turn scores into weights relative to the maximum of all blocks so far; rescale the sums of the earlier blocks.
 template <class X>
 void weigh(const Tile<X>& tile, const Block& block, Scratch<X>& scratch, bool is_first) {
     const AttentionCall& call = tile.call;
@@ -175,7 +176,7 @@ void weigh(const Tile<X>& tile, const Block& block, Scratch<X>& scratch, bool is
 
 #include "tiled_attention.h"
 
-// The blocks of one split; `products` are those of queries with keys and of weights with values.
+// Process the blocks of one split; `products` computes queries x keys and weights x values.
 template <class X, class Scores, class Values>
 void attend_blocks(const Tile<X>& tile, int split, Scratch<X>& scratch, int multiple, Scores scores, Values values) {
     std::fill_n(scratch.split.top, tile.rows, NEG_INF);

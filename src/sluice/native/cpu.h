@@ -1,4 +1,4 @@
-// What this processor and its operating system let us use.
+// The instruction sets that this processor and its operating system support.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 #endif
 #endif
 
-// In the order of speed, then those of tests: AMX's tiles emulated, beside the lanes of another level. The numbers are
-// those of `library.py`.
+// Levels in the order of speed, then those for tests: emulated AMX tiles beside the lanes of another level. The numbers
+// are those of `library.py`.
 enum Level { SCALAR, AVX2, AVX512, AVX512_BF16, AMX, SCALAR_TILES, AVX512_TILES };
 
 #if defined(__x86_64__)

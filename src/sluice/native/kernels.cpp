@@ -1,6 +1,6 @@
-// The kernels behind a plain C interface: one binary for every x86-64, which picks at run time what the processor has.
+// The kernels behind a plain C interface: one binary for every x86-64, which chooses the level at run time.
 
-// GCC 12 takes the undefined operands of its own intrinsics for mistakes.
+// GCC 12 warns about the undefined operands of its own intrinsics.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 
@@ -93,7 +93,7 @@ const Kernels* kernels_of(Level level) {
     }
 }
 
-// Work below this many elements is done before another thread could wake.
+// With fewer elements the work ends before another thread could wake up.
 constexpr int64_t ALONE = 16384;
 
 }    // namespace
@@ -102,7 +102,7 @@ constexpr int64_t ALONE = 16384;
 struct sluice_engine {
     sluice_engine(const Kernels& kernels, int threads) : kernels(kernels), pool(threads) {}
 
-    // Rows of a pointwise operation, in runs that are worth handing out and of at least `least`.
+    // Divide the rows of a pointwise operation into runs of at least `least` rows, large enough to hand out.
     template <class Call>
     void rows(const Call& call, int count, int64_t row_elements, void (*work)(const Call&, int, int), int least = 1) {
         const std::lock_guard lock(pool.one_call);
@@ -169,7 +169,7 @@ EXPORT void sluice_rotate_store(sluice_engine* engine, const RotateStoreCall* ca
     const Kernels& k = engine->kernels;
     const int64_t heads = (call->q ? call->heads : 0) + 2 * call->kv_heads;
     const auto work = call->is_bf16 ? k.rotate_store_bf16 : k.rotate_store_float;
-    // A page's group of tokens is written in one go, if there are enough of them for all threads.
+    // A page's group of tokens is written by one item, if there are enough groups for all threads.
     const int least = call->tokens >= 32 * engine->pool.size() ? 16 : 1;
     engine->rows(*call, call->tokens, heads * call->head_dim, work, least);
 }
@@ -202,7 +202,7 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
     } context{*engine, call, items};
     engine->pool.run(items.count(), &context, [](void* p, int64_t number, int thread) {
         const auto& c = *static_cast<Context*>(p);
-        // Sums of 32 rows, twice; and copies of rows that do not fill a tile.
+        // Two buffers for sums of 32 rows, and copies of rows that do not fill a tile.
         float* buffer = c.engine.pool.buffer(thread, 32 * (2 * PACKED_BLOCK + static_cast<int64_t>(c.call.in) / 2));
         const LinearItem item = c.items[number];
         for (int block = item.first_block; block < item.last_block; block++) {
@@ -211,7 +211,7 @@ EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* 
     });
 }
 
-// Calls one after the other, as if each were made on its own.
+// Execute calls in order, each as if it were made by itself.
 EXPORT void sluice_all(sluice_engine* engine, const ListedCall* calls, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         const void* call = calls[i].call;

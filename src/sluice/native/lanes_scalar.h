@@ -1,4 +1,4 @@
-// Sixteen float lanes in plain C++: the slow obvious twin of the other levels, and what runs the emulated AMX tiles.
+// Sixteen float lanes in plain C++: the slow, obvious reference for the other levels; emulated AMX tiles run on it.
 struct F {
     float x[16];
 };

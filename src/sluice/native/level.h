@@ -1,4 +1,5 @@
-// The kernels of one dispatch level: included once for each, inside its namespace and under its target options.
+// The kernels of one dispatch level. This file is included once for each level, in its namespace and with its target
+// options.
 #include "products.h"
 #include "attention.h"
 #include "pointwise.h"

@@ -18,7 +18,7 @@ inline float widen(uint16_t half) {
 inline float as_float(uint16_t half) { return widen(half); }
 inline float as_float(float x) { return x; }
 
-// To the nearest, ties to even; NaN stays NaN.
+// Round to the nearest, ties to even; NaN stays NaN.
 inline uint16_t narrow(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);

@@ -1,10 +1,10 @@
-// y = f(x W^T + bias) for any number of rows, in bfloat16 summed in float32, over weights laid out as `packing.h` says.
+// y = f(x W^T + bias) for any number of rows, in bfloat16 summed in float32, over weights in the layout of `packing.h`.
 //
-// A block of 32 outputs is what one item streams through, in the order in which it lies in memory. Every output is one
-// chain of sums in the order of `in`, whatever the number of rows and threads: what a row comes to depends on that row
-// alone. (Tiles have another order, and serve when there are many rows.)
+// An item reads one block of 32 outputs, in the order in which it lies in memory. Every output is summed in the order of
+// `in`, for any number of rows and threads, so the result of a row depends only on that row. (Tiles sum in another
+// order; they are used when there are many rows.)
 
-// Sums of M rows of x with one block, to sums[M][32].
+// Multiply M rows of x with one block, into sums[M][32].
 template <class X, int M>
 void packed_tile(const typename X::A* x, int64_t x_stride, const uint16_t* block, int pairs, float* to) {
     F sums[M * 2];
@@ -26,7 +26,7 @@ void packed_tile_of(int rows, const typename X::A* x, int64_t x_stride, const ui
     if constexpr (M > 1) packed_tile_of<X, M - 1>(rows, x, x_stride, block, pairs, to);
 }
 
-// The same of up to 32 rows, on tiles. `in` is a multiple of 32, and x has whole tiles of sixteen rows.
+// The same for up to 32 rows, on tiles. `in` is a multiple of 32, and x has whole tiles of sixteen rows.
 template <class Tiles>
 void packed_tiles(Tiles& tiles, const uint16_t* x, int64_t x_stride, int rows, const uint16_t* block, int in, float* to) {
     constexpr int STEPS = 64;
@@ -47,7 +47,8 @@ INL F activated(F x, int activation) {
     return div(x, add(set(1.0f), exp2(mul(max(set(-88.0f), u), set(-LOG2_E)))));
 }
 
-// What becomes of the sums of some rows of a block. With `gated` [rows][32] they are the gate of those.
+// Finish the sums of some rows of a block: bias, activation, store. With `gated` [rows][32], the sums are the gate of
+// `gated`.
 INL void packed_finish(const PackedLinearCall& call, const float* sums, const float* gated, const float* bias,
                        const float* gated_bias, int rows, int width, uint16_t* y) {
     for (int row = 0; row < rows; row++) {
@@ -59,14 +60,15 @@ INL void packed_finish(const PackedLinearCall& call, const float* sums, const fl
     }
 }
 
-// The bias of a block, zeros beyond it.
+// The bias of a block, padded with zeros.
 INL void packed_bias(const PackedLinearCall& call, int column, int width, float* to) {
     for (int n = 0; n < PACKED_BLOCK; n++) {
         to[n] = call.bias && n < width ? widen(static_cast<const uint16_t*>(call.bias)[column + n]) : 0.0f;
     }
 }
 
-// Rows of one block, cut into pieces of nearly equal height: a last one of one row would read the block again for it.
+// Divide the rows of one block into pieces of nearly equal height: a last piece of one row would read the whole block
+// again for that row.
 template <class Piece>
 void packed_pieces(int from, int until, int most, Piece piece) {
     for (int left = (until - from + most - 1) / most, row = from; left > 0; left--) {
@@ -76,7 +78,7 @@ void packed_pieces(int from, int until, int most, Piece piece) {
     }
 }
 
-// Rows `from` to `until` with one block, and with the block that it gates.
+// Multiply rows `from` to `until` with one block, and with the block that it gates.
 template <class X, class Tiles>
 void packed_linear_block(const PackedLinearCall& call, int block, int from, int until, float* buffer) {
     const int column = block * PACKED_BLOCK, width = std::min<int>(PACKED_BLOCK, call.out - column);
@@ -96,7 +98,7 @@ void packed_linear_block(const PackedLinearCall& call, int block, int from, int 
             return packed_pieces(from, until, 32, [&](int row, int rows) {
                 const auto* x = static_cast<const uint16_t*>(call.x) + row * call.x_stride;
                 int64_t stride = call.x_stride;
-                if (rows % 16) {    // or a tile would read behind the last row
+                if (rows % 16) {    // else a tile would read behind the last row
                     auto* copy = reinterpret_cast<uint16_t*>(buffer + 64 * PACKED_BLOCK);
                     std::memset(copy, 0, sizeof(uint16_t) * 32 * call.in);
                     for (int m = 0; m < rows; m++) std::memcpy(copy + m * call.in, x + m * stride, 2 * call.in);

@@ -1,6 +1,6 @@
-// How weights of linear layers are laid out, and how their product is cut up.
+// The layout of the weights of linear layers, and the division of their product into items.
 //
-//   [out / 32][in / 2][32 outputs][2 neighbours in `in`]        outputs that fill up the last block have weight 0
+//   [out / 32][in / 2][32 outputs][2 neighbours in `in`]        the last block is padded with weights of 0
 #pragma once
 
 #include <algorithm>
@@ -11,9 +11,10 @@
 #include "abi.h"
 
 constexpr int PACKED_BLOCK = 32;      // outputs that are computed together
-constexpr int PACKED_AHEAD = 8192;    // bytes: far enough to hide memory's latency behind a tile of twelve rows
+constexpr int PACKED_AHEAD = 8192;    // bytes to prefetch: enough to hide memory latency behind a tile of twelve rows
 
-// From [out][in]. `packed` may be `weight` itself if `out` is a multiple of 32: a block keeps its place.
+// Pack weights of shape [out][in]. `packed` may be `weight` itself if `out` is a multiple of 32, because each block then
+// stays where it is.
 inline void pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {
     std::vector<uint16_t> block(PACKED_BLOCK * in);
     for (int64_t column = 0; column < out; column += PACKED_BLOCK) {
@@ -26,13 +27,13 @@ inline void pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_
     }
 }
 
-// What a thread takes at once: some blocks, with some rows.
+// One item: some blocks, with some rows.
 struct LinearItem {
     int first_block, last_block, first_row, last_row;
 };
 
-// A product cut into items: so large that what is fetched ahead at their ends does not matter, so many that threads end
-// together, and that one which the system takes off its core holds up little.
+// A product divided into items. They are large, so the prefetches at their ends do not matter, and many, so the threads
+// end at about the same time and a thread that the system takes off its core delays little.
 class LinearItems {
 public:
     LinearItems(const PackedLinearCall& call, int threads)
@@ -47,8 +48,8 @@ public:
     }
 
 private:
-    static constexpr int SLAB_ROWS = 264;         // of x: what stays in a second-level cache while blocks pass by
-    static constexpr int FEW_ROWS = 24;           // as many are multiplied in the time that reading the weights takes
+    static constexpr int SLAB_ROWS = 264;         // of x: as many as stay in the second-level cache while blocks are read
+    static constexpr int FEW_ROWS = 24;           // multiplying this many takes as long as reading the weights
     static constexpr int ITEM_BYTES = 1 << 20;    // of weights for few rows, some tens of microseconds
     static constexpr int SHARES = 4;              // items of each thread, at least
 

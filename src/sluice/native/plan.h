@@ -1,9 +1,9 @@
 // The work list of one attention call, made once and shared by its threads.
 //
 // An item is a tile of queries of one request, for one KV head, over some KV splits. Splits lie at multiples of SPLIT
-// tokens from the request's beginning, and what a query sees of each is summed alone and then merged in order. So a
-// query's result depends on its position and keys alone: not on its chunk, its batch, or the number of threads. These
-// decide only whether the splits of a tile are done by one thread or by several.
+// tokens from the request's beginning. Each split is summed by itself, and the sums are merged in order. So the result
+// of a query depends only on its position and its keys, not on its chunk, its batch or the number of threads. Those only
+// decide whether one thread or several threads process the splits of a tile.
 #pragma once
 
 #include <algorithm>
@@ -15,10 +15,10 @@
 #include "abi.h"
 
 constexpr int SPLIT = 512;         // keys
-constexpr int BLOCK = 256;         // keys whose scores are held at once; divides SPLIT
-constexpr int TILE_ROWS = 48;      // query heads of a tile: more would not fit the second-level cache beside a block
-constexpr int SHARED_ROWS = 16;    // of a tile whose splits may go to several threads
-constexpr int ITEMS_EACH = 8;      // a tile that is more than this part of a thread's work is shared
+constexpr int BLOCK = 256;         // keys whose scores are in memory at once; a divisor of SPLIT
+constexpr int TILE_ROWS = 48;      // query heads of a tile; more would not fit into the second-level cache beside a block
+constexpr int SHARED_ROWS = 16;    // rows of a tile whose splits may go to several threads
+constexpr int ITEMS_EACH = 8;      // a tile with more than 1 / ITEMS_EACH of a thread's work is shared
 
 struct Span {
     int low, high;
@@ -35,10 +35,10 @@ inline Span visible(const AttentionCall& call, int position, int kv_len) {
 struct Item {
     int row, kv_head;
     int first_token, tokens;    // in the row
-    Span keys;                  // that any of these tokens sees
+    Span keys;                  // seen by at least one of these tokens
     int first_split, splits;
-    int64_t part;    // where this item's sums go if others share its tile, else -1
-    int tile;        // counts those that share it
+    int64_t part;    // index for this item's sums if items share its tile, else -1
+    int tile;        // index of the shared tile
 };
 
 // Sums over some keys: out[rows][head_dim] unnormalised, base-2 maximum and total of the weights of each row.
@@ -53,8 +53,8 @@ struct Sums {
 
 class Plan {
 public:
-    // Decodes come first in a batch and are the shortest: they are handed out last, so that no thread is left with
-    // a long one in the end.
+    // Decodes are first in a batch and are the shortest. They are handed out last, so that no thread starts a long item
+    // at the end.
     void make(const AttentionCall& call, int threads) {
         group = call.heads / call.kv_heads;
         whole.clear();

@@ -33,7 +33,8 @@ INL void store_at(E* p, F x, int at, int size) {
 
 INL float root_mean_square(F squares, int size, float eps) { return std::sqrt(hsum(squares) / size + eps); }
 
-// Sums of squares of what is left of the mean: a variance from sums of squares alone would be lost beside a large mean.
+// Sum the squares of the differences from the mean: a variance from plain sums of squares loses precision beside a large
+// mean.
 template <class E>
 INL F squares_about(float mean, const E* x, int size) {
     F squares = set(0.0f);
@@ -56,7 +57,7 @@ void norm_rows(const NormCall& call, int from, int until) {
         F squares = set(0.0f), total = set(0.0f);
         for (int i = 0; i < call.size; i += 16) {
             if (delta) store_at(x, add(load_at(x, i, call.size), load_at(delta, i, call.size)), i, call.size);
-            const F a = load_at(x, i, call.size);    // as stored: what is added to later is what was normed
+            const F a = load_at(x, i, call.size);    // as stored: later additions use these values
             squares = fma(a, a, squares);
             total = add(total, a);
         }
@@ -71,10 +72,10 @@ void norm_rows(const NormCall& call, int from, int until) {
     }
 }
 
-// Where a head's elements are multiplied by.
+// Rotate elements of a head: x cos + partner sin.
 INL F turned(F x, F partner, F cos, F sin) { return fma(x, cos, mul(partner, sin)); }
 
-// One head whose halves are whole vectors: norm, then turn. Pair i is elements i and i + head_dim / 2.
+// Norm and rotate one head whose halves are whole vectors. Pair i is elements i and i + head_dim / 2.
 template <class E>
 INL void turn_head(E* head, const E* weight, float eps, const E* cos, const E* sin, int d) {
     const int half = d / 2;
@@ -100,7 +101,7 @@ INL void turn_head(E* head, const E* weight, float eps, const E* cos, const E* s
     }
 }
 
-// Any head.
+// The same for any head size.
 template <class E>
 INL void turn_odd_head(E* head, const E* weight, float eps, const E* cos, const E* sin, int d) {
     alignas(64) float x[MAX_HEAD_DIM], partner[MAX_HEAD_DIM];
@@ -122,7 +123,7 @@ INL void turn_odd_head(E* head, const E* weight, float eps, const E* cos, const 
     for (int i = 0; i < d; i += 16) store(head + i, load(x + i));
 }
 
-// The keys of `count` tokens that follow each other in one group of sixteen, and of one head.
+// Store the keys of one head for `count` consecutive tokens of one group of sixteen.
 template <class E>
 INL void store_keys(const E* k, int64_t stride, int count, E* to, int d) {
     constexpr int KP = sizeof(E) == 2 ? 2 : 1;
@@ -133,7 +134,7 @@ INL void store_keys(const E* k, int64_t stride, int count, E* to, int d) {
     }
 }
 
-// The values of tokens that follow each other in a page, the first at position `at` of it.
+// Store the values of consecutive tokens of a page, the first at its position `at`.
 INL void store_values(const float* v, int64_t stride, int count, float* page, int at, int d) {
     for (int token = 0; token < count; token++) {
         std::memcpy(page + static_cast<int64_t>(at + token) * d, v + token * stride, sizeof(float) * d);
@@ -158,7 +159,7 @@ INL void store_values(const uint16_t* v, int64_t stride, int count, uint16_t* pa
     }
 }
 
-// As many tokens from `token` on as lie one behind the other in one group of sixteen.
+// Count the tokens from `token` on that are consecutive in one group of sixteen.
 INL int run_of(const RotateStoreCall& call, int token, int until) {
     const int64_t first = call.slots[token];
     int count = 1;

@@ -1,8 +1,8 @@
 // A pool of threads that share a list of items.
 //
-// Items are handed out one by one, so a thread that the system has taken off its core holds up no more than the item it
-// has. Whoever waits spins for a while, because the next call mostly comes at once, and then sleeps: a waiting
-// thread must leave its core to whoever else wants it, first of all to the thread it waits for.
+// Items are handed out one by one, so a thread that the system takes off its core delays only its own item. A waiting
+// thread spins for a while, because the next call usually comes soon, and then sleeps, so that other threads can use its
+// core, above all the thread that it waits for.
 #pragma once
 
 #include <atomic>
@@ -35,7 +35,7 @@ public:
 
     int size() const { return static_cast<int>(buffers.size()); }
 
-    // Does items 0 to count - 1, the calling thread among others. One call at a time.
+    // Process items 0 to count - 1 on all threads, the calling one included. One call at a time.
     void run(int64_t count, void* context, Work work) {
         if (workers.empty() || count <= 1) {
             for (int64_t item = 0; item < count; item++) work(context, item, 0);
@@ -60,7 +60,7 @@ public:
         return reinterpret_cast<float*>((at + 63) / 64 * 64);
     }
 
-    std::mutex one_call;    // whoever uses the pool holds it
+    std::mutex one_call;    // held by the thread that uses the pool
 
 private:
     void stop() {
@@ -90,7 +90,7 @@ private:
         for (int64_t item; (item = next.fetch_add(1)) < job.count;) job.work(job.context, item, thread);
     }
 
-    // Nobody may enter any more; waits for those inside.
+    // Let no more workers enter, and wait until those inside have left.
     void close() {
         state.fetch_and(~OPEN);
         const auto done = [this] { return (state.load() & INSIDE) == 0; };
@@ -138,7 +138,7 @@ private:
         return false;
     }
 
-    // Longer than Python takes from one operation of a step to the next: waking a thread takes as long again.
+    // Longer than Python takes between two operations of a step. Waking a thread takes about as long again.
     static constexpr int SPIN_US = 100;
 
     Job job{};

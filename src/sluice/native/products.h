@@ -1,20 +1,20 @@
 // The two products of attention, a few rows with sixteen columns at a time.
 //
 // The left side holds rows, the right side packed columns: at each step KP elements of the summed dimension for sixteen
-// columns. A sum is made in one accumulator, in an order that positions decide, so what a row comes to does not depend on
-// how many rows or columns are computed beside it.
+// columns. Each sum has one accumulator, and its order depends only on positions. So the result of a row does not depend
+// on the number of rows or columns that are computed with it.
 //
-// The right side is a list of pieces of sixteen keys or values, far apart in memory. While one is read, that which stands
-// AHEAD places behind it in the list is fetched; the list goes on behind its end for that.
+// The right side is a list of pieces of sixteen keys or values, far apart in memory. While one piece is read, the piece
+// AHEAD places later in the list is prefetched; for this the list continues with the pieces that are read next.
 constexpr int AHEAD = 4;
 
-// Into the second-level cache.
+// Prefetch into the second-level cache.
 INL void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // float32 on both sides.
 struct Float32 {
-    using E = float;    // of the right side, and of queries
-    using A = float;    // of the left side
+    using E = float;    // elements of the right side, and of queries
+    using A = float;    // elements of the left side
     using B = F;
     static constexpr int KP = 1;
     INL B right(const E* p) { return load(p); }
@@ -61,8 +61,8 @@ using Bf16 = Widened<float>;
 using Bf16BesideTiles = Widened<uint16_t>;
 #endif
 
-// scores[m][16 n] = q[m][..] * keys[n], for the first N pieces. They are read in step: memory gives several distant pieces
-// faster than one after the other.
+// scores[m][16 n] = q[m][..] * keys[n], for the first N pieces. They are read in parallel, because memory
+// delivers several distant pieces faster that way than one after the other.
 template <class X, int M, int N>
 void times_keys(const typename X::A* q, int64_t q_stride, const typename X::E* const* keys, int steps, float* scores,
                 int64_t stride) {
@@ -82,8 +82,8 @@ void times_keys(const typename X::A* q, int64_t q_stride, const typename X::E* c
     UNROLLED for (int i = 0; i < M * N; i++) store(scores + i / N * stride + i % N * 16, sums[i]);
 }
 
-// out[m][16 n] (+)= weights[m][..] * values, of which there are `count`; elements from `column` on. TOGETHER pieces are read
-// in step, those between two multiples of so many: `first` is the number of the first piece, counted from position 0.
+// out[m][16 n] (+)= weights[m][..] * values, for `count` values and their elements from `column` on. TOGETHER pieces are
+// read in parallel, grouped at multiples of TOGETHER: `first` is the number of the first piece, counted from position 0.
 template <class X, int M, int N>
 void times_values(const typename X::A* weights, int64_t weights_stride, const typename X::E* const* values, int first,
                   int count, int column, int64_t row, float* out, int64_t stride, bool accumulate) {
@@ -120,7 +120,7 @@ void times_values(const typename X::A* weights, int64_t weights_stride, const ty
     UNROLLED for (int i = 0; i < M * N; i++) store(out + i / N * stride + i % N * 16, sums[i]);
 }
 
-// Runs `product` over all rows and vectors of columns in pieces of a size that registers hold: product(M, N, row, vector).
+// Run `product` over all rows and vectors of columns in pieces of a size that registers hold: product(M, N, row, vector).
 // A few columns at a time, so that these stay in the first-level cache for all rows.
 template <class Product>
 INL void in_pieces(int rows, int vectors_of_columns, Product product) {

@@ -1,6 +1,6 @@
-// Attention's two products in whole tiles. A `Block` for them was made with a multiple of 32.
+// Attention's two products in whole tiles. Their `Block` has a multiple of 32 keys.
 
-constexpr int MIN_TILED_ROWS = 5;    // below, filling tiles costs more than they save
+constexpr int MIN_TILED_ROWS = 5;    // with fewer rows, padding to tiles costs more than tiles save
 
 template <class Tiles, class X>
 void tiled_scores(Tiles& tiles, const Tile<X>& tile, const Block& block, Scratch<X>& scratch) {
@@ -11,7 +11,7 @@ void tiled_scores(Tiles& tiles, const Tile<X>& tile, const Block& block, Scratch
             const uint16_t* from = tile.sixteen(tile.call.k, block.start + 16 * (group + half));
             for (int step = 0; step < steps; step++) keys[2 * step + half] = from + 512 * step;
             if (d % 32 == 0) continue;
-            // The last step has but sixteen elements: what lies behind them is another key, or nothing yet.
+            // The last step has only sixteen elements; behind them lies another key, or uninitialized memory.
             uint16_t* spare = scratch.spare + 512 * half;
             std::memcpy(spare, from + 512 * (steps - 1), sizeof(uint16_t) * 256);
             std::memset(spare + 256, 0, sizeof(uint16_t) * 256);
@@ -31,7 +31,7 @@ void tiled_values(Tiles& tiles, const Tile<X>& tile, const Block& block, Scratch
     const uint16_t *from[BLOCK / 32], *values[BLOCK / 16];
     for (int step = 0; step < steps; step++) from[step] = tile.sixteen(tile.call.v, block.start + 32 * step);
     if (in_last < 32) {
-        // What lies behind the last value may be NaN, and 0 x NaN is NaN.
+        // Memory behind the last value may hold NaN, and 0 x NaN is NaN.
         uint16_t* spare = scratch.spare;
         std::fill_n(spare, 32 * d, 0);
         std::copy_n(from[steps - 1], in_last / 2 * 2 * d, spare);

@@ -1,5 +1,5 @@
-// Products of 32 rows with 32 columns of bfloat16, on AMX's tile registers; and on registers in memory, so that what is
-// built on them is tested on any machine. A tile is sixteen rows of 64 bytes.
+// Products of 32 rows with 32 columns of bfloat16, on AMX's tile registers, or on emulated registers in memory, so that
+// code built on them can be tested on any machine. A tile is sixteen rows of 64 bytes.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct TileProduct {
     float* c;
     int64_t c_stride;
     int steps;
-    bool second_rows, second_columns, accumulate;    // the former two: rows, columns from 16 on are wanted
+    bool second_rows, second_columns, accumulate;    // whether to compute rows from 16 on, columns from 16 on
 
     // Sums in tiles 0 to 3, left sides in 4 and 5, right sides in 6 and 7.
     template <class Tiles>
@@ -57,8 +57,8 @@ struct TileProduct {
 struct NoTiles {};
 
 #if defined(__x86_64__)
-// As assembly, because the intrinsics take a tile's number as a literal and need target options that would keep them from
-// being inlined into `TileProduct`.
+// Assembly, because the intrinsics need the tile's number as a literal, and target options that prevent inlining into
+// `TileProduct`.
 struct AmxRegisters {
     template <int T>
     __attribute__((always_inline)) void zero() {

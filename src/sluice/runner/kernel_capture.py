@@ -185,7 +185,7 @@ class _Tape(TorchDispatchMode):
         given = dict(kwargs or {})
         name = func.overloadpacket.__name__
         if name in READS:
-            raise CaptureError(f"{name} brings a value to Python: what is done with it cannot be captured")
+            raise CaptureError(f"{name} reads a value on the host, so it cannot be captured")
         if func is EMPTY and _is_plain(given):
             return self._arena.empty(args[0], given.get("dtype") or torch.get_default_dtype())
         result = func(*args, **given)

@@ -23,7 +23,7 @@ class LastTokens(Protocol):
         ...
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return what slots [L] int64 sampled last, [L] int64. They are token ids, whatever was written."""
+        """Return what slots [L] int64 sampled last, [L] int64. All are valid token ids, even if a slot holds an invalid value."""
         ...
 
     def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

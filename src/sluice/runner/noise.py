@@ -1,4 +1,4 @@
-"""Randomness as a function: the noise of one token of one request, whatever batch, slot or device it is drawn on.
+"""Randomness as a function: the noise of one token of one request, on any batch, slot or device.
 
     (seed, sample_index)   --noise_key-->  noise key    on the host, once per request
     (noise key, position)  ------------->  row key      one per sampled row

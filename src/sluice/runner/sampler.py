@@ -163,7 +163,7 @@ def _usable(logits: torch.Tensor) -> torch.Tensor:
 def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities at each row's temperature, up to a constant: the largest is 0.
 
-    Subtracting first keeps the largest finite whatever the temperature; only the others may overflow, to -inf.
+    Subtracting first keeps the largest finite at any temperature; only the others may overflow, to -inf.
     """
     limits = torch.finfo(logits.dtype)
     divisor = temperature.clamp(limits.tiny, limits.max).to(logits.dtype)

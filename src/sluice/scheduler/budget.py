@@ -30,7 +30,7 @@ class ChunkBudget(Protocol):
         ...
 
     def share(self) -> None:
-        """Leave half of the step to the prompts behind the first, whatever its chunk has cost."""
+        """Leave half of the step to the prompts behind the first, even if its chunk cost more."""
         ...
 
 

@@ -6,7 +6,7 @@
 
 A prompt that fits whole is not among the `max_partial_prefills`, so a short one never waits for a long one. Prompts are
 half computed in order of arrival, so that a later one never keeps the oldest from it. The first prompt gets at least
-half of each step (a page, if that is more), whatever arrives after it, less what is due to the few others that are half
+half of each step (a page, if that is more), with any later arrivals, less what is due to the few others that are half
 computed. So it ends after a bounded number of steps, and the next one is first (`laws.steps_to_prefill` has the
 formula).
 """

@@ -41,7 +41,7 @@ def plan_offloaded(state: SchedulerState, limits: OffloadLimits, batch: BatchBui
     """Plan a slice of an offloaded chunk, if there is one that can go on.
 
     Args:
-        room: tokens that it may cost; one work item is planned whatever it costs.
+        room: tokens that it may cost; one work item is planned at any cost.
         kinds: the chunks that belong to this step.
 
     Returns:

@@ -19,7 +19,7 @@ from sluice.scheduler.request import Request
 from sluice.types import SchedulerLimits
 
 PROMOTE_AFTER = 2000
-"""Steps of waiting after which a request goes before every other one, whatever the policy."""
+"""Steps of waiting after which a request goes before every other one, under every policy."""
 
 WINDOW = 128
 """Requests considered in one step. With more waiting, lpm is fcfs: to match them all would cost more than it saves."""

@@ -97,11 +97,11 @@ class Scheduler:
         check_fits(self.state.kv, request)
         if not 0 <= request.prompt_logprobs_sent <= request.num_targets:
             raise ValueError(
-                f"{request.prompt_logprobs_sent} log-probabilities of the prompt were sent, it has"
+                f"{request.prompt_logprobs_sent} prompt log-probabilities were already sent, the prompt has"
                 f" {request.num_targets}"
             )
         if request.num_outputs >= request.max_tokens:
-            raise ValueError(f"{request.num_outputs} tokens were given already, max_tokens is {request.max_tokens}")
+            raise ValueError(f"{request.num_outputs} tokens were already sent, max_tokens is {request.max_tokens}")
         if request.lookahead < 0:
             raise ValueError(f"lookahead must be at least 0, got {request.lookahead}")
 
@@ -121,7 +121,7 @@ class Scheduler:
         )
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
-        """End a request now, whatever its status. Returns nothing for ids that are unknown or have ended, or if the
+        """End a request of any status now. Returns nothing for ids that are unknown or have ended, or if the
         reason is EXPIRED and the request has begun."""
         request = self.state.requests.get(request_id)
         if request is None or request.finish_reason is not None:

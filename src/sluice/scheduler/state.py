@@ -149,7 +149,7 @@ class SchedulerState:
         self._drain(request)
 
     def end(self, request: Request, reason: FinishReason) -> None:
-        """End a request, whatever its status; it is gone once nothing of it is in flight."""
+        """End a request of any status; it is gone once nothing of it is in flight."""
         assert request.finish_reason is None, f"request {request.id} ended before: {request.finish_reason}"
         request.finish_reason = reason
         if request.status is Status.WAITING:

@@ -69,7 +69,7 @@ class NoTiers:
 
     def check(self, plan: BatchPlan) -> None:
         if plan.copies or plan.dropped:
-            raise PlanError(f"plan of step {plan.step} cannot run: it has copies, and there is nothing to copy to")
+            raise PlanError(f"plan of step {plan.step} cannot run: it has copies, but there is no tier")
 
     def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
         return HostCopies()

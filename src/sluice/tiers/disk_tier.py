@@ -163,7 +163,7 @@ class DiskTier:
         try:
             self._file.close()
         except OSError as error:
-            LOGGER.warning("the KV disk's file could not be closed well: %s", error.strerror)
+            LOGGER.warning("the file of the KV disk could not be closed: %s", error.strerror)
 
     def _next(self, *, wait: bool) -> Store | Load | Erase | None:
         """Return the next job; None if there is none, and `wait` is false or the tier is closed."""

@@ -180,12 +180,12 @@ def decode_header(data: bytes) -> FileLayout:
         ValueError: why there is none, in words that follow "it".
     """
     if not is_page_file(data):
-        raise ValueError("does not begin as a page file does")
+        raise ValueError("is not a page file")
     if len(data) < BLOCK:
         raise ValueError("ends in its header")
     _, version, length, checksum = _HEADER.unpack_from(data)
     if length == 0:
-        raise ValueError("was never finished")
+        raise ValueError("was not written completely")
     if version != VERSION:
         raise ValueError(f"has version {version} of the format, not {VERSION}")
     body = data[_HEADER.size : _HEADER.size + length]

@@ -267,7 +267,7 @@ def decode_header(line: bytes) -> Header:
     if head.kind != "header":
         raise TraceError("not a trace: it does not begin with a header")
     if not 1 <= head.version <= VERSION:
-        raise TraceError(f"a trace of version {head.version}, but this is a reader of versions 1 to {VERSION}")
+        raise TraceError(f"the trace has version {head.version} of the format; versions 1 to {VERSION} are accepted")
     try:
         return _HEADER.decode(_upgraded(line) if head.version == 1 else line)
     except BROKEN as error:

@@ -114,7 +114,7 @@ def replay(trace: TraceReader) -> Replayed:
         raise ReplayError("the trace was written without token ids (--no-trace-token-ids) and cannot be replayed")
     offload = trace.header.setup.offload
     if trace.header.version == 1 and offload is not None and offload.tier is Tier.DISK:
-        raise ReplayError("a trace of version 1 with contexts on a disk cannot be replayed: steps ended at deadlines")
+        raise ReplayError("a trace of version 1 with offloaded requests on a disk cannot be replayed")
     try:
         scheduler = trace.header.setup.build()
     except ValueError as error:
@@ -140,7 +140,7 @@ def in_order(lines: Iterable[Line], replayed: Replayed) -> Iterator[NumberedCall
     for line in lines:
         for call in calls_of(line):
             if call.number < due or call.number in early:
-                raise ReplayError(f"line {line.number}: call {call.number} is there twice")
+                raise ReplayError(f"line {line.number}: call {call.number} occurs twice")
             early[call.number] = call
         while due in early:
             yield early.pop(due)
@@ -282,7 +282,7 @@ def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> Difference:
         for field, value in row.items():
             if value != theirs[name][field]:
                 return f"{name}.{field}", _show(value), _show(theirs[name][field])
-    raise AssertionError(f"{recorded} and {replayed} differ in their bytes alone")
+    raise AssertionError(f"{recorded} and {replayed} differ only in their bytes")
 
 
 def _rows(plan: BatchPlan) -> dict[str, dict[str, object]]:

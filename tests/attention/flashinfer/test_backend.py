@@ -45,7 +45,7 @@ def backend(package: Any = fake_flashinfer) -> FlashInferAttention:
 def case(
     lengths: list[tuple[int, int]], *, heads: int = 4, kv_heads: int = 2, seed: int = 0, shared: int = 0
 ) -> tuple[torch.Tensor, LayerKV, ForwardBatch]:
-    """A ragged batch over shuffled pages, NaN where nobody owns them.
+    """A ragged batch over shuffled pages, NaN where no row owns them.
 
     Args:
         lengths: (q_len, kv_len) of each row, decodes first.
@@ -203,7 +203,7 @@ def test_a_first_use() -> None:
     try_out(backend(), *sizes)
     with pytest.raises(FlashInferUnavailable, match=r"it does not run on cpu: RuntimeError: no nvcc$"):
         try_out(backend(Broken(RuntimeError("no nvcc\nand a long log"))), *sizes)
-    with pytest.raises(FlashInferUnavailable, match="it computes nonsense on cpu"):
+    with pytest.raises(FlashInferUnavailable, match="it computes wrong results on cpu"):
         try_out(backend(Broken(None)), *sizes)
 
 

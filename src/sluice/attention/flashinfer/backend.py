@@ -83,7 +83,7 @@ def try_out(attention: FlashInferAttention, spec: AttentionSpec, page_size: int,
             reason = str(error).strip().partition("\n")[0]
             raise FlashInferUnavailable(f"it does not run on {device}: {type(error).__name__}: {reason}") from error
         if not is_right:
-            raise FlashInferUnavailable(f"it computes nonsense on {device}")
+            raise FlashInferUnavailable(f"it computes wrong results on {device}")
 
 
 def _one_row(q_len: int, device: torch.device) -> ForwardBatch:

@@ -23,7 +23,7 @@ class TritonKV(LayerKV):
 
     def __post_init__(self) -> None:
         if self.k.dtype not in FP8_DTYPES and (self.k_scale, self.v_scale) != (1.0, 1.0):
-            raise ValueError(f"pages of {self.k.dtype} have no scales, got {self.k_scale} and {self.v_scale}")
+            raise ValueError(f"scales of pages of {self.k.dtype} must be 1, got {self.k_scale} and {self.v_scale}")
 
     def store(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Write as `PagedKV.store`. Rows of padding have a slot below 0 and are not written."""

@@ -37,7 +37,7 @@ def merge_states(
         TypeError: float64 parts.
     """
     if torch.float64 in (out_a.dtype, lse_a.dtype):
-        raise TypeError("Triton merges float32 and less, got float64: use sluice.attention.merge")
+        raise TypeError("Triton merges float32, float16 and bfloat16, got float64: use sluice.attention.merge")
     out_a, lse_a, out_b, lse_b = (part.contiguous() for part in (out_a, lse_a, out_b, lse_b))
     out, lse = torch.empty_like(out_a), torch.empty_like(lse_a)
     head_dim = out.shape[-1]

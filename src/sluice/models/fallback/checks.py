@@ -40,7 +40,7 @@ def model_type(checkpoint: CheckpointConfig) -> str:
         return name
     if "auto_map" in fields:
         raise CheckpointError(
-            f"{fields.source}: {checkpoint.architecture} comes with Python code of its own, which is never run"
+            f"{fields.source}: {checkpoint.architecture} needs Python code from the checkpoint, which Sluice never runs"
         )
     raise CheckpointError(
         f"{fields.source}: architecture {checkpoint.architecture!r} is not supported: transformers {__version__} does"
@@ -66,7 +66,7 @@ def model_class(checkpoint: CheckpointConfig, config: PreTrainedConfig) -> type[
     if known._is_stateful:
         raise _refused(name, "its layers keep a state between tokens other than keys and values")
     if not known._supports_attention_backend:
-        raise _refused(name, "transformers does not let others compute its attention")
+        raise _refused(name, "transformers does not allow another attention function for it")
     _check_layers(name, config)
     return known
 
@@ -136,7 +136,7 @@ def _check_windows(model: PreTrainedModel, config: PreTrainedConfig, specs: Sequ
     for layer, (spec, kind) in enumerate(zip(specs, kinds, strict=True)):
         wanted = window if kind == SLIDING else None
         if spec.window != wanted:
-            raise _not_served(model, f"layer {layer} asks for the window {spec.window}, its config for {wanted}")
+            raise _not_served(model, f"layer {layer} uses the window {spec.window}, its config says {wanted}")
 
 
 def _not_served(model: PreTrainedModel, why: str) -> CheckpointError:

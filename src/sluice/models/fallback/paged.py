@@ -103,17 +103,17 @@ def attend(
         name for name, value in others.items() if not (name in IGNORED or value is None or value is False)
     )
     if sluice_step is None:
-        raise CheckpointError(f"{type(module).__name__} does not pass on what its attention needs")
+        raise CheckpointError(f"{type(module).__name__} does not pass on the arguments that its attention needs")
     if attention_mask is not None:
-        raise CheckpointError(f"{type(module).__name__} makes an attention mask of its own")
+        raise CheckpointError(f"{type(module).__name__} makes its own attention mask")
     if unsupported:
         raise CheckpointError(f"{type(module).__name__} asks its attention for {', '.join(unsupported)}")
     if is_causal is False or getattr(module, "is_causal", True) is False:
-        raise CheckpointError(f"{type(module).__name__} lets tokens see later ones")
+        raise CheckpointError(f"{type(module).__name__} lets tokens attend to later tokens")
     if not isinstance(getattr(module, "layer_idx", None), int):
-        raise CheckpointError(f"{type(module).__name__} does not say which layer it is")
+        raise CheckpointError(f"{type(module).__name__} has no layer index")
     if dropout:
-        raise CheckpointError(f"{type(module).__name__} drops attention at random")
+        raise CheckpointError(f"{type(module).__name__} uses dropout in its attention")
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     spec = _spec(query.shape[1], key.shape[1], query.shape[3], query.dtype, scale, sliding_window, softcap)
     call = AttentionCall(int(module.layer_idx), spec, s_aux)

@@ -1,8 +1,8 @@
 """Changes to logits that a request asks for: a bias, penalties, and no end before `min_tokens`.
 
 They apply to each row by itself and in this order: the bias is added; penalties go by the tokens so far; stop tokens
-become -inf while there are too few outputs. A row that asks for none of them keeps its logits bit by bit, whatever its
-neighbours ask for. Log-probabilities are those of the model's own logits.
+become -inf while there are too few outputs. A row that asks for none of them keeps its logits bit by bit, beside any
+neighbours. Log-probabilities are those of the model's own logits.
 
 The counts of tokens that penalties go by live on the device and grow there with every sample, because a step may be
 launched before the host knows the sample of the one before. They are made again from the request's history whenever it
