@@ -88,14 +88,14 @@ class Mutant:
     after: str
     why: str = ""
     """Of a mutant written by hand: the bug it plants."""
-    twin: int = field(default=0)
+    duplicate: int = field(default=0)
     """Counts mutants of one function that read the same."""
 
     @property
     def key(self) -> str:
         """Its name; it holds across edits elsewhere in the file."""
-        twin = f" #{self.twin}" if self.twin else ""
-        return f"{self.file}:{self.function}: {self.before} -> {self.after}{twin}"
+        duplicate = f" #{self.duplicate}" if self.duplicate else ""
+        return f"{self.file}:{self.function}: {self.before} -> {self.after}{duplicate}"
 
     def apply(self, source: bytes) -> bytes:
         return source[: self.start] + self.replacement + source[self.end :]
@@ -104,7 +104,7 @@ class Mutant:
 def all_mutants() -> list[Mutant]:
     """Those made by rule, file by file, then those written by hand."""
     mutants = [mutant for file in FILES for mutant in mutants_of(file)]
-    return number_twins(mutants + [by_hand(*patch) for patch in BY_HAND])
+    return number_duplicates(mutants + [by_hand(*patch) for patch in BY_HAND])
 
 
 def mutants_of(file: str) -> Iterator[Mutant]:
@@ -132,12 +132,12 @@ def by_hand(file: str, old: str, new: str, why: str) -> Mutant:
     return Mutant(file, "by hand", line, start, end, new.encode(), before, after, why)
 
 
-def number_twins(mutants: list[Mutant]) -> list[Mutant]:
+def number_duplicates(mutants: list[Mutant]) -> list[Mutant]:
     seen: dict[str, int] = {}
     numbered = []
     for mutant in mutants:
         count = seen[mutant.key] = seen.get(mutant.key, -1) + 1
-        numbered.append(replace(mutant, twin=count))
+        numbered.append(replace(mutant, duplicate=count))
     return numbered
 
 

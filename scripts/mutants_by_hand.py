@@ -29,13 +29,13 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "kv/prefix.py",
         "if child is not None and child.page >= 0:\n                break",
         "if child is not None and child.page >= 0:\n                continue",
-        "a twin publishes its pages behind a page it has skipped",
+        "a duplicate publishes its pages behind a page it has skipped",
     ),
     (
         "kv/prefix.py",
         "            parent.refs = 1\n",
         "            parent.refs = 0\n",
-        "a page that its own request still uses counts as held by nobody",
+        "a page that its own request still uses counts as unused",
     ),
     (
         "kv/prefix.py",
@@ -83,13 +83,13 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/batch.py",
         "samples = end == known + request.pending",
         "samples = end >= request.prompt_len",
-        "a prompt recomputed after a retraction samples in its middle",
+        "a prompt recomputed after a preemption samples in its middle",
     ),
     (
         "scheduler/batch.py",
         "token_ids=tuple(request.tokens[start : min(end, known)])",
         "token_ids=tuple(request.tokens[start : min(end, request.prompt_len)])",
-        "outputs are not given again after a retraction",
+        "outputs are not given again after a preemption",
     ),
     (
         "scheduler/scheduler.py",
@@ -125,7 +125,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/state.py",
         "            request.cached = request.computed = request.scheduled = 0\n",
         "            request.scheduled = 0\n",
-        "a retracted request thinks it is still computed",
+        "a preempted request counts as still computed",
     ),
     (
         "scheduler/state.py",
@@ -137,7 +137,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/state.py",
         "request.lease = lease\n        request.prefill_end = len(request.tokens)",
         "request.lease = lease\n        request.prefill_end = request.prompt_len",
-        "outputs recomputed after a retraction count as decodes",
+        "outputs recomputed after a preemption count as decodes",
     ),
     (
         "scheduler/request.py",
@@ -149,7 +149,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/request.py",
         "self.num_outputs + self.pending < self.max_tokens",
         "self.num_outputs < self.max_tokens",
-        "lookahead plans tokens nobody wants",
+        "lookahead plans tokens that no request needs",
     ),
     (
         "scheduler/passes.py",
@@ -175,7 +175,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/preempt.py",
         "candidates = [r for r in state.running() if r is not oldest]",
         "candidates = list(state.running())",
-        "even the oldest request may be retracted, for ever",
+        "even the oldest request may be preempted, for ever",
     ),
     (
         "scheduler/preempt.py",
@@ -187,7 +187,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/queue.py",
         "insort(self._requests, request, key=self.rank)",
         "self._requests.append(request)",
-        "a retracted request goes to the end of the queue",
+        "a preempted request goes to the end of the queue",
     ),
     (
         "engine/engine.py",
@@ -253,7 +253,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/reserve.py",
         "return request.preemptions >= PROTECT_AFTER",
         "return False",
-        "a request may be retracted without end",
+        "a request may be preempted without end",
     ),
     (
         "scheduler/reserve.py",
@@ -271,7 +271,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/preempt.py",
         "        state.reservation.preempted(state.running())\n",
         "        pass\n",
-        "the share reserved does not rise after a retraction",
+        "the share reserved does not rise after a preemption",
     ),
     (
         "scheduler/preempt.py",
@@ -352,7 +352,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "scheduler/scheduler.py",
         "of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]",
         "of_targets = of_targets[:]",
-        "after a retraction prompt logprobs are told a second time",
+        "after a preemption prompt logprobs are sent a second time",
     ),
     (
         "scheduler/scheduler.py",
@@ -400,7 +400,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "kv/stores.py",
         "if not copies.is_kept and self._is_worth_storing(copies):",
         "if not copies.is_kept:",
-        "selective stores what nobody asked for twice",
+        "selective stores pages that were used only once",
     ),
     (
         "kv/tier_pool.py",

@@ -15,7 +15,7 @@ from sluice.attention.spec import AttentionSpec
 
 @dataclass(frozen=True)
 class Case:
-    """Whatever page or place no row owns is NaN."""
+    """Every page and position that no row owns is NaN."""
 
     q: torch.Tensor
     kv: LayerKV

@@ -101,7 +101,7 @@ class HungBlocks:
     inner: Blocks
     came_back: threading.Event = field(default_factory=threading.Event)
     hangs: threading.Event = field(default_factory=threading.Event)
-    """Somebody waits for it."""
+    """Whether a thread waits for it."""
     closed: threading.Event = field(default_factory=threading.Event)
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:

@@ -53,7 +53,7 @@ def random_offload_scenario(seed: int) -> Scenario:
 
 
 def run(scenario: Scenario, journal: Journal | None = None) -> int:
-    """Play a scenario to its end and check everything; the journal is told of it. Returns the number of steps."""
+    """Play a scenario to its end, check everything and record it in the journal. Returns the number of steps."""
     draw = random.Random(scenario.seed)
     world = scenario.world
     faults = random_faults(draw) if scenario.faulty else Faults()

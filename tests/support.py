@@ -46,10 +46,10 @@ def shape(plan: BatchPlan) -> Shape:
 
 
 def until_retraction(bench: Bench, max_steps: int = 100) -> list[int]:
-    """Step until somebody is retracted; who."""
+    """Step until a request is preempted. Returns its id."""
     for _ in range(max_steps):
         bench.engine.step()
         victims = [request.id for request in bench.scheduler.state.requests.values() if request.preemptions]
         if victims:
             return victims
-    raise AssertionError(f"nobody was retracted in {max_steps} steps")
+    raise AssertionError(f"no request was preempted in {max_steps} steps")

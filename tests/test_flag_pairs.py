@@ -60,7 +60,7 @@ PAIRS = [
 
 
 def arrivals(number: int) -> list[Arrival]:
-    """Twins, a tenant with the same prompt, a long prompt, several classes, and as many more as fill the pool."""
+    """Duplicates, a tenant with the same prompt, a long prompt, several classes, and as many more as fill the pool."""
     common = (1, 0, 1, 1, 0, 0, 1, 0)
     first = [
         Arrival(0, Submit(0, common + (1,) * 3, resolved(5), sample_index=0)),

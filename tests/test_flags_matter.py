@@ -1,6 +1,6 @@
 """Every option changes something that can be seen: two values of it, the same requests, other plans.
 
-An option that is accepted and does nothing is worse than none: whoever sets it believes it.
+An option that is accepted and does nothing is worse than none: its user relies on it.
 """
 
 from __future__ import annotations

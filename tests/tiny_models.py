@@ -168,7 +168,7 @@ def made(model_class: type[PreTrainedModel], config: Any) -> PreTrainedModel:
 class _WidenFloat32(TorchFunctionMode):
     """Replaces every float32 that code names by float64.
 
-    transformers computes norms, rotary angles and softmax in float32 whatever the dtype of the model; with this its
+    transformers computes norms, rotary angles and softmax in float32 for any dtype of the model; with this its
     float64 model is float64 throughout, and so a yardstick at 1e-9.
     """
 

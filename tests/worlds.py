@@ -196,12 +196,12 @@ def check_logprobs(link: ManualLink, submit: Submit, vocab_size: int) -> None:
     outputs, asked = link.tokens(submit.request_id), submit.sampling
     told, told_of_prompt = link.logprobs(submit.request_id), link.prompt_logprobs(submit.request_id)
     if asked.logprobs is None:
-        assert told == (), f"nobody asked for {told}"
+        assert told == (), f"no log-probabilities were requested, got {told}"
     else:
         _, expected = oracle_logprobs(submit.prompt, outputs, asked.logprobs, vocab_size=vocab_size)
         assert_same_logprobs(told, expected)
     if asked.prompt_logprobs is None:
-        assert told_of_prompt == (), f"nobody asked for {told_of_prompt}"
+        assert told_of_prompt == (), f"no prompt log-probabilities were requested, got {told_of_prompt}"
     else:
         expected, _ = oracle_logprobs(submit.prompt, (), asked.prompt_logprobs, vocab_size=vocab_size)
         assert_same_logprobs(told_of_prompt, expected if outputs else expected[: len(told_of_prompt)])

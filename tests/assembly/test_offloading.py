@@ -53,7 +53,7 @@ def test_a_ring_that_memory_has_no_room_for_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["offload_above", "ring_blocks", "ring_block_tokens"])
 def test_options_that_no_context_can_follow_are_refused(name: str) -> None:
-    """A pool of one page has no window: nothing is offloaded, whatever was asked for."""
+    """A pool of one page has no window: nothing is offloaded, even if the options ask for it."""
     limits = offload_limits(CONFIG, replace(SIZES, num_pages=2), FREE)
     given = replace(OffloadConfig(), **{name: 64})
     check_effect(given, limits, 64)

@@ -30,7 +30,7 @@ MOST = 2.0
 
 @dataclass(frozen=True)
 class Case:
-    """A random ragged batch over shuffled pages; whatever no row owns is NaN."""
+    """A random ragged batch over shuffled pages; memory that no row owns is NaN."""
 
     q: torch.Tensor
     k: tuple[torch.Tensor, ...]
@@ -215,7 +215,7 @@ def test_scales_of_keys_and_values(kernels: Kernels) -> None:
 
 @each_level
 def test_a_query_that_sees_nothing(kernels: Kernels) -> None:
-    """Zeros and -inf, not NaN, whatever lies in the pages."""
+    """Zeros and -inf, not NaN, for any content of the pages."""
     case = make_case(4, [(1, 0), (4, 2), (3, 0)])
     out, lse = attend(case, kernels)
     sees = torch.tensor([False, False, False, True, True, False, False, False])
@@ -363,7 +363,7 @@ def test_packed_pages_hold_what_was_stored(dtype: torch.dtype, page_size: int) -
 
 
 def test_the_reference_reads_packed_pages() -> None:
-    """Whatever the layout, it is the oracle."""
+    """Every layout gives the oracle's result."""
     case = make_case(12, [(1, 100), (9, 40)])
     kv = case.packed(FASTEST)
     plain = LayerKV(*kv.gather(torch.arange(kv.k.shape[0])))

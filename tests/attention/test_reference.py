@@ -1,4 +1,4 @@
-"""ReferenceAttention against a twin that does one query of one head at a time."""
+"""ReferenceAttention against a reference that computes one query of one head at a time."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_agrees_with_the_definition(data: st.DataObject) -> None:
 
 
 def test_decodes_of_very_different_lengths() -> None:
-    """Padding all to the longest would cost as if all were long; whatever the grouping, each gets its own result."""
+    """Padding all to the longest would cost as if all were long; with any grouping each gets its own result."""
     case = make_case(8, [(1, length) for length in (3, 400, 70, 0, 1, 200, 64)])
     out, lse = attend(case)
     expected, expected_lse = naive(case)

@@ -1,4 +1,4 @@
-"""Every number against a slow and obvious twin, and against what a reader of it would expect."""
+"""Every number against a slow and obvious computation, and against what its reader would expect."""
 
 from __future__ import annotations
 

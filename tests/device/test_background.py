@@ -1,4 +1,4 @@
-"""Calls in the background end with whoever made them, and never keep a program from ending."""
+"""Calls in the background end with their caller, and never keep a program from ending."""
 
 from __future__ import annotations
 

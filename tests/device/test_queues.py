@@ -192,7 +192,7 @@ def test_a_step_larger_than_any_before() -> None:
 
 
 def test_what_a_step_has_read_is_poisoned() -> None:
-    """Debugging: whoever still reads inputs of a step that is over must not find them as they were."""
+    """Debugging: a late reader of the inputs of a step that is over must not find them as they were."""
     array = np.arange(5)
     for poison, expected in ((False, array.tolist()), (True, [-1] * 5)):
         transport = staged_transport(late_queues(), torch.device("cpu"), plain_host_buffer, 1, poison=poison)
@@ -232,7 +232,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class Clock:
-    """Time that passes when somebody sleeps, or asks whether it is done."""
+    """Time that passes when a thread sleeps, or asks whether the work is done."""
 
     def __init__(self, done_at: float) -> None:
         self.now = 0.0
@@ -260,7 +260,7 @@ def waited(monkeypatch: pytest.MonkeyPatch, seconds: float) -> Clock:
 
 
 def test_a_long_step_ticks_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A minute on the device in which nobody hears of the engine looks like its death."""
+    """A minute on the device without a heartbeat of the engine looks like its death."""
     clock = waited(monkeypatch, 5.5)
     assert len(clock.ticks) == 6
     gaps = [after - before for before, after in zip(clock.ticks, clock.ticks[1:], strict=False)]

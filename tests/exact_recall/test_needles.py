@@ -1,4 +1,4 @@
-"""Needles through the engine, with known answers: whatever the depth, the dtype, the chunks, the company, the cache."""
+"""Needles through the engine, with known answers, for any depth, dtype, chunks, other requests and cache."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_log_probabilities() -> None:
 
 
 def test_names_of_its_own_reach_the_engine() -> None:
-    wish = {
+    params = {
         "max_new_tokens": 9,
         "min_new_tokens": 2,
         "top_k": 7,
@@ -123,7 +123,7 @@ def test_names_of_its_own_reach_the_engine() -> None:
 
     async def test() -> None:
         async with serving() as server:
-            assert (await server.post(GENERATE, text="a", sampling_params=wish)).status_code == 200
+            assert (await server.post(GENERATE, text="a", sampling_params=params)).status_code == 200
             (submit,) = [message for message in server.sent if isinstance(message, Submit)]
             sampling = submit.sampling
             assert (sampling.max_tokens, sampling.min_tokens, sampling.top_k) == (9, 2, 7)

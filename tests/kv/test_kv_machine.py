@@ -1,4 +1,4 @@
-"""KVManager against a slow twin: what is cached is a set of token prefixes, and each is as recent as its last use."""
+"""KVManager against a slow model: the cache is a set of token prefixes, and each is as recent as its last use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = tuple[str, tuple[int, ...]]
 
 
 @dataclass
-class Twin:
+class CacheModel:
     """The obvious version: cached prefixes with holder counts and times of last use, searched in full every time."""
 
     page_size: int
@@ -66,7 +66,7 @@ class KVMachine(RuleBasedStateMachine):
     @initialize(page_size=st.sampled_from([1, 2, 4]), num_pages=st.integers(3, 14))
     def build(self, page_size: int, num_pages: int) -> None:
         self.kv = KVManager(num_pages=num_pages, page_size=page_size)
-        self.twin = Twin(page_size)
+        self.model = CacheModel(page_size)
         self.holders: list[Holder] = []
         self.tick = 0
 
@@ -80,13 +80,13 @@ class KVMachine(RuleBasedStateMachine):
         tokens = tuple(data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=5 * size)))
         limit = len(tokens) - 1
         path = self.kv.match(array("i", tokens), limit, extra_key)
-        expected = self.twin.match(tokens, limit, extra_key)
+        expected = self.model.match(tokens, limit, extra_key)
         assert len(path) == len(expected)
         lease = self.kv.acquire(path, extra_key)
         now = self.now()
         for key in expected:
-            self.twin.refs[key] += 1
-            self.twin.used[key] = now
+            self.model.refs[key] += 1
+            self.model.used[key] = now
         self.holders.append(Holder(lease, tokens, extra_key, expected, len(expected) * size, len(expected)))
 
     @precondition(lambda self: self.holders)
@@ -114,13 +114,13 @@ class KVMachine(RuleBasedStateMachine):
         upper = min(len(holder.tokens), holder.pages * self.kv.page_size)
         holder.computed = data.draw(st.integers(min(holder.computed, upper), upper))
         holder.lease.publish(array("i", holder.tokens), holder.computed)
-        for key in self.twin.keys(holder.tokens, holder.computed // self.kv.page_size, holder.extra_key):
+        for key in self.model.keys(holder.tokens, holder.computed // self.kv.page_size, holder.extra_key):
             if key in holder.path:
                 continue
-            if key in self.twin.refs:
+            if key in self.model.refs:
                 break
-            self.twin.refs[key] = 1
-            self.twin.used[key] = self.tick
+            self.model.refs[key] = 1
+            self.model.used[key] = self.tick
             holder.path.append(key)
         assert len(holder.lease.path) == len(holder.path)
 
@@ -130,38 +130,38 @@ class KVMachine(RuleBasedStateMachine):
         holder = data.draw(st.sampled_from(self.holders))
         self.holders.remove(holder)
         holder.lease.release(array("i", holder.tokens), holder.computed)
-        for key in self.twin.keys(holder.tokens, holder.computed // self.kv.page_size, holder.extra_key):
+        for key in self.model.keys(holder.tokens, holder.computed // self.kv.page_size, holder.extra_key):
             if key not in holder.path:
-                self.twin.refs.setdefault(key, 0)
-                self.twin.used[key] = self.tick
+                self.model.refs.setdefault(key, 0)
+                self.model.used[key] = self.tick
         now = self.now()
         for key in holder.path:
-            self.twin.refs[key] -= 1
-            self.twin.used[key] = now
+            self.model.refs[key] -= 1
+            self.model.used[key] = now
 
     @rule()
     def flush(self) -> None:
-        assert self.kv.flush() == self.twin.evictable()
-        self.twin.refs = {key: refs for key, refs in self.twin.refs.items() if refs}
+        assert self.kv.flush() == self.model.evictable()
+        self.model.refs = {key: refs for key, refs in self.model.refs.items() if refs}
 
     @invariant()
     def caches_are_equal(self) -> None:
-        """What the tree holds is what the twin holds, after letting go what had to be evicted, oldest leaves first."""
+        """The tree holds the same as the model, after evicting what had to be evicted, oldest leaves first."""
         if not hasattr(self, "kv"):
             return
         cached = self.cached_by_tree()
-        while len(self.twin.refs) > len(cached):
-            candidates = [key for key in self.twin.oldest_leaves() if key not in cached]
-            assert candidates, f"{set(self.twin.refs) - cached.keys()} left before {self.twin.oldest_leaves()}"
-            del self.twin.refs[candidates[0]]
-        assert cached == self.twin.refs
-        assert self.kv.tree.num_evictable == self.twin.evictable()
+        while len(self.model.refs) > len(cached):
+            candidates = [key for key in self.model.oldest_leaves() if key not in cached]
+            assert candidates, f"{set(self.model.refs) - cached.keys()} left before {self.model.oldest_leaves()}"
+            del self.model.refs[candidates[0]]
+        assert cached == self.model.refs
+        assert self.kv.tree.num_evictable == self.model.evictable()
         private = [page for holder in self.holders for page in holder.lease.private_pages]
         assert len(set(private)) == len(private)
         assert self.kv.pool.num_free + len(private) + len(cached) == self.kv.num_pages
         for holder in self.holders:
             assert holder.lease.reclaimable() == len(holder.lease.private_pages) + sum(
-                self.twin.refs[key] == 1 for key in holder.path
+                self.model.refs[key] == 1 for key in holder.path
             )
 
     def cached_by_tree(self) -> dict[Key, int]:

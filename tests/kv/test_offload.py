@@ -124,7 +124,7 @@ def test_whoever_is_alone_asks_each_time() -> None:
 
 
 def test_nothing_cached_is_given_up_for_one_who_has_to_wait() -> None:
-    """Whoever waits for an hour would ask again and again, and empty the cache of all others."""
+    """A request that waits for an hour would ask again and again, and empty the cache of all others."""
     kv = manager()
     compute_resident(kv, [2, 2, 2, 2])
     end_copies(kv)
@@ -164,7 +164,7 @@ def test_a_place_is_in_use_while_a_step_in_flight_looks_at_it() -> None:
 
 
 def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
-    """The runner would go on with a page that is somebody else's by then."""
+    """The runner would go on with a page that is another request's by then."""
     kv = manager()
     compute_resident(kv, LONG[:2])
     (of_twin,), _ = kv.tiers.take_copies()
@@ -179,7 +179,7 @@ def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
     compute(kv, offload, LONG)
     assert offload.row[0] == own.target_page
     offload.release(LONG, 0)
-    assert kv.tiers.uses()[0].used == 5, "what follows it is cached behind the twin"
+    assert kv.tiers.uses()[0].used == 5, "what follows it is cached behind the duplicate"
     again = opened(kv, LONG)
     assert again is not None
     assert again.row[0] == of_twin.target_page

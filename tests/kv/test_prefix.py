@@ -1,4 +1,4 @@
-"""The prefix tree, by example. The machine in `test_kv_machine.py` compares it with a slow twin."""
+"""The prefix tree, by example. The machine in `test_kv_machine.py` compares it with a slow model."""
 
 import random
 from array import array
@@ -228,7 +228,7 @@ def test_a_leaf_that_eviction_was_never_told_of_is_not_offered() -> None:
 
 
 def test_a_twin_is_used_when_the_request_that_computed_it_again_leaves() -> None:
-    """Later than whatever left before, all of it."""
+    """Later than the pages that left before, all of it."""
     kv = KVManager(num_pages=8, page_size=1)
     for chain in ([5], [7, 8], [5]):
         leave(kv, run_request(kv, chain), chain)

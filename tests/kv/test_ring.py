@@ -91,35 +91,35 @@ class RingMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.ring: DeviceRing[int] = DeviceRing(3)
-        self.twin: dict[int, tuple[int, BufferState]] = {}
+        self.model: dict[int, tuple[int, BufferState]] = {}
         self.fences: dict[int, int | None] = dict.fromkeys(range(3))
         self.seen: set[int] = set()
         self.clock = 0
 
     def of(self, *states: BufferState) -> int | None:
-        return next((ticket for ticket, (_, state) in self.twin.items() if state in states), None)
+        return next((ticket for ticket, (_, state) in self.model.items() if state in states), None)
 
     @rule()
     def take(self) -> None:
         taken = self.ring.take()
-        used = {buffer for buffer, _ in self.twin.values()}
+        used = {buffer for buffer, _ in self.model.values()}
         assert (taken is None) == (len(used) == 3)
         if taken is not None:
             assert taken.buffer not in used
             assert taken.ticket not in self.seen
             assert taken.fence == self.fences[taken.buffer]
             self.seen.add(taken.ticket)
-            self.twin[taken.ticket] = taken.buffer, BufferState.LOADING
+            self.model[taken.ticket] = taken.buffer, BufferState.LOADING
 
     @precondition(lambda self: self.of(BufferState.LOADING, BufferState.ABANDONED) is not None)
     @rule()
     def loaded(self) -> None:
         ticket = self.of(BufferState.LOADING, BufferState.ABANDONED)
         assert ticket is not None
-        buffer, state = self.twin[ticket]
+        buffer, state = self.model[ticket]
         self.ring.loaded(ticket)
         if state is BufferState.LOADING:
-            self.twin[ticket] = buffer, BufferState.READY
+            self.model[ticket] = buffer, BufferState.READY
         else:
             self.drop(ticket, None)
 
@@ -128,9 +128,9 @@ class RingMachine(RuleBasedStateMachine):
     def use(self) -> None:
         ticket = self.of(BufferState.READY)
         assert ticket is not None
-        buffer, _ = self.twin[ticket]
+        buffer, _ = self.model[ticket]
         assert self.ring.use(ticket) == buffer
-        self.twin[ticket] = buffer, BufferState.IN_USE
+        self.model[ticket] = buffer, BufferState.IN_USE
 
     @precondition(lambda self: self.of(BufferState.IN_USE) is not None)
     @rule()
@@ -146,22 +146,22 @@ class RingMachine(RuleBasedStateMachine):
     def abandon(self) -> None:
         ticket = self.of(BufferState.LOADING, BufferState.READY)
         assert ticket is not None
-        buffer, state = self.twin[ticket]
+        buffer, state = self.model[ticket]
         self.ring.abandon(ticket)
         if state is BufferState.READY:
             self.drop(ticket, None)
         else:
-            self.twin[ticket] = buffer, BufferState.ABANDONED
+            self.model[ticket] = buffer, BufferState.ABANDONED
 
     def drop(self, ticket: int, fence: int | None) -> None:
-        buffer, _ = self.twin.pop(ticket)
+        buffer, _ = self.model.pop(ticket)
         self.fences[buffer] = fence
 
     @invariant()
     def agree(self) -> None:
         self.ring.check()
-        assert self.ring.tickets() == {ticket: state for ticket, (_, state) in self.twin.items()}
-        assert self.ring.num_free == 3 - len(self.twin)
+        assert self.ring.tickets() == {ticket: state for ticket, (_, state) in self.model.items()}
+        assert self.ring.num_free == 3 - len(self.model)
 
 
 TestRing = RingMachine.TestCase

@@ -252,7 +252,7 @@ def planned() -> tuple[Bench, BatchPlan]:
 
 
 def test_the_wrong_targets_break_law_8() -> None:
-    """One too many, one too few, none; and any if nobody asked."""
+    """One too many, one too few, none; and any if the row asks for none."""
     bench, plan = planned()
     state, limits = bench.scheduler.state, bench.scheduler.scheduler.limits
     with pytest.raises(LawBroken, match="law 8"):
@@ -277,7 +277,7 @@ BAD_PLANS: dict[str, tuple[int, Callable[[BatchPlan], BatchPlan]]] = {
     "an empty chunk": (8, lambda plan: with_chunk(plan, 2, length=0)),
     "the wrong slot": (8, lambda plan: with_chunk(plan, 0, slot=7)),
     "tokens missing": (8, lambda plan: with_chunk(plan, 2, token_ids=())),
-    "a token that nobody samples": (8, lambda plan: with_chunk(plan, 0, token_ids=())),
+    "a token that no row samples": (8, lambda plan: with_chunk(plan, 0, token_ids=())),
     "sampling in the middle": (8, lambda plan: with_chunk(plan, 2, samples=True)),
     "not sampling at the end": (8, lambda plan: with_chunk(plan, 0, samples=False)),
     "a cut inside a page": (8, lambda plan: with_chunk(plan, 2, length=3, token_ids=plan.chunks[2].token_ids[:3])),

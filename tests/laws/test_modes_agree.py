@@ -71,7 +71,7 @@ def test_all_modes_give_the_oracles_tokens(data: st.DataObject) -> None:
 @settings(max_examples=3)
 @given(data=st.data())
 def test_modes_with_tiers_give_the_oracles_tokens(data: st.DataObject) -> None:
-    """The same in every mode with pages on the host and on the disk, asked for by everybody twice."""
+    """The same in every mode with pages on the host and on the disk, requested twice by every client."""
     requests = [data.draw(submits(SMALL, request_id)) for request_id in range(4)]
     requests += [replace(request, request_id=4 + request.request_id) for request in requests]
     for world in TIERED:

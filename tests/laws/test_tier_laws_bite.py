@@ -46,7 +46,7 @@ def load_of(state: SchedulerState) -> Load:
 
 
 def leaf_on_disk(state: SchedulerState) -> Node:
-    """The last page of the prompt that nobody asks for."""
+    """The last page of the prompt, which no request needs."""
     nodes = state.kv.tree.nodes()
     return next(n for n in nodes if n.page < 0 and not n.children and not n.copies.is_loading)
 
@@ -203,7 +203,7 @@ def test_a_row_that_writes_what_is_being_loaded_breaks_law_9() -> None:
 
 
 def test_a_stream_that_waits_for_a_disk_breaks_law_12() -> None:
-    """Copies on their way are an excuse for those who wait for them, and for nobody else."""
+    """Copies in flight excuse only the requests that wait for them."""
     bench = midway()
     lawful = bench.bench.scheduler
     assert lawful.awaits_disk

@@ -143,7 +143,7 @@ def test_device_state_may_be_lost(
 
 
 def test_retracted_requests_go_on_as_before(checkpoint: Checkpoints, expected: Expected, prompts: list[Prompt]) -> None:
-    """A pool too small for the outputs it admitted: somebody loses pages, is computed again, and nobody can tell."""
+    """A pool too small for the outputs it admitted: a request is computed again, and gives the same tokens."""
     model = loaded(
         checkpoint("qwen3"),
         page_size=4,
@@ -160,5 +160,5 @@ def test_retracted_requests_go_on_as_before(checkpoint: Checkpoints, expected: E
     while not engine.is_idle:
         engine.step()
     admissions = [new.request_id for plan in runner.plans for new in plan.new_slots]
-    assert len(admissions) > len(set(admissions)), "nobody was retracted"
+    assert len(admissions) > len(set(admissions)), "no request was preempted"
     assert [list(link.tokens(i)) for i in range(len(prompts))] == [expected("qwen3", prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""Log-probabilities are those of transformers' own logits, however prompts are cut, cached, batched and retracted."""
+"""Log-probabilities are those of transformers' own logits, however prompts are cut, cached, batched and preempted."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def test_they_are_transformers_own(
             (alone,) = llm.generate([prompts[0]], ASKED)
             check_result(alone, exact(family, prompts[0] + alone.token_ids))
             assert alone.num_cached_tokens == 0
-        wishes = [ASKED, replace(ASKED, logprobs=None, prompt_logprobs=None), ASKED, ASKED, ASKED]
-        together = llm.generate(prompts, wishes)
-    for prompt, wish, result in zip(prompts, wishes, together, strict=True):
-        if wish is ASKED:
+        samplings = [ASKED, replace(ASKED, logprobs=None, prompt_logprobs=None), ASKED, ASKED, ASKED]
+        together = llm.generate(prompts, samplings)
+    for prompt, sampling, result in zip(prompts, samplings, together, strict=True):
+        if sampling is ASKED:
             check_result(result, exact(family, prompt + result.token_ids))
         else:
             assert (result.logprobs, result.prompt_logprobs) == (None, None)
@@ -97,7 +97,7 @@ def test_steps_in_flight_change_nothing(
 
 
 def test_sampled_tokens_have_the_raw_logprob(checkpoint: Checkpoints, exact: Exact, prompts: list[Prompt]) -> None:
-    """Temperature and filters choose the token and do not change what is told of it."""
+    """Temperature and filters choose the token and do not change its log-probabilities."""
     params = replace(ASKED, temperature=1.7, top_k=5, top_p=0.8, seed=3)
     with LLM(checkpoint("llama"), dtype="float64", max_total_tokens=1024) as llm:
         (result,) = llm.generate([prompts[2]], params)

@@ -10,7 +10,7 @@ from expectations import Checkpoints, Prompt
 from sluice import LLM, SamplingParams
 
 MAX_TOKENS = 20
-WISHES = [
+SAMPLINGS = [
     SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=7),
     SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=7, temperature=0.7, top_k=20),
     SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True, seed=8, temperature=1.3, top_p=0.9),
@@ -38,11 +38,11 @@ def test_company_and_schedule_change_no_sampled_token(
     asked = [prompts[2], prompts[1], prompts[2], prompts[1], prompts[2], prompts[1], prompts[2]]
     alone = []
     with LLM(checkpoint(family), dtype="float64", max_total_tokens=512, page_size=16) as llm:
-        for prompt, params in zip(asked, WISHES, strict=True):
+        for prompt, params in zip(asked, SAMPLINGS, strict=True):
             alone += [result.token_ids for result in llm.generate([prompt], params)]
     with LLM(checkpoint(family), dtype="float64", **{"max_total_tokens": 512} | options) as llm:
-        together = [result.token_ids for result in llm.generate(asked, WISHES)]
-        backwards = [result.token_ids for result in llm.generate(asked[::-1], WISHES[::-1])]
+        together = [result.token_ids for result in llm.generate(asked, SAMPLINGS)]
+        backwards = [result.token_ids for result in llm.generate(asked[::-1], SAMPLINGS[::-1])]
     assert together == alone
     assert backwards == alone[::-1]
     assert len({*alone}) == len(alone)
@@ -53,7 +53,7 @@ def test_seeds_decide(checkpoint: Checkpoints, prompts: list[Prompt]) -> None:
     with LLM(checkpoint("llama"), dtype="float64", max_total_tokens=512, page_size=16) as llm:
 
         def tokens(seed: int | None) -> Prompt:
-            return llm.generate([prompts[1]], replace(WISHES[0], seed=seed))[0].token_ids
+            return llm.generate([prompts[1]], replace(SAMPLINGS[0], seed=seed))[0].token_ids
 
         assert tokens(3) == tokens(3)
         seeds = [0, 1, -1, 2**64 - 1, -(2**63), None, None]

@@ -1,6 +1,6 @@
 """Facts planted in long prompts, asked back: an end-to-end check of every way a token's KV takes.
 
-Whatever the chunks, the cache, the company and the retractions, a question gets the answer that it gets alone. Two
+With any chunks, cache, other requests and preemptions, a question gets the same answer as alone. Two
 answers may differ only where two tokens tie: then a float64 forward pass over the same tokens says so.
 """
 
@@ -122,7 +122,7 @@ def test_after_a_retraction(caching: bool, prompts: list[list[int]], alone: list
         plans = recorded(llm)
         results = llm.generate(asked, long)
     opened = [new.request_id for plan in plans for new in plan.new_slots]
-    assert len(opened) > len(asked), "nobody was retracted"
+    assert len(opened) > len(asked), "no request was preempted"
     for result, expected in zip(results, alone, strict=False):
         shared = min(len(result.token_ids), len(expected.token_ids))
         if result.token_ids[:shared] != expected.token_ids[:shared]:

@@ -1,4 +1,4 @@
-"""A plan as tensors, against a twin that takes one token at a time."""
+"""A plan as tensors, against a reference that takes one token at a time."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_page_tables_agree(data: st.DataObject) -> None:
 
 
 def test_pages_that_all_decodes_begin_with() -> None:
-    """A page that some row ends in, or that only most rows share, is nobody's prefix; neither is that of one row."""
+    """A page that some row ends in, or that not all rows share, is no shared prefix; neither is a page of one row."""
     tables = [[5, 6, 7, 1], [5, 6, 7, 2], [5, 6, 3, 4]]
 
     def shared(ends: list[int], rows: list[list[int]]) -> int:

@@ -33,7 +33,7 @@ GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=4)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("slice_bytes", [1, 4 * 40, 1 << 20])
 def test_scores_are_the_log_softmax_of_what_the_model_gave(dtype: torch.dtype, slice_bytes: int) -> None:
-    """Widened before it is summed, whatever the slices; rows that asked for nothing left out."""
+    """Widened before it is summed, for any slices; rows without log-probabilities are left out."""
     logits = (torch.randn(7, 40, generator=torch.Generator().manual_seed(0)) * 8).to(dtype)
     tokens = torch.tensor([3, 0, 39, 7, -1, 11, 5])
     rows = [0, 2, 3, 4, 6]
@@ -130,7 +130,7 @@ def test_a_step_in_which_nobody_asks_tells_nothing() -> None:
     assert (result.logprobs, result.prompt_logprobs) == ((), ())
 
 
-def test_a_slot_filled_again_forgets_the_wishes_before() -> None:
+def test_a_slot_filled_again_forgets_the_former_parameters() -> None:
     runner = shadow_runner(shadow_shape(num_pages=8, page_size=4))
     for step, params in enumerate((replace(GREEDY, logprobs=1, prompt_logprobs=1), GREEDY)):
         chunk = Chunk(step, 0, 0, 1, (5,), (0,), True)
@@ -186,7 +186,7 @@ class Recorded:
 @pytest.mark.parametrize("length", [20, 400])
 def test_memory_is_bounded_by_the_slice_and_the_chunk(length: int, tmp_path: Any) -> None:
     """Prompt logprobs have exhausted memory in every engine that kept [prompt, vocabulary] at once: here the largest
-    tensor of logits is a slice, the hidden states kept are a chunk's, and what is told leaves chunk by chunk."""
+    tensor of logits is a slice, the hidden states kept are a chunk's, and the results leave chunk by chunk."""
     tiny_models.save("llama", tmp_path)
     model, spec = load_model(tmp_path, dtype="float32", device=torch.device("cpu"), progress=False)
     chunk, rows = 32, 5

@@ -1,4 +1,4 @@
-"""Bias, penalties and minimum length: the logits a request asks for, whatever happens to it on the way."""
+"""Bias, penalties and minimum length: the logits are right however a request is chunked, cached and preempted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from worlds import Bench, World, limits_of
 VOCAB, SLOTS = 11, 3
 CPU = torch.device("cpu")
 IDS = st.integers(0, VOCAB - 1)
-WISHES = st.builds(
+SAMPLINGS = st.builds(
     SamplingParams,
     seed=st.just(0),
     max_tokens=st.just(20),
@@ -81,7 +81,7 @@ def step(feature: Penalties, logits: torch.Tensor, positions: Sequence[int]) -> 
 
 
 @given(
-    st.lists(st.tuples(WISHES, st.lists(IDS, min_size=1, max_size=6), st.lists(IDS, max_size=6)), min_size=1),
+    st.lists(st.tuples(SAMPLINGS, st.lists(IDS, min_size=1, max_size=6), st.lists(IDS, max_size=6)), min_size=1),
     st.integers(0, 99),
     st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
 )
@@ -160,8 +160,8 @@ WORLDS = {
     "chunks of two": World(limits_of(chunk=2, running=SLOTS), num_pages=64, page_size=1),
     "overlap": World(limits_of(chunk=8, running=SLOTS, lookahead=1), num_pages=64, page_size=2, depth=2),
     "pipeline": World(limits_of(chunk=4, running=SLOTS), num_pages=64, page_size=4, depth=3),
-    "retraction": World(limits_of(chunk=8, running=SLOTS), num_pages=14, page_size=2),
-    "retraction under overlap": World(
+    "preemption": World(limits_of(chunk=8, running=SLOTS), num_pages=14, page_size=2),
+    "preemption under overlap": World(
         limits_of(chunk=8, running=SLOTS, lookahead=1), num_pages=18, page_size=2, depth=2
     ),
 }
@@ -174,9 +174,9 @@ def bench_of(world: World) -> Bench:
 
 @pytest.mark.parametrize("name", WORLDS)
 @settings(max_examples=25)
-@given(st.lists(st.tuples(st.lists(IDS, min_size=1, max_size=6), WISHES), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.lists(IDS, min_size=1, max_size=6), SAMPLINGS), min_size=1, max_size=5))
 def test_no_schedule_changes_an_answer(name: str, asked: list[tuple[list[int], SamplingParams]]) -> None:
-    """Counts that miss what came from the cache, that count a token twice after a retraction, or that come a step late
+    """Counts that miss what came from the cache, that count a token twice after a preemption, or that come a step late
     under overlap."""
     bench = bench_of(WORLDS[name])
     bench.link.put(*(Submit(i, tuple(prompt), params) for i, (prompt, params) in enumerate(asked)))
@@ -185,7 +185,7 @@ def test_no_schedule_changes_an_answer(name: str, asked: list[tuple[list[int], S
         assert bench.link.tokens(request_id) == oracle(prompt, params)
 
 
-@pytest.mark.parametrize("name", ["retraction", "retraction under overlap"])
+@pytest.mark.parametrize("name", ["preemption", "preemption under overlap"])
 def test_counts_survive_a_retraction(name: str) -> None:
     bench = bench_of(WORLDS[name])
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=20, frequency_penalty=1.5, repetition_penalty=1.3)

@@ -33,7 +33,7 @@ def runner_of(world: World, vocab_size: int = worlds.VOCAB, poison: int | None =
 @settings(max_examples=80)
 @given(st.data(), worlds.worlds())
 def test_every_world_gives_the_oracles_tokens(data: st.DataObject, world: World) -> None:
-    """The whole path from plans to tokens: page tables, slots, late tokens, chunks, reuse, retraction."""
+    """The whole path from plans to tokens: page tables, slots, late tokens, chunks, reuse, preemption."""
     submits = {}
     for request_id in range(data.draw(st.integers(1, 6))):
         drawn = data.draw(worlds.submits(world, request_id))

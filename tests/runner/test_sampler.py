@@ -1,4 +1,4 @@
-"""The sampler: the right distribution, each row by itself, the same whatever the company."""
+"""The sampler: the right distribution, each row by itself, the same beside any other rows."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from sluice.types import SamplingParams
 
 
 def rows_of(
-    wishes: Sequence[tuple[SamplingParams, int]], vocab: int, sample_index: int = 0
+    rows_params: Sequence[tuple[SamplingParams, int]], vocab: int, sample_index: int = 0
 ) -> tuple[SamplingRows, list[RowGroup]]:
     """What the sampler takes, for rows given as (parameters with a seed, position)."""
-    kinds = [row_kind(params, vocab) for params, _ in wishes]
-    noise_keys = [noise_key(params.seed or 0, sample_index) for params, _ in wishes]
+    kinds = [row_kind(params, vocab) for params, _ in rows_params]
+    noise_keys = [noise_key(params.seed or 0, sample_index) for params, _ in rows_params]
     rows = SamplingRows(
-        temperature=torch.tensor([params.temperature for params, _ in wishes], dtype=torch.float64),
-        min_p=torch.tensor([params.min_p for params, _ in wishes], dtype=torch.float64),
-        top_k=torch.tensor([params.top_k if params.top_k > 0 else vocab for params, _ in wishes]),
-        top_p=torch.tensor([params.top_p for params, _ in wishes], dtype=torch.float64),
+        temperature=torch.tensor([params.temperature for params, _ in rows_params], dtype=torch.float64),
+        min_p=torch.tensor([params.min_p for params, _ in rows_params], dtype=torch.float64),
+        top_k=torch.tensor([params.top_k if params.top_k > 0 else vocab for params, _ in rows_params]),
+        top_p=torch.tensor([params.top_p for params, _ in rows_params], dtype=torch.float64),
         noise_keys=torch.tensor(noise_keys),
-        positions=torch.tensor([position for _, position in wishes]),
+        positions=torch.tensor([position for _, position in rows_params]),
     )
     groups = [
         RowGroup(kind, torch.tensor([i for i, other in enumerate(kinds) if other is kind])) for kind in set(kinds)
@@ -46,8 +46,8 @@ def rows_of(
     return rows, groups
 
 
-def draw(logits: torch.Tensor, *wishes: tuple[SamplingParams, int]) -> list[int]:
-    return sample(logits, *rows_of(wishes, logits.shape[1])).tolist()
+def draw(logits: torch.Tensor, *rows_params: tuple[SamplingParams, int]) -> list[int]:
+    return sample(logits, *rows_of(rows_params, logits.shape[1])).tolist()
 
 
 def draws(logits: Sequence[float], params: SamplingParams, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -76,7 +76,7 @@ def filtered(logits: Sequence[float], params: SamplingParams) -> list[float]:
 
 
 LOGITS = [0.3, -1.2, 2.1, 0.0, 1.4, -3.0, 0.9, 0.9, -0.4, 1.1]
-WISHES = {
+SAMPLINGS = {
     "plain": SamplingParams(seed=1),
     "hot": SamplingParams(seed=1, temperature=3.0),
     "cold": SamplingParams(seed=1, temperature=0.4),
@@ -89,11 +89,11 @@ WISHES = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name", WISHES)
+@pytest.mark.parametrize("name", SAMPLINGS)
 def test_tokens_have_the_right_distribution(name: str, dtype: torch.dtype) -> None:
     count = 20_000
-    expected = torch.tensor(filtered(LOGITS, WISHES[name]), dtype=torch.float64) * count
-    seen = torch.bincount(draws(LOGITS, WISHES[name], count, dtype), minlength=len(LOGITS)).double()
+    expected = torch.tensor(filtered(LOGITS, SAMPLINGS[name]), dtype=torch.float64) * count
+    seen = torch.bincount(draws(LOGITS, SAMPLINGS[name], count, dtype), minlength=len(LOGITS)).double()
     assert seen[expected == 0].sum() == 0
     freedom = int((expected > 0).sum()) - 1
     statistic = float(((seen - expected) ** 2 / expected)[expected > 0].sum())
@@ -112,21 +112,21 @@ PARAMS = st.builds(
 
 @settings(max_examples=60)
 @given(st.lists(st.tuples(PARAMS, st.integers(0, 50)), min_size=1, max_size=9), st.integers(0, 1000), st.data())
-def test_company_changes_nothing(wishes: list[tuple[SamplingParams, int]], seed: int, data: st.DataObject) -> None:
+def test_company_changes_nothing(rows_params: list[tuple[SamplingParams, int]], seed: int, data: st.DataObject) -> None:
     """A row gets the same token alone, in a batch, and in any order: keeps out state shared between rows."""
-    logits = torch.randn(len(wishes), 50, generator=torch.Generator().manual_seed(seed))
-    together = draw(logits, *wishes)
-    assert together == [draw(logits[i : i + 1], wish)[0] for i, wish in enumerate(wishes)]
-    order = data.draw(st.permutations(range(len(wishes))))
-    assert [together[i] for i in order] == draw(logits[order], *(wishes[i] for i in order))
+    logits = torch.randn(len(rows_params), 50, generator=torch.Generator().manual_seed(seed))
+    together = draw(logits, *rows_params)
+    assert together == [draw(logits[i : i + 1], row_params)[0] for i, row_params in enumerate(rows_params)]
+    order = data.draw(st.permutations(range(len(rows_params))))
+    assert [together[i] for i in order] == draw(logits[order], *(rows_params[i] for i in order))
 
 
 def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
-    wishes = [(WISHES[name], position) for position, name in enumerate([*WISHES] * 5)]
-    whole = draw(logits, *wishes)
+    rows_params = [(SAMPLINGS[name], position) for position, name in enumerate([*SAMPLINGS] * 5)]
+    whole = draw(logits, *rows_params)
     monkeypatch.setitem(sampler.SLICE_ELEMENTS, "cpu", 3 * 64)
-    assert draw(logits, *wishes) == whole
+    assert draw(logits, *rows_params) == whole
 
 
 def test_seeds_positions_and_samples_are_told_apart() -> None:
@@ -180,7 +180,7 @@ def test_ties_at_the_border_go_to_the_lowest_ids(width: int) -> None:
         assert len(set(drawn)) > min(survivors, count) / 2
 
 
-@pytest.mark.parametrize("params", [WISHES[name] for name in WISHES], ids=[*WISHES])
+@pytest.mark.parametrize("params", [SAMPLINGS[name] for name in SAMPLINGS], ids=[*SAMPLINGS])
 @pytest.mark.parametrize("scale", [1e4, 1e30, 3e38])
 def test_huge_logits(params: SamplingParams, scale: float) -> None:
     """Overflow must not make NaN: the largest wins, at any temperature."""
@@ -188,34 +188,34 @@ def test_huge_logits(params: SamplingParams, scale: float) -> None:
     assert draw(logits, (params, 0)) == [2]
 
 
-@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), *WISHES.values()], ids=["greedy", *WISHES])
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), *SAMPLINGS.values()], ids=["greedy", *SAMPLINGS])
 def test_minus_infinity_is_never_sampled(params: SamplingParams) -> None:
     logits = torch.full((200, 30), -torch.inf)
     logits[:, [4, 11]] = torch.tensor([0.1, 0.0])
     assert set(draw(logits, *((params, position) for position in range(200)))) <= {4, 11}
 
 
-@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), *WISHES.values()], ids=["greedy", *WISHES])
+@pytest.mark.parametrize("params", [SamplingParams(temperature=0.0), *SAMPLINGS.values()], ids=["greedy", *SAMPLINGS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, dtype: torch.dtype) -> None:
     """One request's NaN must not end the step, nor change its neighbours."""
     logits = torch.randn(5, 70, dtype=dtype, generator=torch.Generator().manual_seed(2))
-    wishes = [(params, position) for position in range(5)]
-    healthy = draw(logits, *wishes)
+    rows_params = [(params, position) for position in range(5)]
+    healthy = draw(logits, *rows_params)
     logits[1, 69] = torch.nan
     logits[2, 0] = torch.inf
     logits[3] = -torch.inf
-    assert draw(logits, *wishes) == [healthy[0], FAILED, FAILED, FAILED, healthy[4]]
+    assert draw(logits, *rows_params) == [healthy[0], FAILED, FAILED, FAILED, healthy[4]]
 
 
 def test_scores_explain_the_token() -> None:
     """`scores` is what a tie is judged by: its argmax is the token, and greedy scores are the logits."""
     logits = torch.randn(6, 40, generator=torch.Generator().manual_seed(3))
-    for params in (SamplingParams(temperature=0.0), *WISHES.values()):
-        wishes = [(params, position) for position in range(6)]
-        rows, (group,) = rows_of(wishes, 40)
+    for params in (SamplingParams(temperature=0.0), *SAMPLINGS.values()):
+        rows_params = [(params, position) for position in range(6)]
+        rows, (group,) = rows_of(rows_params, 40)
         values = scores(logits, rows, group.kind)
-        assert values.argmax(-1).tolist() == draw(logits, *wishes)
+        assert values.argmax(-1).tolist() == draw(logits, *rows_params)
         if group.kind is RowKind.GREEDY:
             assert values.equal(logits)
         elif group.kind is RowKind.PLAIN and params.min_p == 0:

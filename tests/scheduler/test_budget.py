@@ -81,7 +81,7 @@ def test_what_one_takes_deep_in_a_prompt_leaves_half_of_a_step(
     chunk: int, doubles_at: int, long: int, steps: int, short: int
 ) -> None:
     """Half of a step's tokens, deep in a prompt, was all of its time: nothing was left for a short prompt beside it. So
-    was a page that costs more than a whole chunk at the beginning: it kept everybody out until that prompt was done."""
+    was a page that costs more than a whole chunk at the beginning: it kept others out until that prompt was done."""
     limits = limits_of(chunk=chunk, dynamic_chunking=doubles_at, max_partial_prefills=2)
     scheduler = Scheduler(limits, KVManager(num_pages=400, page_size=4))
     scheduler.add(Submit(0, (1,) * long, resolved(1)))

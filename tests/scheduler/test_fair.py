@@ -1,4 +1,4 @@
-"""Several prompts half computed at once: nobody is stuck, nobody is starved."""
+"""Several prompts partly computed at once: none is stuck, none is starved."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_one_of_middling_length_is_not_starved_by_shorter_ones() -> None:
 
 
 def test_of_twins_among_the_short_ones_one_is_computed() -> None:
-    """Neither is the first of all; the second becomes a follower when its twin is admitted, in the same step."""
+    """Neither is the first of all; the second becomes a follower when its leader is admitted, in the same step."""
     bench = bench_of(chunk=64, running=8)
     queue(bench, 0, 1000)
     queue(bench, 1, 12, token=5)
@@ -213,7 +213,7 @@ def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
 
 
 def test_half_computed_prompts_with_a_common_beginning_go_on_together() -> None:
-    """What they have in common is behind them: only prompts that wait can be twins."""
+    """What they have in common is behind them: only waiting prompts can be duplicates."""
     bench = bench_of(chunk=32, running=8)
     queue(bench, 0, 4, max_tokens=1, token=5)
     steps_of(bench, 2)
@@ -276,7 +276,7 @@ def test_every_prompt_ends_within_its_bound(
     dynamic: int,
     arrivals: list[tuple[int, int]],
 ) -> None:
-    """Whatever arrives, a prompt is computed after a number of steps known when it arrives."""
+    """With any arrivals, a prompt is computed after a number of steps known when it arrives."""
     limits = SchedulerLimits(
         "mixed",
         chunk_pages * page_size,

@@ -340,7 +340,7 @@ def test_namespaces_survive_a_restart() -> None:
 
 
 def test_orphans_of_a_restart_are_forgotten() -> None:
-    """A page whose predecessor was never stored can be reached by nobody, and would take its place for ever."""
+    """A page whose predecessor was never stored cannot be reached, and would occupy the tier for ever."""
     before = TierBench(world_of())
     before.ask(0, LONG)
     stored = before.disk.tiers.crash()
@@ -395,7 +395,7 @@ def test_a_load_that_a_stream_might_have_to_wait_for_is_not_begun() -> None:
 
 
 def test_streams_take_pages_from_each_other_rather_than_from_a_disk() -> None:
-    """Memory runs out while a disk is stuck: whoever came first gets what it needs from the others that run."""
+    """Memory runs out while a disk is stuck: the first request gets what it needs from the others that run."""
     bench = restarted(world_of(num_pages=15))
     bench.put(1, prompt(2, 9), 20)
     bench.put(2, prompt(4, 9), 20)
@@ -485,7 +485,7 @@ def test_loads_leave_slots_to_those_who_came_before() -> None:
 @pytest.mark.parametrize("in_memory", [0, 3])
 @pytest.mark.parametrize("num_pages", [13, 14])
 def test_loads_leave_memory_to_those_who_came_before(num_pages: int, in_memory: int) -> None:
-    """One whose prefix lies on the disk would pass everybody, and whoever is first wait for the disk. Both need seven
+    """One whose prefix lies on the disk would pass all others, and the first request wait for the disk. Both need seven
     pages, of which some may be there."""
     bench = restarted(world_of(num_pages=num_pages))
     if in_memory:
@@ -550,7 +550,7 @@ def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: 
 
 
 def test_where_nothing_is_loaded_nothing_is_left_for_it() -> None:
-    """One that may come to need all of the device keeps nobody waiting, as long as no disk is waited for."""
+    """One that may come to need all of the device makes no request wait, as long as none waits for a disk."""
     bench = TierBench(world_of(num_pages=8, reserve="ratio"))
     bench.put(1, prompt(1, 8), 24)
     bench.step(2)
@@ -573,7 +573,7 @@ def test_a_page_that_was_spoiled_is_stored_again() -> None:
 
 
 def test_a_device_that_is_lost_takes_loads_with_it() -> None:
-    """Nobody will tell of their copies any more; whoever waited for them waits again, and is computed."""
+    """The ends of their copies are not reported any more; requests that waited for them wait again and are computed."""
     bench = restarted(world_of(num_pages=24))
     bench.pace.is_stuck = True
     bench.put(1, LONG)

@@ -1,4 +1,4 @@
-"""Prompt logprobs in the scheduler: what comes from the cache, what is told when, and once only."""
+"""Prompt logprobs in the scheduler: what comes from the cache, and that each is sent once."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_one_that_asks_takes_nothing_from_the_cache_and_others_still_do() -> Non
 
 
 def test_one_that_asks_is_not_held_back_for_pages_it_may_not_use() -> None:
-    """A twin waits for the pages of the one that computes them; for this one they would be of no use."""
+    """A duplicate waits for the pages of its leader; this request could not use them."""
     bench = Bench.of(world(limits=limits_of(chunk=26, batch=64)))
     submits = {0: Submit(0, PROMPT, resolved(4)), 1: asking(1), 2: Submit(2, PROMPT, resolved(4))}
     bench.link.put(*submits.values())
@@ -68,7 +68,7 @@ def test_others_wait_for_the_pages_of_one_that_asks() -> None:
 
 
 def test_what_was_told_is_not_computed_again_after_a_retraction() -> None:
-    """Its own pages are still cached: as much of them as was told comes from there, and nothing is told twice."""
+    """Its own pages are still cached: those whose logprobs were sent come from there, and no logprob is sent twice."""
     bench = Bench.of(world(num_pages=12))
     submits = {0: replace(asking(0, (0, 1), max_tokens=20), priority=0), 1: asking(1, PROMPT, max_tokens=4)}
     bench.link.put(*submits.values())
@@ -83,7 +83,7 @@ def test_what_was_told_is_not_computed_again_after_a_retraction() -> None:
 
 
 def test_a_retraction_in_the_middle_of_a_prompt_resumes_where_the_telling_stopped() -> None:
-    """Cut at 8 told tokens, of which whole pages may come back from the cache; the rest is told once."""
+    """Cut after the logprobs of 8 tokens: whole pages of these may come from the cache; the rest is sent once."""
     bench = Bench.of(world(page_size=4, limits=limits_of(chunk=8)))
     bench.link.put(asking(0, PROMPT * 3))
     bench.engine.step()
@@ -122,7 +122,7 @@ def test_a_prompt_of_one_token_has_nothing_to_tell() -> None:
 
 
 def test_logprobs_end_with_the_token_that_ends_the_request() -> None:
-    """A speculating runner gives several tokens for a row; those behind the end are dropped, with what is told of
+    """A speculating runner gives several tokens for a row; those behind the end are dropped, with the logprobs of
     them."""
     bench = Bench.of(world())
     params = replace(resolved(8, stop_token_ids=(6,)), logprobs=0)

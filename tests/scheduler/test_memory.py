@@ -23,7 +23,7 @@ def state_of(num_pages: int, page_size: int = 1) -> SchedulerState:
 
 
 def waiting(state: SchedulerState, request_id: int, length: int, max_tokens: int = 8) -> Request:
-    """A request of `length` tokens like nobody else's."""
+    """A request of `length` tokens unlike those of all others."""
     request = Request(Submit(request_id, (request_id,) * length, resolved(max_tokens)))
     state.add(request)
     return request
@@ -44,7 +44,7 @@ def running(
     return request
 
 
-def retracted(*requests: Request) -> list[int]:
+def preempted(*requests: Request) -> list[int]:
     return [request.id for request in requests if request.preemptions]
 
 
@@ -56,64 +56,64 @@ def test_the_victim_is_who_loses_least() -> None:
     state = state_of(7)
     everyone = running(state, 0, 1), running(state, 1, 1), running(state, 2, 5)
     make_room(state, [everyone[0]])
-    assert retracted(*everyone) == [1]
+    assert preempted(*everyone) == [1]
 
 
 def test_of_equal_losses_the_youngest_bears_it() -> None:
     state = state_of(6)
     everyone = running(state, 0, 1), running(state, 2, 2), running(state, 1, 2), running(state, 3, 1, length=2)
     make_room(state, [everyone[0]])
-    assert retracted(*everyone) == [3]
+    assert preempted(*everyone) == [3]
     state = state_of(5)
     everyone = running(state, 0, 1), running(state, 2, 2), running(state, 1, 2)
     make_room(state, [everyone[0]])
-    assert retracted(*everyone) == [2]
+    assert preempted(*everyone) == [2]
 
 
 def test_nobody_is_retracted_while_there_are_pages() -> None:
     state = state_of(4)
     everyone = running(state, 0, 1), running(state, 1, 1)
     make_room(state, everyone)
-    assert retracted(*everyone) == []
+    assert preempted(*everyone) == []
 
 
 def test_pages_on_their_way_back_count() -> None:
-    """Two pages drain already: taking more would cost somebody work for nothing."""
+    """Two pages drain already: taking more would cost another request its work for nothing."""
     state = state_of(5)
     everyone = running(state, 0, 1), running(state, 1, 1), running(state, 2, 1)
     leaving = running(state, 3, 2, in_flight=1)
     state.preempt(leaving)
     assert leaving.status is Status.DRAINING
     make_room(state, everyone[:2])
-    assert retracted(*everyone) == []
+    assert preempted(*everyone) == []
 
 
 def test_pages_of_a_victim_in_flight_count_though_they_come_later() -> None:
     state = state_of(3)
     everyone = [running(state, request_id, 1, in_flight=1) for request_id in range(3)]
     make_room(state, everyone[:1])
-    assert retracted(*everyone) == [2]
+    assert preempted(*everyone) == [2]
 
 
 def test_pages_of_a_victim_count_once() -> None:
     state = state_of(4)
     everyone = [running(state, request_id, 1) for request_id in range(4)]
     make_room(state, everyone[:2])
-    assert retracted(*everyone) == [2, 3]
+    assert preempted(*everyone) == [2, 3]
 
 
 def test_a_victim_wants_no_page_any_more() -> None:
     state = state_of(7)
     everyone = running(state, 0, 1), running(state, 1, 1), running(state, 2, 5)
     make_room(state, everyone[:2])
-    assert retracted(*everyone) == [1]
+    assert preempted(*everyone) == [1]
 
 
 def test_the_oldest_alone_is_left_alone() -> None:
     state = state_of(1)
     alone = running(state, 0, 1)
     make_room(state, [alone])
-    assert retracted(alone) == []
+    assert preempted(alone) == []
 
 
 def test_a_decode_with_room_in_its_last_page_costs_nobody_anything() -> None:
@@ -122,7 +122,7 @@ def test_a_decode_with_room_in_its_last_page_costs_nobody_anything() -> None:
     batch = BatchBuilder()
     decode(state, limits_of(), batch, adder_of(state))
     assert len(batch) == 2
-    assert retracted(*everyone) == []
+    assert preempted(*everyone) == []
 
 
 def test_the_oldest_is_found_among_partial_and_decoding() -> None:
@@ -142,7 +142,7 @@ def test_the_oldest_goes_on_with_its_prompt_at_the_cost_of_younger_ones() -> Non
     state = state_of(4, page_size=2)
     oldest, younger = running(state, 0, 4, length=8), running(state, 1, 4)
     assert adder_of(state).add_partial(oldest) is AddResult.CONTINUE
-    assert retracted(younger) == [1]
+    assert preempted(younger) == [1]
     assert oldest.scheduled == 8
 
 
@@ -150,7 +150,7 @@ def test_a_younger_prompt_takes_no_pages_from_anyone() -> None:
     state = state_of(4, page_size=2)
     older, partial = running(state, 0, 4), running(state, 1, 4, length=8)
     assert adder_of(state).add_partial(partial) is AddResult.NO_TOKEN
-    assert retracted(older, partial) == []
+    assert preempted(older, partial) == []
 
 
 def test_a_chunk_is_cut_to_the_pages_there_are() -> None:
@@ -162,7 +162,7 @@ def test_a_chunk_is_cut_to_the_pages_there_are() -> None:
 
 
 def test_a_prompt_is_admitted_with_room_for_its_output() -> None:
-    """Admitted into the last page, it would have to take one from somebody in the next step."""
+    """Admitted into the last page, it would have to take one from another request in the next step."""
     for length, answer in ((5, AddResult.CONTINUE), (6, AddResult.NO_TOKEN)):
         state = state_of(3, page_size=2)
         assert admit(adder_of(state), waiting(state, 0, length, max_tokens=1)) is answer

@@ -96,7 +96,7 @@ def test_what_the_tier_could_never_hold_is_refused_with_its_bytes() -> None:
 
 @pytest.mark.parametrize("partial", [1, 4])
 def test_who_waits_for_the_tier_keeps_ordinary_requests_from_nothing(partial: int) -> None:
-    """A tier that is taken for hours would stop everybody behind the one that waits for it."""
+    """A tier that is taken for hours would stop all requests behind the one that waits for it."""
     submits = [
         Submit(0, prompt(100), resolved(8)),
         Submit(1, prompt(100, 1), resolved(8)),
@@ -383,7 +383,7 @@ def test_a_step_with_offloaded_work_keeps_every_budget(limits: dict[str, int], m
 def test_what_keeps_an_offloaded_request_out_is_reported(
     num_pages: int, lengths: tuple[int, ...], bound: Bound
 ) -> None:
-    """Whoever looks for what to enlarge would enlarge the step."""
+    """A user who looks for the option to enlarge would enlarge the step."""
     world = replace(WORLD, num_pages=num_pages, limits=limits_of(chunk=32))
     submits = [Submit(request_id, prompt(length, request_id), resolved(4)) for request_id, length in enumerate(lengths)]
     _, plans = served(world, *submits)

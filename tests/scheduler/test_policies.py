@@ -1,4 +1,4 @@
-"""The order of the waiting queue, priorities, and twins."""
+"""The order of the waiting queue, priorities, and duplicates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Retraction: who gives pages back when there are none."""
+"""Preemption: which request gives pages back when none are free."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_victim_in_flight_drains_before_its_pages_are_used() -> None:
     sent = {i: Submit(i, (i % 2, 1, i // 2), resolved(9, seed=i)) for i in range(4)}
     bench.link.put(*sent.values())
     until_retraction(bench)
-    retracted = [r for r in bench.scheduler.state.requests.values() if r.preemptions]
-    assert {request.status for request in retracted} == {Status.DRAINING}
+    preempted = [r for r in bench.scheduler.state.requests.values() if r.preemptions]
+    assert {request.status for request in preempted} == {Status.DRAINING}
     bench.drain(enough_steps(sent))
     check_ends(bench, sent)
 
@@ -95,7 +95,7 @@ def test_the_published_pages_of_a_victim_stay_in_the_cache() -> None:
 
 
 def test_a_half_prefilled_oldest_request_takes_pages_from_younger_ones() -> None:
-    """Or it would hold what it has for ever and nobody could go on."""
+    """Or it would hold its pages for ever and no request could go on."""
     bench = Bench.of(World(limits_of(chunk=4, running=4), num_pages=8, page_size=2))
     sent = {0: Submit(0, (1,) * 12, resolved(4)), 1: Submit(1, (0, 1, 0), resolved(9))}
     bench.link.put(sent[1])
@@ -208,7 +208,7 @@ def test_a_step_in_which_a_decode_found_no_page_says_so() -> None:
 
 
 def test_who_needs_no_page_goes_on_while_others_wait_for_one() -> None:
-    """One that drains will give its pages back: nobody is retracted, and only whoever needs a page stands still."""
+    """One that drains will give its pages back: none is preempted, and only those that need a page stand still."""
     bench = Bench.of(World(limits_of(chunk=16, lookahead=1), num_pages=12, page_size=2, depth=2))
     for request_id, prompt in enumerate(([0, 0, 1, 1], [1, 0, 0], [0, 1, 1])):
         bench.scheduler.add(Submit(request_id, tuple(prompt), resolved(4)))

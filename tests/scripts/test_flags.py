@@ -19,7 +19,7 @@ def test_every_option_is_on_the_page_with_its_default() -> None:
         for item in fields(group):
             option: Option = item.metadata["option"]
             name = "`MODEL`" if item.name == "model" else f"`{flag(item.name)}`"
-            assert item.default is not None or option.unset, f"{item.name}: nobody can tell what None comes to"
+            assert item.default is not None or option.unset, f"{item.name}: None needs an explanation in `unset`"
             assert (option.unset or str(item.default) in rows[name]) or isinstance(item.default, bool)
             assert all(flag(alias) in rows[name] for alias in option.aliases)
 

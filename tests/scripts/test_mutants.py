@@ -40,7 +40,7 @@ def test_every_patch_by_hand_plants_another_bug() -> None:
 
 
 def test_every_explained_survivor_exists() -> None:
-    """An explanation outlives the line it explains and would then excuse whatever takes its place."""
+    """An explanation outlives the line it explains and would then excuse the line that replaces it."""
     keys = {mutant.key for mutant in all_mutants()}
     for entry in tomllib.loads((TESTS / "mutation_survivors.toml").read_text()).get("survivor", []):
         key = f"{entry['file']}:{entry['function']}: {entry['mutation']}"

@@ -71,7 +71,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_hasty")
 def test_stores_that_a_slow_disk_keeps_waiting_are_dropped_at_the_end(path: Path) -> None:
-    """A file that stays in use for minutes after its engine was closed; and copies that are told of to nobody."""
+    """A file that stays in use for minutes after its engine was closed; and copies whose ends are not reported."""
     told: list[tuple[CopyDone, ...]] = []
     disk, blocks = hung(path, told.append)
     disk.submit(*map(store, range(5)))
@@ -130,7 +130,7 @@ def test_a_copy_that_ends_while_its_line_closes_is_dropped(path: Path, *, closed
 
     disk = DiskTier(opened(path).file, post)
     disk.submit(store(2))
-    assert between.wait(PATIENCE)  # it is open, as the thread knows, and somebody is to be told
+    assert between.wait(PATIENCE)  # it is open, as the thread knows, and has its end to report
     closing = threading.Thread(target=disk.close)
     if closed_first:
         link.close()

@@ -192,7 +192,7 @@ def test_a_flipped_bit_of_the_index_costs_that_entry_alone(path: Path) -> None:
 
 
 def test_a_file_that_was_cut_off_loses_pages_and_nothing_else(path: Path) -> None:
-    """Somebody truncates the file under a running engine: a crash, or zeros taken for KV."""
+    """Another process truncates the file under a running engine: a crash, or zeros taken for KV."""
     first = opened(path)
     first.file.write(0, keys(PROMPT)[0], page(0))
     first.file.write(5, keys([9] * 4)[0], page(5))
@@ -302,7 +302,7 @@ def test_the_lock_ends_with_a_killed_process(path: Path) -> None:
 
 
 def test_only_its_owner_can_read_it(path: Path) -> None:
-    """Prompts of all users, as tokens and as KV, open to everybody on the machine."""
+    """Prompts of all users, as tokens and as KV, open to every user of the machine."""
     old = os.umask(0)
     try:
         opened(path).file.close()
@@ -315,7 +315,7 @@ def test_only_its_owner_can_read_it(path: Path) -> None:
 
 
 def test_a_file_that_is_something_else_is_left_alone(path: Path) -> None:
-    """A typing mistake that costs somebody's data."""
+    """A typing mistake that costs a user's data."""
     path.write_text("my thesis")
     with pytest.raises(PageFileError, match="is not a page file"):
         opened(path)
@@ -349,7 +349,7 @@ def test_a_file_that_cannot_be_read_is_refused_by_name_and_let_go(path: Path, mo
 
 
 def test_a_closed_file_reaches_no_other(path: Path) -> None:
-    """A read that hung while its engine was closed goes on in whatever file has its number by then."""
+    """A read that hung while its engine was closed goes on in the file that has its descriptor by then."""
     blocks = FileBlocks(os.open(path, os.O_RDWR | os.O_CREAT))
     blocks.close()
     other = os.open(path.parent / "other", os.O_RDWR | os.O_CREAT)  # the same number

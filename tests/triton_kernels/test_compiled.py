@@ -82,8 +82,8 @@ def test_sampling_does_not_wait_for_the_device() -> None:
     """A value that is copied to the host ends the overlap of steps."""
     device = torch.device("cuda")
     logits = torch.randn(5, 32_000, device=device, dtype=torch.bfloat16)
-    wishes = [(SamplingParams(seed=i, top_p=0.9, top_k=50 * (i % 2)), i) for i in range(5)]
-    rows, groups = rows_of(wishes, 32_000, device)
+    rows_params = [(SamplingParams(seed=i, top_p=0.9, top_k=50 * (i % 2)), i) for i in range(5)]
+    rows, groups = rows_of(rows_params, 32_000, device)
     ops = TritonLogitOps()
     expected = ops.sample(logits, rows, groups)
     torch.cuda.synchronize()

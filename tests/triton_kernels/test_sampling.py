@@ -22,19 +22,19 @@ from triton_device import each_device, quiet
 pytestmark = quiet
 TRITON = TritonLogitOps()
 GREEDY = SamplingParams(temperature=0.0, seed=1)
-Wish = tuple[SamplingParams, int]
+RowParams = tuple[SamplingParams, int]
 
 
-def rows_of(wishes: Sequence[Wish], vocab: int, device: torch.device) -> tuple[SamplingRows, list[RowGroup]]:
+def rows_of(rows_params: Sequence[RowParams], vocab: int, device: torch.device) -> tuple[SamplingRows, list[RowGroup]]:
     """Return the samplers' arguments for rows given as (parameters with a seed, position)."""
-    kinds = [row_kind(params, vocab) for params, _ in wishes]
+    kinds = [row_kind(params, vocab) for params, _ in rows_params]
     columns = (
-        torch.tensor([params.temperature for params, _ in wishes], dtype=torch.float64),
-        torch.tensor([params.min_p for params, _ in wishes], dtype=torch.float64),
-        torch.tensor([params.top_k if params.top_k > 0 else vocab for params, _ in wishes]),
-        torch.tensor([params.top_p for params, _ in wishes], dtype=torch.float64),
-        torch.tensor([noise_key(params.seed or 0, 0) for params, _ in wishes]),
-        torch.tensor([position for _, position in wishes]),
+        torch.tensor([params.temperature for params, _ in rows_params], dtype=torch.float64),
+        torch.tensor([params.min_p for params, _ in rows_params], dtype=torch.float64),
+        torch.tensor([params.top_k if params.top_k > 0 else vocab for params, _ in rows_params]),
+        torch.tensor([params.top_p for params, _ in rows_params], dtype=torch.float64),
+        torch.tensor([noise_key(params.seed or 0, 0) for params, _ in rows_params]),
+        torch.tensor([position for _, position in rows_params]),
     )
     groups = [
         RowGroup(kind, torch.tensor([i for i, other in enumerate(kinds) if other is kind], device=device))
@@ -46,21 +46,21 @@ def rows_of(wishes: Sequence[Wish], vocab: int, device: torch.device) -> tuple[S
 Sampler = Callable[[torch.Tensor, SamplingRows, Sequence[RowGroup]], torch.Tensor]
 
 
-def draw(sample: Sampler, logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int]:
-    return sample(logits, *rows_of(wishes, logits.shape[1], logits.device)).tolist()
+def draw(sample: Sampler, logits: torch.Tensor, rows_params: Sequence[RowParams]) -> list[int]:
+    return sample(logits, *rows_of(rows_params, logits.shape[1], logits.device)).tolist()
 
 
-def assert_same(logits: torch.Tensor, wishes: Sequence[Wish]) -> list[int]:
+def assert_same(logits: torch.Tensor, rows_params: Sequence[RowParams]) -> list[int]:
     """Check that both give the same tokens, or two with nearly equal scores, and return those of the kernels."""
-    found, expected = (draw(sample, logits, wishes) for sample in (TRITON.sample, sampler.sample))
-    rows, groups = rows_of(wishes, logits.shape[1], logits.device)
+    found, expected = (draw(sample, logits, rows_params) for sample in (TRITON.sample, sampler.sample))
+    rows, groups = rows_of(rows_params, logits.shape[1], logits.device)
     for group in groups:
         for row in group.rows.tolist():
             if found[row] != expected[row]:
                 only = torch.tensor([row], device=logits.device)
                 (scores,) = sampler.scores(logits[only], rows.select(only), group.kind)
-                assert FAILED not in (found[row], expected[row]), wishes[row]
-                assert scores[expected[row]] - scores[found[row]] <= 1e-4, wishes[row]
+                assert FAILED not in (found[row], expected[row]), rows_params[row]
+                assert scores[expected[row]] - scores[found[row]] <= 1e-4, rows_params[row]
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= len(found) / 100
     return found
 
@@ -113,8 +113,8 @@ def test_random_rows(vocab: int, dtype: torch.dtype, device: torch.device) -> No
     count = 100 if device.type == "cuda" else 10
     spreads = torch.tensor([1.0, 6.0]).repeat(count // 2)[:, None]
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(vocab)) * spreads
-    wishes = [(params_of(chooser), chooser.randrange(1000)) for _ in range(count)]
-    assert_same(logits.to(device, dtype), wishes)
+    rows_params = [(params_of(chooser), chooser.randrange(1000)) for _ in range(count)]
+    assert_same(logits.to(device, dtype), rows_params)
 
 
 @each_device
@@ -150,12 +150,12 @@ def test_the_kth_token_is_kept_for_any_key(device: torch.device) -> None:
     )
     logits = logits[torch.randperm(len(logits), generator=torch.Generator().manual_seed(3))]
     every = 1 if device.type == "cuda" else 6
-    wishes = [(SamplingParams(seed=1, temperature=1e6, top_k=k), k) for k in range(1, len(logits), every)]
-    assert_same(logits.expand(len(wishes), -1).to(device), wishes)
+    rows_params = [(SamplingParams(seed=1, temperature=1e6, top_k=k), k) for k in range(1, len(logits), every)]
+    assert_same(logits.expand(len(rows_params), -1).to(device), rows_params)
     shares = [i / 40 for i in range(1, 40, every)]
     for k in (0, 20):
-        wishes = [(SamplingParams(seed=1, temperature=1.5, top_p=share, top_k=k), 0) for share in shares]
-        assert_same(logits.expand(len(wishes), -1).to(device), wishes)
+        rows_params = [(SamplingParams(seed=1, temperature=1.5, top_p=share, top_k=k), 0) for share in shares]
+        assert_same(logits.expand(len(rows_params), -1).to(device), rows_params)
 
 
 @each_device
@@ -163,9 +163,9 @@ def test_a_row_does_not_depend_on_other_rows(device: torch.device) -> None:
     """A row gets the same token alone and in a batch."""
     chooser, vocab = random.Random(0), 5000
     logits = torch.randn(7, vocab, generator=torch.Generator().manual_seed(4)).to(device)
-    wishes = [(params_of(chooser), chooser.randrange(50)) for _ in range(7)]
-    together = draw(TRITON.sample, logits, wishes)
-    alone = [draw(TRITON.sample, logits[i : i + 1], wishes[i : i + 1])[0] for i in range(7)]
+    rows_params = [(params_of(chooser), chooser.randrange(50)) for _ in range(7)]
+    together = draw(TRITON.sample, logits, rows_params)
+    alone = [draw(TRITON.sample, logits[i : i + 1], rows_params[i : i + 1])[0] for i in range(7)]
     assert together == alone
 
 
@@ -184,14 +184,14 @@ FILTERS = {
 def test_a_row_without_a_usable_maximum_fails_alone(params: SamplingParams, device: torch.device) -> None:
     """A NaN in the last block, and a row of -inf, fail; a row with two finite logits samples those."""
     logits = torch.randn(6, 4200, generator=torch.Generator().manual_seed(2)).to(device)
-    wishes = [(params, position) for position in range(6)]
-    healthy = draw(TRITON.sample, logits, wishes)
+    rows_params = [(params, position) for position in range(6)]
+    healthy = draw(TRITON.sample, logits, rows_params)
     logits[1, 4199] = torch.nan
     logits[2, 0] = torch.inf
     logits[3] = -torch.inf
     logits[4] = -torch.inf
     logits[4, [4, 4100]] = torch.tensor([0.1, 0.0], device=device)
-    found = assert_same(logits, wishes)
+    found = assert_same(logits, rows_params)
     assert found[:4] + found[5:] == [healthy[0], FAILED, FAILED, FAILED, healthy[5]]
     assert found[4] in (4, 4100)
 
@@ -210,15 +210,15 @@ def test_few_rows_ranked_at_once(device: torch.device, monkeypatch: pytest.Monke
     """With the keys of a few rows at a time, each part writes to its own rows."""
     monkeypatch.setattr(triton_logit_ops, "SLICE_ELEMENTS", {device.type: 1200})
     logits = torch.randn(7, 500, generator=torch.Generator().manual_seed(5)).to(device)
-    wishes = [(SamplingParams(seed=i, top_k=5) if i % 3 else GREEDY, i) for i in range(7)]
-    assert_same(logits, wishes)
+    rows_params = [(SamplingParams(seed=i, top_k=5) if i % 3 else GREEDY, i) for i in range(7)]
+    assert_same(logits, rows_params)
 
 
 @each_device
 def test_float64_and_no_rows(device: torch.device) -> None:
-    wishes = [(SamplingParams(seed=i, top_p=0.8), i) for i in range(4)]
+    rows_params = [(SamplingParams(seed=i, top_p=0.8), i) for i in range(4)]
     logits = torch.randn(4, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).to(device)
-    assert draw(TRITON.sample, logits, wishes) == draw(sampler.sample, logits, wishes)
+    assert draw(TRITON.sample, logits, rows_params) == draw(sampler.sample, logits, rows_params)
     rows, _ = rows_of([], 50, device)
     no_rows = SamplingRows(*(column[:0] for column in rows))
     assert TRITON.sample(logits[:0].float(), no_rows, []).tolist() == []

@@ -55,7 +55,7 @@ def tokens(model: CausalLM, attention: Attention) -> list[object]:
 
 
 def test_an_engine_gives_the_tokens_of_the_reference() -> None:
-    """A step that runs by the plan of another: mixed steps, decodes alone, rows that come and go, a retraction."""
+    """A step that runs by the plan of another: mixed steps, decodes alone, rows that come and go, a preemption."""
     model, _ = load_model(BUNDLED, dtype="bfloat16", device=CPU, progress=False)
     assert isinstance(model, CausalLM)
     flashinfer = FlashInferAttention(fake_flashinfer, CPU, to_host=torch.from_numpy, fence=Fence, workspace_bytes=1024)

@@ -118,7 +118,7 @@ def test_one_long_context_among_short_ones(device: torch.device, sms: int, windo
 
 @each_device
 def test_a_query_that_sees_nothing(device: torch.device) -> None:
-    """Zeros and -inf, not NaN, whatever lies in the pages."""
+    """Zeros and -inf, not NaN, for any content of the pages."""
     case = make_case(4, [(1, 0), (4, 2), (3, 0)])
     out, lse = attend(case, device)
     sees = torch.tensor([False, False, False, True, True, False, False, False])
