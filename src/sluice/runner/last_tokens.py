@@ -23,7 +23,7 @@ class LastTokens(Protocol):
         ...
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return what slots [L] int64 sampled last, [L] int64. All are valid token ids, even if a slot holds an invalid value."""
+        """Return what slots [L] int64 sampled last, [L] int64. All are valid token ids."""
         ...
 
     def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

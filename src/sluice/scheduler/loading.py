@@ -1,9 +1,9 @@
 """Loading back: a prefix that lies on a tier behind the device is brought there before its request is computed.
 
-A request with such a prefix leaves the queue as soon as there is a slot and memory for all of it, even if the step has used
-up its other budgets: reading needs none of them. It is LOADING until its copies have ended, well or not, and then
-goes on from what they brought, as if it had just been admitted. Meanwhile the others run. Only the request itself waits
-for the disk, and requests that need the same pages (`prefix_dedup.is_follower`).
+A request with such a prefix leaves the queue as soon as there is a slot and memory for all of it, even if the step has
+used up its other budgets: reading needs none of them. It is LOADING until its copies have ended, well or not, and then
+continues from what they loaded, as if it had just been admitted. Meanwhile the others run. Only the request itself
+waits for the disk, and requests that need the same pages (`prefix_dedup.is_follower`).
 """
 
 from __future__ import annotations
