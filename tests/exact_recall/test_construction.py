@@ -16,7 +16,7 @@ from benchmarks.exact_recall.golay import golay_codes
 from benchmarks.exact_recall.offsets import gap_of, separate_offsets
 from sluice.models.layers import Rotary
 from sluice.models.ops import rotate
-from sluice.models.rope import DefaultRope
+from sluice.models.rope import Rope
 
 
 def test_any_two_codes_differ_in_eight_places() -> None:
@@ -52,7 +52,7 @@ def test_the_previous_token_is_found_at_four_million_positions() -> None:
     """Angles that are inexact at 4M, or weights made for 1M: the heads of layer 0 would find another token."""
     shape = replace(SHAPES["small"], max_positions=1 << 22, previous=1)
     tensors = recall_tensors(shape)
-    rotary = Rotary(DefaultRope(1e30), shape.head_dim, torch.bfloat16)
+    rotary = Rotary(Rope(1e30), shape.head_dim, torch.bfloat16)
     one = 24 * (shape.previous + 2)
     gain = (shape.hidden_size / 26) ** 0.5
     q, k = (

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from sluice.models.base import CausalLM
-from sluice.models.checkpoint import CheckpointError, read_config
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
 from sluice.models.llama_config import LlamaConfig, read_llama_config
 from sluice.models.loader import ARCHITECTURES, model_class
-from sluice.models.rope import DefaultRope, Llama3Rope, YarnRope
+from sluice.models.rope import Llama3Rope, Rope, YarnRope
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -49,15 +49,20 @@ def write(folder: Path, config: object, generation: object = None) -> Path:
     return folder
 
 
-def build(folder: Path, config: object) -> CausalLM:
+def native(folder: Path, config: object) -> CheckpointConfig:
     checkpoint = read_config(write(folder, config))
+    refuse_unsupported(checkpoint.fields)
+    return checkpoint
+
+
+def build(folder: Path, config: object) -> CausalLM:
+    checkpoint = native(folder, config)
     with torch.device("meta"):
         return model_class(checkpoint.architecture).from_checkpoint(checkpoint, torch.float32)
 
 
 def parse(folder: Path, **changes: Any) -> LlamaConfig:
-    checkpoint = read_config(write(folder, LLAMA | changes))
-    return read_llama_config(checkpoint, torch.float32)
+    return read_llama_config(native(folder, LLAMA | changes), torch.float32)
 
 
 def parse_qwen(folder: Path, **changes: Any) -> LlamaConfig:
@@ -68,7 +73,7 @@ def test_bare_llama_has_the_defaults_of_transformers(tmp_path: Path) -> None:
     """Early Llama configs omit fields that had only one value then."""
     config = parse(tmp_path)
     assert (config.spec.num_kv_heads, config.spec.head_dim, config.rms_norm_eps) == (4, 16, 1e-6)
-    assert config.rope == DefaultRope(10_000.0)
+    assert config.rope == Rope(10_000.0)
     options = (config.tie_word_embeddings, config.qkv_bias, config.output_bias, config.mlp_bias, config.qk_norm)
     assert options == (False,) * 5
     assert config.windows == (None, None, None)
@@ -87,7 +92,7 @@ def test_both_spellings_mean_the_same(rope: dict[str, Any], tmp_path: Path) -> N
 
 def test_rope_theta_outside_new_parameters_counts(tmp_path: Path) -> None:
     config = parse(tmp_path, rope_parameters={"rope_type": "default"}, rope_theta=5e5)
-    assert config.rope == DefaultRope(5e5)
+    assert config.rope == Rope(5e5)
 
 
 def test_missing_original_context_is_the_whole_context(tmp_path: Path) -> None:

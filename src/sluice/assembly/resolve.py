@@ -21,6 +21,7 @@ from sluice.config import (
     OffloadConfig,
     SchedulerConfig,
     check_values,
+    flag,
 )
 from sluice.types import Tier
 
@@ -117,7 +118,7 @@ def _refuse_without_effect(config: EngineConfig) -> None:
     if scheduler.schedule_policy != "priority":
         for name in ("schedule_low_priority_values_first", "enable_priority_preemption"):
             if getattr(scheduler, name):
-                raise ConfigError(f"{_flag(name)} needs --schedule-policy priority, got {scheduler.schedule_policy!r}")
+                raise ConfigError(f"{flag(name)} needs --schedule-policy priority, got {scheduler.schedule_policy!r}")
     if not config.trace.trace_token_ids and config.trace.trace is None:
         raise ConfigError("--no-trace-token-ids needs a trace (--trace FILE)")
     if scheduler.schedule_policy == "lpm" and not cache.enable_prefix_caching:
@@ -168,7 +169,7 @@ def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[st
             raise ConfigError(f"--kv-write-policy {cache.kv_write_policy} needs a tier to write to (--kv-disk FILE)")
         return {}
     if not cache.enable_prefix_caching:
-        raise ConfigError(f"{_flag(given)} needs the prefix cache, but --enable-prefix-caching is off")
+        raise ConfigError(f"{flag(given)} needs the prefix cache, but --enable-prefix-caching is off")
     filled: dict[str, Any] = {}
     if cache.kv_disk is not None and cache.kv_disk_bytes is None:
         filled["kv_disk_bytes"], why["kv_disk_bytes"] = DISK_BYTES, "default"
@@ -189,7 +190,7 @@ def _offload(offload: OffloadConfig, cache: CacheConfig, device_type: str, why: 
         needed = "a disk (--kv-disk FILE)" if device_type == "cpu" else "host memory (--kv-host-bytes N)"
         for item in fields(offload):
             if (value := getattr(offload, item.name)) is not None:
-                raise ConfigError(f"{_flag(item.name)} {value} needs {needed} for contexts longer than the device")
+                raise ConfigError(f"{flag(item.name)} {value} needs {needed} for contexts longer than the device")
         return {}
     page_size, filled = cache.page_size, {}
     assert page_size is not None
@@ -326,7 +327,3 @@ def _partial_prefills(config: SchedulerConfig, why: dict[str, str]) -> int:
         return 1
     why["max_partial_prefills"] = "default" if running >= PARTIAL_PREFILLS else "--max-running-requests"
     return min(PARTIAL_PREFILLS, running)
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -143,17 +143,6 @@ class CheckpointConfig:
     eos_token_ids: tuple[int, ...]
 
 
-def read_config(folder: Path) -> CheckpointConfig:
-    """Read the configuration of a checkpoint for a native family.
-
-    Raises:
-        CheckpointError: a file is missing or broken, or the config requires something unsupported.
-    """
-    checkpoint = read_any_config(folder)
-    refuse_unsupported(checkpoint.fields)
-    return checkpoint
-
-
 def refuse_unsupported(fields: Fields) -> None:
     """Refuse fields that no native family supports.
 
@@ -166,8 +155,8 @@ def refuse_unsupported(fields: Fields) -> None:
             raise CheckpointError(f"{fields.source}: {name} = {value!r} is not supported")
 
 
-def read_any_config(folder: Path) -> CheckpointConfig:
-    """Read the configuration that every implementation needs.
+def read_config(folder: Path) -> CheckpointConfig:
+    """Read the configuration of a checkpoint. `refuse_unsupported` checks it for a native family.
 
     Raises:
         CheckpointError: a file is missing or broken.

@@ -13,7 +13,7 @@ import torch
 from tqdm import tqdm
 
 from sluice.models.base import CausalLM, PagedLM
-from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_any_config, refuse_unsupported
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
 from sluice.models.fallback.load import load_fallback
 from sluice.models.gpt2 import GPT2
 from sluice.models.linear import Packer
@@ -77,7 +77,7 @@ def load_model(
         CheckpointError: the config is not supported, a file is missing or broken, or a tensor is missing,
             unexpected, duplicated, of the wrong shape or not of a floating-point dtype.
     """
-    checkpoint = read_any_config(folder)
+    checkpoint = read_config(folder)
     if implementation == "transformers" or (implementation == "auto" and not is_native(checkpoint.architecture)):
         chosen = _resolve_dtype(folder, checkpoint, dtype)
         model: PagedLM = load_fallback(folder, checkpoint, dtype=chosen, device=device, progress=progress)

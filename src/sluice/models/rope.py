@@ -9,8 +9,9 @@ have to be rotated again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -20,10 +21,17 @@ DEFAULT_THETA = 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class DefaultRope:
-    """`theta ** (-2i / head_dim)`."""
+class Rope:
+    """Frequencies `theta ** (-2i / head_dim)`, which subclasses scale."""
 
+    PARAMETERS: ClassVar[tuple[str, ...]] = ()
+    """Fields of the RoPE section that this kind reads beside `_COMMON`."""
     theta: float
+
+    @classmethod
+    def read(cls, given: Fields, theta: float, config: Fields) -> Rope:
+        """Read the parameters of this kind from the RoPE section `given` of a config."""
+        return cls(theta)
 
     @property
     def attention_factor(self) -> float:
@@ -36,23 +44,36 @@ class DefaultRope:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearRope(DefaultRope):
+class LinearRope(Rope):
     """Divides all frequencies by `factor`."""
 
+    PARAMETERS = ("factor",)
     factor: float
+
+    @classmethod
+    def read(cls, given: Fields, theta: float, config: Fields) -> Rope:
+        return cls(theta, given.number("factor"))
 
     def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         return 1.0 / _periods(self.theta, head_dim, dtype) / self.factor
 
 
 @dataclass(frozen=True, slots=True)
-class Llama3Rope(DefaultRope):
+class Llama3Rope(Rope):
     """Divides low frequencies by `factor`, keeps high ones and interpolates between."""
 
+    PARAMETERS = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_positions: int
+
+    @classmethod
+    def read(cls, given: Fields, theta: float, config: Fields) -> Rope:
+        low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
+        if high <= low:
+            raise given.error("high_freq_factor", f"above low_freq_factor = {low}")
+        return cls(theta, given.number("factor"), low, high, _original_max_positions(given, config))
 
     def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
         plain = 1.0 / _periods(self.theta, head_dim, dtype)
@@ -63,18 +84,45 @@ class Llama3Rope(DefaultRope):
 
 
 @dataclass(frozen=True, slots=True)
-class YarnRope(DefaultRope):
+class YarnRope(Rope):
     """Divides the frequencies of pairs that turn less than `beta_slow` times in the original context by `factor`.
 
     Frequencies of pairs that turn more than `beta_fast` times are kept; between, they are interpolated.
     """
 
+    PARAMETERS = (
+        "factor",
+        "beta_fast",
+        "beta_slow",
+        "mscale",
+        "mscale_all_dim",
+        "attention_factor",
+        "truncate",
+        "original_max_position_embeddings",
+    )
     factor: float
     beta_fast: float
     beta_slow: float
     original_max_positions: int
     truncate: bool
     magnitude: float
+
+    @classmethod
+    def read(cls, given: Fields, theta: float, config: Fields) -> Rope:
+        original = _original_max_positions(given, config)
+        factor = given.number("factor", config.integer("max_position_embeddings") / original)
+        fast, slow = given.number("beta_fast", 32.0), given.number("beta_slow", 1.0)
+        if fast < slow:
+            raise given.error("beta_fast", f"at least beta_slow = {slow}")
+        return cls(
+            theta,
+            factor,
+            beta_fast=fast,
+            beta_slow=slow,
+            original_max_positions=original,
+            truncate=given.flag("truncate", True),
+            magnitude=given.number("attention_factor", _yarn_magnitude(given, factor)),
+        )
 
     @property
     def attention_factor(self) -> float:
@@ -97,7 +145,8 @@ class YarnRope(DefaultRope):
         return head_dim * math.log(self.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
-Rope = DefaultRope | LinearRope | Llama3Rope | YarnRope
+_COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
+KINDS: Mapping[str, type[Rope]] = {"default": Rope, "linear": LinearRope, "llama3": Llama3Rope, "yarn": YarnRope}
 
 
 def read_rope(config: Fields) -> Rope:
@@ -114,50 +163,17 @@ def read_rope(config: Fields) -> Rope:
         if isinstance(given.get(name), dict):
             raise CheckpointError(f"{given.source}: {name}: rotary embeddings per kind of layer are not supported")
     kind = given.text("rope_type", given.text("type", "default"))
-    if kind not in _KINDS:
-        raise CheckpointError(f"{given.source}: rope type {kind!r} is not supported; known: {', '.join(_KINDS)}")
-    accepted, make = _KINDS[kind]
+    if kind not in KINDS:
+        raise CheckpointError(f"{given.source}: rope type {kind!r} is not supported; known: {', '.join(KINDS)}")
     for name in given:
-        if name not in accepted and name not in _COMMON:
+        if name not in KINDS[kind].PARAMETERS and name not in _COMMON:
             raise CheckpointError(f"{given.source}: {name} is not known for rope type {kind!r}")
     if given.number("partial_rotary_factor", 1.0) != 1.0:
         raise given.error("partial_rotary_factor", "1")
     theta = given.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
     if theta <= 1.0:
         raise CheckpointError(f"{config.source}: rope_theta must be above 1, got {theta}")
-    return make(given, theta, config)
-
-
-def _make_default(given: Fields, theta: float, config: Fields) -> Rope:
-    return DefaultRope(theta)
-
-
-def _make_linear(given: Fields, theta: float, config: Fields) -> Rope:
-    return LinearRope(theta, given.number("factor"))
-
-
-def _make_llama3(given: Fields, theta: float, config: Fields) -> Rope:
-    low, high = given.number("low_freq_factor"), given.number("high_freq_factor")
-    if high <= low:
-        raise given.error("high_freq_factor", f"above low_freq_factor = {low}")
-    return Llama3Rope(theta, given.number("factor"), low, high, _original_max_positions(given, config))
-
-
-def _make_yarn(given: Fields, theta: float, config: Fields) -> Rope:
-    original = _original_max_positions(given, config)
-    factor = given.number("factor", config.integer("max_position_embeddings") / original)
-    fast, slow = given.number("beta_fast", 32.0), given.number("beta_slow", 1.0)
-    if fast < slow:
-        raise given.error("beta_fast", f"at least beta_slow = {slow}")
-    return YarnRope(
-        theta,
-        factor,
-        beta_fast=fast,
-        beta_slow=slow,
-        original_max_positions=original,
-        truncate=given.flag("truncate", True),
-        magnitude=given.number("attention_factor", _yarn_magnitude(given, factor)),
-    )
+    return KINDS[kind].read(given, theta, config)
 
 
 def _yarn_magnitude(given: Fields, factor: float) -> float:
@@ -179,27 +195,3 @@ def _original_max_positions(given: Fields, config: Fields) -> int:
 
 def _periods(theta: float, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
     return theta ** (torch.arange(0, head_dim, 2, dtype=dtype, device="cpu") / head_dim)
-
-
-_COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-_KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Fields, float, Fields], Rope]]] = {
-    "default": ((), _make_default),
-    "linear": (("factor",), _make_linear),
-    "llama3": (
-        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-        _make_llama3,
-    ),
-    "yarn": (
-        (
-            "factor",
-            "beta_fast",
-            "beta_slow",
-            "mscale",
-            "mscale_all_dim",
-            "attention_factor",
-            "truncate",
-            "original_max_position_embeddings",
-        ),
-        _make_yarn,
-    ),
-}
