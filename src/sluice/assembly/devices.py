@@ -96,7 +96,7 @@ def _threads(asked: int | None, device: torch.device, reasons: dict[str, str]) -
 
 
 class KernelChoice(NamedTuple):
-    """What `--cpu-kernels` came to."""
+    """The value that `--cpu-kernels` resolved to."""
 
     name: str
     """A key of `NAMES`, or "torch"."""
@@ -138,7 +138,7 @@ def choose_kernels(asked: str, device_type: str) -> KernelChoice:
 
 @dataclass(frozen=True, slots=True)
 class CudaDevice:
-    """What the choice of kernels depends on."""
+    """The properties of a CUDA device on which the choice of kernels depends."""
 
     name: str
     capability: tuple[int, int]

@@ -179,7 +179,7 @@ def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[st
 
 
 def offload_tier(cache: CacheConfig, device_type: str) -> Tier | None:
-    """Where contexts longer than the device lie: in memory that its copies reach."""
+    """Return the tier that holds contexts longer than the device, None without one: memory that its copies reach."""
     if device_type == "cpu":
         return None if cache.kv_disk is None else Tier.DISK
     return None if cache.kv_host_bytes is None else Tier.HOST

@@ -24,7 +24,7 @@ BACKENDS: tuple[AttentionBackend, ...] = (
 
 
 class AttentionChoice(NamedTuple):
-    """What `--attention-backend` came to."""
+    """The value that `--attention-backend` resolved to."""
 
     name: str
     reason: str | None

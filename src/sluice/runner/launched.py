@@ -23,7 +23,7 @@ Entry = TypeVar("Entry")
 
 
 class Outcome:
-    """What a step gives. Its work on the device fills this in, and copies to the host replace it.
+    """The outcome of a step. Its work on the device fills this in, and copies to the host replace it.
 
     Args:
         features: that the step uses; they keep their part of the outcome.

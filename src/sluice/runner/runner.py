@@ -121,7 +121,7 @@ class TorchRunner:
 
     @property
     def loads(self) -> LoadTotals:
-        """What passed through the ring since the start."""
+        """Totals of the blocks that were loaded into the ring since the start."""
         return self._offload.totals
 
     @torch.inference_mode()

@@ -51,7 +51,7 @@ class AttentionCall:
 
     @property
     def strides(self) -> tuple[int, int, int, int]:
-        """Of q's tokens and heads, of the pages of k and of v."""
+        """Strides of q's tokens and heads, of the pages of k and of v."""
         return self.q.stride(0), self.q.stride(1), self.k.stride(0), self.v.stride(0)
 
     def kernel_spec(self, tile: int) -> KernelSpec:

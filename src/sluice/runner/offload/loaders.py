@@ -52,7 +52,7 @@ class BlockLoad(NamedTuple):
 
 @dataclass
 class LoadTotals:
-    """What was loaded since the start."""
+    """Totals of the blocks that were loaded since the start."""
 
     bytes: int = 0
     seconds: float = 0.0

@@ -131,7 +131,7 @@ class Offloader:
 
     @property
     def totals(self) -> LoadTotals:
-        """What passed through the ring so far."""
+        """Totals of the blocks that were loaded so far."""
         return self._loader.totals
 
     @property
@@ -184,7 +184,7 @@ class Offloader:
         return torch.full((rows, self._hidden_size), torch.nan, dtype=shape.dtype, device=shape.device)
 
     def close(self) -> None:
-        """Drop what is half done and load no more. Twice is once."""
+        """Drop what is half done and load no more. May be called again."""
         try:
             self._drop()
         finally:

@@ -33,7 +33,7 @@ class SliceRunner(Protocol):
         ...
 
     def close(self) -> None:
-        """Load no more. Twice is once."""
+        """Load no more. May be called again."""
         ...
 
     def failed(self, part: ChunkSlice) -> torch.Tensor:
@@ -42,7 +42,7 @@ class SliceRunner(Protocol):
 
     @property
     def totals(self) -> LoadTotals:
-        """What passed through the ring so far."""
+        """Totals of the blocks that were loaded so far."""
         ...
 
 
@@ -107,7 +107,7 @@ def with_offloaded(host: HostBatch, work: OffloadedWork) -> HostBatch:
 
 
 class SlicesDone(NamedTuple):
-    """What came of the slices of a step."""
+    """The results of the slices of a step."""
 
     hidden: torch.Tensor | None
     """[S + T, hidden_size] of all rows of the step, all samples first; None if there are none."""
