@@ -141,6 +141,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": 5}, "text", "got `int`"),
     ({"text": ""}, "text", "an empty text"),
     ({"input_ids": ["a"]}, "input_ids", "go into text"),
+    ({"text": ["a"] * 40, "sampling_params": {"n": 128}}, "text", "5120 choices"),
     ({"input_ids": [VOCAB]}, "prompt", f"token id {VOCAB}"),
     ({"text": "a", "sampling_params": [{}]}, "sampling_params", "got `array`"),
     (

@@ -2,7 +2,7 @@
 
     open loop      a session starts at its time; a slow server does not slow the arrivals down
     closed loop    `concurrency` workers, each starts the next session when its last one has ended
-    background     so many streams, each sends again when it has ended, until all sessions have
+    background     a number of streams, each sends again when it has ended, until all sessions have
 
 Latencies count from the time a request was *due*: by the schedule, or in a closed loop when its place became free, or
 for a later turn when the think time was over. So neither a stalled server nor a late client hides a wait.

@@ -226,7 +226,7 @@ class Summary:
     """Good requests; None without limits."""
     good_per_second: float | None
     bundled_tokens: int
-    """Tokens that came in an event behind another token."""
+    """Tokens that came in an event after another token of the same event."""
     bundled_events: int
     """Events with more than one token."""
     events: int

@@ -133,7 +133,7 @@ class PromptMaker:
     shared_prefix_tokens: int = 0
 
     def prompt(self, key: str, length: int, *, repeats: int = 1, with_prefix: bool = True) -> tuple[int, ...]:
-        """Return a text of `length` tokens, `repeats` times, behind the shared prefix."""
+        """Return a text of `length` tokens, `repeats` times, after the shared prefix."""
         own = self._draw(key if self.unique else "common", length) * repeats
         prefix = self._draw("shared prefix", self.shared_prefix_tokens) if with_prefix else ()
         return prefix + own

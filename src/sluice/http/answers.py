@@ -34,7 +34,7 @@ class Answer(Protocol):
         ...
 
     def closing(self, usage: Usage) -> dict[str, Any] | None:
-        """Return what comes behind the last token of all choices, in a stream."""
+        """Return what comes after the last token of all choices, in a stream."""
         ...
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Any:

@@ -46,7 +46,7 @@ class Backend:
     """The service, or why there is none.
 
     Args:
-        engine: how the engine stands.
+        engine: the state of the engine.
     """
 
     def __init__(self, engine: EngineState | None = None) -> None:

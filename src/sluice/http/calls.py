@@ -1,4 +1,4 @@
-"""One HTTP call from its first byte to its last: its id, what became of it, and the line that the log has of it."""
+"""One HTTP call from its first byte to its last: its id, its sizes, times and ends, and its line in the log."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def checked_prompts(name: str, value: Any, samples: int) -> tuple[str | list[int
         raise bad_request(
             f"{len(prompts)} prompts with {samples} samples each are {len(prompts) * samples} choices; at most"
             f" {MAX_CHOICES} are accepted in one call",
-            param="prompt" if len(prompts) > 1 else "n",
+            param=name,
         )
     return tuple(prompts)
 

@@ -110,7 +110,7 @@ def add_info(app: FastAPI, backend: Backend, started: int) -> None:
 
 
 async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
-    """Return every option with its reason, and how the engine stands at the end of its step.
+    """Return every option with its reason, and the state of the engine at the end of its step.
 
     While another engine is started, the answer comes at once: no request runs, and there is no page.
     """
@@ -133,7 +133,7 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
 
 
 def occupancy_as_json(occupancy: Occupancy) -> dict[str, Any]:
-    """Return how full the pool is, and each tier behind the device."""
+    """Return how full the pool is, and each other tier."""
     fields = occupancy._asdict()
     # SGLang's word for it, which the answer has had from the start.
     return fields | {"retractions": fields["preemptions"], "tiers": [use._asdict() for use in occupancy.tiers]}

@@ -255,7 +255,7 @@ class Page(Collector):
         self.histogram("vllm:request_inference_time_seconds", "The two together.", totals.inference_seconds)
 
     def add_tiers(self, uses: Sequence[TierUse]) -> None:
-        """Add what lies behind the device. A tier that is not there has no pages."""
+        """Add the tiers other than the device. A tier that is not there has no pages."""
         found = {use.tier: use for use in uses}
         tiers = [found.get(tier, TierUse(tier, 0, 0)) for tier in (Tier.HOST, Tier.DISK)]
         for add, name, help, field in (
@@ -269,7 +269,7 @@ class Page(Collector):
             add(name, help, {use.tier.value: use._asdict()[field] for use in tiers}, "tier")
 
     def add_recovery(self, stats: RecoveryStats) -> None:
-        """Add what became of engines that died."""
+        """Add the recoveries from engines that died."""
         self.counter("sluice:engine_restarts", "Engines started in the place of one that died.", stats.restarts)
         self.counter("sluice:replayed_requests", "Requests sent to another engine.", stats.replayed_requests)
         self.counter("sluice:replayed_tokens", "Their tokens that were computed again.", stats.replayed_tokens)
@@ -318,7 +318,7 @@ def add_metrics(app: FastAPI, backend: Backend, metrics: Metrics, *, wait_second
 
 
 async def _stats(client: EngineClient, wait_seconds: float) -> Stats | None:
-    """Return how the engine stands, or stood at its last answer; None if there is none."""
+    """Return the engine's counts, or those of its last answer if it is late; None if there is no engine."""
     try:
         return await asyncio.wait_for(client.stats(), wait_seconds)
     except TimeoutError:

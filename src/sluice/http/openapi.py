@@ -30,7 +30,7 @@ READINGS: Mapping[str, str] = {
     "/health": "Whether it can be used: 200 or 503; and the engine's step and phase",
     "/live": "Whether its process should live on: 200 or 503",
     "/ready": "Whether new work may be sent to it: 200 or 503",
-    "/server_info": "Every option with its reason, and how the engine stands",
+    "/server_info": "Every option with its reason, and the state of the engine",
     "/model_info": "The model that is served (SGLang)",
     "/version": "The version of the server",
 }

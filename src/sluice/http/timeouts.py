@@ -21,7 +21,7 @@ class TimeLimitedProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with limits on the time of a head, and of the rest of a body that was answered already.
 
     uvicorn has one for idle connections only, so a client that sends a byte now and then would hold its connection,
-    and a file descriptor, for ever, even without a key.
+    and a file descriptor, forever, even without a key.
     """
 
     head_seconds = HEAD_SECONDS

@@ -26,6 +26,8 @@ from sluice.process.wire import Outputs
 from sluice.types import CachedTokens, FinishReason, Output, Submit
 
 Send = Callable[[Message], None]
+UNNUMBERED = 0
+"""`request_id` of a request that the client is to number."""
 NO_ENGINE = "the engine died; another one is started"
 RATE_WINDOW = 64
 """Number of latest request starts that `StartRate` measures: about one batch."""
@@ -38,10 +40,6 @@ class EngineGone(RuntimeError):
 
 class OutputOrderError(RuntimeError):
     """An output repeats tokens that were delivered, or skips some: a message was lost."""
-
-
-UNNUMBERED = 0
-"""`request_id` of a request that the client is to number."""
 
 
 class Observer:

@@ -70,7 +70,7 @@ class TextStream:
     Args:
         detokenizer: continues the request's prompt.
         stop: strings that end the text.
-        min_tokens: stop strings do not count in the text of so many tokens.
+        min_tokens: stop strings do not count in the text of this many first tokens.
     """
 
     def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
