@@ -160,10 +160,11 @@ def _reduce(
 
 def decode(call: AttentionCall, tiles: DecodeTiles, arch: Arch) -> None:
     """Compute the rows that decode, which come first, into `out` and `lse`."""
-    batch, spec = call.batch, call.kernel_spec(tiles.tile)
+    batch = call.batch
     rows = batch.num_decodes
     if not rows:
         return
+    spec = call.kernel_spec(tiles.tile)
     window, heads = call.spec.window or 0, call.q.shape[1]
     aim = max(1, tiles.programs_per_sm * arch.num_sms // spec.kv_heads)
     items = aim + rows

@@ -95,11 +95,12 @@ def _extend(
 
 def extend(call: AttentionCall, tiles: ExtendTiles) -> None:
     """Compute the rows after the decodes into `out` and `lse`."""
-    batch, spec = call.batch, call.kernel_spec(tiles.tile)
+    batch = call.batch
     first_row = batch.num_decodes
     rows = len(batch.q_lens) - first_row
     if not rows:
         return
+    spec = call.kernel_spec(tiles.tile)
     block = max(tiles.block, triton.next_power_of_2(spec.group))
     tokens = call.q.shape[0] - first_row
     _extend[(tokens // (block // spec.group) + rows, spec.kv_heads)](
