@@ -33,7 +33,7 @@ def scored(**options: Any) -> torch.Tensor:
     with LLM(**SMALL, chunked_prefill_size=8, **options) as llm:
         (result,) = llm.generate([PROMPT], params)
     assert result.prompt_logprobs is not None
-    return torch.tensor([told.logprob for told in result.prompt_logprobs if told is not None])
+    return torch.tensor([each.logprob for each in result.prompt_logprobs if each is not None])
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Rig:
 
     kv: Sequence[PagedKV]
     copies: TierCopies
-    told: queue.SimpleQueue[tuple[CopyDone, ...]]
+    reports: queue.SimpleQueue[tuple[CopyDone, ...]]
     transport: Transport
     opened: Opened | None
     step: int = 0
@@ -127,14 +127,14 @@ class Rig:
             queues: queues of the device; None: those of a CPU.
             blocks: makes something else of the file's blocks.
         """
-        pages, told = DevicePages(kv), queue.SimpleQueue()
+        pages, reports = DevicePages(kv), queue.SimpleQueue()
         host = HostTier(HOST_PAGES, pages, plain_host_buffer)
         opened = disk = None
         if path is not None:
             geometry = geometry_of(pages, kv[0].k.dtype)
             opened = open_page_file(path, FileLayout(geometry, DISK_PAGES).file_bytes + 4096, geometry)
             file = opened.file if blocks is None else PageFile(blocks(_blocks_of(opened.file)), opened.file.layout, {})
-            disk = DiskTier(file, told.put)
+            disk = DiskTier(file, reports.put)
         transport = cpu_transport()
         if queues is not None:
             lock = threading.RLock()
@@ -142,7 +142,7 @@ class Rig:
             transport = staged_transport(locked, torch.device("cpu"), plain_host_buffer, 2)
         loading = None if queues is None else inline_queues().inputs
         copies = TierCopies(pages, host, disk, plain_host_buffer, loading)
-        return cls(kv, copies, told, transport, opened)
+        return cls(kv, copies, reports, transport, opened)
 
     def run(self, *copies: PageCopy, dropped: tuple[int, ...] = ()) -> tuple[CopyDone, ...]:
         """Begin copies and wait for all of them: how they ended, by ticket."""
@@ -151,7 +151,7 @@ class Rig:
         self.copies.check(plan)
         done = [*self.copies.begin(plan, self.transport).wait()]
         while len(done) < len(copies):
-            done += self.told.get(timeout=PATIENCE)
+            done += self.reports.get(timeout=PATIENCE)
         assert len(done) == len(copies)
         return tuple(sorted(done))
 

@@ -191,20 +191,20 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
 
 
 def check_logprobs(link: ManualLink, submit: Submit, vocab_size: int) -> None:
-    """What was told of a request's tokens is the oracle's: one for each output, each prompt token once, in order, and
-    all of the prompt if there is an output."""
+    """Check that log-probabilities are the oracle's: one for each output, each prompt token once, in order, and all of
+    the prompt if there is an output."""
     outputs, asked = link.tokens(submit.request_id), submit.sampling
-    told, told_of_prompt = link.logprobs(submit.request_id), link.prompt_logprobs(submit.request_id)
+    logprobs, prompt_logprobs = link.logprobs(submit.request_id), link.prompt_logprobs(submit.request_id)
     if asked.logprobs is None:
-        assert told == (), f"no log-probabilities were requested, got {told}"
+        assert logprobs == (), f"no log-probabilities were requested, got {logprobs}"
     else:
         _, expected = oracle_logprobs(submit.prompt, outputs, asked.logprobs, vocab_size=vocab_size)
-        assert_same_logprobs(told, expected)
+        assert_same_logprobs(logprobs, expected)
     if asked.prompt_logprobs is None:
-        assert told_of_prompt == (), f"no prompt log-probabilities were requested, got {told_of_prompt}"
+        assert prompt_logprobs == (), f"no prompt log-probabilities were requested, got {prompt_logprobs}"
     else:
         expected, _ = oracle_logprobs(submit.prompt, (), asked.prompt_logprobs, vocab_size=vocab_size)
-        assert_same_logprobs(told_of_prompt, expected if outputs else expected[: len(told_of_prompt)])
+        assert_same_logprobs(prompt_logprobs, expected if outputs else expected[: len(prompt_logprobs)])
 
 
 def oracle_of(
@@ -221,10 +221,10 @@ def oracle_of(
     return tokens, of_tokens, of_prompt
 
 
-def assert_same_logprobs(told: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> None:
+def assert_same_logprobs(logprobs: Sequence[TokenLogprobs], expected: Sequence[TokenLogprobs]) -> None:
     """The same tokens, and the same numbers but for rounding."""
-    assert [ids_of(item) for item in told] == [ids_of(item) for item in expected]
-    for one, other in zip(told, expected, strict=True):
+    assert [ids_of(item) for item in logprobs] == [ids_of(item) for item in expected]
+    for one, other in zip(logprobs, expected, strict=True):
         numbers = zip(numbers_of(one), numbers_of(other), strict=True)
         assert all(math.isclose(a, b, abs_tol=1e-9) for a, b in numbers), f"{one} is not {other}"
 

@@ -21,7 +21,7 @@ def test_what_torch_was_built_for(capability: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "message"),
     [
         (device(6, 1), "A GPU has compute capability 6.1, and torch .* was built for sm_75, .*--device cpu"),
         (device(7, 0), "has compute capability 7.0"),
@@ -31,9 +31,9 @@ def test_what_torch_was_built_for(capability: tuple[int, int]) -> None:
         (device(9, 0, archs=()), "no CUDA device"),
     ],
 )
-def test_a_device_that_torch_has_no_kernels_for(found: CudaDevice, told: str) -> None:
-    """It would be told at the first step, by an error that speaks of kernel images."""
-    with pytest.raises(ConfigError, match=told):
+def test_a_device_that_torch_has_no_kernels_for(found: CudaDevice, message: str) -> None:
+    """Otherwise the first step would report it, with an error about kernel images."""
+    with pytest.raises(ConfigError, match=message):
         check_device(found)
 
 

@@ -288,7 +288,7 @@ def test_a_long_layer_ticks_for_every_part_and_computes_the_same(kernels: Kernel
 
 @each_level
 def test_nan_stays_with_its_request(kernels: Kernels) -> None:
-    """A model that overflows makes NaN: its request fails, as told by its logits, and its neighbours go on."""
+    """A model that overflows makes NaN: its request fails, as its logits show, and its neighbours go on."""
     case = make_case(9, [(1, 300), (1, 300), (6, 40), (6, 40)])
     for row in (1, 3):
         case.k[row][7, 0, 3] = torch.nan

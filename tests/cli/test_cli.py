@@ -134,7 +134,7 @@ def test_generate_streams_to_the_terminal(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_version_and_help_are_quick_and_load_nothing() -> None:
-    """Waiting for torch to be told what flags there are."""
+    """Waiting for torch just to see the list of flags."""
     program = (
         "import sys; from sluice.cli import main\n"
         "try: main(sys.argv[1:])\n"

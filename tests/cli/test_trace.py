@@ -67,10 +67,10 @@ def test_a_line_for_each_request(path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_all_of_it_as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("trace", path, "--json", "--gap-ms", 5) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["steps"], told["mixed_steps"], told["prefill_tokens"]) == (12, 1, 63)
-    assert told["gaps"][0]["causes"][0]["prefills"] == [{"request_id": 1, "start": 0, "length": 60}]
-    assert [row["request_id"] for row in told["table"]] == [0, 1]
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["steps"], summary["mixed_steps"], summary["prefill_tokens"]) == (12, 1, 63)
+    assert summary["gaps"][0]["causes"][0]["prefills"] == [{"request_id": 1, "start": 0, "length": 60}]
+    assert [row["request_id"] for row in summary["table"]] == [0, 1]
 
 
 def test_a_timeline_is_written(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +119,7 @@ def test_a_cut_file_is_used_up_to_the_cut(path: Path, command: str, capsys: pyte
     [
         ("", "is empty"),
         ("{}\n", "line 1: not a trace"),
-        ('{"kind":"header","version":9}\n', "line 1: a trace of version 9"),
+        ('{"kind":"header","version":9}\n', "line 1: the trace has version 9"),
     ],
 )
 def test_what_is_no_trace(

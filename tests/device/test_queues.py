@@ -90,7 +90,7 @@ class Forgetful:
     """A queue of a runner with a bug in it.
 
     Args:
-        inner: the queue that should have been told.
+        inner: the queue that should have waited.
         waits: what it does with events to wait for.
         records: what it does with events that it records.
     """
@@ -216,9 +216,9 @@ def test_cuda_queues_are_ordered_by_events() -> None:
         queues.compute.run(partial(_fill, value, number))
         queues.results.wait(queues.compute.record())
         queues.results.run(partial(_copy, host, value))
-        landed = queues.results.record()
-        queues.compute.wait(landed)
-        while not landed.query():
+        copied = queues.results.record()
+        queues.compute.wait(copied)
+        while not copied.query():
             pass
         assert bool((host == number).all())
 

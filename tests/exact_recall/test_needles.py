@@ -49,9 +49,9 @@ def test_margin_of_every_answer(folders: dict[str, Path]) -> None:
         (result,) = llm.generate(needle.prompt, replace(GREEDY, logprobs=2))
     assert result.token_ids == needle.answer
     assert result.logprobs is not None
-    for told in result.logprobs:
-        (best, first), (_, second) = told.top
-        assert best == told.token_id
+    for logprob in result.logprobs:
+        (best, first), (_, second) = logprob.top
+        assert best == logprob.token_id
         assert first - second > MARGIN
 
 
@@ -67,8 +67,10 @@ def test_transformers_agrees(folders: dict[str, Path]) -> None:
         (result,) = llm.generate(needle.prompt, replace(GREEDY, logprobs=5))
     assert result.logprobs is not None
     theirs = logits.log_softmax(-1)
-    for told, row in zip(result.logprobs, theirs, strict=True):
-        assert [row[token].item() for token, _ in told.top] == pytest.approx([each for _, each in told.top], abs=0.05)
+    for logprob, row in zip(result.logprobs, theirs, strict=True):
+        assert [row[token].item() for token, _ in logprob.top] == pytest.approx(
+            [each for _, each in logprob.top], abs=0.05
+        )
 
 
 @pytest.mark.parametrize(("previous", "depth"), [(1, 0.5), (2, 0.0), (2, 1.0), (4, 0.7), (2, None)])

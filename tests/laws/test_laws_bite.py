@@ -339,25 +339,25 @@ def test_outputs_after_the_end_or_out_of_order_break_law_11() -> None:
         bench.scheduler._checked([Output(0, 0, (), 0, FinishReason.ABORT)])
 
 
-def told(*tokens: int) -> tuple[TokenLogprobs, ...]:
+def logprobs_of(*tokens: int) -> tuple[TokenLogprobs, ...]:
     return tuple(TokenLogprobs(token, -1.0, ()) for token in tokens)
 
 
 @pytest.mark.parametrize(
     "outputs",
     [
-        [Output(0, 0, (9,), 0, prompt_logprobs=told(6, 7))],
-        [Output(0, 0, (9,), 0, logprobs=told(8), prompt_logprobs=told(6, 7))],
-        [Output(0, 0, (9,), 0, logprobs=told(9), prompt_logprobs=told(6))],
-        [Output(0, 0, (), 0, prompt_logprobs=told(6)), Output(0, 0, (), 0, prompt_logprobs=told(6))],
-        [Output(0, 0, (), 0, prompt_logprobs=told(6, 7, 8))],
-        [Output(1, 0, (9,), 0, logprobs=told(9))],
-        [Output(1, 0, (), 0, prompt_logprobs=told(6))],
+        [Output(0, 0, (9,), 0, prompt_logprobs=logprobs_of(6, 7))],
+        [Output(0, 0, (9,), 0, logprobs=logprobs_of(8), prompt_logprobs=logprobs_of(6, 7))],
+        [Output(0, 0, (9,), 0, logprobs=logprobs_of(9), prompt_logprobs=logprobs_of(6))],
+        [Output(0, 0, (), 0, prompt_logprobs=logprobs_of(6)), Output(0, 0, (), 0, prompt_logprobs=logprobs_of(6))],
+        [Output(0, 0, (), 0, prompt_logprobs=logprobs_of(6, 7, 8))],
+        [Output(1, 0, (9,), 0, logprobs=logprobs_of(9))],
+        [Output(1, 0, (), 0, prompt_logprobs=logprobs_of(6))],
     ],
     ids=["none", "another", "prompt late", "prompt twice", "prompt too long", "unasked", "prompt unasked"],
 )
 def test_wrong_logprobs_break_law_11(outputs: list[Output]) -> None:
-    """Of the tokens (5, 6, 7) of a prompt the last two are to be told, then each output; request 1 did not ask."""
+    """Of the tokens (5, 6, 7) of a prompt the last two have log-probabilities, then each output; request 1 has none."""
     lawful = World(limits_of(), num_pages=8, page_size=2).scheduler()
     lawful.add(Submit(0, (5, 6, 7), replace(resolved(4), logprobs=0, prompt_logprobs=0)))
     lawful.add(Submit(1, (5, 6, 7), resolved(4)))

@@ -15,7 +15,7 @@ EACH = 20
 
 @pytest.mark.parametrize("first", range(0, 120, EACH))
 def test_offloaded_beside_ordinary_requests(first: int) -> None:
-    """Aborts, preemptions, lost devices, reads and stores that fail: a stale page, a place on the device that is
+    """Aborts, preemptions, lost devices, reads and stores that fail: a stale page, a page on the device that is
     overwritten too early, a page that is looked at before it was stored or a work item that is skipped changes what
     comes out, or breaks a law."""
     for seed in range(first, first + EACH):

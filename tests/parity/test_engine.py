@@ -130,15 +130,15 @@ def test_device_state_may_be_lost(
         engine.step()
     assert not engine.is_idle, "nothing left to lose"
     assert not engine.in_flight
-    streamed = [link.tokens(i) for i in range(len(prompts))]
+    sent = [link.tokens(i) for i in range(len(prompts))]
     engine.scheduler.forget_device()
     engine.runner = recorder = RecordingRunner(empty_runner(model))
     while not engine.is_idle:
         engine.step()
     assert [list(link.tokens(i)) for i in range(len(prompts))] == [expected("qwen3", prompt) for prompt in prompts]
-    assert all(link.tokens(i)[: len(before)] == before for i, before in enumerate(streamed))
+    assert all(link.tokens(i)[: len(before)] == before for i, before in enumerate(sent))
     assert {new.request_id for plan in recorder.plans for new in plan.new_slots} >= {
-        i for i, before in enumerate(streamed) if len(before) < MAX_TOKENS
+        i for i, before in enumerate(sent) if len(before) < MAX_TOKENS
     }
 
 

@@ -43,11 +43,11 @@ def exact(checkpoint: Checkpoints) -> Exact:
 
 
 def check(
-    told: Sequence[TokenLogprobs], tokens: Sequence[int], logprobs: torch.Tensor, count: int, tolerance: float = 1e-9
+    sent: Sequence[TokenLogprobs], tokens: Sequence[int], logprobs: torch.Tensor, count: int, tolerance: float = 1e-9
 ) -> None:
-    """What was told of tokens, of which row i of `logprobs` is about the i-th."""
-    assert [item.token_id for item in told] == list(tokens)
-    for item, row in zip(told, logprobs, strict=True):
+    """Check the log-probabilities that were sent; row i of `logprobs` belongs to token i."""
+    assert [item.token_id for item in sent] == list(tokens)
+    for item, row in zip(sent, logprobs, strict=True):
         best = row.topk(count)
         assert item.logprob == pytest.approx(float(row[item.token_id]), abs=tolerance)
         assert [token for token, _ in item.top] == best.indices.tolist()
@@ -132,8 +132,8 @@ def test_a_retraction_loses_and_repeats_nothing(
     for _ in range(after):
         engine.step()
     state = engine.scheduler.state
-    told, computed = link.prompt_logprobs(0), state.requests[0].computed
-    assert len(told) == min(computed, 60)
+    sent, computed = link.prompt_logprobs(0), state.requests[0].computed
+    assert len(sent) == min(computed, 60)
     state.preempt(state.requests[0])
     if forget:
         state.kv.flush()
@@ -142,7 +142,9 @@ def test_a_retraction_loses_and_repeats_nothing(
         engine.step()
     again = [chunk for plan in runner.plans[recomputed:] for chunk in plan.chunks]
     assert again[0].start == (0 if forget else computed // 4 * 4)
-    assert sum(len(chunk.targets) for chunk in again) == 60 - len(told), "what was told is not scored again"
+    assert sum(len(chunk.targets) for chunk in again) == 60 - len(sent), (
+        "logprobs that were sent are not computed again"
+    )
     outputs = link.tokens(0)
     assert list(outputs) == expected("llama", prompt)
     logprobs = exact("llama", prompt + outputs)

@@ -183,16 +183,16 @@ def test_1_15_waiting_prefilling_decoding_finished_and_back_to_waiting() -> None
     bench = bench_of(chunk=8, running=4)
     queue(bench, 0, 12, max_tokens=2)
     request = bench.scheduler.state.requests[0]
-    places = [request.status]
+    statuses = [request.status]
     for _ in range(2):
         steps_of(bench)
-        places.append(request.status)
+        statuses.append(request.status)
     bench.scheduler.state.preempt(request)
-    places.append(request.status)
+    statuses.append(request.status)
     while bench.scheduler.has_work:
         steps_of(bench)
-    places.append(request.status)
-    assert places == [Status.WAITING, Status.PARTIAL, Status.DECODING, Status.WAITING, Status.GONE]
+    statuses.append(request.status)
+    assert statuses == [Status.WAITING, Status.PARTIAL, Status.DECODING, Status.WAITING, Status.GONE]
     assert request.finish_reason is FinishReason.LENGTH
 
 

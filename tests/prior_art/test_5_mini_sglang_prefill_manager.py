@@ -30,11 +30,11 @@ def test_5_2_arrival_batch_match_resources_forward_then_decode_or_stay_pending()
     bench = bench_of(chunk=8, running=2)
     queue(bench, 0, 4)
     queue(bench, 1, 20)
-    places = []
+    statuses = []
     for _ in range(4):
-        places.append([request.status for request in bench.scheduler.state.requests.values()])
+        statuses.append([request.status for request in bench.scheduler.state.requests.values()])
         steps_of(bench)
-    assert places == [
+    assert statuses == [
         [Status.WAITING, Status.WAITING],
         [Status.DECODING, Status.PARTIAL],
         [Status.DECODING, Status.PARTIAL],

@@ -103,9 +103,9 @@ def answers(world: World, runner: TorchRunner) -> list[tuple[object, ...]]:
 
 
 def answer(link: ManualLink, request_id: int) -> tuple[object, ...]:
-    """Tokens, why it ended, and log-probabilities up to rounding."""
-    told = (*link.logprobs(request_id), *link.prompt_logprobs(request_id))
-    likely = [round(number, 9) for item in told for number in (item.logprob, *(value for _, value in item.top))]
+    """Return tokens, finish reason, and log-probabilities up to rounding."""
+    logprobs = (*link.logprobs(request_id), *link.prompt_logprobs(request_id))
+    likely = [round(number, 9) for item in logprobs for number in (item.logprob, *(value for _, value in item.top))]
     return link.tokens(request_id), link.end(request_id).finish_reason, likely
 
 
@@ -149,7 +149,7 @@ def test_decodes_run_no_code_of_the_model(model: CausalLM) -> None:
 
 @pytest.mark.parametrize("rows", [1, 3, 5, 7])
 def test_padded_rows_touch_nothing(rows: int, model: CausalLM) -> None:
-    """Rows that only fill up a graph must write to no page that anybody holds or will hold: NaN must stay NaN."""
+    """Rows that only fill up a graph must write to no page that a request holds or will hold: NaN must stay NaN."""
     state = state_for(model, WORLD)
     runner, _ = runner_with_graphs(model, state, inline_queues(), (7,))
     bench = Bench.of(WORLD, runner)

@@ -84,7 +84,7 @@ def test_an_impossible_token_has_minus_infinity() -> None:
     assert not scores.top_logprobs.isnan().any()
 
 
-def told(tokens: tuple[int, ...], token: int, count: int) -> Any:
+def expected_logprobs(tokens: tuple[int, ...], token: int, count: int) -> Any:
     *_, digest = digests(tokens)
     expected = shadow_logprobs(digest, token, count, VOCAB)
     numbers = (expected.logprob, *(logprob for _, logprob in expected.top))
@@ -114,11 +114,15 @@ def test_each_row_gets_what_its_request_asked_for() -> None:
     (zero,), (one,), (three,) = result.token_ids
     assert len(result.logprobs) == 3
     assert result.logprobs[0] == ()
-    assert [flat(item) for item in result.logprobs[1]] == [told((6,), one, 3)]
-    assert [flat(item) for item in result.logprobs[2]] == [told((11, 12), three, 0)]
+    assert [flat(item) for item in result.logprobs[1]] == [expected_logprobs((6,), one, 3)]
+    assert [flat(item) for item in result.logprobs[2]] == [expected_logprobs((11, 12), three, 0)]
     second, third = result.prompt_logprobs
-    assert [flat(item) for item in second] == [told((7,), 8, 0), told((7, 8), 9, 0), told((7, 8, 9), 10, 0)]
-    assert [flat(item) for item in third] == [told((11,), 12, 2)]
+    assert [flat(item) for item in second] == [
+        expected_logprobs((7,), 8, 0),
+        expected_logprobs((7, 8), 9, 0),
+        expected_logprobs((7, 8, 9), 10, 0),
+    ]
+    assert [flat(item) for item in third] == [expected_logprobs((11,), 12, 2)]
     assert zero != one
 
 

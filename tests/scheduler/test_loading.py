@@ -458,7 +458,7 @@ def test_a_newcomer_is_counted_with_all_it_may_need_beside_what_is_loaded() -> N
 
 @pytest.mark.parametrize("faults", [Faults(wait_raises=frozenset({1})), Faults(launch_raises=frozenset({1}))])
 def test_copies_of_a_failed_step_end_with_it(faults: Faults) -> None:
-    """With the host they will never be told of; with the disk they will, but only if they were begun."""
+    """The host never reports their ends; the disk does, but only if they were started."""
     bench = TierBench(world_of(host_pages=20), faults=faults)
     bench.put(0, LONG)
     bench.bench.drain(50)
@@ -468,7 +468,7 @@ def test_copies_of_a_failed_step_end_with_it(faults: Faults) -> None:
 
 
 def test_loads_leave_slots_to_those_who_came_before() -> None:
-    """Loading takes nothing of a step, so it could take every slot before anybody is admitted."""
+    """Loading takes nothing of a step, so it could take every slot before another request is admitted."""
     bench = restarted(world_of(num_pages=40, running=2), also=[prompt(2, 25)])
     bench.pace.is_stuck = True
     bench.put(1, prompt(4, 9), 8)
@@ -533,8 +533,8 @@ def test_loads_that_fit_together_begin_together() -> None:
     bench.check()
 
 
-@pytest.mark.parametrize(("num_pages", "place"), [(14, Status.WAITING), (15, Status.DECODING)])
-def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: int, place: Status) -> None:
+@pytest.mark.parametrize(("num_pages", "status"), [(14, Status.WAITING), (15, Status.DECODING)])
+def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: int, status: Status) -> None:
     """Six pages come from the disk and the seventh is computed; given to a newcomer in the step that begins the load,
     it would be missing when the load is over."""
     bench = restarted(world_of(num_pages=num_pages))
@@ -543,7 +543,7 @@ def test_what_a_load_leaves_to_compute_has_its_memory_from_the_start(num_pages: 
     bench.put(2, prompt(2, 29))
     bench.step()
     state = bench.bench.scheduler.state
-    assert [state.requests[i].status for i in (1, 2)] == [Status.LOADING, place]
+    assert [state.requests[i].status for i in (1, 2)] == [Status.LOADING, status]
     bench.pace.is_stuck = False
     bench.bench.drain(500)
     bench.check()

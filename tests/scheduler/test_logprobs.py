@@ -24,12 +24,12 @@ def world(**changes: object) -> World:
 
 
 def test_they_are_told_chunk_by_chunk_and_before_the_first_token() -> None:
-    """What waits to be told is bounded by the chunk, however long the prompt."""
+    """Logprobs that wait to be sent are bounded by the chunk, for any length of the prompt."""
     bench = Bench.of(world())
     bench.link.put(asking(0))
     bench.drain(100)
-    told = [(len(out.prompt_logprobs), len(out.token_ids)) for out in bench.link.outputs]
-    assert told == [(4, 0), (4, 0), (4, 0), (0, 1), (0, 1), (0, 1), (0, 1)]
+    logprobs = [(len(out.prompt_logprobs), len(out.token_ids)) for out in bench.link.outputs]
+    assert logprobs == [(4, 0), (4, 0), (4, 0), (0, 1), (0, 1), (0, 1), (0, 1)]
     check_ends(bench, {0: asking(0)})
 
 
@@ -98,7 +98,7 @@ def test_a_retraction_in_the_middle_of_a_prompt_resumes_where_the_telling_stoppe
 
 
 def test_a_chunk_that_begins_in_what_was_told_tells_the_rest() -> None:
-    """Cut otherwise the second time: 8 tokens were told, the chunk of 12 that holds them gives 12 and tells 4."""
+    """Cut otherwise the second time: 8 logprobs were sent, the chunk of 12 that holds them gives 12 and sends 4."""
     bench = Bench.of(world(page_size=4, limits=limits_of(chunk=12)))
     first, submit = Submit(0, (1, 1, 1, 1), resolved(1)), asking(1, PROMPT * 3)
     bench.link.put(first, submit)
@@ -129,9 +129,9 @@ def test_logprobs_end_with_the_token_that_ends_the_request() -> None:
     bench.scheduler.add(Submit(0, (1, 2), params))
     plan = bench.scheduler.schedule()
     assert plan is not None
-    told = tuple(TokenLogprobs(token, -1.0, ()) for token in (5, 6, 7))
-    (output,) = bench.scheduler.commit(plan, BatchResult(plan.step, ((5, 6, 7),), logprobs=(told,)))
-    assert (output.token_ids, output.logprobs) == ((5, 6), told[:2])
+    logprobs = tuple(TokenLogprobs(token, -1.0, ()) for token in (5, 6, 7))
+    (output,) = bench.scheduler.commit(plan, BatchResult(plan.step, ((5, 6, 7),), logprobs=(logprobs,)))
+    assert (output.token_ids, output.logprobs) == ((5, 6), logprobs[:2])
 
 
 def test_a_chunk_of_what_was_told_has_no_targets() -> None:

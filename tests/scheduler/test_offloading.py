@@ -231,7 +231,7 @@ def test_a_page_that_cannot_be_read_ends_its_request_alone() -> None:
 
 def test_a_bad_copy_of_what_is_on_the_device_is_made_anew() -> None:
     """A damaged page on the tier whose node others hold on the device would end every stream that begins with it, for
-    as long as anybody is served from there."""
+    as long as a request is served from there."""
     bad = {"read": True}
     shadow = ShadowRunner(page_size=4, vocab_size=2, tiers=ShadowTiers(), read_fails=lambda _: bad["read"])
     runner = RecordingRunner(shadow)
@@ -302,7 +302,7 @@ def test_who_waits_for_the_tier_takes_no_page_in_vain() -> None:
 
 
 def test_a_page_that_cannot_be_stored_ends_its_request_alone() -> None:
-    """A full disk: the request would wait for a place in its window that never comes free."""
+    """A full disk: the request would wait for a page in its window that never becomes free."""
     bench = SlowDisk(replace(WORLD, disk_fails=1.0), random.Random(0)).bench()
     bench.link.put(Submit(0, prompt(60), resolved(3)), Submit(1, (1,) * 6, resolved(4)))
     bench.drain(500)

@@ -188,7 +188,7 @@ def test_lookahead_plans_nothing_beyond_max_tokens() -> None:
 
 
 def test_a_request_that_stops_early_discards_what_ran_ahead() -> None:
-    """The token after a stop token was computed for nothing: it is never told, and its row keeps the pages."""
+    """The token after a stop token was computed for nothing: it is never sent, and its row keeps the pages."""
     world = World(limits_of(chunk=8, running=2, lookahead=2), num_pages=40, page_size=1, depth=3, late=True)
     bench = Bench.of(world)
     sent = {0: Submit(0, (1, 0, 1), resolved(30, stop_token_ids=[0, 1]))}

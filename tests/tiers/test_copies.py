@@ -64,7 +64,7 @@ def test_a_page_may_be_overwritten_in_the_plan_that_stores_it(eager: tuple[str, 
     copies = (store(0, DEVICE, 0, HOST, 2), store(1, DEVICE, 0, DISK, 3, seed=1))
     begun = rig.copies.begin(BatchPlan(0, (), (), copies=copies), rig.transport)
     rig.transport.queues.compute.run(lambda: fill(kv, 0, seed=2))
-    done = [*begun.wait(), *rig.told.get(timeout=tier_rig.PATIENCE)]
+    done = [*begun.wait(), *rig.reports.get(timeout=tier_rig.PATIENCE)]
     assert rig.transport.queues.compute.record().query()
     assert not torch.equal(before, content(kv, 0))
     up = rig.run(load(2, HOST, 2, 1, done[0].checksum), load(3, DISK, 3, 4, done[1].checksum))
@@ -253,7 +253,7 @@ def test_copies_that_cannot_be_are_refused_before_any_begins(copy: PageCopy, pro
     rig = Rig.of(plain_kv(torch.float32), tmp_path / "pages")
     with pytest.raises(PlanError, match=problem):
         rig.run(store(1, DEVICE, 0, DISK, 0), copy)
-    assert rig.told.empty()
+    assert rig.reports.empty()
     rig.close()
     with pytest.raises(PlanError, match="there is no tier"):
         NoTiers().check(BatchPlan(0, (), (), copies=(copy,)))
@@ -271,7 +271,7 @@ def test_what_tiers_take(tmp_path: Path) -> None:
 
 
 class PatientQueue(InlineQueue):
-    """Runs at once what it is given, after what it was told to wait for."""
+    """Runs at once what it is given, after the work that it waits for."""
 
     def wait(self, event: Event) -> None:
         event.query()
@@ -289,10 +289,10 @@ def test_a_load_waits_for_the_store_of_its_page(tmp_path: Path, target: Tier) ->
     before = content(kv, 0)
     copies = (store(1, Tier.DEVICE, 0, target, 3, seed=1), load(2, Tier.DISK, 1, 0, stored.checksum))
     begun = rig.copies.begin(BatchPlan(1, (), (), copies=copies), rig.transport)
-    told: list[CopyDone] = []
-    while len(told) < (1 if target is Tier.HOST else 2):
-        told += rig.told.get(timeout=5)
-    done = {copy.ticket: copy for copy in [*begun.wait(), *told]}
+    reports: list[CopyDone] = []
+    while len(reports) < (1 if target is Tier.HOST else 2):
+        reports += rig.reports.get(timeout=5)
+    done = {copy.ticket: copy for copy in [*begun.wait(), *reports]}
     assert done[1].error is None
     assert done[2].error is None
     (loaded,) = rig.run(load(3, target, 3, 4, done[1].checksum))

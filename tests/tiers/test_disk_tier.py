@@ -43,13 +43,13 @@ def store(slot: int) -> Store:
     return Store(slot, slot, keys([slot] * 4)[0], Bytes(page(slot)))
 
 
-def hung(path: Path, told: Report) -> tuple[DiskTier, HungBlocks]:
+def hung(path: Path, reports: Report) -> tuple[DiskTier, HungBlocks]:
     """A tier over a file whose disk hangs, with what is in the file."""
     opened(path).file.close()
     layout = FileLayout.within(GEOMETRY, SIZE)
     inner = FileBlocks(os.open(path, os.O_RDWR))
     blocks = HungBlocks(inner)
-    return DiskTier(PageFile(blocks, layout, dict(read_index(inner, layout))), told), blocks
+    return DiskTier(PageFile(blocks, layout, dict(read_index(inner, layout))), reports), blocks
 
 
 def found(path: Path) -> list[int]:
@@ -72,8 +72,8 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_hasty")
 def test_stores_that_a_slow_disk_keeps_waiting_are_dropped_at_the_end(path: Path) -> None:
     """A file that stays in use for minutes after its engine was closed; and copies whose ends are not reported."""
-    told: list[tuple[CopyDone, ...]] = []
-    disk, blocks = hung(path, told.append)
+    reports: list[tuple[CopyDone, ...]] = []
+    disk, blocks = hung(path, reports.append)
     disk.submit(*map(store, range(5)))
     assert blocks.hangs.wait(PATIENCE)
     disk.close()
@@ -81,7 +81,7 @@ def test_stores_that_a_slow_disk_keeps_waiting_are_dropped_at_the_end(path: Path
     blocks.came_back.set()
     assert blocks.closed.wait(PATIENCE)
     assert found(path) == [0]
-    assert told == []
+    assert reports == []
 
 
 @pytest.mark.usefixtures("_hasty")
@@ -151,11 +151,11 @@ def test_a_copy_that_ends_while_its_line_closes_is_dropped(path: Path, *, closed
 
 def test_a_failed_load_frees_its_target_once(path: Path) -> None:
     """A buffer that two copies write to at once, or one that never comes back."""
-    told: queue.SimpleQueue[tuple[CopyDone, ...]] = queue.SimpleQueue()
-    disk = DiskTier(opened(path).file, told.put)
+    reports: queue.SimpleQueue[tuple[CopyDone, ...]] = queue.SimpleQueue()
+    disk = DiskTier(opened(path).file, reports.put)
     target = Bytes()
     disk.submit(Load(7, 3, 0, target))
-    ((done,),) = (told.get(timeout=PATIENCE),)
+    ((done,),) = (reports.get(timeout=PATIENCE),)
     assert done.error == "page 3 of the file is empty"
     assert target.frees == 1
     disk.close()

@@ -37,8 +37,8 @@ def test_it_counts_what_would_be_restored(path: Path, capsys: pytest.CaptureFixt
 def test_it_reads_every_page_when_asked_to(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged file that is called sound."""
     assert main(["cache", "inspect", str(path), "--verify", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["slots"], told["entries"], told["pages"], told["damaged"]) == (SLOTS, 4, 3, [])
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["slots"], shown["entries"], shown["pages"], shown["damaged"]) == (SLOTS, 4, 3, [])
     at = FileLayout(GEOMETRY, SLOTS).record_at(2)
     data = bytearray(path.read_bytes())
     data[at] ^= 1

@@ -55,9 +55,9 @@ def test_what_is_asked_for_is_in_the_text(seed: int) -> None:
 
 
 def test_an_echo_says_every_fact_again() -> None:
-    told, again = dialogue.echo(random.Random(3), namer(3), 200, count_tokens)
-    assert sorted(told.text.split(". ")) != told.text.split(". ")
-    assert sorted(told.text.rstrip(".").split(". ")) == sorted(again.text.rstrip(".").split(". "))
+    first, again = dialogue.echo(random.Random(3), namer(3), 200, count_tokens)
+    assert sorted(first.text.split(". ")) != first.text.split(". ")
+    assert sorted(first.text.rstrip(".").split(". ")) == sorted(again.text.rstrip(".").split(". "))
 
 
 def test_small_talk_has_one_answer_for_what_is_said() -> None:

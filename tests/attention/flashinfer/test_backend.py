@@ -198,7 +198,7 @@ class Broken:
 
 
 def test_a_first_use() -> None:
-    """A compiler that is not there must be told at the start, in one line."""
+    """A missing compiler must be reported at the start, in one line."""
     sizes = (AttentionSpec(4, 2, 64, torch.bfloat16, 1.0), PAGE, CPU)
     try_out(backend(), *sizes)
     with pytest.raises(FlashInferUnavailable, match=r"it does not run on cpu: RuntimeError: no nvcc$"):

@@ -129,7 +129,7 @@ def test_a_query_that_sees_nothing(device: torch.device) -> None:
 
 @each_device
 def test_nan_stays_with_its_request(device: torch.device) -> None:
-    """A model that overflows makes NaN: its request fails, as told by its output, and its neighbours go on."""
+    """A model that overflows makes NaN: its request fails, as its output shows, and its neighbours go on."""
     case = make_case(9, [(1, 40), (1, 40), (6, 40), (6, 40)])
     for row in (1, 3):
         case.kv.k[case.batch.page_table[row, 0], 7, 0, 3] = torch.nan
