@@ -103,7 +103,7 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
         status, message = failure(capsys, "serve", "--port", str(port))
     assert status == 1
     assert f"cannot listen on 127.0.0.1:{port}" in message
-    assert "in use" in message
+    assert "in use; choose another" in message, "the address is repeated in the middle of the message"
 
 
 def test_an_address_of_another_machine(capsys: pytest.CaptureFixture[str]) -> None:

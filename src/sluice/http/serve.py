@@ -226,7 +226,8 @@ def listen(host: str, port: int) -> socket.socket:
         is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=is_dual)
     except (OSError, OverflowError) as error:
-        raise CannotListen(f"cannot listen on {host}:{port}: {error}; choose another with --host or --port") from error
+        reason = str(error).partition(" (while attempting to bind")[0]  # `create_server` repeats the address
+        raise CannotListen(f"cannot listen on {host}:{port}: {reason}; choose another with --host or --port") from error
 
 
 def exposure_warning(address: str, *, has_key: bool) -> str | None:
