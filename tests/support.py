@@ -45,7 +45,7 @@ def shape(plan: BatchPlan) -> Shape:
     return [(chunk.request_id, chunk.start, chunk.length) for chunk in plan.chunks]
 
 
-def until_retraction(bench: Bench, max_steps: int = 100) -> list[int]:
+def until_preemption(bench: Bench, max_steps: int = 100) -> list[int]:
     """Step until a request is preempted. Returns its id."""
     for _ in range(max_steps):
         bench.engine.step()

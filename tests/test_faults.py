@@ -35,7 +35,7 @@ def test_anything_else_is_refused_by_name(text: str) -> None:
     assert str(refused.value).startswith(repr(text))
 
 
-def test_one_by_number_strikes_once_and_one_by_token_whoever_computes_it() -> None:
+def test_one_by_number_strikes_once_and_one_by_token_in_every_request() -> None:
     by_number, by_token = parse_faults("crash@3,crash@token:6")
     assert (by_number.rows(3, PLAN), by_number.rows(2, PLAN)) == ([0], [])
     assert (by_token.rows(3, PLAN), by_token.rows(9, PLAN)) == ([1], [1])

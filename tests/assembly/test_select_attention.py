@@ -189,7 +189,7 @@ def test_poison_is_noticed() -> None:
     assert "not sampled yet" in error.message
 
 
-def test_poison_harms_nobody() -> None:
+def test_debug_poison_changes_no_result() -> None:
     with LLM(**SMALL, enable_overlap=True) as llm:
         expected = [result.token_ids for result in llm.generate([[10, 11, 12]] * 3, GREEDY)]
     with LLM(**SMALL, enable_overlap=True, debug_uninitialized_reads=True) as llm:

@@ -137,7 +137,7 @@ def test_what_cannot_be_is_refused_by_name(
         LLM(folder, max_total_tokens=96, page_size=8, **options)
 
 
-def test_a_path_that_cannot_be_used_is_told_before_the_model_loads(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_used_is_refused_before_the_model_loads(tmp_path: Path) -> None:
     """Minutes of loading before a typing mistake is found."""
     with pytest.raises(ConfigError, match="--kv-disk"):
         LLM(tmp_path / "no model here", kv_disk=tmp_path / "missing" / "pages")

@@ -181,7 +181,7 @@ def test_a_tokenizer_counts_what_the_server_does_not() -> None:
 
 
 @given(st.lists(st.text("ab", max_size=9), min_size=1, max_size=8), st.integers(1, 40))
-def test_the_servers_total_is_kept_whatever_the_events(pieces: list[str], total: int) -> None:
+def test_the_servers_total_is_kept_for_any_events(pieces: list[str], total: int) -> None:
     contents = [text(piece, "stop" if index == len(pieces) - 1 else None) for index, piece in enumerate(pieces)]
     answer = read_answer(stream(*contents, usage(total)))
     assert answer.num_tokens == total

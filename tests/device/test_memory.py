@@ -94,7 +94,7 @@ def test_a_fraction_that_leaves_no_room_for_a_step_is_refused() -> None:
         (None, ["no room for the KV pool", "of 100.00 GiB on cuda 80.00 GiB are free, a step takes up to 79.00 GiB"]),
     ],
 )
-def test_a_gpu_that_is_too_small_is_told_why(fraction: float | None, parts: list[str]) -> None:
+def test_a_gpu_that_is_too_small_is_refused_with_the_reason(fraction: float | None, parts: list[str]) -> None:
     memory = GPU if fraction else replace(GPU, step=79 * GIB)
     with pytest.raises(ConfigError) as caught:
         pool_pages(OPEN, cuda_room(memory, fraction))

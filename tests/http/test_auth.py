@@ -26,7 +26,7 @@ PATHS = [
 ]
 
 
-def test_nothing_is_told_without_a_key() -> None:
+def test_nothing_is_served_without_a_key() -> None:
     """A path that was added later and forgotten."""
 
     async def test() -> None:
@@ -98,7 +98,7 @@ def test_a_body_that_never_ends_is_given_up() -> None:
     run(test)
 
 
-def test_leaving_within_the_body_is_nobodys_fault() -> None:
+def test_leaving_within_the_body_is_no_error() -> None:
     """An exception that reaches the HTTP server is a traceback in its log for every client with a bad line."""
 
     async def test() -> None:
@@ -111,7 +111,7 @@ def test_leaving_within_the_body_is_nobodys_fault() -> None:
     run(test)
 
 
-def test_errors_are_json_whatever_comes_in() -> None:
+def test_errors_are_json_for_any_input() -> None:
     """Bytes that are no text, in every place that a client fills."""
     bodies: list[Any] = [b"\xff\xfe", b'{"model": "\xc3"}', b"\x00", b'"' + b"a" * 5000 + b'"', b"{}" * 100]
 

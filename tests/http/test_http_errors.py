@@ -263,7 +263,7 @@ def test_other_refusals() -> None:
     run(test)
 
 
-def test_a_refusal_is_short_whatever_it_refuses() -> None:
+def test_every_refusal_is_short() -> None:
     """A message that names what it refuses would give megabytes back."""
 
     async def test() -> None:

@@ -224,7 +224,7 @@ def test_calls_are_counted_by_handler() -> None:
     run(test)
 
 
-def test_names_stay_whatever_the_scraper_prefers() -> None:
+def test_names_are_the_same_for_every_scraper() -> None:
     """In OpenMetrics the colon of vLLM's names becomes an underscore, and every dashboard is empty."""
 
     async def test() -> None:

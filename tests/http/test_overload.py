@@ -18,7 +18,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ONE_AT_A_TIME = {"max_running_requests": 1, "max_batch_tokens": 40}
 
 
-def assert_told(answer: httpx.Response, status: int, code: str) -> None:
+def assert_refused(answer: httpx.Response, status: int, code: str) -> None:
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["code"] == code
     assert answer.headers["content-type"] == "application/json"
@@ -45,7 +45,7 @@ def test_a_full_queue_refuses_with_a_time_to_come_back(stream: bool) -> None:
             assert len(served) in (2, 3), "two wait; one may run before they come"
             for number, answer in enumerate(answers):
                 if number not in served:
-                    assert_told(answer, 503, "overloaded")
+                    assert_refused(answer, 503, "overloaded")
                     assert "--max-queued-requests is 2" in answer.json()["error"]["message"]
                 elif not stream:
                     assert answer.json()["choices"][0]["text"] == expected_text(f"{number:02}", 30)
@@ -61,7 +61,7 @@ def test_a_call_is_refused_as_a_whole() -> None:
         async with serving(max_queued_requests=1, **ONE_AT_A_TIME) as server:
             server.hold()
             answer = await server.post(COMPLETIONS, prompt=["a", "b", "c", "d", "e"], max_tokens=190)
-            assert_told(answer, 503, "overloaded")
+            assert_refused(answer, 503, "overloaded")
             assert server.client.num_open == 0
             assert 1 in {abort.request_id for abort in server.aborts()}, "it runs on for no client"
 
@@ -79,7 +79,7 @@ def test_uncached_tokens_fill_the_queue() -> None:
             assert [answer.status_code for answer in answers].count(503) in (2, 3)
             for answer in answers:
                 if answer.status_code == 503:
-                    assert_told(answer, 503, "overloaded")
+                    assert_refused(answer, 503, "overloaded")
 
     run(test)
 
@@ -105,7 +105,7 @@ def test_what_does_not_begin_in_time_is_dropped_before_prefill(path: str, stream
         async with serving(**ONE_AT_A_TIME) as server:
             first = await busy(server)
             answer = await server.post(path, stream=stream, max_queue_time=1e-6, **asked)
-            assert_told(answer, 503, "queue_timeout")
+            assert_refused(answer, 503, "queue_timeout")
             assert answer.json()["error"]["param"] == "max_queue_time"
             assert "1e-06 seconds" in answer.json()["error"]["message"]
             assert (await first)["usage"]["completion_tokens"] == MAX_MODEL_LEN - 4
@@ -121,7 +121,7 @@ def test_a_deadline_has_a_code_of_its_own(stream: bool) -> None:
     async def test() -> None:
         async with serving() as server:
             answer = await server.post(COMPLETIONS, prompt="late", stream=stream, timeout=1e-6)
-            assert_told(answer, 408, "timeout")
+            assert_refused(answer, 408, "timeout")
             assert "0 tokens were generated" in answer.json()["error"]["message"]
             in_time = await server.complete(prompt="ab", seed=0, timeout=1000, max_queue_time=1000)
             assert in_time["choices"][0]["text"] == expected_text("ab", 16)

@@ -148,7 +148,7 @@ def test_equal_prompts_under_different_salts_share_nothing(salts: tuple[str | No
     run(test)
 
 
-def test_equal_prompts_at_once_under_different_salts_are_no_twins() -> None:
+def test_equal_prompts_at_once_under_different_salts_are_no_duplicates() -> None:
     """One that is held back for another tenant's prompt would be slower for it, and that can be measured too."""
 
     async def test() -> None:

@@ -70,7 +70,7 @@ def test_how_an_idle_engine_stands() -> None:
     run(test)
 
 
-def test_what_lies_behind_the_device_is_told_by_name() -> None:
+def test_tiers_are_listed_by_name() -> None:
     """From a list of numbers no reader knows which is which."""
     disk = TierUse(Tier.DISK, 10, 7, stored=8, lost=1)
     fields = occupancy_as_json(Occupancy(1, 2, 3, 4, 9, loading=5, tiers=(disk,)))

@@ -100,7 +100,7 @@ def end_load(kv: KVManager, lease: ResidentLease) -> None:
     lease.end_load()
 
 
-def test_room_that_comes_without_anybody_leaving_is_found() -> None:
+def test_room_that_comes_without_a_request_leaving_is_found() -> None:
     """A page that was being read when a long context asked for it would keep it waiting until another one, of an hour,
     has ended."""
     kv = manager()
@@ -113,7 +113,7 @@ def test_room_that_comes_without_anybody_leaving_is_found() -> None:
     assert opened(kv, other) is not None
 
 
-def test_whoever_is_alone_asks_each_time() -> None:
+def test_a_request_that_is_alone_asks_each_time() -> None:
     """Nothing runs that would make another step, and another, until it is looked up again."""
     kv = manager()
     lease = begin_to_load(kv, array("i", [2, 2]))
@@ -163,11 +163,11 @@ def test_a_place_is_in_use_while_a_step_in_flight_looks_at_it() -> None:
     assert offload.window_pages(2, 5) == (9, 7, 8)
 
 
-def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
+def test_a_page_that_the_runner_knows_is_not_changed_for_a_duplicate() -> None:
     """The runner would go on with a page that is another request's by then."""
     kv = manager()
     compute_resident(kv, LONG[:2])
-    (of_twin,), _ = kv.tiers.take_copies()
+    (of_duplicate,), _ = kv.tiers.take_copies()
     offload = opened(kv, LONG)
     assert offload is not None
     offload.publish(LONG, 2)
@@ -175,12 +175,12 @@ def test_a_page_that_the_runner_knows_is_not_changed_for_a_twin() -> None:
     kv.copied(CopyDone(own.ticket))
     offload.share_stored(LONG)
     offload.known = 1  # its next chunk attends to it
-    kv.copied(CopyDone(of_twin.ticket))
+    kv.copied(CopyDone(of_duplicate.ticket))
     compute(kv, offload, LONG)
     assert offload.row[0] == own.target_page
     offload.release(LONG, 0)
     assert kv.tiers.uses()[0].used == 5, "what follows it is cached behind the duplicate"
     again = opened(kv, LONG)
     assert again is not None
-    assert again.row[0] == of_twin.target_page
+    assert again.row[0] == of_duplicate.target_page
     assert again.stored == 4

@@ -90,7 +90,7 @@ def test_a_page_counts_as_used_until_its_request_leaves() -> None:
     assert len(kv.match(tokens_of(1, 1), 2, "")) == 2
 
 
-def test_what_a_twin_leaves_behind_is_recent() -> None:
+def test_what_a_duplicate_leaves_behind_is_recent() -> None:
     kv = KVManager(num_pages=8, page_size=1)
     leave(kv, run_request(kv, [1, 1]), [1, 1])
     first = run_request(kv, [7])
@@ -115,7 +115,7 @@ def test_a_leaf_that_gains_a_child_is_no_leaf() -> None:
     assert len(kv.match(tokens_of(7, 8), 2, "")) == 1
 
 
-def test_only_a_leaf_that_nobody_holds_is_offered() -> None:
+def test_only_a_leaf_that_no_request_holds_is_offered() -> None:
     """`is_offered` is what law 3 goes by."""
     tree = PrefixTree(1, LowerTiers())
     kv = KVManager(num_pages=4, page_size=1)
@@ -139,7 +139,7 @@ def test_a_held_page_is_never_evicted() -> None:
     assert kv.available == 3
 
 
-def test_twins_keep_their_own_pages_and_hold_no_others() -> None:
+def test_duplicates_keep_their_own_pages_and_hold_no_others() -> None:
     """Two requests compute the same prompt side by side. If the later one held the earlier one's pages beside its own,
     a request that fits the pool could wait for ever for its last page."""
     kv = KVManager(num_pages=6, page_size=1)
@@ -155,7 +155,7 @@ def test_twins_keep_their_own_pages_and_hold_no_others() -> None:
     assert kv.available == 3
 
 
-def test_a_twin_that_leaves_gives_its_doubles_back_and_keeps_the_rest_cached() -> None:
+def test_a_duplicate_that_leaves_gives_its_doubles_back_and_keeps_the_rest_cached() -> None:
     """Its own continuation is found again by the next turn of its conversation."""
     kv = KVManager(num_pages=8, page_size=1)
     first = run_request(kv, [7, 8])
@@ -169,7 +169,7 @@ def test_a_twin_that_leaves_gives_its_doubles_back_and_keeps_the_rest_cached() -
     assert len(path) == 4
 
 
-def test_a_twin_behind_a_shared_beginning_leaves_its_pages_where_they_belong() -> None:
+def test_a_duplicate_behind_a_shared_beginning_leaves_its_pages_where_they_belong() -> None:
     """Kept under an earlier node, they would be found behind a prompt that they were not computed for."""
     kv = KVManager(num_pages=8, page_size=1)
     leave(kv, run_request(kv, [7, 8]), [7, 8])
@@ -182,7 +182,7 @@ def test_a_twin_behind_a_shared_beginning_leaves_its_pages_where_they_belong() -
     leave(kv, first, [7, 8, 9])
 
 
-def test_a_twin_goes_on_publishing_when_the_other_is_evicted() -> None:
+def test_a_duplicate_goes_on_publishing_when_the_other_is_evicted() -> None:
     kv = KVManager(num_pages=8, page_size=1)
     first = run_request(kv, [7])
     second = kv.acquire([], "")
@@ -215,7 +215,7 @@ def test_a_request_shorter_than_a_page_leaves_no_namespace() -> None:
     assert tree.num_namespaces == 0
 
 
-def test_a_leaf_that_eviction_was_never_told_of_is_not_offered() -> None:
+def test_a_leaf_that_eviction_does_not_know_is_not_offered() -> None:
     """Another page of the same age in the queue does not speak for it. The tree is broken by hand: no call leaves it
     so."""
     tree = PrefixTree(1, LowerTiers())
@@ -227,7 +227,7 @@ def test_a_leaf_that_eviction_was_never_told_of_is_not_offered() -> None:
     assert [tree.is_offered(node) for node in (two, three)] == [False, True]
 
 
-def test_a_twin_is_used_when_the_request_that_computed_it_again_leaves() -> None:
+def test_a_duplicate_is_used_when_the_request_that_computed_it_again_leaves() -> None:
     """Later than the pages that left before, all of it."""
     kv = KVManager(num_pages=8, page_size=1)
     for chain in ([5], [7, 8], [5]):

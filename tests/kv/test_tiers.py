@@ -184,7 +184,7 @@ def test_write_back_stores_nothing_that_has_its_place_on_the_device() -> None:
         assert not end_copies(kv)
 
 
-def test_nobody_loads_a_copy_that_failed_a_reader() -> None:
+def test_a_copy_that_failed_a_reader_is_not_loaded() -> None:
     """It is still read by another, so it cannot be given up yet."""
     kv = manager()
     compute(kv, A)

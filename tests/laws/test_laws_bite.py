@@ -101,7 +101,7 @@ def tell_more_than_was_asked(state: SchedulerState) -> None:
     state.decoding[0].prompt_logprobs_sent = 1
 
 
-def take_what_is_to_be_told_from_the_cache(state: SchedulerState) -> None:
+def take_tokens_with_targets_from_the_cache(state: SchedulerState) -> None:
     request = state.partial[2]
     request.num_targets, request.prompt_logprobs_sent = 19, request.computed - 1
 
@@ -136,7 +136,7 @@ def be_in_two_places(state: SchedulerState) -> None:
     state.partial[0] = state.decoding[0]
 
 
-def say_the_wrong_place(state: SchedulerState) -> None:
+def report_the_wrong_status(state: SchedulerState) -> None:
     state.decoding[0].status = Status.PARTIAL
 
 
@@ -148,7 +148,7 @@ def be_nowhere(state: SchedulerState) -> None:
     state.waiting.remove(next(iter(state.waiting)))
 
 
-def keep_followers_waiting_for_nobody(state: SchedulerState) -> None:
+def keep_followers_waiting_without_a_leader(state: SchedulerState) -> None:
     state.computing[0] = state.decoding[0]
 
 
@@ -191,18 +191,18 @@ DAMAGE = [
     (4, generate_too_much),
     (4, leave_a_gap_in_a_decode),
     (4, tell_more_than_was_asked),
-    (4, take_what_is_to_be_told_from_the_cache),
+    (4, take_tokens_with_targets_from_the_cache),
     (4, wait_with_a_promise),
     (4, wait_with_a_slot),
     (5, hold_a_page_too_many),
     (5, read_another_page_than_published),
     (5, publish_what_is_not_computed),
     (6, be_in_two_places),
-    (6, say_the_wrong_place),
+    (6, report_the_wrong_status),
     (6, wait_under_a_wrong_name),
     (6, be_nowhere),
     (6, drain_with_nothing_in_flight),
-    (6, keep_followers_waiting_for_nobody),
+    (6, keep_followers_waiting_without_a_leader),
     (6, hold_another_kind_of_lease),
 ]
 

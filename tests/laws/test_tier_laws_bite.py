@@ -102,7 +102,7 @@ def hold_what_is_not_on_the_device(state: SchedulerState) -> None:
     leaf_on_disk(state).refs = 1
 
 
-def mark_what_nobody_loads(state: SchedulerState) -> None:
+def mark_pages_that_no_request_loads(state: SchedulerState) -> None:
     leaf_on_disk(state).copies.is_loading = True
 
 
@@ -139,7 +139,7 @@ DAMAGE = [
     (3, forget_who_may_leave_the_disk),
     (3, be_on_the_device_behind_one_that_is_not),
     (3, hold_what_is_not_on_the_device),
-    (6, mark_what_nobody_loads),
+    (6, mark_pages_that_no_request_loads),
     (6, forget_to_mark_what_is_loaded),
     (6, wait_for_a_load_that_is_over),
     (6, run_and_wait_for_a_load),

@@ -142,7 +142,7 @@ def test_device_state_may_be_lost(
     }
 
 
-def test_retracted_requests_go_on_as_before(checkpoint: Checkpoints, expected: Expected, prompts: list[Prompt]) -> None:
+def test_preempted_requests_go_on_as_before(checkpoint: Checkpoints, expected: Expected, prompts: list[Prompt]) -> None:
     """A pool too small for the outputs it admitted: a request is computed again, and gives the same tokens."""
     model = loaded(
         checkpoint("qwen3"),

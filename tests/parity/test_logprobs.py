@@ -119,7 +119,7 @@ def test_float32_is_near(checkpoint: Checkpoints, exact: Exact, prompts: list[Pr
 
 @pytest.mark.parametrize("forget", [False, True], ids=["pages still cached", "nothing left"])
 @pytest.mark.parametrize("after", [1, 3, 7, 9, 14])
-def test_a_retraction_loses_and_repeats_nothing(
+def test_a_preemption_loses_and_repeats_nothing(
     after: int, forget: bool, checkpoint: Checkpoints, exact: Exact, expected: Expected, prompts: list[Prompt]
 ) -> None:
     """Sent back in the middle of its prompt (7 chunks of 8, then 5) and in the middle of its output."""

@@ -204,7 +204,7 @@ def test_1_15_the_life_ends_with_the_oracles_tokens() -> None:
     check_ends(bench, sent)
 
 
-def test_1_16_each_chunk_is_told_with_request_number_extend_len_and_prefix(caplog: pytest.LogCaptureFixture) -> None:
+def test_1_16_each_chunk_is_logged_with_request_number_extend_len_and_prefix(caplog: pytest.LogCaptureFixture) -> None:
     world = World(limits_of(chunk=8, running=2), num_pages=40, page_size=4)
     link, trace = ManualLink(), ChunkLog(RecentSteps())
     engine = Engine(world.scheduler(), world.shadow(), link, trace=trace)

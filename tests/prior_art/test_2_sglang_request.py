@@ -43,7 +43,7 @@ def test_2_4_a_chunk_gets_only_the_pages_it_adds() -> None:
     assert counts == [2, 2, 1, 0, 0, 1], "18 tokens fill half a page; the next page comes with position 20"
 
 
-def test_2_5_overlap_counts_the_token_nobody_has_seen() -> None:
+def test_2_5_overlap_counts_the_token_that_is_unread() -> None:
     """Synchronous: the input of a decode is known. Overlap: it is what the slot samples in the step before."""
     sync = bench_of(chunk=8, running=4)
     queue(sync, 0, 6)

@@ -15,7 +15,7 @@ def bench_of(pages: int = 400, page_size: int = 4, **limits: object) -> Bench:
     return Bench.of(World(limits_of(**limits), num_pages=pages, page_size=page_size))
 
 
-def test_5_1_who_runs_who_waits_and_what_they_hold_are_told_apart() -> None:
+def test_5_1_running_and_waiting_requests_and_their_pages_are_kept_apart() -> None:
     bench = bench_of(chunk=8, running=2)
     for request_id, length in enumerate([4, 20, 4]):
         queue(bench, request_id, length)
@@ -64,7 +64,7 @@ def test_5_4_running_requests_reserve_what_they_may_still_make() -> None:
     assert FullReservation().tokens(bench.scheduler.state.requests[0]) == 24
 
 
-def test_5_4_under_full_reservation_nobody_is_ever_retracted() -> None:
+def test_5_4_under_full_reservation_no_request_is_preempted() -> None:
     bench = bench_of(chunk=64, running=4, pages=10, reserve="full")
     for request_id in range(6):
         queue(bench, request_id, 3 + request_id, max_tokens=12)

@@ -90,7 +90,7 @@ def test_the_right_fact_is_found(alone: list[Result], questions: list[Question])
 
 
 @pytest.mark.parametrize("chunk", [32, 512])
-def test_whatever_the_chunks_and_the_company(chunk: int, prompts: list[list[int]], alone: list[Result]) -> None:
+def test_any_chunks_and_any_other_requests(chunk: int, prompts: list[list[int]], alone: list[Result]) -> None:
     """All at once, cold; then once more, warm."""
     with llm_of(chunked_prefill_size=chunk) as llm:
         cold = llm.generate(prompts, GREEDY)
@@ -112,7 +112,7 @@ def test_one_with_eight_others(chunk: int, prompts: list[list[int]], alone: list
 
 
 @pytest.mark.parametrize("caching", [True, False])
-def test_after_a_retraction(caching: bool, prompts: list[list[int]], alone: list[Result]) -> None:
+def test_after_a_preemption(caching: bool, prompts: list[list[int]], alone: list[Result]) -> None:
     """The pool holds the prompts and hardly more: who is sent back computes its prompt and output again."""
     long = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
     asked = prompts[:4]

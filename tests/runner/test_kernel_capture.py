@@ -167,7 +167,7 @@ def test_an_arena_lends_what_is_free_and_nothing_else() -> None:
     assert arena.empty((0, 3), torch.float32).shape == (0, 3)
 
 
-def test_nobody_hears_calls_after_a_capture() -> None:
+def test_calls_after_a_capture_are_not_recorded() -> None:
     """An engine went on noting every call it made until memory was full."""
     own = kernels()
     heard: list[object] = []

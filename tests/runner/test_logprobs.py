@@ -126,7 +126,7 @@ def test_each_row_gets_what_its_request_asked_for() -> None:
     assert zero != one
 
 
-def test_a_step_in_which_nobody_asks_tells_nothing() -> None:
+def test_a_step_without_requested_logprobs_returns_none() -> None:
     runner = shadow_runner(shadow_shape(num_pages=8, page_size=4))
     result = runner.launch(
         BatchPlan(0, (NewSlot(0, Submit(0, (), GREEDY)),), (Chunk(0, 0, 0, 1, (5,), (0,), True),))

@@ -24,7 +24,7 @@ from sluice.runner.features.penalties import Penalties
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS
 from sluice.testing import digests, shadow_logits
 from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
-from support import until_retraction
+from support import until_preemption
 from worlds import Bench, World, limits_of
 
 VOCAB, SLOTS = 11, 3
@@ -186,12 +186,12 @@ def test_no_schedule_changes_an_answer(name: str, asked: list[tuple[list[int], S
 
 
 @pytest.mark.parametrize("name", ["preemption", "preemption under overlap"])
-def test_counts_survive_a_retraction(name: str) -> None:
+def test_counts_survive_a_preemption(name: str) -> None:
     bench = bench_of(WORLDS[name])
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=20, frequency_penalty=1.5, repetition_penalty=1.3)
     prompts = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
     bench.link.put(*(Submit(i, prompt, params) for i, prompt in enumerate(prompts)))
-    assert until_retraction(bench)
+    assert until_preemption(bench)
     bench.drain(1000)
     assert [bench.link.tokens(i) for i in range(3)] == [oracle(prompt, params) for prompt in prompts]
 

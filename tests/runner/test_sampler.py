@@ -129,7 +129,7 @@ def test_slices_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert draw(logits, *rows_params) == whole
 
 
-def test_seeds_positions_and_samples_are_told_apart() -> None:
+def test_seeds_positions_and_samples_give_different_noise() -> None:
     flat = torch.zeros(1, 5000)
     seeds = [0, 1, -1, (1 << 64) - 1, -(1 << 63)]
     drawn = {

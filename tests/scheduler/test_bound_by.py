@@ -46,7 +46,9 @@ def test_a_prompt_alone_is_bound_by_the_chunk_until_it_ends(partial: int) -> Non
         ({"chunk": 64, "max_partial_prefills": 1, "long_prefill_token_threshold": 8}, [8, 20, 20], None),
     ],
 )
-def test_whatever_keeps_a_prompt_out_is_told(limits: dict[str, int], lengths: list[int], bound: Bound | None) -> None:
+def test_the_limit_that_keeps_a_prompt_out_is_reported(
+    limits: dict[str, int], lengths: list[int], bound: Bound | None
+) -> None:
     """Of two that do, the first: in the last case a prompt is cut before another is kept out for that."""
     bench = bench_of(**limits)
     for request_id, length in enumerate(lengths):
@@ -64,7 +66,7 @@ def test_a_prompt_that_reaches_the_prefill_budget_is_not_cut_behind_another(leng
     assert [chunk.length for chunk in plan.chunks] == taken
 
 
-def test_a_prompt_that_may_not_be_cut_is_told() -> None:
+def test_a_prompt_that_may_not_be_cut_is_reported() -> None:
     """As many prompts are half computed as may be: the next one goes whole or waits."""
     bench = bench_of(chunk=32, max_partial_prefills=2)
     queue(bench, 0, 400)
@@ -75,7 +77,7 @@ def test_a_prompt_that_may_not_be_cut_is_told() -> None:
     assert ([chunk.request_id for chunk in plan.chunks], plan.bound_by) == ([0, 1], Bound.MAX_PARTIAL_PREFILLS)
 
 
-def test_a_half_computed_prompt_that_gets_nothing_is_told() -> None:
+def test_a_partly_computed_prompt_that_gets_nothing_is_reported() -> None:
     bench = bench_of(chunk=16, policy="priority", max_partial_prefills=2, max_prefill_requests=1)
     queue(bench, 0, 100)
     steps_of(bench)
@@ -84,7 +86,7 @@ def test_a_half_computed_prompt_that_gets_nothing_is_told() -> None:
     assert ([chunk.request_id for chunk in plan.chunks], plan.bound_by) == ([1], Bound.MAX_PREFILL_REQUESTS)
 
 
-def test_a_half_computed_prompt_without_a_page_is_told() -> None:
+def test_a_partly_computed_prompt_without_a_page_is_reported() -> None:
     bench = bench_of(pages=20, chunk=8)
     queue(bench, 0, 60, max_tokens=1)
     steps_of(bench)
@@ -97,7 +99,7 @@ def test_a_half_computed_prompt_without_a_page_is_told() -> None:
 
 
 @pytest.mark.parametrize("partial", [1, 2])
-def test_decodes_that_fill_the_batch_keep_nobody_out_if_nobody_waits(partial: int) -> None:
+def test_decodes_that_fill_the_batch_bind_nothing_if_no_request_waits(partial: int) -> None:
     bench = bench_of(chunk=8, batch=4, running=4, max_partial_prefills=partial)
     for request_id in range(4):
         queue(bench, request_id, 1)

@@ -28,7 +28,7 @@ def test_a_short_prompt_overtakes_a_long_one_in_the_step_it_arrives() -> None:
     assert shapes_of(bench) == [[(0, 32, 24), (1, 0, 8)]]
 
 
-def test_the_long_one_keeps_half_of_every_step_whatever_arrives() -> None:
+def test_the_long_one_keeps_half_of_every_step_with_any_arrivals() -> None:
     bench = bench_of(chunk=32, running=50)
     queue(bench, 0, 400)
     taken = []
@@ -110,7 +110,7 @@ def test_one_of_middling_length_is_not_starved_by_shorter_ones() -> None:
     assert taken == ([*gaps, [4]] * 5)[: len(taken)]
 
 
-def test_of_twins_among_the_short_ones_one_is_computed() -> None:
+def test_of_duplicates_among_the_short_ones_one_is_computed() -> None:
     """Neither is the first of all; the second becomes a follower when its leader is admitted, in the same step."""
     bench = bench_of(chunk=64, running=8)
     queue(bench, 0, 1000)
@@ -140,7 +140,7 @@ def test_the_shortest_is_who_has_least_left_to_compute() -> None:
     assert shapes_of(bench) == [[(1, 0, 40), (3, 60, 4), (2, 0, 20)]]
 
 
-def test_under_lpm_whoever_has_most_cached_goes_before_shorter_ones() -> None:
+def test_under_lpm_the_one_with_most_cached_goes_before_shorter_ones() -> None:
     bench = bench_of(chunk=64, running=8, policy="lpm")
     queue(bench, 0, 60, max_tokens=1, token=5)
     steps_of(bench, 2)
@@ -204,7 +204,7 @@ def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() ->
     assert [(chunk.request_id, chunk.length) for chunk in plan.chunks] == [(0, 4), (1, 8), (2, 8)]
 
 
-def test_twins_that_will_wait_take_nothing_from_the_first() -> None:
+def test_duplicates_that_will_wait_take_nothing_from_the_first() -> None:
     """They are held back as soon as it is admitted; a share kept for them would be wasted."""
     bench = bench_of(chunk=64, running=8, max_partial_prefills=4)
     for request_id in range(4):
@@ -230,7 +230,7 @@ def test_equal_prompts_are_computed_together_without_a_prefix_cache() -> None:
     assert shapes_of(bench) == [[(0, 0, 16), (1, 0, 16)]]
 
 
-def test_a_prompt_one_token_longer_than_a_page_waits_for_its_twin() -> None:
+def test_a_prompt_one_token_longer_than_a_page_waits_for_its_leader() -> None:
     """And takes nothing of the first one's share: the page is all it will ever compute."""
     bench = bench_of(page_size=4, chunk=64, running=8)
     queue(bench, 0, 200, token=5)
@@ -248,7 +248,7 @@ def test_prompts_alike_without_a_page_to_share_do_not_wait_for_each_other(length
     assert sorted(chunks) == [(0, 0, lengths[0]), (1, 0, lengths[1])]
 
 
-def test_what_bound_a_step_of_several_prompts_is_told() -> None:
+def test_what_bound_a_step_of_several_prompts_is_reported() -> None:
     bench = bench_of(chunk=32, running=4)
     queue(bench, 0, 100)
     queue(bench, 1, 100)

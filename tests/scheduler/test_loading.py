@@ -104,7 +104,7 @@ def test_selective_stores_what_is_used_again() -> None:
     bench.check()
 
 
-def test_selective_lets_go_what_nobody_used_again() -> None:
+def test_selective_drops_pages_that_were_not_used_again() -> None:
     bench = TierBench(world_of(write_policy="selective"))
     evicted(bench)
     assert bench.stores() == []
@@ -160,7 +160,7 @@ def test_a_few_pages_are_computed_rather_than_loaded() -> None:
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("schedule", ["mixed", "prefill-first"])
-def test_nobody_waits_for_somebody_elses_disk(depth: int, schedule: str) -> None:
+def test_no_request_waits_for_the_disk_of_another(depth: int, schedule: str) -> None:
     """While a prefix loads, streams and new prompts go on as if it were not there."""
     world = world_of(num_pages=24, depth=depth, lookahead=depth - 1, schedule=schedule)
     bench = restarted(world)
@@ -199,7 +199,7 @@ def test_who_leaves_while_it_loads_leaves_at_once() -> None:
     bench.check()
 
 
-def test_what_comes_for_nobody_behind_what_has_left_is_given_back() -> None:
+def test_loads_of_an_aborted_request_are_given_back() -> None:
     """A load whose request went away does not keep the beginning of the prompt on the device."""
     bench = TierBench(world_of(num_pages=10))
     bench.ask(0, LONG)

@@ -9,7 +9,7 @@ from sluice.engine.messages import Submit
 from sluice.scheduler.request import Status
 from sluice.testing import resolved
 from sluice.types import BatchResult, TokenLogprobs
-from support import until_retraction
+from support import until_preemption
 from worlds import Bench, World, check_ends, limits_of
 
 PROMPT = tuple(i % 2 for i in range(13))
@@ -23,7 +23,7 @@ def world(**changes: object) -> World:
     return World(**{"limits": limits_of(chunk=4), "num_pages": 40, "page_size": 2} | changes)  # type: ignore[arg-type]
 
 
-def test_they_are_told_chunk_by_chunk_and_before_the_first_token() -> None:
+def test_they_are_sent_chunk_by_chunk_and_before_the_first_token() -> None:
     """Logprobs that wait to be sent are bounded by the chunk, for any length of the prompt."""
     bench = Bench.of(world())
     bench.link.put(asking(0))
@@ -67,12 +67,12 @@ def test_others_wait_for_the_pages_of_one_that_asks() -> None:
     assert bench.link.end(1).num_cached_tokens == 12
 
 
-def test_what_was_told_is_not_computed_again_after_a_retraction() -> None:
+def test_sent_logprobs_are_not_computed_again_after_a_preemption() -> None:
     """Its own pages are still cached: those whose logprobs were sent come from there, and no logprob is sent twice."""
     bench = Bench.of(world(num_pages=12))
     submits = {0: replace(asking(0, (0, 1), max_tokens=20), priority=0), 1: asking(1, PROMPT, max_tokens=4)}
     bench.link.put(*submits.values())
-    (victim,) = until_retraction(bench)
+    (victim,) = until_preemption(bench)
     assert victim == 1
     while bench.scheduler.state.requests[1].status is not Status.WAITING:
         bench.engine.step()
@@ -82,7 +82,7 @@ def test_what_was_told_is_not_computed_again_after_a_retraction() -> None:
     check_ends(bench, submits)
 
 
-def test_a_retraction_in_the_middle_of_a_prompt_resumes_where_the_telling_stopped() -> None:
+def test_a_preemption_in_the_middle_of_a_prompt_resumes_behind_the_sent_logprobs() -> None:
     """Cut after the logprobs of 8 tokens: whole pages of these may come from the cache; the rest is sent once."""
     bench = Bench.of(world(page_size=4, limits=limits_of(chunk=8)))
     bench.link.put(asking(0, PROMPT * 3))
@@ -97,7 +97,7 @@ def test_a_retraction_in_the_middle_of_a_prompt_resumes_where_the_telling_stoppe
     check_ends(bench, {0: asking(0, PROMPT * 3)})
 
 
-def test_a_chunk_that_begins_in_what_was_told_tells_the_rest() -> None:
+def test_a_chunk_that_begins_in_sent_logprobs_sends_the_rest() -> None:
     """Cut otherwise the second time: 8 logprobs were sent, the chunk of 12 that holds them gives 12 and sends 4."""
     bench = Bench.of(world(page_size=4, limits=limits_of(chunk=12)))
     first, submit = Submit(0, (1, 1, 1, 1), resolved(1)), asking(1, PROMPT * 3)
@@ -134,7 +134,7 @@ def test_logprobs_end_with_the_token_that_ends_the_request() -> None:
     assert (output.token_ids, output.logprobs) == ((5, 6), logprobs[:2])
 
 
-def test_a_chunk_of_what_was_told_has_no_targets() -> None:
+def test_a_chunk_of_sent_logprobs_has_no_targets() -> None:
     """Scoring it once more would cost as much as the first time, for nothing."""
     bench = Bench.of(world(page_size=4, limits=limits_of(chunk=8)))
     bench.scheduler.add(Submit(0, PROMPT * 3, asking(0).sampling))

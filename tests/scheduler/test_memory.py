@@ -70,7 +70,7 @@ def test_of_equal_losses_the_youngest_bears_it() -> None:
     assert preempted(*everyone) == [2]
 
 
-def test_nobody_is_retracted_while_there_are_pages() -> None:
+def test_no_request_is_preempted_while_there_are_pages() -> None:
     state = state_of(4)
     everyone = running(state, 0, 1), running(state, 1, 1)
     make_room(state, everyone)
@@ -116,7 +116,7 @@ def test_the_oldest_alone_is_left_alone() -> None:
     assert preempted(alone) == []
 
 
-def test_a_decode_with_room_in_its_last_page_costs_nobody_anything() -> None:
+def test_a_decode_with_room_in_its_last_page_needs_no_page() -> None:
     state = state_of(2, page_size=2)
     everyone = running(state, 0, 1), running(state, 1, 1)
     batch = BatchBuilder()

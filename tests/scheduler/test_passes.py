@@ -138,7 +138,7 @@ def test_first_come_first_served_never_passes_over_the_head() -> None:
     assert shape(plan) == [(0, 6, 1)]
 
 
-def test_nobody_is_admitted_beside_a_half_read_prompt() -> None:
+def test_no_request_is_admitted_beside_a_half_read_prompt() -> None:
     """The cut leaves a token of budget; taking the next prompt's would let it run ahead of the one before it."""
     bench = Bench.of(World(limits_of(chunk=5, running=4), num_pages=40, page_size=4))
     add(bench, 0, 20)

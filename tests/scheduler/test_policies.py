@@ -50,7 +50,7 @@ def test_other_policies_ignore_the_priority() -> None:
 
 
 @pytest.mark.parametrize("policy", ["priority", "lpm"])
-def test_whoever_has_waited_long_enough_goes_first(policy: str) -> None:
+def test_a_request_that_has_waited_long_enough_goes_first(policy: str) -> None:
     """Or a stream of better placed requests would keep it waiting for ever."""
     bench = bench_of(running=1, chunk=64, policy=policy)
     queue(bench, 0, 9, max_tokens=1, token=5)
@@ -138,7 +138,7 @@ def test_lpm_beyond_its_window_is_fcfs() -> None:
 
 @pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority"])
 @pytest.mark.parametrize("partial", [1, 3])
-def test_of_twins_one_computes_and_the_others_wait(policy: str, partial: int) -> None:
+def test_of_duplicates_one_computes_and_the_others_wait(policy: str, partial: int) -> None:
     """Under every policy; and who shares nothing with them goes by."""
     bench = bench_of(pages=400, running=8, chunk=16, policy=policy, max_partial_prefills=partial)
     lengths = {0: 42, 1: 42, 2: 42, 3: 42, 9: 6}
@@ -160,7 +160,7 @@ def test_a_follower_goes_on_alone_when_its_leader_is_aborted() -> None:
     assert shapes_of(bench) == [[(1, 16, 8)]]
 
 
-def test_nobody_is_held_back_without_a_prefix_cache() -> None:
+def test_no_request_is_held_back_without_a_prefix_cache() -> None:
     world = World(limits_of(running=8, chunk=64), num_pages=400, page_size=4, prefix_caching=False)
     bench = Bench.of(world)
     queue(bench, 0, 20, token=5)
@@ -175,7 +175,7 @@ def test_equal_prompts_one_token_longer_than_a_page_share_it() -> None:
     assert shapes_of(bench, 2) == [[(0, 0, 5)], [(0, 5, 1), (1, 4, 1)]]
 
 
-def test_twins_under_different_keys_are_none() -> None:
+def test_duplicates_under_different_keys_are_none() -> None:
     bench = bench_of(running=8, chunk=64)
     queue(bench, 0, 20, token=5, extra_key="a")
     queue(bench, 1, 20, token=5, extra_key="b")
@@ -195,7 +195,7 @@ def test_who_was_sent_back_stands_at_the_head_of_its_class(cause: str) -> None:
     assert [waiting.id for waiting in bench.scheduler.state.waiting] == [2, 3, 1]
 
 
-def test_equal_next_pages_behind_different_beginnings_are_no_twins() -> None:
+def test_equal_next_pages_behind_different_beginnings_are_no_duplicates() -> None:
     """The page that is being computed is then not the one that is wanted."""
     bench = bench_of(running=8, chunk=64)
     first, second, third, shared = ([token] * 4 for token in (1, 2, 3, 9))

@@ -19,7 +19,7 @@ from sluice.scheduler.reserve import (
 from sluice.scheduler.state import SchedulerState
 from sluice.testing import resolved
 from sluice.types import Bound
-from support import add, steps_of, until_retraction
+from support import add, steps_of, until_preemption
 from worlds import Bench, World, check_ends, enough_steps, limits_of
 
 
@@ -33,7 +33,7 @@ def test_the_victim_loses_least_work_and_is_never_the_oldest() -> None:
     add(bench, 0, [0, 1], max_tokens=20)
     add(bench, 1, [1, 0, 1, 0, 1], max_tokens=8)
     add(bench, 2, [1, 1, 0], max_tokens=8)
-    victims = until_retraction(bench)
+    victims = until_preemption(bench)
     assert victims == [2]
     assert next(iter(bench.scheduler.state.waiting)).id == 2
 
@@ -52,11 +52,11 @@ def test_work_that_others_hold_is_not_lost() -> None:
     assert lost_work(state, state.requests[2]) < lost_work(state, state.requests[1]) < 9
 
 
-def test_a_retracted_request_comes_back_first_and_finishes_with_the_same_tokens() -> None:
+def test_a_preempted_request_comes_back_first_and_finishes_with_the_same_tokens() -> None:
     bench = tight()
     sent = {i: Submit(i, tuple([i % 2, 1, 0][: 2 + i % 2]), resolved(9, seed=i)) for i in range(4)}
     bench.link.put(*sent.values())
-    victims = until_retraction(bench)
+    victims = until_preemption(bench)
     add(bench, 9, [1], max_tokens=2)
     sent[9] = Submit(9, (1,), resolved(2))
     assert [request.id for request in bench.scheduler.state.waiting][:1] == victims[:1]
@@ -68,19 +68,19 @@ def test_a_victim_in_flight_drains_before_its_pages_are_used() -> None:
     bench = tight(depth=3, lookahead=2)
     sent = {i: Submit(i, (i % 2, 1, i // 2), resolved(9, seed=i)) for i in range(4)}
     bench.link.put(*sent.values())
-    until_retraction(bench)
+    until_preemption(bench)
     preempted = [r for r in bench.scheduler.state.requests.values() if r.preemptions]
     assert {request.status for request in preempted} == {Status.DRAINING}
     bench.drain(enough_steps(sent))
     check_ends(bench, sent)
 
 
-def test_no_more_are_retracted_than_needed() -> None:
+def test_no_more_are_preempted_than_needed() -> None:
     """Pages of a draining victim count as coming: the next step must not take a second one for the same want."""
     bench = tight(depth=2, lookahead=1)
     for request_id in range(4):
         add(bench, request_id, [request_id % 2, 1, request_id // 2], max_tokens=9)
-    until_retraction(bench)
+    until_preemption(bench)
     bench.engine.step()
     assert sum(request.preemptions for request in bench.scheduler.state.requests.values()) == 1
 
@@ -89,7 +89,7 @@ def test_the_published_pages_of_a_victim_stay_in_the_cache() -> None:
     bench = tight()
     for request_id in range(3):
         add(bench, request_id, [request_id % 2, 1, request_id // 2], max_tokens=9)
-    (victim,) = until_retraction(bench)
+    (victim,) = until_preemption(bench)
     request = bench.scheduler.state.requests[victim]
     assert bench.scheduler.state.kv.match(request.tokens, len(request.tokens) - 1, "") != []
 
@@ -105,7 +105,7 @@ def test_a_half_prefilled_oldest_request_takes_pages_from_younger_ones() -> None
     check_ends(bench, sent)
 
 
-def test_who_was_retracted_often_enough_is_counted_with_all_it_may_use() -> None:
+def test_a_request_preempted_often_enough_is_counted_with_all_it_may_use() -> None:
     """Or it could be sent back without end."""
     bench = tight()
     add(bench, 0, [1, 0, 1], max_tokens=9)
@@ -236,7 +236,7 @@ def test_the_share_sinks_evenly_to_its_floor() -> None:
     assert shares[DECAY_STEPS + 1] == shares[-1] == floor
 
 
-def test_the_share_after_a_retraction_is_what_survivors_used_and_a_little_more() -> None:
+def test_the_share_after_a_preemption_is_what_survivors_used_and_a_little_more() -> None:
     """Never less than before, and never more than all."""
     bench = tight(num_pages=300)
     for request_id in range(2):

@@ -8,7 +8,7 @@ from sluice.engine.messages import Submit
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.testing import resolved
 from sluice.types import FinishReason, Output
-from support import queue, shapes_of, steps_of, until_retraction
+from support import queue, shapes_of, steps_of, until_preemption
 from worlds import Bench, World, limits_of
 
 
@@ -48,7 +48,7 @@ def test_a_preempted_request_is_never_refused() -> None:
     bench = bench_of(running=3, num_pages=10, page_size=2, max_queued_requests=1)
     for request_id in range(3):
         queue(bench, request_id, 2, 9)
-    assert until_retraction(bench)
+    assert until_preemption(bench)
     bench.drain(500)
     assert {bench.link.end(request_id).finish_reason for request_id in range(3)} == {FinishReason.LENGTH}
 

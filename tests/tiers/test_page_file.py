@@ -277,7 +277,7 @@ def test_two_engines_do_not_share_a_file(path: Path) -> None:
     opened(path).file.close()
 
 
-def test_the_lock_ends_with_the_engine_whoever_was_forked(path: Path) -> None:
+def test_the_lock_ends_with_the_engine_despite_forks(path: Path) -> None:
     """A worker that was forked has all descriptors, and with them the lock: the file would be in use as long as it
     lives."""
     first = opened(path)

@@ -53,7 +53,7 @@ for found in compiled(*kernels):
     ],
     ids=["sm80", "sm90"],
 )
-def test_compiles_once_whatever_the_batch(arch: tuple[int, int], case: dict[str, Any], tmp_path: Path) -> None:
+def test_compiles_once_for_all_batches(arch: tuple[int, int], case: dict[str, Any], tmp_path: Path) -> None:
     """What compiles anew for some length stalls every stream for seconds, in the middle of serving.
 
     Also kept out: what only the interpreter accepts, more shared memory than there is, accumulators in memory, and
