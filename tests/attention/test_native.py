@@ -328,7 +328,7 @@ def test_refuses_pages_laid_out_for_others() -> None:
 
 def test_refuses_queries_of_another_type() -> None:
     case = make_case(0, [(1, 3)])
-    with pytest.raises(TypeError, match=r"must be torch\.bfloat16 .* got torch\.float32"):
+    with pytest.raises(TypeError, match=r"must be torch\.bfloat16, like the pages, got torch\.float32"):
         NativeAttention(FASTEST).attend(case.q.float(), case.packed(FASTEST), case.batch, case.spec())
 
 
