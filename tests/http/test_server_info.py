@@ -24,9 +24,9 @@ def test_every_option_with_value_and_reason() -> None:
     async def test() -> None:
         async with serving(enable_overlap=True) as server:
             config = (await info_of(server))["config"]
-            assert list(config) == [
-                name for group in ("server", *ENGINE_GROUPS) for name, _ in options_of(GROUPS[group])
-            ]
+            names = [name for group in ("server", *ENGINE_GROUPS) for name, _ in options_of(GROUPS[group])]
+            assert list(config) == [*names, "poison_unread", "stream_above"], "renamed options keep their former keys"
+            assert config["stream_above"] == config["offload_above"]
             assert config["page_size"] == {
                 "value": PAGE_SIZE,
                 "reason": "you set it",

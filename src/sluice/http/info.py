@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -17,6 +17,12 @@ from sluice.http.openapi import openapi
 from sluice.process.client import EngineGone
 from sluice.process.engine_state import EngineState
 from sluice.types import Occupancy
+
+FORMER_NAMES: Mapping[str, str] = {
+    "poison_unread": "debug_uninitialized_reads",
+    "stream_above": "offload_above",
+}
+"""Keys of options in /server_info before they were renamed. Clients may still read them."""
 
 
 def add_health(app: FastAPI, backend: Backend) -> None:
@@ -120,9 +126,10 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         if stats is None
         else stats.occupancy
     )
+    options = {setting.name: setting.as_json() for setting in service.settings}
     return {
         "model": service.model,
-        "config": {setting.name: setting.as_json() for setting in service.settings},
+        "config": options | {former: options[name] for former, name in FORMER_NAMES.items()},
         "engine_pid": engine.pid,
         "engine_restarts": engine.stats.restarts,
         "recovery": engine.stats.as_json(),
