@@ -67,7 +67,7 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/detokenize", {"tokens": [1.5]}, 400, "got `float`"),
     ("/detokenize", {"tokens": [1], "skip_special_tokens": True}, 400, "not supported"),
     ("/detokenize", {"tokens": [1], "model": "other"}, 404, "does not exist"),
-    ("/v1/embeddings", {"input": "a", "model": MODEL}, 400, "no embeddings"),
+    ("/v1/embeddings", {"input": "a", "model": MODEL}, 400, "embeddings are not supported"),
 ]
 
 

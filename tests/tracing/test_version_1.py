@@ -40,7 +40,7 @@ def test_every_plan_is_made_again() -> None:
 
 def test_contexts_on_a_disk_cannot_be_replayed() -> None:
     """Their steps ended at deadlines, which are in no call of the scheduler."""
-    with pytest.raises(ReplayError, match="version 1 with contexts on a disk"):
+    with pytest.raises(ReplayError, match="version 1 with offloaded requests on a disk"):
         replayed(OFFLOADED)
 
 
