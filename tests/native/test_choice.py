@@ -109,7 +109,7 @@ def test_a_gpu_does_not_use_cpu_kernels(on) -> None:
         ({"dtype": torch.float32, "head_dim": 80}, 16, None),
         ({"dtype": torch.float64}, 32, "the model is float64"),
         ({"dtype": torch.float16}, 32, "the model is float16"),
-        ({"head_dim": 72}, 32, "the model's have 72"),
+        ({"head_dim": 72}, 32, "got 72"),
         ({"head_dim": 528}, 32, "up to 512"),
         ({}, 8, "--page-size is 8"),
     ],
