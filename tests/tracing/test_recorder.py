@@ -58,7 +58,7 @@ def test_every_call_is_recorded_with_its_number() -> None:
     assert added == Add.of(submit, number=0, at=0.0, refused=None)
     assert isinstance(step, Step)
     assert (step.planned, step.plan.step, step.error, step.ends) == (1, 0, None, ())
-    assert step.tokens == ()
+    assert (step.tokens, step.launched) == ((), True)
     assert isinstance(stopped, Aborted)
     assert (stopped.request_id, stopped.reason, stopped.ends) == (
         0, FinishReason.STOP, (End(0, FinishReason.STOP, 0, 0, None),),
