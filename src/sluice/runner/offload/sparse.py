@@ -5,34 +5,27 @@ Tokens on the device (the chunk itself, and those before it that are not stored 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 
 
-class SparsePolicy(Protocol):
+class SparsePolicy(ABC):
     """Selects blocks, which are numbered from the context's beginning; the last may be partly filled."""
 
-    @property
-    def supports_prefill(self) -> bool:
-        """Whether it selects for chunks of prompts too. Otherwise they attend to all blocks."""
-        ...
+    supports_prefill: ClassVar[bool] = False
+    """Whether it selects for chunks of prompts too. Otherwise they attend to all blocks."""
+    foresees: ClassVar[bool] = True
+    """Whether it needs no queries: then blocks of all layers are loaded ahead. Otherwise those of a layer load once its
+    queries are computed."""
+    wants_keys: ClassVar[bool] = False
+    """Whether it needs the keys of pages that leave the device."""
 
-    @property
-    def foresees(self) -> bool:
-        """Whether it needs no queries: then blocks of all layers are loaded ahead. Otherwise those of a layer load
-        once its queries are computed."""
-        ...
-
-    @property
-    def wants_keys(self) -> bool:
-        """Whether it needs the keys of pages that leave the device."""
-        ...
-
-    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:
-        """Keep what selection needs of a full page that leaves the device.
+    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:  # noqa: B027
+        """Keep what selection needs of a full page that leaves the device, if the policy `wants_keys`.
 
         Pages of a cached prefix were never on the device, so the policy does not see all pages.
 
@@ -41,12 +34,11 @@ class SparsePolicy(Protocol):
             page: number of the page from the request's beginning.
             k: [page_size, kv_heads, head_dim], after rotary embedding.
         """
-        ...
 
-    def forget(self, slot: int) -> None:
+    def forget(self, slot: int) -> None:  # noqa: B027
         """Forget the request of a slot."""
-        ...
 
+    @abstractmethod
     def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
         """Return the blocks that a chunk attends to in a layer, in ascending order: one at least.
 
@@ -54,29 +46,20 @@ class SparsePolicy(Protocol):
             num_blocks: blocks of the context.
             q: [tokens, heads, head_dim], after rotary embedding; None if the policy `foresees`.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
+class Full(SparsePolicy):
     """Selects all blocks."""
 
     supports_prefill = True
-    foresees = True
-    wants_keys = False
-
-    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:
-        pass
-
-    def forget(self, slot: int) -> None:
-        pass
 
     def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
         return range(num_blocks)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Window(SparsePolicy):
     """Selects the first blocks and the latest ones for decoded tokens; chunks of prompts attend to all blocks.
 
     Xiao et al., "Efficient Streaming Language Models with Attention Sinks", 2024; positions are left as they are.
@@ -86,15 +69,6 @@ class Window:
     """Blocks at the beginning."""
     recent: int
     """Blocks at the end."""
-    supports_prefill = False
-    foresees = True
-    wants_keys = False
-
-    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:
-        pass
-
-    def forget(self, slot: int) -> None:
-        pass
 
     def select(self, slot: int, layer: int, num_blocks: int, q: torch.Tensor | None) -> Sequence[int]:
         if num_blocks <= self.sinks + self.recent:
