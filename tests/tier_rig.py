@@ -20,7 +20,7 @@ from sluice.device.queues import DeviceQueue, DeviceQueues, Event, inline_queues
 from sluice.device.transport import Transport, cpu_transport, staged_transport
 from sluice.native.library import Kernels
 from sluice.tiers.blocks import Blocks
-from sluice.tiers.copies import TierCopies
+from sluice.tiers.copies import PageCopies
 from sluice.tiers.disk_tier import DiskTier
 from sluice.tiers.format import FileLayout, PageGeometry
 from sluice.tiers.host_tier import HostTier
@@ -111,7 +111,7 @@ class Rig:
     """Everything between a plan's copies and a disk."""
 
     kv: Sequence[PagedKV]
-    copies: TierCopies
+    copies: PageCopies
     reports: queue.SimpleQueue[tuple[CopyDone, ...]]
     transport: Transport
     opened: Opened | None
@@ -141,7 +141,7 @@ class Rig:
             locked = DeviceQueues(*(LockedQueue(each, lock) for each in queues))
             transport = staged_transport(locked, torch.device("cpu"), plain_host_buffer, 2)
         loading = None if queues is None else inline_queues().inputs
-        copies = TierCopies(pages, host, disk, plain_host_buffer, loading)
+        copies = PageCopies(pages, host, disk, plain_host_buffer, loading)
         return cls(kv, copies, reports, transport, opened)
 
     def run(self, *copies: PageCopy, dropped: tuple[int, ...] = ()) -> tuple[CopyDone, ...]:

@@ -16,7 +16,7 @@ from sluice.attention.base import LayerKV
 from sluice.device.pages import DevicePages
 from sluice.device.queues import plain_host_buffer
 from sluice.device.transport import cpu_transport
-from sluice.tiers.copies import TierCopies
+from sluice.tiers.copies import PageCopies
 from sluice.tiers.disk_tier import DiskTier
 from sluice.tiers.format import FileLayout, PageGeometry
 from sluice.tiers.page_file import open_page_file
@@ -41,7 +41,7 @@ def measure(folder: Path, size: int) -> dict[str, Any]:
     opened = open_page_file(path, FileLayout(geometry, pages).file_bytes + 4096, geometry)
     done_queue: queue.SimpleQueue[tuple[CopyDone, ...]] = queue.SimpleQueue()
     disk = DiskTier(opened.file, done_queue.put)
-    copies = TierCopies(device, None, disk, plain_host_buffer)
+    copies = PageCopies(device, None, disk, plain_host_buffer)
     stores = [PageCopy(slot, Tier.DEVICE, slot % AT_ONCE, Tier.DISK, slot, key=_key(slot)) for slot in range(pages)]
     began = time.perf_counter()
     checksums = _run(copies, done_queue, stores)
@@ -62,7 +62,7 @@ def measure(folder: Path, size: int) -> dict[str, Any]:
 
 
 def _run(
-    copies: TierCopies, done_queue: queue.SimpleQueue[tuple[CopyDone, ...]], wanted: list[PageCopy]
+    copies: PageCopies, done_queue: queue.SimpleQueue[tuple[CopyDone, ...]], wanted: list[PageCopy]
 ) -> dict[int, int]:
     """Run the copies, some at a time, as plans do. Returns checksums by ticket."""
     done: dict[int, int] = {}

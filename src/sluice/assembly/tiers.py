@@ -19,7 +19,7 @@ from sluice.device.queues import CudaQueue, pinned_host_buffer, plain_host_buffe
 from sluice.models.spec import ModelSpec
 from sluice.models.weights import fingerprint
 from sluice.runner.device_state import DeviceShape, DeviceState
-from sluice.tiers.copies import Copies, NoTiers, TierCopies
+from sluice.tiers.copies import Copies, NoTiers, PageCopies
 from sluice.tiers.disk_tier import DiskTier
 from sluice.tiers.format import FileLayout, PageFileError, PageFileInUse, PageGeometry
 from sluice.tiers.host_tier import HostTier
@@ -75,7 +75,7 @@ class TierSetup:
         if self.disk is not None:  # last, as it has to be closed after any error
             disk, stored = self._open_disk(self.disk, state, report)
         file = None if disk is None else disk.file
-        return OpenTiers(TierCopies(pages, host, disk, host_buffer, loading), stored, host, file)
+        return OpenTiers(PageCopies(pages, host, disk, host_buffer, loading), stored, host, file)
 
     def _open_disk(
         self, path: Path, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None]

@@ -99,8 +99,8 @@ class HostCopies:
         return tuple(map(_ended, self.copies, self.checksums.tolist()))
 
 
-class TierCopies:
-    """Copies between the device and the tiers behind it.
+class PageCopies:
+    """Copies of pages between the device and the tiers behind it.
 
     Args:
         pages: of the device.
