@@ -1,7 +1,7 @@
 """Talk to a running server with the official OpenAI client.
 
     make serve                                  # in another terminal
-    python examples/client.py [URL]             # http://127.0.0.1:8000 by default
+    .venv/bin/python examples/client.py [URL]             # http://127.0.0.1:8000 by default
 
 It streams a chat, asks for log-probabilities, and shows how an error looks.
 """

@@ -1,6 +1,6 @@
 """Write an attention backend of your own, compare it with the reference, and let an engine use it.
 
-    python examples/custom_attention_backend.py
+    .venv/bin/python examples/custom_attention_backend.py
 
 The backend below gathers each row's pages and calls torch's `scaled_dot_product_attention`. To offer it as
 `--attention-backend sdpa`, put the file into `sluice/attention/` and add its object to `BACKENDS` in

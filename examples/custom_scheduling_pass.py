@@ -1,6 +1,6 @@
 """Write a scheduling pass of your own, and see what it changes, without a model.
 
-    python examples/custom_scheduling_pass.py
+    .venv/bin/python examples/custom_scheduling_pass.py
 
 A step is filled by passes (`sluice.scheduler.passes`). The pass below admits the shortest waiting prompt first. It runs
 in a real engine over `ShadowRunner`, a public fake whose answers have a known oracle, while `Lawful` checks every law

@@ -1,6 +1,6 @@
 """Use Sluice as a library: continue several prompts together, then stream one.
 
-    python examples/library.py [MODEL]
+    .venv/bin/python examples/library.py [MODEL]
 
 MODEL is a folder with a Hugging Face checkpoint or a hub id; without it the bundled model runs.
 """

@@ -1,14 +1,14 @@
 """Simulate a run on a virtual clock, write its trace, and read from it why a stream stood still.
 
-    python examples/simulated_trace.py [FOLDER]
+    .venv/bin/python examples/simulated_trace.py [FOLDER]
 
 The scheduler, the engine and the trace are the ones that serve. Only the runner is a fake: it returns tokens of
 `ShadowRunner`, and time passes on a virtual clock: 5 ms for each step, and 0.1 ms for each prompt token. Three streams
 run when a prompt of 2,000 tokens arrives, once in one chunk and once in chunks of 128 tokens. Afterwards try
 
-    sluice trace FOLDER/whole.jsonl --requests
-    sluice trace FOLDER/chunked.jsonl --perfetto timeline.json     # open it in https://ui.perfetto.dev
-    sluice replay FOLDER/chunked.jsonl
+    .venv/bin/sluice trace FOLDER/whole.jsonl --requests
+    .venv/bin/sluice trace FOLDER/chunked.jsonl --perfetto timeline.json     # open it in https://ui.perfetto.dev
+    .venv/bin/sluice replay FOLDER/chunked.jsonl
 """
 
 from __future__ import annotations
