@@ -5,15 +5,17 @@ PORT ?=
 MODEL ?=
 ARGS ?=
 WORKERS ?= auto
+PIP_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.sluice-ready
+READY_BEFORE := $(wildcard $(READY))
 UNFINISHED := $(VENV)/.sluice-unfinished
 CONSTRAINTS := requirements/constraints.txt
 SOURCES := src tests scripts benchmarks training examples
 # -qq hides pip's remarks on the machine's own configuration; its errors stay.
-PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input -qq
+PIP_INSTALL := -m pip --disable-pip-version-check --no-input -qq install $(PIP_ARGS)
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
@@ -22,11 +24,12 @@ TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(READY) ## Make .venv with everything that is needed (PYTHON=python3.12 picks the interpreter)
-	@echo "$(VENV) is ready."
+setup: $(READY) ## Make .venv with all that is needed (PYTHON=python3.12 PIP_ARGS="options of pip install")
+	@echo "$(VENV) is ready.$(if $(PIP_ARGS),$(if $(READY_BEFORE), It was before: what it has was not \
+	installed again; make clean removes it.))"
 
 # A set-up that was interrupted leaves UNFINISHED behind and is started afresh; READY is made last.
-$(READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/sluice/native/*.cpp src/sluice/native/*.h)
+$(READY): pyproject.toml setup.py $(CONSTRAINTS) $(wildcard src/sluice/native/*.cpp src/sluice/native/*.h)
 	@command -v $(PYTHON) > /dev/null || { echo "error: '$(PYTHON)' not found; \
 	install Python 3.11 or newer, or name one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: Sluice needs Python 3.11 or \
@@ -35,7 +38,7 @@ $(READY): pyproject.toml $(CONSTRAINTS) $(wildcard src/sluice/native/*.cpp src/s
 	@mkdir -p $(VENV) && rm -f $(READY) && touch $(UNFINISHED)
 	@echo "Setting up $(VENV): the first time this downloads PyTorch and may take some minutes."
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) install -c $(CONSTRAINTS) -e '.[test]'
+	@$(BIN)/python $(PIP_INSTALL) -c $(CONSTRAINTS) -e '.[test]'
 	@mv $(UNFINISHED) $(READY)
 
 serve: $(READY) ## Start the server (PORT=8000 MODEL=folder-or-hub-id ARGS="more flags")
@@ -60,8 +63,9 @@ mutate: $(READY) ## Change the core in small ways and see whether a test notices
 
 lock: ## Pin what a fresh set-up without pins brings
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
-	build/lock/bin/python -m pip --disable-pip-version-check --no-input -qq install -e '.[test]'
-	{ grep '^#' $(CONSTRAINTS); build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//'; } > build/lock.txt
+	build/lock/bin/python $(PIP_INSTALL) -e '.[test]'
+	{ grep '^#' $(CONSTRAINTS); build/lock/bin/python -m pip freeze --exclude-editable | sed 's/+.*//' \
+	| grep -vE '^(nvidia|cuda)-'; } > build/lock.txt
 	mv build/lock.txt $(CONSTRAINTS)
 
 clean: ## Remove .venv and every generated file

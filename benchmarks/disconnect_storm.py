@@ -83,7 +83,7 @@ async def visit(port: int, start: float, plan: Plan) -> str:
     await asyncio.sleep(max(0.0, start + plan.comes - time.perf_counter()))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     content = json.dumps(plan.body).encode()
-    head = f"POST {plan.path} HTTP/1.1\r\nHost: storm\r\nContent-Length: {len(content)}\r\n\r\n"
+    head = f"POST {plan.path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     writer.write(head.encode() + content[: len(content) // 2 if plan.cut else None])
     reading = asyncio.create_task(reader.read(1))
     await asyncio.wait({reading}, timeout=max(0.0, start + plan.leaves - time.perf_counter()))
@@ -109,7 +109,7 @@ async def get(port: int, request: str) -> dict[str, Any]:
 
 
 async def standing(port: int) -> dict[str, Any]:
-    return await get(port, "GET /server_info HTTP/1.1\r\nHost: storm\r\nConnection: close\r\n\r\n")
+    return await get(port, "GET /server_info HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
 
 
 def is_empty(info: dict[str, Any]) -> bool:
@@ -139,7 +139,7 @@ async def storm(port: int, plans: list[Plan]) -> dict[str, Any]:
     await asyncio.sleep(LIMIT / 2)
     later = await standing(port)  # no client that left while the server was busy may come in after that
     body = json.dumps({"prompt": [1, 2, 3], "max_tokens": 5, "ignore_eos": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: storm\r\nConnection: close\r\nContent-Length: {len(body)}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(body)}"
     answer = await get(port, f"{head}\r\n\r\n{body}")
     return {
         "clients": len(plans),

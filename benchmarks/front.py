@@ -47,7 +47,7 @@ async def read_stream(port: int, stream: Stream, max_tokens: int) -> None:
     body = {"prompt": stream.prompt, "max_tokens": max_tokens, "stream": True, "ignore_eos": True, "seed": 0}
     content = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Length: {len(content)}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}"
     writer.write(f"{head}\r\nConnection: close\r\n\r\n".encode() + content)
     while data := await reader.read(1 << 16):
         stream.arrivals += [time.perf_counter()] * data.count(b'data: {"id"')

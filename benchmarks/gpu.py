@@ -2,9 +2,12 @@
 
     python benchmarks/gpu.py --json gpu.json --html gpu.html  # on a CUDA device
     python benchmarks/gpu.py --json trial.json --trial        # the same code on a CPU, in small: does the script work?
+    python benchmarks/gpu.py --json more.json --parts attention_flashinfer,parity_flashinfer --time-factor 5
 
-Every part runs in a process of its own, with a time limit. A part that fails, hangs or leaves the device unusable is
-recorded, and the others go on. The file is rewritten after every part. Shapes are those of Qwen3-0.6B and Llama-3.1-8B.
+It needs torch, triton, numpy and transformers with the packages that these bring; Sluice need not be installed. Every
+part runs in a process of its own, with a time limit. A part that fails, hangs, lacks a package or leaves the device
+unusable is recorded, and the others go on. The file is rewritten after every part. FlashInfer compiles its kernels at
+their first use, for minutes, and keeps them. Shapes are those of Qwen3-0.6B and Llama-3.1-8B.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +29,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 
-from benchmarks.on_gpu.plotted import plotted  # noqa: E402
 from benchmarks.on_gpu.setting import Setting  # noqa: E402
 
 FORMAT = "sluice-gpu-1"
@@ -47,11 +49,13 @@ class Part:
 
     def run(self, setting: Setting) -> dict[str, Any]:
         """Run the part in this process. Never raises."""
-        measure: Callable[[Setting], dict[str, Any]] = import_module(f"benchmarks.on_gpu.{self.module}").measure
         began = time.perf_counter()
         try:
+            measure: Callable[[Setting], dict[str, Any]] = import_module(f"benchmarks.on_gpu.{self.module}").measure
             with torch.inference_mode():
                 result = measure(setting)
+        except ModuleNotFoundError as error:
+            result = {"error": missing(error), "traceback": traceback.format_exc()}
         except Exception as error:
             result = {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
         return {**result, "took_seconds": round(time.perf_counter() - began, 1)}
@@ -83,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--trial", action="store_true", help="run tiny sizes on a CPU, to test the script; the figures mean nothing"
     )
+    parser.add_argument(
+        "--time-factor", type=float, default=1.0, metavar="X", help="multiply the time limits of the parts and of all"
+    )
     parser.add_argument("--here", metavar="PART", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if not args.trial and not torch.cuda.is_available():
@@ -96,10 +103,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = [name for name in names if name not in PARTS]
     if unknown or args.json is None:
         parser.error(f"--parts must be of {', '.join(PARTS)}, got {', '.join(unknown)}" if unknown else "--json FILE")
+    if not args.time_factor > 0:
+        parser.error(f"--time-factor must be more than 0, got {args.time_factor}")
     run_in = _in_process if args.trial else _in_child
-    results = run_parts(names, lambda part, left: run_in(part, setting, left), args.json)
+
+    def run(part: Part, left: float) -> dict[str, Any]:
+        return run_in(replace(part, seconds=part.seconds * args.time_factor), setting, left)
+
+    results = run_parts(names, run, args.json, ALL_SECONDS * args.time_factor)
     if args.html is not None and "rows" in results.get("interference", {}):
-        args.html.write_text(plotted(results), encoding="utf-8")
+        write_page(results, args.html)
     failed = [name for name, result in results.items() if "error" in result]
     for name, result in results.items():
         print(f"{name}: {result.get('error') or json.dumps(result.get('reached', 'done'))}")
@@ -126,6 +139,22 @@ def run_parts(
     return results
 
 
+def write_page(results: Mapping[str, dict[str, Any]], path: Path) -> None:
+    """Write the plots, or print which package they need."""
+    try:
+        from benchmarks.on_gpu.plotted import plotted
+    except ModuleNotFoundError as error:
+        print(f"{path} is not written: {missing(error)}", file=sys.stderr)
+    else:
+        path.write_text(plotted(results), encoding="utf-8")
+
+
+def missing(error: ModuleNotFoundError) -> str:
+    """Return what to install."""
+    package = str(error.name).partition(".")[0]
+    return f"needs the package {package}, which is not installed (pip install {package})"
+
+
 def _in_process(part: Part, setting: Setting, left: float) -> dict[str, Any]:
     return part.run(setting)
 
@@ -138,7 +167,7 @@ def _in_child(part: Part, setting: Setting, left: float) -> dict[str, Any]:
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        return {"error": f"took longer than {seconds:.0f} seconds"}
+        return {"error": f"took longer than {seconds:.0f} seconds; --time-factor gives more"}
     lines = [line for line in done.stdout.splitlines() if line.startswith(RESULT)]
     if not lines:
         return {"error": f"ended with status {done.returncode}", "traceback": done.stderr[-4000:]}

@@ -73,7 +73,7 @@ async def exchange(port: int, number: int, fields: dict[str, Any]) -> tuple[int,
     request = {"prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True, **fields}
     content = json.dumps(request).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\nContent-Length: {len(content)}"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(content)}"
     writer.write(f"{head}\r\n\r\n".encode() + content)
     data = await reader.read()
     writer.close()

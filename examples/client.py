@@ -1,6 +1,6 @@
 """Talk to a running server with the official OpenAI client.
 
-    make serve                                  # in another terminal
+    make serve                                            # in another terminal
     .venv/bin/python examples/client.py [URL]             # http://127.0.0.1:8000 by default
 
 It streams a chat, asks for log-probabilities, and shows how an error looks.
@@ -8,12 +8,23 @@ It streams a chat, asks for log-probabilities, and shows how an error looks.
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import openai
 
 
-def main(url: str = "http://127.0.0.1:8000") -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8000", help="the server, without /v1")
+    url = parser.parse_args().url
+    try:
+        talk(url)
+    except openai.APIConnectionError as error:
+        sys.exit(f"no server at {url!r}: {error.__cause__ or error}")
+
+
+def talk(url: str) -> None:
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="unused")
     model = client.models.list().data[0].id
 
@@ -46,4 +57,4 @@ def main(url: str = "http://127.0.0.1:8000") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

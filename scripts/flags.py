@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import Field, fields
 from pathlib import Path
 
-from sluice.config import GROUPS, SWITCHES, Option, flag
+from sluice.config import FOREIGN, GROUPS, Fixed, Option, Switch, flag
 
 PAGE = Path(__file__).parents[1] / "docs" / "flags.md"
 
@@ -26,13 +26,20 @@ You can set any option alone: the options that you do not set adapt to it. Value
 are refused at the start, with the name of the option.
 
 The columns *SGLang* and *vLLM* give the flag of those engines for the same thing. Sluice accepts the names in the
-column *also accepted* too.
+column *also accepted* too. Whole numbers may end in `k`, `m` or `g` (thousands), or in `K`, `M` or `G` (1024).
+"""
+FOREIGN_INTRO = """\
+## Flags of other engines
+
+Flags of vLLM and SGLang that are no options here. A value that asks for what Sluice does anyway is accepted; any other
+is refused with what to do instead.
 """
 
 
 def page() -> str:
     """Return the whole document."""
-    return "\n".join([INTRO, *(section(group) for group in ("server", *(name for name in GROUPS if name != "server")))])
+    groups = ["server", *(name for name in GROUPS if name != "server")]
+    return "\n".join([INTRO, *map(section, groups), foreign_flags()])
 
 
 def section(group: str) -> str:
@@ -73,14 +80,33 @@ def meaning_of(option: Option) -> str:
 
 
 def also_accepted(name: str, option: Option) -> list[str]:
-    switches = [
-        f"{flag(switch_name)} ({show(switch.on)})" for switch_name, switch in SWITCHES.items() if switch.option == name
+    return [*(flag(alias) for alias in option.aliases), *switches_of(name)]
+
+
+def switches_of(name: str) -> list[str]:
+    """Return the flags of other engines that set an option, each with the value that it sets."""
+    found = []
+    for foreign_name, foreign in FOREIGN.items():
+        if isinstance(foreign, Switch) and foreign.option == name:
+            if foreign.on is None:
+                found.append(f"--no-{flag(foreign_name)[2:]} ({show(foreign.off)})")
+            else:
+                found.append(f"{flag(foreign_name)} ({show(foreign.on)})")
+    return found
+
+
+def foreign_flags() -> str:
+    """Return the table of flags that are no options."""
+    rows = [
+        f"| {code(flag(name))} | {', '.join(code(str(value).lower()) for value in item.accepted)} | {item.otherwise} |"
+        for name, item in FOREIGN.items()
+        if isinstance(item, Fixed)
     ]
-    return [*(flag(alias) for alias in option.aliases), *switches]
+    return "\n".join([FOREIGN_INTRO, "| flag | accepted | otherwise |", "|---|---|---|", *rows]) + "\n"
 
 
-def show(value: str | bool) -> str:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+def show(value: object) -> str:
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
 def code(text: str) -> str:

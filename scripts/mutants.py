@@ -31,6 +31,7 @@ FILES = (
     "kv/offload.py",
     "kv/manager.py",
     "scheduler/request.py",
+    "scheduler/prefix_match.py",
     "scheduler/queue.py",
     "scheduler/queue_limits.py",
     "scheduler/state.py",

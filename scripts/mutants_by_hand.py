@@ -323,7 +323,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/state.py",
-        "        if request.finish_reason is FinishReason.ERROR:\n"
+        "        if request.finish_reason is not None and request.finish_reason.is_error:\n"
         "            request.lease.discard()\n"
         "        else:\n"
         "            request.lease.release(request.tokens, request.computed)\n",
@@ -533,5 +533,35 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "and self.scheduler.awaits_disk",
         "and False",
         "a loop that can only wait for a disk spins",
+    ),
+    (
+        "kv/nodes.py",
+        "_tokens(key), extra_key)",
+        '_tokens(key), "")',
+        "an offloaded prompt is found after a restart by other tenants, and not by its own",
+    ),
+    (
+        "kv/loads.py",
+        "return self._shorten(load) + self._end(load)",
+        "return self._shorten(load)",
+        "a load whose request has left before its first copy is never over",
+    ),
+    (
+        "scheduler/prefill.py",
+        "self.limits.max_prefill_tokens - used)",
+        "self.limits.max_prefill_tokens - used - self._batch._num_decodes)",
+        "decodes come off the prefill budget twice",
+    ),
+    (
+        "runner/offload/rows.py",
+        "[chunk.end for _, chunk in samples]",
+        "[chunk.end - 1 for _, chunk in samples]",
+        "offloaded rows are sampled with the noise of another position",
+    ),
+    (
+        "runner/offload/offloader.py",
+        "list(range(len(chunk.targets)))",
+        "list(range(chunk.samples, chunk.samples + len(chunk.targets)))",
+        "log-probabilities of an offloaded prompt's last chunk are those of the tokens beside",
     ),
 )

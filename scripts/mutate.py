@@ -1,9 +1,9 @@
 """Plant bugs in the core one at a time, and list those that no test notices.
 
 Each mutant (`mutants.py`, `mutants_by_hand.py`) is written to a copy of the package, and the fast core tests run
-against that copy in a forked process that has pytest loaded already; the working tree is only read. The tests nearest
-to the mutated file run first, quick ones before slow ones, and the first failure ends the run. A test that takes much
-longer than without a mutant counts as failed.
+against that copy in a forked process that has pytest loaded already; the working tree is only read. Mutants outside
+the core run against other tests (`SUITES`). The tests nearest to the mutated file run first, quick ones before slow
+ones, and the first failure ends the run. A test that takes much longer than without a mutant counts as failed.
 
 Verdicts are kept under build/mutation, by the fingerprint of code and tests, so an interrupted run continues. A
 survivor shows a missing test, or is explained in tests/mutation_survivors.toml. Exit status: 0 if every survivor
@@ -28,19 +28,23 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 from mutants import FILES, PACKAGE, Mutant, all_mutants
+from mutants_by_hand import BY_HAND
 
 ROOT = PACKAGE.parent.parent
 SUITE = ("tests/kv", "tests/scheduler", "tests/prior_art", "tests/engine", "tests/laws", "tests/tracing")
+SUITES = MappingProxyType({"runner": ("tests/parity/test_offloaded_rows.py",)})
+"""Package -> the tests that its mutants run against, where these are not the core's: mutants written by hand alone."""
 EXPLAINED = ROOT / "tests" / "mutation_survivors.toml"
 RESULTS = ROOT / "build" / "mutation"
 PRELOADED = ("hypothesis.stateful", "hypothesis.strategies")
@@ -50,6 +54,8 @@ PYTEST_ARGS = (
     "-Wignore::pytest.PytestAssertRewriteWarning",  # for modules loaded before the fork
 )
 MEMORY_LIMIT = 4 << 30
+TORCH_MEMORY_LIMIT = 32 << 30
+"""Address space of tests that import torch."""
 SLOWEST = 5.0
 """A test may take this many times its time without a mutant, and GRACE seconds more."""
 GRACE = 5.0
@@ -82,6 +88,8 @@ class Watch:
         self.times = times
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if len({item.path for item in items}) == 1:
+            return  # the first test of a file pays for what they share
         items.sort(key=lambda item: (not item.nodeid.startswith(self.first), self.times.get(item.nodeid, 0.0)))
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
@@ -147,7 +155,7 @@ class Slot:
         self.planted: Mutant | None = None
         shutil.copytree(PACKAGE, self.package, ignore=shutil.ignore_patterns("__pycache__"))
 
-    def start(self, mutant: Mutant | None, times: Mapping[str, float], stamp: int) -> Job:
+    def start(self, mutant: Mutant | None, suite: Sequence[str], times: Mapping[str, float], stamp: int) -> Job:
         self._restore(stamp)
         if mutant is not None:
             self._write(mutant.file, mutant.apply((PACKAGE / mutant.file).read_bytes()), stamp)
@@ -155,7 +163,8 @@ class Slot:
         near = f"tests/{mutant.file.split('/')[0]}/" if mutant is not None else ""
         self.events.unlink(missing_ok=True)
         watch = Watch(self.events, near, times)
-        process = multiprocessing.get_context("fork").Process(target=run_suite, args=(self.folder, self.log, watch))
+        args = (self.folder, self.log, watch, suite)
+        process = multiprocessing.get_context("fork").Process(target=run_suite, args=args)
         process.start()
         return Job(mutant, process, self.events, self.log, time.monotonic())
 
@@ -170,21 +179,27 @@ class Slot:
         os.utime(path, (FAR_FUTURE + stamp, FAR_FUTURE + stamp))
 
 
-def run_suite(overlay: Path, log: Path, watch: Watch) -> None:
-    """Run the core tests against the package in `overlay`, in the child, and exit with pytest's status."""
+def suite_of(mutant: Mutant) -> tuple[str, ...]:
+    """Return the tests that a mutant runs against."""
+    return SUITES.get(mutant.file.split("/")[0], SUITE)
+
+
+def run_suite(overlay: Path, log: Path, watch: Watch, suite: Sequence[str]) -> None:
+    """Run tests against the package in `overlay`, in the child, and exit with pytest's status."""
     os.setpgid(0, 0)
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    limit = MEMORY_LIMIT if suite == SUITE else TORCH_MEMORY_LIMIT
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     os.chdir(ROOT)
     sys.path.insert(0, str(overlay))
     os.environ["PYTHONPATH"] = str(overlay)
+    os.environ["OMP_NUM_THREADS"] = "1"  # every core has a worker
     spec = importlib.util.find_spec("sluice")
     assert spec is not None
     assert spec.origin is not None
     assert Path(spec.origin).is_relative_to(overlay), f"{spec.origin} would be tested, not the copy in {overlay}"
-    suite = [folder for folder in SUITE if (ROOT / folder).is_dir()]
     status = pytest.main([*PYTEST_ARGS, *suite], plugins=[watch])
     sys.stdout.flush()
     os._exit(status)
@@ -200,7 +215,7 @@ def run_mutants(mutants: Sequence[Mutant], times: Mapping[str, float], workers: 
             while todo and slots:
                 stamp, mutant = todo.pop(0)
                 slot = slots.pop()
-                job = slot.start(mutant, times, 2 * stamp)
+                job = slot.start(mutant, suite_of(mutant), times, 2 * stamp)
                 running[job.process.sentinel] = slot, job
             for sentinel in wait(list(running)):
                 assert isinstance(sentinel, int)
@@ -216,16 +231,20 @@ def run_mutants(mutants: Sequence[Mutant], times: Mapping[str, float], workers: 
             job.process.join()
 
 
-def measure_suite(folder: Path) -> dict[str, float]:
+def measure_suites(suites: Iterable[Sequence[str]], folder: Path) -> dict[str, float]:
     """Return the seconds of each test without a mutant.
 
     Raises:
         RuntimeError: a test fails without a mutant.
     """
-    job = Slot(folder / "untouched").start(None, {}, 0)
-    killed_by, times = job.finish()
-    if killed_by:
-        raise RuntimeError(f"the tests fail without any mutant, at {killed_by}:\n{job.log.read_text()[-4000:]}")
+    untouched = Slot(folder / "untouched")
+    times: dict[str, float] = {}
+    for suite in suites:
+        job = untouched.start(None, suite, {}, 0)
+        killed_by, seconds = job.finish()
+        if killed_by:
+            raise RuntimeError(f"the tests fail without any mutant, at {killed_by}:\n{job.log.read_text()[-4000:]}")
+        times |= seconds
     return times
 
 
@@ -254,7 +273,8 @@ def fingerprint() -> str:
     """Return a digest of everything that a verdict depends on."""
     digest = hashlib.sha256(repr(PYTEST_ARGS).encode())
     packages = ("types", "config", "kv", "scheduler", "engine", "testing")
-    code = [path for name in packages for path in (PACKAGE / name).rglob("*.py")]
+    code = {path for name in packages for path in (PACKAGE / name).rglob("*.py")}
+    code |= {PACKAGE / file for file, *_ in BY_HAND}
     for path in [*sorted(code), *sorted(suite_files())]:
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -264,6 +284,7 @@ def suite_files() -> set[Path]:
     """Return the test files that run, and the modules beside them that they import."""
     found: set[Path] = set()
     todo = [path for folder in SUITE for path in (ROOT / folder).rglob("*.py")] + [ROOT / "tests" / "conftest.py"]
+    todo += [ROOT / file for suite in SUITES.values() for file in suite]
     while todo:
         path = todo.pop()
         found.add(path)
@@ -292,7 +313,7 @@ def report(mutants: Sequence[Mutant], verdicts: Mapping[str, Verdict], explained
     """Return the lines of the report: a table by file, then the survivors, unexplained ones first."""
     lines = [f"{'file':<26}{'mutants':>8}{'killed':>8}{'explained':>11}{'unexplained':>13}"]
     survivors = [mutant for mutant in mutants if verdicts[mutant.key].survived]
-    for file in [*FILES, "total"]:
+    for file in [*dict.fromkeys((*FILES, *(mutant.file for mutant in mutants))), "total"]:
         rows = [mutant for mutant in mutants if file in (mutant.file, "total")]
         alive = [mutant for mutant in survivors if file in (mutant.file, "total")]
         known = sum(mutant.key in explained for mutant in alive)
@@ -360,7 +381,7 @@ def judge(mutants: Sequence[Mutant], record: Record, options: argparse.Namespace
         importlib.import_module(module)
     assert "sluice" not in sys.modules, "the package must be imported in the children only"
     with tempfile.TemporaryDirectory(prefix="run-", dir=RESULTS) as folder:
-        times = measure_suite(Path(folder))
+        times = measure_suites({suite_of(mutant) for mutant in todo}, Path(folder))
         print(f"{len(times)} tests pass in {sum(times.values()):.0f} s without a mutant", flush=True)
         began = time.monotonic()
         for count, verdict in enumerate(run_mutants(todo, times, options.workers, Path(folder)), start=1):

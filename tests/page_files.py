@@ -12,7 +12,8 @@ from pathlib import Path
 
 from sluice.tiers.blocks import Blocks
 from sluice.tiers.format import FileLayout, PageGeometry, split
-from sluice.tiers.page_file import Opened, PageFile, open_page_file
+from sluice.tiers.opening import Opened, open_page_file
+from sluice.tiers.page_file import PageFile
 from sluice.types import PageKey
 
 GEOMETRY = PageGeometry(
@@ -86,6 +87,9 @@ class FaultyBlocks:
     def expect(self, offset: int, length: int) -> None:
         self.inner.expect(offset, length)
 
+    def unlock(self) -> None:
+        self.inner.unlock()
+
     def close(self) -> None:
         self.inner.close()
 
@@ -114,6 +118,9 @@ class HungBlocks:
 
     def expect(self, offset: int, length: int) -> None:
         self.inner.expect(offset, length)
+
+    def unlock(self) -> None:
+        self.inner.unlock()
 
     def close(self) -> None:
         self.inner.close()

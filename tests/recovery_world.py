@@ -19,7 +19,8 @@ from sluice.engine.heartbeat import Phase, WatchedRunner
 from sluice.engine.messages import Message, Stats
 from sluice.engine.protocols import Pending, Runner
 from sluice.process.client import EngineClient, Inbox, OutputOrderError
-from sluice.process.heartbeat import SIZE, Counts, LivenessWatch, SharedHeartbeat
+from sluice.process.heartbeat import SIZE, Counts, SharedHeartbeat
+from sluice.process.liveness import LivenessWatch
 from sluice.process.wire import Frame, Incoming, Outgoing, Outputs, WireError, decode, encode
 from sluice.scheduler.laws import Lawful
 from sluice.types import BatchPlan, BatchResult, Output

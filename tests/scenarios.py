@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from hypothesis import strategies as st
-
 from sluice.engine.messages import Abort, FlushCache, Submit
+from sluice.scheduler.request import Request, Status
 from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.recorder import Journal
 from sluice.types import FinishReason, SamplingParams
-from worlds import VOCAB, SlowDisk, World, check_ends, enough_steps, random_limits, random_streams, random_tiers
+from worlds import VOCAB, Bench, SlowDisk, World, check_ends, enough_steps, random_limits, random_offload, random_tiers
 
 ABORTS = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.EXPIRED)
+AIMS = (Status.WAITING, Status.LOADING, Status.PARTIAL, Status.DECODING, Status.OFFLOADED, Status.DRAINING)
+"""The statuses of requests that have not ended."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,19 @@ class Scenario:
     world: World
     seed: int
     faulty: bool
-
-
-def scenarios() -> st.SearchStrategy[Scenario]:
-    return st.builds(random_scenario, st.integers(0, 2**32))
+    repeats: float = 0.0
+    """Share of the requests that send an earlier prompt again."""
+    max_requests: int = 10
+    hurry: float = 0.4
+    """Share of the steps before which a request arrives."""
+    aims: Sequence[Status] = AIMS
+    """Statuses in which requests are aborted."""
+    fill: float = 0.0
+    """Share of the pool that each prompt fills; 0: prompts have any length."""
 
 
 def random_scenario(seed: int) -> Scenario:
-    """The same without Hypothesis."""
+    """A world of any kind."""
     draw = random.Random(seed)
     page_size = draw.choice([1, 2, 4, 16, 64])
     depth, running = draw.randint(1, 3), draw.randint(1, 5)
@@ -37,7 +45,35 @@ def random_scenario(seed: int) -> Scenario:
     world = World(limits, draw.randint(3, 24), page_size, draw.random() < 0.6, depth, draw.random() < 0.5)
     faulty = draw.random() < 0.5
     world = replace(world, tiers=random_tiers(draw), disk_fails=draw.choice([0.0, 0.0, 0.1, 0.3, 1.0]))
-    return Scenario(world, seed, faulty)
+    return Scenario(world, seed, faulty, repeats=draw.choice([0.0, 0.5]))
+
+
+def random_reload_scenario(seed: int) -> Scenario:
+    """One in which prompts are sent again to a device too small to keep them, in front of tiers that do."""
+    draw = random.Random(seed)
+    page_size, depth, running = draw.choice([1, 2, 4]), draw.randint(1, 3), draw.randint(1, 4)
+    per_step = draw.choice([1, 2, 64])
+    host_pages = draw.choice([0, 4, 30])
+    tiers = replace(
+        random_tiers(draw),
+        host_pages=host_pages,
+        disk_pages=draw.choice([10, 60]) if not host_pages or draw.random() < 0.5 else 0,
+        copies_per_step=per_step,
+        copies_in_flight=per_step * draw.choice([1, 4]),
+    )
+    limits = replace(random_limits(draw, page_size, running, depth), max_queued_requests=0, max_queued_tokens=0)
+    world = World(limits, draw.randint(4, 10), page_size, True, depth, draw.random() < 0.5, tiers)
+    world = replace(world, disk_fails=draw.choice([0.0, 0.0, 0.1, 0.3]))
+    return Scenario(
+        world,
+        seed,
+        faulty=draw.random() < 0.2,
+        repeats=0.8,
+        max_requests=16,
+        hurry=draw.choice([0.2, 0.4]),
+        aims=(*AIMS, *[Status.LOADING] * 4),
+        fill=draw.choice([0.4, 0.6, 0.8]),
+    )
 
 
 def random_offload_scenario(seed: int) -> Scenario:
@@ -45,32 +81,38 @@ def random_offload_scenario(seed: int) -> Scenario:
     for each in itertools.count():
         scenario = random_scenario(seed * 1000 + each)
         draw = random.Random(seed)
-        world = random_streams(draw, scenario.world)
+        world = random_offload(draw, scenario.world)
         if world.offload is not None:
             fails = draw.choice([0.0, 0.0, 0.0, scenario.world.disk_fails])
             return replace(scenario, world=replace(world, disk_fails=fails), faulty=draw.random() < 0.2)
     raise AssertionError("there is always another one")
 
 
-def run(scenario: Scenario, journal: Journal | None = None) -> int:
-    """Play a scenario to its end, check everything and record it in the journal. Returns the number of steps."""
+def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | None = None) -> int:
+    """Play a scenario to its end, check everything, record it in the journal and count in `met` what it meets. Returns
+    the number of steps."""
     draw = random.Random(scenario.seed)
     world = scenario.world
     faults = random_faults(draw) if scenario.faulty else Faults()
     disk = SlowDisk(world, draw, lambda shadow: FaultyRunner(shadow, faults))
-    bench = disk.bench(journal)
-    to_send, sent, steps = draw.randint(1, 10), {}, 0
+    bench = disk.bench(journal, met)
+    to_send, steps = draw.randint(1, scenario.max_requests), 0
+    sent: dict[int, Submit] = {}
+    aims = draw.choices(scenario.aims, k=draw.randint(0, 3))
     while to_send or not bench.is_idle:
-        if to_send and draw.random() < 0.4:
-            submit = random_submit(draw, world, request_id=len(sent))
+        if to_send and draw.random() < scenario.hurry:
+            submit = random_submit(draw, world, request_id=len(sent), fill=scenario.fill)
+            if sent and draw.random() < scenario.repeats:
+                submit = asked_again(draw, draw.choice([*sent.values()]), submit)
             sent[submit.request_id] = submit
             bench.link.put(submit)
             to_send -= 1
-        if sent and draw.random() < 0.05:
+        if sent and draw.random() < 0.02:
             bench.link.put(Abort(draw.choice(sorted(sent)), draw.choice(ABORTS)))
-        if draw.random() < 0.02:
+        aimed_abort(draw, bench, aims)
+        if draw.random() < 0.01:
             bench.link.put(FlushCache(steps))
-        if not bench.engine.in_flight and draw.random() < 0.01:
+        if not bench.engine.in_flight and draw.random() < 0.005:
             bench.engine.scheduler.forget_device()
             disk.replace(bench)
         bench.step()
@@ -81,6 +123,27 @@ def run(scenario: Scenario, journal: Journal | None = None) -> int:
     return steps
 
 
+def aimed_abort(draw: random.Random, bench: Bench, aims: list[Status]) -> None:
+    """Abort a request that has one of the statuses aimed at, which is then aimed at no more; or wait for a better
+    moment."""
+    requests: Iterable[Request] = bench.scheduler.state.requests.values()
+    targets = [request for request in requests if request.status in aims and request.finish_reason is None]
+    if targets and draw.random() < 0.3:
+        target = draw.choice(targets)
+        aims.remove(target.status)
+        bench.link.put(Abort(target.id, draw.choice(ABORTS)))
+
+
+def asked_again(draw: random.Random, earlier: Submit, submit: Submit) -> Submit:
+    """A request with the prompt of an earlier one, which it may take from the cache."""
+    sampling = replace(
+        submit.sampling,
+        max_tokens=earlier.sampling.max_tokens,
+        prompt_logprobs=draw.choice([None] * 7 + [1]),
+    )
+    return replace(submit, prompt=earlier.prompt, extra_key=earlier.extra_key, sampling=sampling)
+
+
 def random_faults(draw: random.Random) -> Faults:
     return Faults(
         launch_raises=frozenset(draw.sample(range(60), 2)),
@@ -89,10 +152,17 @@ def random_faults(draw: random.Random) -> Faults:
     )
 
 
-def random_submit(draw: random.Random, world: World, *, request_id: int) -> Submit:
+def random_submit(draw: random.Random, world: World, *, request_id: int, fill: float = 0.0) -> Submit:
+    """A request that fits the world; half of them begin alike.
+
+    Args:
+        fill: share of the pool that its prompt fills; 0: any length that can be served.
+    """
     longest = world.longest if draw.random() < 0.5 else min(world.longest, world.pool_tokens)
     longest = max(2, longest)
     length = draw.randint(1, draw.randint(1, longest - 1))
+    if fill:
+        length = max(1, int(fill * (world.pool_tokens - 1)))
     max_tokens = draw.randint(1, min(longest - length, 20))
     prompt = [0] * length if draw.random() < 0.5 else draw.choices(range(VOCAB), k=length)
     return Submit(

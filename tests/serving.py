@@ -29,22 +29,24 @@ from sluice.http.app import create_app
 from sluice.http.backend import Backend, Service
 from sluice.http.body import BodyLimits
 from sluice.http.calls import Listener
+from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
+from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import Outputs
-from sluice.process.zmq_link import SocketFolder, ZmqChannel, ZmqLink
+from sluice.process.zmq_link import ZmqChannel, ZmqLink
 from sluice.testing import Faults, oracle
 from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer
-from sluice.types import SamplingParams
+from sluice.types import SamplingDefaults, SamplingParams
 from tokenizer_makers import byte_tokenizer
 
 Event = MutableMapping[str, Any]
 """What an ASGI application receives and sends."""
 MODEL = "shadow"
 MEMORY = Footprint(weights_bytes=5, device_kv_bytes=7, pool_bytes=7)
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which something that should have happened long ago fails the test."""
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -171,9 +173,13 @@ async def serving(
     chat: bool = True,
     faults: Faults | None = None,
     max_body_bytes: int = 10_000,
+    strict_fields: bool = False,
     max_body_seconds: float = PATIENCE,
     api_keys: Collection[str] = (),
+    hosts: Collection[str] | None = None,
+    isolation: CacheIsolation | None = None,
     listeners: Sequence[Listener] = (),
+    sampling_defaults: SamplingDefaults | None = None,
     **options: Any,
 ) -> AsyncIterator[Server]:
     """A server that is ready, with these options of the engine changed.
@@ -196,17 +202,21 @@ async def serving(
     metrics.model = MODEL
     client = EngineClient(send, metrics)
     backend = Backend(EngineState())
-    backend.engine.serving(os.getpid())
+    backend.engine.serving(os.getpid(), {})
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE if chat else None)
     chosen = resolution(**options)
     settings = explain(ServerConfig(), chosen.config, chosen.reasons, {*OPTIONS, *options})
     limits = limits_of(chosen.config)
-    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, settings, MEMORY))
+    defaults = sampling_defaults or SamplingDefaults()
+    backend.open(Service((MODEL,), tokenizer, limits, frozenset(), client, settings, MEMORY, defaults))
     limits = BodyLimits(max_body_bytes, max_body_seconds)
     app = create_app(
         backend,
         body_limits=limits,
+        strict_fields=strict_fields,
         api_keys=api_keys,
+        hosts=hosts,
+        isolation=isolation,
         clock=lambda: 1234.5,
         metrics=metrics,
         listeners=listeners,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import hashlib
 import os
 import threading
 from dataclasses import replace
@@ -12,11 +14,12 @@ from recording import RecordingRunner
 from sluice.assembly.resolve import Resolution, resolve
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
-from sluice.engine.protocols import Link, Pending
+from sluice.engine.protocols import Link, Pending, Runner
 from sluice.engine.trace import ChunkLog, RecentSteps
 from sluice.kv.manager import KVManager
 from sluice.limits import Limits
-from sluice.process.wire import Ready, Start
+from sluice.process.wire import Failed, Ready, Start
+from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.laws import Lawful
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import Faults, FaultyRunner, ShadowRunner
@@ -89,6 +92,14 @@ def refuse(start: Start, link: Link) -> tuple[Engine, Ready]:
     raise ValueError(f"the checkpoint {start.config.model.model}\nis bad")
 
 
+def loses_its_first_message(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
+    """Send two messages, of which the first is lost."""
+    link.lost = (0,)
+    link.send_frame(Failed("lost"))
+    link.send_frame(Failed("a message too late"))
+    return hang(start, link)
+
+
 def crash(start: Start, link: Link) -> tuple[Engine, Ready]:
     """End the process without a message."""
     os._exit(7)
@@ -99,6 +110,40 @@ def once(start: Start, link: Link) -> tuple[Engine, Ready]:
     if start.epoch:
         os._exit(7)
     return build(start, link)
+
+
+def short_of_memory(start: Start, link: Link) -> tuple[Engine, Ready]:
+    """Build the first engine of a server; for the others there is no memory."""
+    if start.epoch:
+        raise ValueError("no memory left") from OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    return build(start, link)
+
+
+def hangs_once(start: Start, link: Link) -> tuple[Engine, Ready]:
+    """Build an engine, except the first one that follows another."""
+    return hang(start, link) if start.epoch == 1 else build(start, link)
+
+
+def computes_long(start: Start, link: Link) -> tuple[Engine, Ready]:
+    """Build an engine whose first step is one call of compiled code that takes about three seconds."""
+    engine, ready = build(start, link)
+    engine.runner = _ComputesLong(engine.runner)
+    return engine, ready
+
+
+class _ComputesLong:
+    def __init__(self, inner: Runner) -> None:
+        self._inner = inner
+        self._has_computed = False
+
+    def launch(self, plan: BatchPlan) -> Pending:
+        if not self._has_computed:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 9_000_000)
+        self._has_computed = True
+        return self._inner.launch(plan)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 def hang(start: Start, link: Link) -> tuple[Engine, Ready]:

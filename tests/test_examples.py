@@ -43,5 +43,15 @@ def test_the_client_talks_to_a_server() -> None:
     assert "refused: Error code: 400 - max_tokens must be an integer of at least 1, got -1" in printed
 
 
+def test_the_client_explains_itself_and_a_server_that_is_not_there() -> None:
+    """`--help` was taken for a URL, and both ended in a traceback."""
+    assert "http" in run("client.py", "--help")
+    url = f"http://127.0.0.1:{free_port()}"
+    done = subprocess.run([sys.executable, str(EXAMPLES / "client.py"), url], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"no server at '{url}': ")
+    assert "Traceback" not in done.stderr
+
+
 def test_no_example_is_left_out() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {*PRINTS, "client.py"}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from option_worlds import SMALL, Arrival, play, world_of
-from sluice.config import GROUPS, SWITCHES, EngineConfig, flag, options_of
+from sluice.config import ENGINE_GROUPS, FOREIGN, GROUPS, EngineConfig, Switch, flag, options_of
 from sluice.engine.messages import Submit
 from sluice.testing import resolved
 
@@ -85,9 +85,17 @@ CASES = {
 }
 ELSEWHERE = {
     "model": "test_llm.py::test_a_missing_model_is_refused",
+    "tokenizer": "test_checkpoint_options.py::test_a_tokenizer_of_its_own",
+    "revision": "models/test_hub.py::test_a_revision",
+    "download_dir": "test_checkpoint_options.py::test_downloads_go_where_they_should",
+    "context_length": "test_checkpoint_options.py::test_a_shorter_context_is_a_limit",
+    "generation_config": "test_checkpoint_options.py::test_the_settings_of_a_model",
+    "override_generation_config": "test_checkpoint_options.py::test_settings_in_place_of_the_models",
+    "seed": "test_checkpoint_options.py::test_a_seed_for_requests_without_one",
     "dtype": "test_llm.py::test_options_have_their_effect",
     "device": "test_llm.py::test_options_that_cannot_be_honoured_are_refused",
     "mem_fraction_static": "device/test_memory.py::test_a_fraction_counts_what_is_there_already",
+    "gpu_memory_utilization": "device/test_memory.py::test_a_utilization_counts_steps_too",
     "threads": "test_llm.py::test_threads_compute",
     "cpu_kernels": "native/test_choice.py::test_a_requested_level_is_used",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",
@@ -100,17 +108,25 @@ ELSEWHERE = {
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",
     "host": "cli/test_cli.py::test_an_address_of_another_machine",
     "port": "cli/test_cli.py::test_a_port_in_use",
+    "allowed_hosts": "http/test_tenant_options.py::test_a_server_with_tenants",
     "served_model_name": "http/test_serve.py::test_serve_the_bundled_model",
     "api_key": "http/test_serve.py::test_keys_and_bounds_of_a_server",
     "api_key_file": "http/test_serve.py::test_keys_and_bounds_of_a_server",
+    "cache_isolation": "http/test_tenant_options.py::test_a_server_with_tenants",
+    "allow_special_tokens": "http/test_tenant_options.py::test_a_server_that_trusts_its_clients",
+    "chat_template": "http/test_tenant_options.py::test_a_server_with_a_template_and_fields_of_its_own",
+    "strict_fields": "http/test_tenant_options.py::test_a_server_with_a_template_and_fields_of_its_own",
     "max_request_bytes": "http/test_serve.py::test_keys_and_bounds_of_a_server",
+    "max_connections": "http/test_connections.py::test_one_too_many_gets_503_but_its_health_check_is_answered",
     "log_level": "process/test_engine_process.py::test_the_log_level_reaches_the_engine",
     "log_format": "http/test_serve.py::test_what_is_seen_of_a_call",
     "otlp_traces_endpoint": "http/test_serve.py::test_what_is_seen_of_a_call",
     "max_engine_restarts": "http/test_serve.py::test_the_end_of_the_last_engine",
+    "restart_timeout": "http/test_serve.py::test_a_server_gives_up_if_no_engine_can_be_started",
     "heartbeat_timeout": "http/test_serve.py::test_a_hung_engine_is_replaced_while_its_server_says_so",
     "step_timeout": "http/test_serve.py::test_a_device_that_hangs",
     "start_timeout": "http/test_serve.py::test_a_model_that_loads_too_long_ends_the_server",
+    "progress_timeout": "http/test_serve.py::test_an_engine_that_hangs_while_it_loads_is_replaced",
     "drain_timeout": "http/test_serve.py::test_a_drain_is_bounded",
     "enable_fault_injection": "http/test_options.py::test_refused",
     "inject_fault": "http/test_serve.py::test_a_hung_engine_is_replaced_while_its_server_says_so",
@@ -140,8 +156,14 @@ def test_the_case_elsewhere_exists(place: str) -> None:
     assert test in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
-ALIASES = [(alias, name) for group in GROUPS.values() for name, meta in options_of(group) for alias in meta.aliases]
+ALIASES = [
+    (alias, name) for group in ENGINE_GROUPS for name, meta in options_of(GROUPS[group]) for alias in meta.aliases
+]
 EXAMPLES: dict[str, Any] = {
+    "model": "some/model",
+    "tokenizer": "some/tokenizer",
+    "generation_config": "none",
+    "kv_write_policy": "selective",
     "schedule_policy": "lpm",
     "enable_overlap": True,
     "disable_cuda_graph": True,
@@ -155,9 +177,11 @@ def test_an_alias_means_the_same(alias: str, name: str) -> None:
     assert EngineConfig.from_options({alias: value}) == EngineConfig.from_options({name: value}) != EngineConfig()
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-def test_a_switch_sets_its_option(name: str) -> None:
-    switch = SWITCHES[name]
-    on, off = (EngineConfig.from_options({flag(name)[2:]: value}) for value in (True, False))
-    assert on == EngineConfig.from_options({switch.option: switch.on})
-    assert off == EngineConfig.from_options({switch.option: switch.off}) != on
+@pytest.mark.parametrize(
+    ("name", "switch"), [(name, item) for name, item in FOREIGN.items() if isinstance(item, Switch)]
+)
+def test_a_switch_sets_its_option(name: str, switch: Switch) -> None:
+    for given, value in ((True, switch.on), (False, switch.off)):
+        expected = {} if value is None else {switch.option: value}
+        assert EngineConfig.from_options({flag(name)[2:]: given}) == EngineConfig.from_options(expected)
+    assert switch.on != switch.off

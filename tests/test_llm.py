@@ -234,7 +234,7 @@ def test_a_closed_llm_refuses_calls(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"max_runing_requests": 3}, "unknown option 'max_runing_requests'; known: "),
+        ({"max_runing_requests": 3}, "unknown option 'max_runing_requests'; did you mean max_running_requests?"),
         ({"dtype": "int8"}, "--dtype must be one of"),
         ({"device": "tpu"}, "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
         ({"device": "cuda:x"}, "--device must be auto, cpu, cuda or cuda:N, got 'cuda:x'"),

@@ -123,14 +123,13 @@ def test_templates_in_requests_are_refused() -> None:
     async def test() -> None:
         async with serving() as server:
             body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
-            for field, value in (
-                ("chat_template", "{{ messages }}"),
-                ("chat_template_kwargs", {"chat_template": "{{ messages }}"}),
-                ("documents", [{"text": "a"}]),
+            for field, value, param in (
+                ("chat_template", "{{ messages }}", "chat_template"),
+                ("chat_template_kwargs", {"chat_template": "{{ messages }}"}, "chat_template_kwargs.chat_template"),
             ):
                 answer = await server.post("/v1/chat/completions", **body, **{field: value})
                 assert answer.status_code == 400
-                assert answer.json()["error"]["param"] == field
+                assert answer.json()["error"]["param"] == param
 
     run(test)
 

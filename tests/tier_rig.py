@@ -24,7 +24,8 @@ from sluice.tiers.copies import PageCopies
 from sluice.tiers.disk_tier import DiskTier
 from sluice.tiers.format import FileLayout, PageGeometry
 from sluice.tiers.host_tier import HostTier
-from sluice.tiers.page_file import Opened, PageFile, open_page_file
+from sluice.tiers.opening import Opened, open_page_file
+from sluice.tiers.page_file import PageFile
 from sluice.types import BatchPlan, CopyDone, PageCopy, Tier
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE = 3, 2, 16, 16

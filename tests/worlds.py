@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypothesis import strategies as st
 
+from census import Observed
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Submit
@@ -67,9 +69,10 @@ class World:
             offload=self.offload,
         )
 
-    def scheduler(self) -> Lawful:
-        """A scheduler that obeys the laws or raises."""
-        return Lawful(Scheduler(self.limits, self.kv()))
+    def scheduler(self, met: Counter[str] | None = None) -> Lawful:
+        """A scheduler that obeys the laws or raises. What it meets is counted in `met`."""
+        scheduler = Scheduler(self.limits, self.kv())
+        return Lawful(scheduler) if met is None else Observed(scheduler, met)
 
     def shadow(
         self, vocab_size: int = VOCAB, tiers: ShadowTiers | None = None, draw: random.Random | None = None
@@ -104,10 +107,16 @@ class Bench:
     """Lets the disk go on for a while."""
 
     @classmethod
-    def of(cls, world: World, runner: Runner | None = None, journal: Journal | None = None) -> Bench:
+    def of(
+        cls,
+        world: World,
+        runner: Runner | None = None,
+        journal: Journal | None = None,
+        met: Counter[str] | None = None,
+    ) -> Bench:
         """With a journal, the engine's calls of the scheduler go through a recorder. The disk is as fast as
         the device."""
-        scheduler, link, clock = world.scheduler(), ManualLink(), VirtualClock()
+        scheduler, link, clock = world.scheduler(met), ManualLink(), VirtualClock()
         runner = runner or world.shadow()
         if journal is None:
             return cls(world, scheduler, link, Engine(scheduler, runner, link, depth=world.depth))
@@ -147,9 +156,9 @@ class SlowDisk:
     draw: random.Random | None
     wrap: Callable[[Runner], Runner] = lambda runner: runner
 
-    def bench(self, journal: Journal | None = None) -> Bench:
+    def bench(self, journal: Journal | None = None, met: Counter[str] | None = None) -> Bench:
         """An engine over it."""
-        bench = Bench.of(self.world, self.world.shadow(), journal)
+        bench = Bench.of(self.world, self.world.shadow(), journal, met)
         self._link = bench.link
         self.replace(bench)
         return replace(bench, disk=lambda: self.tiers.work(self.shadow))
@@ -308,7 +317,7 @@ def offload_of(**changed: Any) -> OffloadLimits:
     return replace(plain, **changed)
 
 
-def random_streams(draw: random.Random, world: World) -> World:
+def random_offload(draw: random.Random, world: World) -> World:
     """A world in which contexts may be longer than the device, if it has a tier for them."""
     sizes = {Tier.HOST: world.tiers.host_pages, Tier.DISK: world.tiers.disk_pages}
     tier = next((tier for tier, pages in sizes.items() if pages), None)

@@ -19,7 +19,7 @@ from sluice.device.transport import cpu_transport
 from sluice.tiers.copies import PageCopies
 from sluice.tiers.disk_tier import DiskTier
 from sluice.tiers.format import FileLayout, PageGeometry
-from sluice.tiers.page_file import open_page_file
+from sluice.tiers.opening import open_page_file
 from sluice.types import BatchPlan, CopyDone, PageCopy, PageKey, Tier
 
 LAYERS, HEADS, HEAD_DIM, PAGE_SIZE = 28, 8, 128, 32

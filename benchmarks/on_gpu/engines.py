@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.on_gpu.clocks import MarkedQueue, mark_of
 from sluice.assembly.graphs import captured_graphs, graph_rows
-from sluice.assembly.load import use_triton
 from sluice.assembly.resolve import resolve
+from sluice.assembly.small_operations import use_triton
 from sluice.attention.base import Attention
 from sluice.attention.select import backend_named
 from sluice.config import EngineConfig

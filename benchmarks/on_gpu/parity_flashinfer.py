@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.on_gpu.flashinfer_package import check_flashinfer
 from benchmarks.on_gpu.parity import compare
 from benchmarks.on_gpu.setting import Setting
 
 
 def measure(setting: Setting) -> dict[str, Any]:
+    check_flashinfer(setting)
     return compare(setting, "flashinfer")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from benchmarks.on_gpu.models import config_of, random_model
-from sluice.models.base import CausalLM
+if TYPE_CHECKING:
+    from sluice.models.base import CausalLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,9 @@ class Setting:
 
     def model(self, name: str, dtype: torch.dtype | None = None) -> CausalLM:
         """Make a model of `models.config_of` with the same random weights each time."""
+        # It needs packages that not every part needs, and that a machine may lack.
+        from benchmarks.on_gpu.models import config_of, random_model
+
         return random_model(config_of(name, tiny=self.tiny), dtype or self.dtype, self.device)
 
     def pick(self, real: int, tiny: int) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from benchmarks.on_gpu.engines import bench_of
 from benchmarks.on_gpu.models import SMALL, config_of
 from benchmarks.on_gpu.setting import Setting, random_prompt
+from benchmarks.transformers_pages import pages_option
 
 FACTOR = 3.0
 NO_EOS = -1
@@ -66,7 +68,10 @@ def _theirs(setting: Setting, rounds: Sequence[Sequence[Sequence[int]]], outputs
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(do_sample=False, eos_token_id=NO_EOS, max_new_tokens=outputs),
         continuous_batching_config=ContinuousBatchingConfig(
-            page_size=32, num_blocks=setting.pick(2048, 64), allow_block_sharing=False
+            **{pages_option(): 32},
+            num_blocks=setting.pick(2048, 64),
+            allow_block_sharing=False,
+            max_batch_tokens=64 if setting.tiny else None,  # or it would take most of this machine's memory
         ),
     )
     rate = 0.0
@@ -92,7 +97,8 @@ def _received(manager: Any, count: int) -> int:
         if not result.is_finished():
             continue
         if result.error is not None:
-            raise RuntimeError(f"transformers: {result.error}")
+            without = "" if find_spec("psutil") else " (it finds no memory on a CPU without the package psutil)"
+            raise RuntimeError(f"transformers: {result.error}{without}")
         tokens, ended = tokens + len(result.generated_tokens), ended + 1
         if ended == count:
             return tokens

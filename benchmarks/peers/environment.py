@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sluice.bench.results import installed_versions
+
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "build" / "peers"
 PINS = Path(__file__).parent / "pins"
-LIST_VERSIONS = (
-    "import importlib.metadata as m, json;"
-    "print(json.dumps({d.metadata['Name']: d.version for d in m.distributions()}, sort_keys=True))"
-)
 
 
 class SetupError(RuntimeError):
@@ -68,9 +65,7 @@ class Environment:
 
     def versions(self, packages: Sequence[str]) -> dict[str, str]:
         """Return the versions of these packages, where they are installed."""
-        printed = subprocess.run([str(self.python), "-c", LIST_VERSIONS], check=True, capture_output=True, text=True)
-        installed: dict[str, str] = json.loads(printed.stdout)
-        return {package: installed[package] for package in packages if package in installed}
+        return installed_versions(packages, [sysconfig.get_path("purelib", "venv", {"base": str(self.folder)})])
 
 
 def run(command: Sequence[str]) -> None:
@@ -86,14 +81,3 @@ def run(command: Sequence[str]) -> None:
         raise SetupError(f"cannot run {command[0]}: {error.strerror or error}") from error
     if done.returncode != 0:
         raise SetupError(f"{command[0]} ended with {done.returncode}")
-
-
-def own_versions(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of these packages, where they are installed in this environment."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from benchmarks.peers.environment import ROOT, own_versions
+from benchmarks.peers.environment import ROOT
 from benchmarks.peers.peer import Command, Settings
+from sluice.bench.results import installed_versions
 
 
 class Sluice:
@@ -19,7 +20,7 @@ class Sluice:
         """Do nothing: Sluice is installed."""
 
     def versions(self) -> dict[str, str]:
-        return own_versions(self.packages)
+        return installed_versions(self.packages)
 
     def prepare(self, settings: Settings) -> None:
         """Do nothing: Sluice reads Hugging Face folders."""

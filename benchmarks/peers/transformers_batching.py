@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import in_process
-from benchmarks.peers.environment import own_versions
 from benchmarks.peers.peer import Settings
+from benchmarks.transformers_pages import pages_option
 from sluice.bench.engine_target import ThreadLink
+from sluice.bench.results import installed_versions
 from sluice.engine.messages import Shutdown, Submit
 from sluice.types import FinishReason, Output
 
@@ -31,7 +32,7 @@ class Transformers:
         """Do nothing: `make setup` installs it."""
 
     def versions(self) -> dict[str, str]:
-        return own_versions(self.packages)
+        return installed_versions(self.packages)
 
     def prepare(self, settings: Settings) -> None:
         """Do nothing: transformers reads Hugging Face folders."""
@@ -94,7 +95,7 @@ def load(settings: Settings, link: ThreadLink) -> tuple[TransformersLoop, dict[s
     torch.set_num_threads(settings.threads)
     model = AutoModelForCausalLM.from_pretrained(settings.checkpoint, dtype="auto", attn_implementation="sdpa").eval()
     config = {
-        "page_size": PAGE_SIZE,
+        pages_option(): PAGE_SIZE,
         "num_blocks": settings.kv_tokens // PAGE_SIZE,
         "max_requests_per_batch": settings.max_running,
         "allow_block_sharing": False,

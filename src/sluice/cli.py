@@ -13,21 +13,21 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from sluice.bench.options import add_bench_arguments, add_compare_arguments
 from sluice.config import (
     ENGINE_GROUPS,
     GROUPS,
-    SWITCHES,
     ConfigError,
     EngineConfig,
-    Option,
     ServerConfig,
     canonical,
     flag,
     options_of,
 )
+from sluice.config.arguments import add_foreign_flags, add_options, help_of
 from sluice.tiers.inspect import add_inspect_arguments
 from sluice.tracing.command import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
@@ -35,13 +35,23 @@ from sluice.types import SamplingParams
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 GENERATE_MAX_TOKENS = 128
 HELP_WIDTH = 110
-BUNDLED = "This is the small model that comes with Sluice. Name a large one: sluice generate MODEL --prompt TEXT"
+NOT_OF_BENCH = ("seed", "tokenizer", "generation_config", "override_generation_config")
+"""Engine options without effect on a measurement, which sets the sampling itself, or that it has under other terms."""
+BUNDLED = "This is the small model that comes with Sluice. Name a large one: {} generate MODEL --prompt TEXT"
 SAMPLING_OPTIONS: Mapping[str, tuple[type, str, str]] = {
     "max_tokens": (int, "N", f"maximum number of tokens to generate (default: {GENERATE_MAX_TOKENS})"),
-    "temperature": (float, "X", "sampling temperature; 0: greedy (default: 1.0)"),
-    "top_p": (float, "X", "sample from the most likely tokens whose probabilities add up to this (default: 1.0)"),
-    "top_k": (int, "N", "sample from this many most likely tokens; 0: off (default: 0)"),
-    "min_p": (float, "X", "leave out tokens less likely than this fraction of the most likely token (default: 0.0)"),
+    "temperature": (float, "X", "sampling temperature; 0: greedy (default: the model's, or 1.0)"),
+    "top_p": (
+        float,
+        "X",
+        "sample from the most likely tokens whose probabilities add up to this (default: the model's, or 1.0)",
+    ),
+    "top_k": (int, "N", "sample from this many most likely tokens; 0: off (default: the model's, or 0)"),
+    "min_p": (
+        float,
+        "X",
+        "leave out tokens less likely than this fraction of the most likely (default: the model's, or 0)",
+    ),
     "seed": (int, "N", "random seed; the same seed gives the same text (default: a new one each time)"),
 }
 
@@ -61,10 +71,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in one line."""
+    """argparse, with errors in one line, which name the flag that an unknown one is close to."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USAGE, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(
+        self, args: Any = None, namespace: Any = None
+    ) -> Any:  # as argparse's: commands come here, too
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            close = get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -111,7 +131,9 @@ class _ShowVersion(argparse.Action):
 def _add_command(commands: Any, name: str, help: str, run: Any) -> argparse.ArgumentParser:
     parser = _add_plain_command(commands, name, help, f"sluice {name} [MODEL] [options]", run)
     model = dict(options_of(GROUPS["model"]))["model"]
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=_help(model, None))
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=help_of(model, None))
+    # Apart from the positional argument, so that two models are refused.
+    parser.add_argument("--model", "--model-path", dest="model_path", help=argparse.SUPPRESS)
     return parser
 
 
@@ -132,7 +154,8 @@ def _add_plain_command(commands: Any, name: str, help: str, usage: str, run: Any
 def _add_serve(commands: Any) -> None:
     parser = _add_command(commands, "serve", "serve a model over HTTP, with OpenAI's API", serve)
     for group in ("server", *ENGINE_GROUPS):
-        _add_options(parser, group)
+        add_options(parser, group)
+    add_foreign_flags(parser)
 
 
 def _add_generate(commands: Any) -> None:
@@ -144,7 +167,8 @@ def _add_generate(commands: Any) -> None:
     group.add_argument("--stop", action="append", metavar="TEXT", help="stop before this text; may be repeated")
     group.add_argument("--ignore-eos", action="store_true", help="continue after the end-of-text token")
     for group_name in ENGINE_GROUPS:
-        _add_options(parser, group_name)
+        add_options(parser, group_name, own={"seed"})
+    add_foreign_flags(parser)
 
 
 def _add_explain(commands: Any) -> None:
@@ -153,7 +177,8 @@ def _add_explain(commands: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
     for group in ("server", *ENGINE_GROUPS):
-        _add_options(parser, group)
+        add_options(parser, group)
+    add_foreign_flags(parser)
 
 
 def _add_bench(commands: Any) -> None:
@@ -167,7 +192,8 @@ def _add_bench(commands: Any) -> None:
     )
     add_bench_arguments(parser)
     for group in ENGINE_GROUPS:
-        _add_options(parser, group)
+        add_options(parser, group, own=NOT_OF_BENCH)
+    add_foreign_flags(parser)
 
 
 def _add_compare(commands: Any) -> None:
@@ -200,42 +226,6 @@ def _add_cache(commands: Any) -> None:
     add_inspect_arguments(
         _add_plain_command(verbs, "inspect", "show the contents of a file of --kv-disk", usage, cache_inspect)
     )
-
-
-def _add_options(parser: argparse.ArgumentParser, group: str) -> None:
-    """Add the flags of one group of `config`. Aliases work too, but are not listed."""
-    shown = parser.add_argument_group(group)
-    types = {item.name: str(item.type) for item in fields(GROUPS[group])}
-    defaults = {item.name: item.default for item in fields(GROUPS[group])}
-    for name, option in options_of(GROUPS[group]):
-        if name == "model":
-            continue
-        settings = _settings(option, types[name], defaults[name])
-        shown.add_argument(flag(name), dest=name, **settings)
-        for alias in option.aliases:
-            shown.add_argument(flag(alias), dest=name, **(settings | {"help": argparse.SUPPRESS}))
-    for name, switch in SWITCHES.items():
-        if switch.option in types:
-            shown.add_argument(flag(name), action="store_true", help=argparse.SUPPRESS)
-
-
-def _settings(option: Option, type_name: str, default: object) -> dict[str, Any]:
-    settings: dict[str, Any] = {"help": _help(option, default)}
-    if "bool" in type_name:
-        return settings | {"action": argparse.BooleanOptionalAction}
-    if option.choices:
-        named = {} if option.metavar == "N" else {"metavar": option.metavar}
-        return settings | {"choices": option.choices} | named
-    kind = float if "float" in type_name else int if "int" in type_name else str
-    return settings | {"type": kind, "metavar": option.metavar}
-
-
-def _help(option: Option, default: object) -> str:
-    return f"{option.help} (default: {option.unset or _show(default)})"
-
-
-def _show(default: object) -> str:
-    return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
 
 
 def serve(given: dict[str, Any]) -> int:
@@ -292,13 +282,14 @@ def generate(given: dict[str, Any]) -> int:
         EngineConfig.from_options(given)
     except ValueError as error:
         return fail("generate", error, EXIT_USAGE)
+    from sluice.http.announcement import own_command
     from sluice.llm import LLM
 
     try:
         with LLM(progress=True, **given) as llm:
             if llm.info.is_bundled:
-                print(BUNDLED, file=sys.stderr)
-            for piece in llm.stream(prompt, sampling):
+                print(BUNDLED.format(own_command(sys.argv[0], sys.executable)), file=sys.stderr)
+            for piece in llm.stream(prompt, llm.info.sampling_defaults.fill(sampling, asked)):
                 print(piece.text, end="", flush=True)
             print()
     except BrokenPipeError:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.types import SamplingParams
+from sluice.types import SamplingParams, Tier, why_none_longer
 
 MAX_CACHE_SALT = 256
 """Characters of a `cache_salt`."""
 PRIORITIES = (-(1 << 63), (1 << 63) - 1)
+NO_TIER = "tier_unavailable"
+"""Code of the error of a request whose tier is disabled or has failed."""
 
 
 class LimitError(ValueError):
@@ -25,6 +27,10 @@ class LimitError(ValueError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+class TierDisabled(LimitError):
+    """A request that needs a tier without which the engine was restarted. It may be accepted after another restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class Limits:
     """Tokens that the tier of contexts longer than the pool holds; 0: there is no such tier."""
     token_bytes: int = 0
     """Bytes of a token's KV in all layers."""
+    disabled_tier: Tier | None = None
+    """The tier that would hold longer contexts, if the engine was restarted without it."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -138,6 +146,11 @@ class Limits:
         """Return the error of a request of `length` tokens, prompt and output together."""
         if length > self.max_model_len:
             limit = f"the model's context is {self.max_model_len} tokens"
+        elif self.disabled_tier is not None:
+            pool = f"the KV pool is {self.max_total_tokens} tokens (--max-total-tokens)"
+            return TierDisabled(
+                f"{what}, but {pool}, and {why_none_longer(self.disabled_tier)}", param=param, code=NO_TIER
+            )
         elif self.max_offloaded_tokens > self.max_total_tokens:
             limit = (
                 f"the tier behind the KV pool has {self.max_offloaded_tokens * self.token_bytes} bytes for"

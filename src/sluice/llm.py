@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 import queue
-import secrets
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +29,7 @@ from sluice.limits import LimitError, check_cache_salt
 from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
 from sluice.text.text_stream import Piece, TextStream
 from sluice.text.tokenizer import Tokenizer
-from sluice.types import FinishReason, Output, SamplingParams, Submit, TokenLogprobs
+from sluice.types import FinishReason, Output, SamplingParams, Submit, TokenLogprobs, seed_source
 
 Prompt = str | Sequence[int]
 T = TypeVar("T")
@@ -108,14 +107,21 @@ class LLM:
         engine, self.info = build_engine(config, self._link, progress=progress)
         self._engine: Engine | None = engine
         self._close = weakref.finalize(self, engine.close)  # also runs when an LLM is garbage
-        has_tokenizer = (self.info.folder / "tokenizer.json").is_file()
+        folder = self.info.tokenizer_folder
         try:
-            self._tokenizer = Tokenizer.from_folder(self.info.folder, chat=False) if has_tokenizer else None
+            has_tokenizer = (folder / "tokenizer.json").is_file()
+            self._tokenizer = Tokenizer.from_folder(folder, chat=False) if has_tokenizer else None
         except BaseException:
             self.close()
             raise
         self._eos_ids = self.info.eos_token_ids | (self._tokenizer.eos_token_ids if self._tokenizer else frozenset())
         self._ids = count()
+        self._new_seed = seed_source(config.model.seed)
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """The parameters of prompts that are given none: those of the model's `generation_config.json`."""
+        return self.info.sampling_defaults.fill(SamplingParams(), ())
 
     def generate(
         self,
@@ -129,10 +135,9 @@ class LLM:
 
         Args:
             prompts: texts or lists of token ids; a single one counts as a list of one.
-            sampling: for all prompts, or one for each; None is `SamplingParams()`.
+            sampling: for all prompts, or one for each; None: the model's own settings (`default_sampling`).
             cache_salt: for all prompts, or one for each. Prompts share cached KV only if their salts are equal.
-            priority: for all prompts, or one for each. Prompts of a higher priority go first under
-                `schedule_policy="priority"`.
+            priority: for all prompts, or one for each. Higher ones go first under `schedule_policy="priority"`.
 
         Returns:
             One result for each prompt, in order.
@@ -145,8 +150,7 @@ class LLM:
             RuntimeError: the LLM is closed.
         """
         listed = _listed(prompts)
-        given = SamplingParams() if sampling is None else sampling
-        params = _one_each("sampling", SamplingParams, given, len(listed))
+        params = self._params(sampling, len(listed))
         salts = _one_each("cache_salt", str, cache_salt, len(listed))
         priorities = _one_each("priority", int, priority, len(listed))
         groups = [self._runs(*each) for each in zip(count(), listed, params, salts, priorities, strict=False)]
@@ -174,7 +178,7 @@ class LLM:
             LimitError, ValueError, GenerationError, RuntimeError: as `generate`. Arguments are checked at the call;
                 `n` must be 1, and `prompt_logprobs` None.
         """
-        (params,) = _one_each("sampling", SamplingParams, SamplingParams() if sampling is None else sampling, 1)
+        (params,) = self._params(sampling, 1)
         if params.n != 1:
             raise ValueError(f"a stream gives one sample: n must be 1, got {params.n}; use generate")
         if params.prompt_logprobs is not None:
@@ -221,6 +225,9 @@ class LLM:
         finally:
             self._end(run)
 
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
+        return _one_each("sampling", SamplingParams, self.default_sampling if given is None else given, count)
+
     def _runs(self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: int) -> list[_Run]:
         """Check the arguments for one prompt, and return a run for each of its samples, not submitted yet.
 
@@ -237,9 +244,9 @@ class LLM:
         except LimitError as error:
             raise LimitError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
         if sampling.stop and self._tokenizer is None:
-            folder = self.info.folder
+            folder = self.info.tokenizer_folder
             raise ValueError(f"stop strings: {folder} has no tokenizer.json; use stop_token_ids")
-        resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=secrets.randbits(63))
+        resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=self._new_seed())
         runs = []
         for sample in range(sampling.n):
             detokenizer = self._tokenizer.detokenizer(tokens) if self._tokenizer else Detokenizer(_NO_TEXT)
@@ -252,7 +259,7 @@ class LLM:
         """Return the token ids of a prompt: of a text, or given ids of any integer type."""
         if isinstance(prompt, str):
             if self._tokenizer is None:
-                folder = self.info.folder
+                folder = self.info.tokenizer_folder
                 raise ValueError(f"prompt {index}: {folder} has no tokenizer.json; give token ids")
             if not prompt:
                 raise LimitError(f"prompt {index}: the prompt is empty", param="prompt")
@@ -378,11 +385,9 @@ _NO_TEXT = Vocabulary(spelling_of(None), lambda token_id: None, frozenset())
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts as a list, a single one as a list of one."""
-    if isinstance(prompts, str):
-        return [prompts]
     if not isinstance(prompts, Iterable):
         raise ValueError(f"prompts must be a text, a list of token ids or a list of either, got {prompts!r}")
-    items: list[Any] = list(prompts)
+    items: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
     is_one = bool(items) and not any(isinstance(item, str | Iterable) for item in items)
     return [items] if is_one else items
 

@@ -95,7 +95,7 @@ def test_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         (["--max-batch-tokens", "8", "--max-running-requests", "8"], "got 8 with 8 running"),
         (["--device", "tpu"], "--device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
         (["--port", "70000"], "--port must be from 0 to 65535, got 70000"),
-        (["--log-level", "loud"], "invalid choice: 'loud'"),
+        (["--log-level", "loud"], "--log-level must be one of debug, info, warning, error, got 'loud'"),
     ],
 )
 def test_what_is_refused_is_refused_here_too(

@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,18 @@ import pytest
 import tiny_models
 from page_files import PATIENCE
 from sluice import LLM, SamplingParams
+from sluice.assembly import engine as engine_of
 from sluice.assembly import loaded, tiers
 from sluice.assembly.engine import build_engine
+from sluice.assembly.info import EngineInfo
 from sluice.config import ConfigError, EngineConfig
+from sluice.limits import TierDisabled
 from sluice.text.tokenizer import TokenizerError
 from sluice.tiers import disk_tier
 from sluice.tiers.blocks import FileBlocks
-from sluice.tiers.format import PageFileInUse
-from sluice.tiers.page_file import check_path
-from tier_schedules import BlockingLink
+from sluice.tiers.opening import check_path
+from sluice.types import FinishReason, Submit, Tier
+from tier_schedules import BlockingLink, greedy, run_out
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 PROMPT = tiny_models.prompt(40, 1)
@@ -53,6 +56,11 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiers, "IN_USE_SECONDS", 0.1)
 
 
+@pytest.fixture
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "IN_USE_SECONDS", 0.0)
+
+
 @dataclass
 class SlowDisk:
     """Writes nothing until it comes back."""
@@ -76,30 +84,29 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> SlowDisk:
     return slow
 
 
-def test_an_llm_can_be_opened_again_while_a_slow_disk_still_writes(folder: Path, path: Path, disk: SlowDisk) -> None:
-    """Close and open in a notebook: in use, it would say, by an engine that is gone."""
-    with small(folder, path) as llm:
-        (expected,) = llm.generate([PROMPT], GREEDY)
-        assert disk.hangs.wait(PATIENCE)
-    with pytest.raises(PageFileInUse, match=r"is in use by another engine$"):
-        check_path(path)  # as one would that does not wait
-    soon = threading.Timer(0.1, disk.came_back.set)
-    soon.start()
-    with small(folder, path) as llm:
-        (again,) = llm.generate([PROMPT], GREEDY)
-    assert again.token_ids == expected.token_ids
-    soon.join()
+@pytest.mark.usefixtures("_at_once")
+def test_a_closed_llm_has_given_its_file_free(folder: Path, path: Path, disk: SlowDisk) -> None:
+    """Close and open in a notebook: in use, it would say, by an engine that is gone. And what the disk still writes for
+    the first one is taken for pages of the second."""
+    llm = small(folder, path)
+    (expected,) = llm.generate([PROMPT], GREEDY)
+    assert disk.hangs.wait(PATIENCE)
+    llm.close()
+    check_path(path)
+    with small(folder, path) as again:
+        disk.came_back.set()
+        assert again.generate([PROMPT], GREEDY)[0].token_ids == expected.token_ids
+    with small(folder, path) as third:
+        (result,) = third.generate([PROMPT], GREEDY)
+        assert (result.token_ids, result.num_cached_tokens) == (expected.token_ids, 32)
 
 
-@pytest.mark.usefixtures("_hasty")
-def test_a_file_whose_disk_hangs_is_refused_in_words(folder: Path, path: Path, disk: SlowDisk) -> None:
-    """A constructor that never returns."""
-    with small(folder, path) as llm:
-        llm.generate([PROMPT], GREEDY)
-        assert disk.hangs.wait(PATIENCE)
-    with pytest.raises(ConfigError, match=r"is in use by another engine, and was so for 0\.1 s"):
-        small(folder, path)
-    disk.came_back.set()
+@pytest.mark.usefixtures("_at_once")
+def test_every_closed_llm_has_given_its_file_free(folder: Path, path: Path) -> None:
+    """A lock that ends soon after `close` has returned, most of the time."""
+    for number in range(4):
+        with small(folder, path) as llm:
+            llm.generate([tiny_models.prompt(90, number)], GREEDY)
 
 
 HANGS = """
@@ -189,11 +196,30 @@ def config_of(folder: Path, path: Path) -> EngineConfig:
     return EngineConfig.from_options(options | LEAST_PAGES | {"offload_above": 48, "ring_blocks": 3})
 
 
-def follower(config: EngineConfig) -> str | None:
-    """The disk tier of an engine that follows another one."""
+def follower(config: EngineConfig) -> EngineInfo:
+    """An engine that follows another one, closed again."""
     engine, info = build_engine(config, BlockingLink(), progress=False, follows=True)
     engine.close()
+    return info
+
+
+def made(config: EngineConfig) -> str:
+    """The page file of an engine that was closed."""
+    engine, info = build_engine(config, BlockingLink(), progress=False)
+    engine.close()
+    assert info.config.cache.kv_disk is not None
     return info.config.cache.kv_disk
+
+
+def check_serves_without(info: EngineInfo, why: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Check that an engine serves without its disk tier, and says so once, in one line."""
+    assert info.config.cache.kv_disk is None
+    assert why in info.disabled_tiers[Tier.DISK]
+    assert "\n" not in info.disabled_tiers[Tier.DISK]
+    assert info.reasons["kv_disk"] == f"disabled: {info.disabled_tiers[Tier.DISK]}"
+    warnings = [record.getMessage() for record in caplog.records if "--kv-disk" in record.getMessage()]
+    assert warnings == [f"{info.disabled_tiers[Tier.DISK]}; this engine serves without the disk tier"]
+    caplog.clear()
 
 
 @pytest.mark.usefixtures("_hasty")
@@ -207,9 +233,8 @@ def test_an_engine_that_follows_another_serves_without_a_file_in_use(
     with closing(before):
         with pytest.raises(ConfigError, match="in use by another engine"):
             build_engine(config, BlockingLink(), progress=False)
-        assert follower(config) is None
-    assert "in use by another engine, and was so for 0.1 s; this engine runs without it" in caplog.text
-    assert follower(config) == str(path)
+        check_serves_without(follower(config), "in use by another engine, and was so for 0.1 s", caplog)
+    assert follower(config).config.cache.kv_disk == str(path)
 
 
 def test_a_disk_that_does_not_even_show_a_header(
@@ -218,10 +243,73 @@ def test_a_disk_that_does_not_even_show_a_header(
     """A server that loads until its start takes too long, again and again."""
     came_back = threading.Event()
     monkeypatch.setattr(tiers, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(tiers, "check_path", lambda path, patience: came_back.wait(PATIENCE))
+    monkeypatch.setattr(tiers, "check_path", lambda path, patience, must_exist: came_back.wait(PATIENCE))
     config = config_of(folder, path)
     with pytest.raises(ConfigError, match="its disk gave no answer for"):
         build_engine(config, BlockingLink(), progress=False)
-    assert follower(config) is None
-    assert "gave no answer for 0.1 s; this engine runs without it" in caplog.text
+    check_serves_without(follower(config), "gave no answer for 0.1 s", caplog)
     came_back.set()
+
+
+def test_an_engine_that_follows_another_serves_without_a_damaged_file_and_later_with_it(
+    folder: Path, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A truncated file that ends the server with the first crash; a tier that is gone for good although its disk came
+    back."""
+    config = config_of(folder, path)
+    made(config)
+    whole = path.read_bytes()
+    os.truncate(path, 0)
+    check_serves_without(follower(config), "is not a page file", caplog)
+    path.unlink()
+    check_serves_without(follower(config), "No such file or directory", caplog)
+    assert not path.exists(), "a file on whatever disk is there now"
+    path.write_bytes(whole)
+    info = follower(config)
+    assert (info.config.cache.kv_disk, info.disabled_tiers) == (str(path), {})
+
+
+def test_a_file_that_turns_bad_while_the_model_loads(
+    folder: Path, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the check before found well, or cannot see: the page file of another model at the same path."""
+    config = config_of(folder, path)
+    made(replace(config, cache=replace(config.cache, page_size=4)))
+    with monkeypatch.context() as patched:
+        loads: list[str | None] = []
+        load = engine_of.load
+        patched.setattr(engine_of, "load", lambda c, **rest: loads.append(c.cache.kv_disk) or load(c, **rest))
+        check_serves_without(follower(config), "holds pages of 4, not 8", caplog)
+    assert loads == [str(path), None]
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        made(replace(config, cache=replace(config.cache, kv_disk=f"{path}/below")))
+
+
+def test_an_engine_without_its_tier_refuses_by_name_what_needs_it(folder: Path, path: Path) -> None:
+    """A request that is continued in an engine without the tier: one that waits for ever, or an output that claims to
+    be the first, after which the server takes the engine for broken."""
+    link, prompt = BlockingLink(), tiny_models.prompt(150, 2)
+    engine, info = build_engine(config_of(folder, path), link, progress=False, follows=True)
+    with closing(engine):
+        link.post(Submit(0, prompt, greedy(4), output_ids=(7, 8), is_resumed=True))
+        link.post(Submit(1, PROMPT, greedy(4)))
+        run_out(engine, link, 2)
+    end = link.end(0)
+    assert end is not None
+    assert (end.finish_reason, end.start) == (FinishReason.TIER_UNAVAILABLE, 2)
+    assert "exceed the KV pool of 96 tokens, and the disk tier, which held longer ones, could not be" in str(end.error)
+    with pytest.raises(TierDisabled, match="and the disk tier, which held longer ones"):
+        info.limits.check(prompt, 4)
+    assert len(link.tokens(1)) == 4
+
+
+def test_an_engine_that_follows_another_serves_without_a_trace_that_it_cannot_write(
+    folder: Path, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The folder of the traces is gone or full, and the first crash ends the server."""
+    trace = path / "missing" / "trace.1"
+    config = EngineConfig.from_options({"model": str(folder), "trace": str(trace)} | LEAST_PAGES)
+    with pytest.raises(ConfigError, match=r"--trace .*trace.1 cannot be written: No such file"):
+        build_engine(config, BlockingLink(), progress=False)
+    assert follower(config).config.trace.trace is None
+    assert f"--trace {trace} cannot be written: No such file or directory; this engine writes no trace" in caplog.text

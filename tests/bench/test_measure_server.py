@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-import uvicorn
 
 from bench_makers import ManualTimer
 from serving import MODEL, Server, run, serving
@@ -31,7 +30,7 @@ from sse_server import MODELS, Call, Handler, scripted, stream_at_once
 async def on_a_port(server: Server) -> AsyncIterator[str]:
     """The application behind a real socket."""
     listener = socket.create_server(("127.0.0.1", 0))
-    http = HttpServer(uvicorn.Config(server.app, lifespan="off", log_level="warning", access_log=False))
+    http = HttpServer.of(server.app)
     task = asyncio.create_task(http.serve(sockets=[listener]))
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu import PARTS, Part, _in_child, main, run_parts
+from benchmarks import gpu
+from benchmarks.gpu import ALL_SECONDS, PARTS, ROOT, Part, _in_child, main, run_parts, write_page
 from benchmarks.on_gpu.clocks import HostMark, MarkedQueue, idle_share
 from benchmarks.on_gpu.models import LARGE, SMALL, config_of, num_parameters, random_model
 from benchmarks.on_gpu.prefill_chunk import flops
@@ -84,6 +87,54 @@ def test_a_part_in_a_process_of_its_own() -> None:
     """One that hangs is ended, one that is done hands its result over."""
     assert "took longer than" in _in_child(Part("rates", 0.01), TRIAL, 60)["error"]
     assert _in_child(Part("rates", 500), TRIAL, 500)["copy_bytes_per_second"] > 0
+
+
+def test_a_part_that_lacks_a_package_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a bare machine the script ended with the first import that failed."""
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert Part("transformers_peer", 60).run(TRIAL)["error"] == (
+        "needs the package transformers, which is not installed (pip install transformers)"
+    )
+
+
+def test_a_page_that_cannot_be_drawn_costs_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "benchmarks.on_gpu.plotted", raising=False)
+    monkeypatch.setitem(sys.modules, "benchmarks.figures_page", None)
+    write_page({"interference": {"rows": []}}, tmp_path / "gpu.html")
+    assert "gpu.html is not written: needs the package benchmarks" in capsys.readouterr().err
+
+
+def test_parts_need_no_more_than_torch_and_transformers_bring() -> None:
+    """A machine is rented for minutes: packages of the server are not worth installing there."""
+    imports = ", ".join(f"benchmarks.on_gpu.{name}" for name in PARTS)
+    program = f"import sys, {imports}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert {"msgspec", "zmq", "fastapi", "uvicorn", "prometheus_client"}.isdisjoint(shown.stdout.split())
+
+
+def test_more_time_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer's compilation outlasted its part, and nothing could be done about it."""
+    given: list[tuple[float, float]] = []
+
+    def run(part: Part, setting: Setting, left: float) -> dict[str, Any]:
+        given.append((part.seconds, left))
+        return {}
+
+    monkeypatch.setattr(gpu, "_in_process", run)
+    arguments = ["--trial", "--json", str(tmp_path / "x.json"), "--parts", "rates"]
+    assert main([*arguments, "--time-factor", "2.5"]) == 0
+    ((seconds, left),) = given
+    assert seconds == 2.5 * PARTS["rates"].seconds
+    assert 2 * ALL_SECONDS < left <= 2.5 * ALL_SECONDS
+    with pytest.raises(SystemExit):
+        main([*arguments, "--time-factor", "0"])
+
+
+def test_flashinfer_that_is_not_there_is_not_waited_for() -> None:
+    for name in ("attention_flashinfer", "parity_flashinfer"):
+        assert "FlashInfer" in Part(name, 60).run(TRIAL)["error"]
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

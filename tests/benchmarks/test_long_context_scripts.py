@@ -46,7 +46,7 @@ def test_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert offload_neighbours.main(["--out", str(prefix), *sizes, *options]) == 0
     found = json.loads(prefix.with_suffix(".json").read_text())
     assert list(found["phases"]) == ["alone", "ordinary", "prefill", "decode"]
-    assert all(phase["gaps"] > 4 for phase in found["phases"].values())
+    assert all(phase["gaps"] > 0 for phase in found["phases"].values())
     assert found["is_right"]
     assert offload_neighbours.main(["--out", str(prefix), *sizes, "--option", "max_total_tokens=512"]) == 1
     assert "offload_neighbours: error:" in capsys.readouterr().err
@@ -54,11 +54,12 @@ def test_neighbours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_anonymous_memory_is_seen() -> None:
     """Pages of a file count as well, and a context on a disk would seem to be in memory."""
-    with PeakMemory() as memory, mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
-        before = anonymous_bytes()
-        block.write(bytes(64 << 20))
-        assert anonymous_bytes() - before == pytest.approx(64 << 20, rel=0.5)
-    assert memory.peak >= before
+    with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as block:
+        with PeakMemory() as memory:
+            before = anonymous_bytes()
+            block.write(bytes(64 << 20))
+            assert anonymous_bytes() - before == pytest.approx(64 << 20, rel=0.5)
+        assert memory.peak - before == pytest.approx(64 << 20, rel=0.5)
 
 
 def test_read_bandwidth(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import venv
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 import tiny_models
 from benchmarks.checkpoint.shapes import SHAPES
 from benchmarks.make_checkpoint import write_checkpoint
-from benchmarks.peers import vllm_server
+from benchmarks.peers import environment, vllm_server
 from benchmarks.peers.environment import SetupError
 from benchmarks.peers.llama_cpp_server import LlamaCpp
 from benchmarks.peers.peer import Command, Settings
@@ -199,3 +200,15 @@ def test_help_needs_no_peer() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "peers" / "run.py"
     shown = subprocess.run([sys.executable, str(script), "--help"], check=True, capture_output=True, text=True).stdout
     assert "--peer {sluice,vllm,llama.cpp,openvino,transformers}" in shown
+
+
+def test_versions_are_those_of_the_peers_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions of this interpreter's packages would be recorded for an engine that runs on others."""
+    monkeypatch.setattr(environment, "HOME", tmp_path)
+    there = environment.Environment("vllm")
+    venv.create(there.folder, with_pip=False)
+    (site,) = there.folder.glob("lib/python*/site-packages")
+    info = site / "torch-1.2.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: torch\nVersion: 1.2.3\n")
+    assert there.versions(("torch", "numpy")) == {"torch": "1.2.3"}

@@ -50,7 +50,7 @@ def test_every_option_is_a_flag(command: str) -> None:
         for item in fields(GROUPS[group]):
             shown = re.search(rf"--(\[no-\])?{item.name.replace('_', '-')}[ \n]", text)
             assert item.name == "model" or shown, item.name
-    assert len(text.splitlines()) <= 100, "the help must not be a book"
+    assert len(text.splitlines()) <= 140, "the help must not be a book"
     assert max(map(len, text.splitlines())) <= 110
 
 
@@ -78,7 +78,7 @@ def test_options_that_were_not_given_stay_open() -> None:
     [
         (["serve", "--port", "x"], "--port: invalid int value: 'x'"),
         (["serve", "--port", "65536"], "--port must be from 0 to 65535, got 65536"),
-        (["serve", "--dtype", "int4"], "invalid choice: 'int4'"),
+        (["serve", "--dtype", "int4"], "--dtype must be one of auto, float64, float32, bfloat16, float16, got 'int4'"),
         (["serve", "--prot", "1"], "--prot"),
         (["serve", "--depth", "0"], "--depth must be at least 1, got 0"),
         (["serve", "--schedule", "prefill-first", "--enable-mixed-chunk"], "schedule"),

@@ -81,6 +81,13 @@ def test_a_fraction_counts_what_is_there_already() -> None:
     assert cuda_room(GPU, 0.1).open_bytes == 0
 
 
+def test_a_utilization_counts_steps_too() -> None:
+    """vLLM's share is of all that is in use, while SGLang's leaves the rest to steps."""
+    assert cuda_room(GPU, None, 0.75).open_bytes == (75 - 20 - 7) * GIB
+    assert cuda_room(GPU, None, 1.0).open_bytes == 73 * GIB
+    assert cuda_room(GPU, None, 0.2).open_bytes == 0
+
+
 def test_a_fraction_that_leaves_no_room_for_a_step_is_refused() -> None:
     """The error would come hours later, out of memory in the first full step."""
     with pytest.raises(ConfigError, match=r"--mem-fraction-static 0.95 leaves too little: .* at most 0.93"):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import httpx
 
 from serving import run, serving
-from sluice.engine.heartbeat import Phase
+from sluice.engine.heartbeat import LoadingPart, Phase
 from sluice.http.app import create_app
 from sluice.http.backend import Backend
+from sluice.process.engine_state import Loading
 from sluice.process.heartbeat import Reading
 
 PATHS = ("/live", "/ready", "/health")
@@ -31,6 +32,26 @@ def test_while_the_model_loads() -> None:
     run(test)
 
 
+def test_how_far_a_model_is_loaded_and_for_how_long() -> None:
+    """Otherwise a model that loads for minutes looks as if it hung."""
+
+    async def test() -> None:
+        backend = Backend()
+        transport = httpx.ASGITransport(create_app(backend))
+        reading = Reading(0, Phase.LOADING, -1, 0, 0, 0, 0, LoadingPart.WEIGHTS, 300, 400)
+        backend.engine.loading = Loading(reading, 12.34)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            assert await codes(http) == ([200, 503, 503], "the model is loading: weights, 75%, 12 s so far")
+            engine = (await http.get("/health")).json()["engine"]
+            assert engine["phase"] == "loading"
+            assert engine["loading"] == {"part": "weights", "done": 300, "total": 400, "seconds": 12.3}
+            assert "sluice:engine_loading_seconds{" in (await http.get("/metrics")).text
+            backend.engine.loading = Loading(reading._replace(part=LoadingPart.MEMORY, loaded=0, to_load=0), 13.0)
+            assert await codes(http) == ([200, 503, 503], "the model is loading: memory, 13 s so far")
+
+    run(test)
+
+
 def test_from_serving_to_the_end() -> None:
     async def test() -> None:
         async with serving() as server:
@@ -38,12 +59,29 @@ def test_from_serving_to_the_end() -> None:
             assert await codes(server.http) == ([200, 200, 200], "ok")
             engine.away("the engine was killed by signal 9; another one is started")
             assert await codes(server.http) == ([200, 503, 503], engine.status)
-            engine.serving(77)
+            engine.serving(77, {})
             assert await codes(server.http) == ([200, 200, 200], "ok")
             server.backend.drain()
             assert await codes(server.http) == ([200, 503, 503], "the server is shutting down")
             server.backend.close("the engine was killed by signal 9")
             assert await codes(server.http) == ([503, 503, 503], "the engine was killed by signal 9")
+
+    run(test)
+
+
+def test_new_requests_are_refused_while_no_engine_can_be_started() -> None:
+    """They would wait for minutes; a load balancer has other servers. Streams that run wait for the next engine."""
+
+    async def test() -> None:
+        async with serving() as server:
+            server.backend.engine.cannot_start("the engine was killed by signal 9, and no other one can be started")
+            for stream in (False, True):
+                refused = await server.post("/v1/completions", prompt="a", stream=stream)
+                assert refused.status_code == 503
+                assert refused.headers["retry-after"] == "5"
+                assert "no other one can be started" in refused.json()["error"]["message"]
+            server.backend.engine.serving(77, {})
+            assert (await server.post("/v1/completions", prompt="a", max_tokens=1)).status_code == 200
 
     run(test)
 

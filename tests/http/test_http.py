@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +15,10 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from serving import MODEL, Server, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN, PAGE_SIZE
 from sluice.engine.messages import Abort, Submit
+from sluice.text.chat_template import ChatTemplate
+from sluice.text.tokenizer import Tokenizer
 from sluice.types import FinishReason
+from tokenizer_makers import byte_tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -291,5 +296,49 @@ def test_models_and_version() -> None:
             status, version = await _says(server, "/version")
             assert status == 200
             assert json.dumps(version).count(".") >= 2
+
+    run(test)
+
+
+def test_messages_of_an_agent_reach_the_template() -> None:
+    """A transcript with calls and results, in the forms in which clients send them."""
+    call = {"id": "c1", "type": "function", "index": 0, "function": {"name": "f", "arguments": '{"a": [1, "b"]}'}}
+    template = (
+        "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|{{ m.tool_call_id }}|"
+        "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a[1] }}{% endfor %};{% endfor %}"
+        "{{ enable_thinking }}{{ reasoning_effort }}{{ documents }}{{ add_generation_prompt }}"
+    )
+    talk = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "r"},
+        {
+            "role": "tool",
+            "tool_call_id": "c1",
+            "content": [{"type": "text", "text": "x"}, {"type": "text", "text": "y"}],
+        },
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "assistant", "content": "so "},
+    ]
+    lines = ["user|q|||", "assistant||r||b", "tool|x\ny||c1|", "assistant||||b", "assistant|so |||"]
+    options = {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low", "documents": [{"t": 1}]}
+    prompt = ";".join([*lines, "Falselow[{'t': 1}]True"])
+
+    async def test() -> None:
+        async with serving() as server:
+            with closing(ChatTemplate(template, {})) as chat_template:
+                tokenizer = Tokenizer(byte_tokenizer(), chat_template=chat_template)
+                server.backend.open(replace(server.backend.service(), tokenizer=tokenizer))
+                answer = await server.post("/tokenize", messages=talk, **options)
+                assert bytes(answer.json()["tokens"]).decode() == prompt
+                answer = await server.post("/tokenize", messages=talk, continue_final_message=True)
+                assert bytes(answer.json()["tokens"]).decode().endswith(";assistant|so ")
+                answer = await server.post("/tokenize", messages=talk, add_generation_prompt=False)
+                assert bytes(answer.json()["tokens"]).decode().endswith("NoneFalse")
+                (submit,) = await sent_for(server, messages=talk, **options)
+                assert bytes(submit.prompt).decode() == prompt
+
+    async def sent_for(server: Server, **body: Any) -> list[Submit]:
+        assert (await server.post(CHAT, max_tokens=1, **body)).status_code == 200
+        return [message for message in server.sent if isinstance(message, Submit)]
 
     run(test)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +71,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "min_p": 2}, "min_p", "[0, 1]"),
     ({"prompt": "a", "seed": 2**70}, "seed", ""),
     ({"prompt": "a", "seed": "x"}, "seed", "got `str`"),
-    ({"prompt": "a", "stop": ""}, "stop", "non-empty"),
+    ({"prompt": "a", "stop": [""]}, "stop", "non-empty"),
     ({"prompt": "a", "stop": [1]}, "stop[0]", "got `int`"),
     ({"prompt": "a", "stop": ["x"] * 17}, "stop", "at most 16"),
     ({"prompt": "a", "stop": "x" * 1001}, "stop", "1000 characters"),
@@ -96,7 +98,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "logprobs": -1}, "logprobs", "an integer from 0 to 20, got -1"),
     ({"prompt": "a", "logprobs": 21}, "logprobs", "an integer from 0 to 20, got 21"),
     ({"prompt": "a", "logprobs": True}, "logprobs", "got `bool`"),
-    ({"prompt": "a", "top_logprobs": 2}, "top_logprobs", "not a field"),
+    ({"prompt": "a", "top_logprobs": 2}, "top_logprobs", "not supported"),
     ({"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs", "an integer from 0 to 20, got 21"),
     ({"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs", "an integer from 0 to 20, got -1"),
     ({"prompt": "a", "prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "send stream: false"),
@@ -119,6 +121,11 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "logit_bias": {"5": 101}}, "logit_bias", "from -100 to 100"),
     ({"prompt": "a", "logit_bias": {"05": 1, "5": 1}}, "logit_bias", "one number for each token"),
     ({"prompt": "a", "logit_bias": {"5": "much"}}, "logit_bias[...]", "got `str`"),
+    (
+        {"prompt": ["a"] * 50, "n": 80, "logit_bias": {str(token): 1 for token in range(VOCAB + 200)}},
+        "logit_bias",
+        "4000 choices with 327 entries of logit_bias each are 1308000 biases; at most 1048576",
+    ),
     ({"prompt": "a", "logit_bias": [5]}, "logit_bias", "got `array`"),
     ({"prompt": "a", "presence_penalty": 2.5}, "presence_penalty", "from -2 to 2, got 2.5"),
     ({"prompt": "a", "frequency_penalty": -3}, "frequency_penalty", "from -2 to 2, got -3"),
@@ -129,8 +136,20 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "min_tokens": 1.0}, "min_tokens", "got `float`"),
     ({"prompt": "a", "stop_token_ids": [VOCAB]}, "stop_token_ids", f"token id {VOCAB} in stop_token_ids is outside"),
     ({"prompt": "a", "stop_token_ids": [10**30]}, "stop_token_ids", ""),
-    ({"prompt": "a", "chat_template": "x"}, "chat_template", "not a field"),
-    ({"prompt": "a", "max_token": 5}, "max_token", "not a field"),
+    ({"prompt": "a", "chat_template": "x"}, "chat_template", "not supported"),
+    ({"prompt": "a", "max_token": 5}, "max_token", "did you mean max_tokens?"),
+    ({"prompt": "a", "temprature": 0}, "temprature", "did you mean temperature?"),
+    ({"prompt": "a", "maxTokens": 5}, "maxTokens", "did you mean max_tokens?"),
+    ({"prompt": "a", "top-p": 0.5}, "top-p", "did you mean top_p?"),
+    ({"prompt": "a", "guided_jsons": {}}, "guided_jsons", "did you mean guided_json?"),
+    ({"prompt": "a", "max_new_tokens": 5}, "max_new_tokens", "send max_tokens"),
+    ({"prompt": "a", "enable_thinking": False}, "enable_thinking", "send chat_template_kwargs"),
+    ({"prompt": "a", "typical_p": 0.9}, "typical_p", "send null or 1"),
+    ({"prompt": "a", "cache_prompt": 1}, "cache_prompt", "must be true or false, got the number 1"),
+    ({"prompt": "a", "id_slot": True}, "id_slot", "must be an integer, got true"),
+    ({"prompt": "a", "num_ctx": 10**6}, "num_ctx", f"above the {MAX_MODEL_LEN} tokens"),
+    ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens", "got `int`"),
+    ({"prompt": "a", **{f"zz{index}": 1 for index in range(33)}}, "zz32", "more than 32 fields"),
     ({"prompt": "a", "user": 5}, "user", "must be a text, got the number 5"),
     ({"prompt": "a", "metadata": ["a"]}, "metadata", "must be an object, got a list"),
 ]
@@ -148,7 +167,45 @@ def test_bad_completions() -> None:
     run(test)
 
 
+NUMBERS = [
+    *("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs", "prompt_logprobs", "num_ctx", "priority"),
+    *("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty", "timeout", "max_queue_time"),
+]
+
+
+@pytest.mark.parametrize("digits", [20, 4300, 4301])
+def test_numbers_of_thousands_of_digits(digits: int) -> None:
+    """Python writes none of more than 4,300 digits, so neither they nor a sum with them may be put into a message."""
+    number = "9" * digits
+
+    async def test() -> None:
+        async with serving() as server:
+            for name in NUMBERS:
+                if name == "temperature" and digits == 20:
+                    continue
+                body = f'{{"prompt": "a", "{name}": {number}, "max_completion_tokens": null}}'
+                answer = await server.http.post(COMPLETIONS, content=body)
+                said = answer.json()["error"]["message"]
+                assert answer.status_code == 400, (name, said)
+                assert name in said or "JSON" in said, (name, said)
+
+    run(test)
+
+
 HI = [{"role": "user", "content": "hi"}]
+ARGUMENTS = "messages[0].tool_calls[0].function.arguments"
+CONTINUED = "chat_template_kwargs.continue_final_message"
+
+
+def call_with(arguments: str) -> dict[str, Any]:
+    return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else 1
+
+
+CALL = call_with("{}")
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({}, "messages", "required"),
     ({"messages": []}, "messages", "at least one"),
@@ -156,22 +213,84 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": ["hi"]}, "messages[0]", "got `str`"),
     ({"messages": [{"content": "hi"}]}, "messages[0].role", "required"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "required"),
-    ({"messages": [*HI, {"role": "user", "content": None}]}, "messages[1].content", "got `null`"),
+    ({"messages": [*HI, {"role": "user", "content": None}]}, "messages[1].content", "required"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content", "only an assistant's message with"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content", "required"),
+    ({"messages": [{"role": "tool"}]}, "messages[0].content", "required"),
+    (
+        {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]},
+        "messages[0].tool_calls",
+        "role assistant",
+    ),
+    ({"messages": [{"role": "user", "content": "a", "tool_call_id": "1"}]}, "messages[0].tool_call_id", "role tool"),
     (
         {"messages": [{"role": "owl", "content": "hi"}]},
         "messages[0].role",
-        "'owl'; accepted: system, developer, user, assistant",
+        "'owl'; accepted: system, developer, user, assistant, tool",
     ),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages[0].content[0].type",
         "'image_url'; accepted: text",
     ),
-    ({"messages": [{"role": "user", "content": "hi", "mood": "x"}]}, "messages[0].mood", "not supported"),
+    ({"messages": [{"role": "user", "content": "hi", "contnet": "x"}]}, "messages[0].contnet", "did you mean content?"),
+    ({"messages": [{"role": "assistant", "content": "", "refusal": "no"}]}, "messages[0].refusal", "not supported"),
     (
-        {"messages": [{"role": "assistant", "content": "a", "tool_calls": [{}]}]},
-        "messages[0].tool_calls",
-        "not supported",
+        {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
+        "messages[0].tool_calls[0].function",
+        "required",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL | {"type": "code"}]}]},
+        "messages[0].tool_calls[0].type",
+        "'code'; accepted: function",
+    ),
+    *(
+        ({"messages": [{"role": "assistant", "tool_calls": [call_with(arguments)]}]}, ARGUMENTS, said)
+        for arguments, said in (
+            ("{", "must be the JSON text of an object"),
+            ("[1]", "got '[1]'"),
+            (f'{{"a": {10**30}}}', "integers of at most 64 bits"),
+            ('{"a": ' * 40 + "1" + "}" * 40, "nested at most 32 levels"),
+            ("[" * 1200 + "]" * 1200, "must be the JSON text"),
+        )
+    ),
+    *(
+        ({"messages": HI, "chat_template_kwargs": {name: 1}}, f"chat_template_kwargs.{name}", "is reserved")
+        for name in (
+            "messages",
+            "tokenize",
+            "chat_template",
+            "tools",
+            "documents",
+            "add_generation_prompt",
+            "bos_token",
+        )
+    ),
+    ({"messages": HI, "chat_template_kwargs": {"continue_final_message": 1}}, CONTINUED, "is reserved"),
+    ({"messages": HI, "chat_template_kwargs": {"_x": 1}}, "chat_template_kwargs._x", "names of variables"),
+    ({"messages": HI, "chat_template_kwargs": {"x" * 65: 1}}, "chat_template_kwargs." + "x" * 65, "names of variables"),
+    ({"messages": HI, "chat_template_kwargs": {f"a{i}": 1 for i in range(65)}}, "chat_template_kwargs", "at most 64"),
+    ({"messages": HI, "chat_template_kwargs": {"a": nested(33)}}, "chat_template_kwargs", "at most 32 levels"),
+    ({"messages": HI, "chat_template_kwargs": {"a": 1 << 64}}, "chat_template_kwargs", "at most 64 bits"),
+    ({"messages": HI, "chat_template_kwargs": []}, "chat_template_kwargs", "got `array`"),
+    ({"messages": HI, "documents": [nested(40)]}, "documents[0]", "got `array`"),
+    ({"messages": HI, "documents": [{"a": nested(40)}]}, "documents[0]", "at most 32 levels"),
+    ({"messages": HI, "reasoning_effort": "Very high"}, "reasoning_effort", "a word of lower-case letters"),
+    (
+        {"messages": HI, "reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}},
+        "reasoning_effort",
+        "contradict",
+    ),
+    (
+        {"messages": HI, "continue_final_message": True, "add_generation_prompt": True},
+        "continue_final_message",
+        "excludes",
+    ),
+    (
+        {"messages": [{"role": "assistant", "tool_calls": [CALL]}], "continue_final_message": True},
+        "continue_final_message",
+        "needs a last message with content",
     ),
     ({"messages": [{"role": "user", "content": "refuse me"}]}, "messages", "no such talk"),
     ({"messages": [{"role": "user", "content": "a" * 5000}]}, "messages", "5007 tokens"),
@@ -187,7 +306,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": HI, "top_logprobs": 1}, "top_logprobs", "logprobs: true"),
     ({"messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs", "an integer from 0 to 20, got 21"),
     ({"messages": HI, "logprobs": True, "top_logprobs": -1}, "top_logprobs", "an integer from 0 to 20, got -1"),
-    ({"messages": HI, "prompt": "a"}, "prompt", "not a field"),
+    ({"messages": HI, "prompt": "a"}, "prompt", "not supported"),
+    ({"messages": HI, "add_special_tokens": True}, "add_special_tokens", "not supported"),
     ({"messages": HI, "n": 0}, "n", "an integer from 1 to 128, got 0"),
     ({"messages": HI, "cache_salt": ""}, "cache_salt", "1 to 256 characters"),
     ({"messages": HI, "priority": -1}, "priority", "(--schedule-policy priority)"),
@@ -208,7 +328,8 @@ def test_bad_chats() -> None:
 def test_fields_that_ask_for_nothing_are_fine() -> None:
     """Client libraries send their defaults along."""
     common = {"n": 1, "user": "me", "metadata": {"a": "b"}, "presence_penalty": 0.0, "logit_bias": {}, "made_up": None}
-    common |= {"tools": [], "response_format": {"type": "text"}, "best_of": 1}
+    common |= {"tools": [], "response_format": {"type": "text"}, "best_of": 1, "store": True, "num_ctx": 8}
+    common |= {"typical_p": 1, "cache_prompt": True, "chat_id": "c", "keep_alive": "5m", "repeat_penalty": 1.0}
     chat = {"tool_choice": "auto", "logprobs": False}
     nulls = dict.fromkeys(["max_tokens", "temperature", "seed", "stop", "stream", "stream_options", "top_p", "model"])
 
@@ -269,14 +390,14 @@ def test_every_refusal_is_short() -> None:
     async def test() -> None:
         async with serving(max_body_bytes=10**7) as server:
             for body, param in (
-                ({"x" * 10**6: 1, "prompt": "a"}, None),
+                ({"logit_bias": {"x" * 10**6: 1}, "prompt": "a"}, "logit_bias"),
                 ({"prompt": "a", "stop_token_ids": [-1] * 10**6}, "stop_token_ids"),
                 ({"prompt": "a", "stop": "y", "best_of": "z" * 10**6}, "best_of"),
             ):
                 answer = await server.post(COMPLETIONS, **body)
                 assert answer.status_code == 400
                 assert len(answer.content) < 4000
-                assert param is None or answer.json()["error"]["param"] == param
+                assert answer.json()["error"]["param"] == param
 
     run(test)
 
@@ -301,9 +422,36 @@ def test_what_cannot_fit_is_not_tokenized() -> None:
                 (COMPLETIONS, "prompt", {"prompt": ["b", text]}),
                 (CHAT, "messages", {"messages": [message]}),
                 ("/generate", "prompt", {"text": text}),
+                ("/tokenize", "prompt", {"prompt": text}),
+                ("/tokenize", "messages", {"messages": [message]}),
             ):
                 answer = await server.post(path, **body)
                 assert_error(answer, 400, param, "50000 characters", f"{MAX_MODEL_LEN} tokens")
+                assert answer.json()["error"]["code"] == "context_length_exceeded"
+
+    run(test)
+
+
+TEXT = "a" * 50_000
+
+
+@pytest.mark.parametrize(
+    "chat",
+    [
+        {"documents": [{"text": "a"}, {"text": TEXT}]},
+        {"chat_template_kwargs": {"owls": [{"barn": TEXT}]}},
+        {"messages": [{"role": "user", "content": "a", "name": TEXT}]},
+        {"messages": [{"role": "assistant", "tool_calls": [call_with(json.dumps({"a": [TEXT]}))]}]},
+    ],
+)
+def test_every_text_of_a_chat_counts_before_it_is_rendered(chat: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with serving(max_body_bytes=10**6) as server:
+            tokenizer = Tokenizer(byte_tokenizer(), chat_template=ChatTemplate("{{ raise_exception('rendered') }}", {}))
+            server.backend.open(replace(server.backend.service(), tokenizer=tokenizer))
+            for path in (CHAT, "/tokenize"):
+                answer = await server.post(path, **{"messages": HI} | chat)
+                assert_error(answer, 400, "messages", "characters", f"{MAX_MODEL_LEN} tokens")
                 assert answer.json()["error"]["code"] == "context_length_exceeded"
 
     run(test)
@@ -321,7 +469,8 @@ def test_a_long_body_leaves_the_event_loop() -> None:
     """Millions of token ids take a second to be looked at, in which no stream went on."""
 
     async def where(length: int) -> int:
-        return await parsed(lambda body: threading.get_ident(), b"x" * length)
+        with ThreadPoolExecutor(1) as parsers:
+            return await parsed(lambda body: threading.get_ident(), b"x" * length, parsers)
 
     assert asyncio.run(where(100)) == threading.get_ident() != asyncio.run(where(LONG_BODY))
 

@@ -13,7 +13,14 @@ from tokenizers import decoders, models
 
 from serving import expected_text, run, serving
 from shadow_engine import VOCAB
-from sluice.http.logprobs import chat_logprobs, completion_logprobs, finite, prompt_logprobs, scored_pieces
+from sluice.http.logprobs import (
+    chat_logprobs,
+    completion_logprobs,
+    finite,
+    offsets_of,
+    prompt_logprobs,
+    scored_pieces,
+)
 from sluice.testing import oracle_logprobs
 from sluice.text.text_stream import Piece
 from sluice.text.tokenizer import Tokenizer
@@ -199,7 +206,7 @@ def test_parts_of_characters_special_and_unknown_tokens_have_names() -> None:
         Piece(3, "", None, scored(3, (3, -1.5), (2, -math.inf)), 1),
         Piece(None, "", None),
     ]
-    completion = completion_logprobs(tokenizer, scored_pieces(pieces))
+    completion = completion_logprobs(tokenizer, scored_pieces(pieces), offsets_of(pieces))
     assert completion == {
         "tokens": ["bytes:\\xc3", "bytes:\\xa9", "<eos>"],
         "token_logprobs": [-1.5, -1.5, -1.5],

@@ -17,6 +17,7 @@ from sluice.http.options import check_server
         ({"max_engine_restarts": -1}, "--max-engine-restarts must be at least 0, got -1"),
         ({"heartbeat_timeout": 1.5}, "--heartbeat-timeout must be at least 2 seconds, got 1.5"),
         ({"step_timeout": 0.0}, "--step-timeout must be more than 0 seconds, got 0"),
+        ({"progress_timeout": 0}, "--progress-timeout must be more than 0 seconds, got 0"),
         ({"start_timeout": 0}, "--start-timeout must be more than 0 seconds, got 0"),
         ({"drain_timeout": -1}, "--drain-timeout must be a number of at least 0, got -1"),
         ({"inject_fault": "crash@1"}, "--inject-fault 'crash@1' needs --enable-fault-injection"),

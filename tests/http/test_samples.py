@@ -57,6 +57,20 @@ def test_samples_are_numbered_prompt_by_prompt() -> None:
     run(test)
 
 
+def test_choices_are_sent_with_one_prompt_and_one_logit_bias() -> None:
+    """What they share travels to the engine once if it is the same object in each of them."""
+
+    async def test() -> None:
+        async with serving() as server:
+            await server.complete(prompt="ab", n=70, max_tokens=2, logit_bias={"5": 1.0, "6": 2.0})
+            submits = [message for message in server.sent if isinstance(message, Submit)]
+            assert len(submits) == 70
+            assert len({id(submit.prompt) for submit in submits}) == 1
+            assert len({id(submit.sampling.logit_bias) for submit in submits}) == 1
+
+    run(test)
+
+
 def test_samples_of_a_chat() -> None:
     async def test() -> None:
         async with serving() as server:
@@ -172,7 +186,7 @@ async def submits_of(path: str, body: dict[str, Any], *, knows_priority: bool = 
     client, backend = EngineClient(send), Backend()
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE)
     limits = type(LIMITS)(VOCAB, LIMITS.max_model_len, LIMITS.max_total_tokens, knows_priority)
-    backend.open(Service(MODEL, tokenizer, limits, frozenset(), client, (), MEMORY))
+    backend.open(Service((MODEL,), tokenizer, limits, frozenset(), client, (), MEMORY))
     transport = httpx.ASGITransport(create_app(backend))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.post(path, json=body)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import selectors
@@ -146,6 +145,19 @@ def test_the_end_of_the_last_engine(tmp_path: Path) -> None:
         assert process.returncode == 1
 
 
+def test_a_server_gives_up_if_no_engine_can_be_started(tmp_path: Path) -> None:
+    """After the stated time, with a status other than 0: otherwise it would refuse requests forever."""
+    with server(*shadow(0, tmp_path, "shadow_engine:short_of_memory", restart_timeout=0.2)) as process:
+        announced(process)
+        (engine,) = processes.children(process.pid)
+        os.kill(engine, signal.SIGKILL)
+        _, errors = process.communicate(timeout=20)
+        *_, last = errors.splitlines()
+        lacking = "the engine was killed by signal 9, and no other one can be started at the moment: no memory left"
+        assert last == f"sluice: error: {lacking}; given up after 0.2 s (--restart-timeout)"
+        assert process.returncode == 1
+
+
 @contextmanager
 def streaming(port: int, max_tokens: int) -> Iterator[Iterator[str]]:
     """The data of a stream's events, as they come."""
@@ -196,6 +208,26 @@ def test_a_hung_engine_is_replaced_while_its_server_says_so(tmp_path: Path) -> N
             assert text_of(begun + list(events)) == expected_text("ab", 150)
         assert http.get(f"http://127.0.0.1:{port}/health").status_code == 200
         assert stops(process) == 0
+
+
+def test_an_engine_that_hangs_while_it_loads_is_replaced(tmp_path: Path) -> None:
+    """Within the time that it may be without progress, and not when the time for loading a model is over."""
+    port = free_port()
+    options = faulty("slow@5=60")  # The stream must not end before its engine is killed.
+    with server(*shadow(port, tmp_path, "shadow_engine:hangs_once", progress_timeout=1.0, **options)) as process:
+        announced(process)
+        (engine,) = processes.children(process.pid)
+        with streaming(port, 150) as events, httpx.Client() as http:
+            os.kill(engine, signal.SIGKILL)
+            seen: dict[str, Any] = {"engine": {}}
+            while "loading" not in seen["engine"]:
+                seen = http.get(f"http://127.0.0.1:{port}/health").json()
+            assert seen["status"].startswith("the engine was killed by signal 9; another one is started: starting, ")
+            assert seen["engine"]["loading"]["part"] == "starting"
+            assert text_of(list(events)) == expected_text("ab", 150)
+        assert stops(process) == 0
+        assert process.stderr is not None
+        assert "the engine made no progress for 1.0 s while it loaded" in process.stderr.read()
 
 
 def test_a_device_that_hangs(tmp_path: Path) -> None:
@@ -391,35 +423,61 @@ def completion(url: str, prompt: list[int]) -> dict[str, Any]:
 
 def test_an_engine_that_is_killed_leaves_its_prefixes_to_the_next_one(tmp_path: Path) -> None:
     """A file that stays locked by a dead engine, or that the next engine begins anew; other answers than before. And a
-    file that is in use after all, as by an engine that a hung disk keeps from dying: no engine would start any more."""
+    file that cannot be used at a restart, once or for good: one crash would be the end of the server."""
     asked, *others = ([5 + first + number * 7 % 400 for number in range(130)] for first in range(4))
+    pages, away = tmp_path / "pages", tmp_path / "away"
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = ["-m", "sluice", "serve", "--port", str(port), "--max-total-tokens", "512"]
-    command += ["--kv-disk", str(tmp_path / "pages"), "--kv-disk-bytes", "30000000"]
+    command += ["--kv-disk", str(pages), "--kv-disk-bytes", "30000000"]
     with server(*command) as process:
         announced(process)
         first = completion(url, asked)
         for prompt in others:  # their steps carry what is left to store
             completion(url, prompt)
-        (engine,) = processes.children(process.pid)
-        os.kill(engine, signal.SIGKILL)
+        kill_engine(process)
         again = completion(url, asked)
         assert again["choices"][0]["text"] == first["choices"][0]["text"]
         assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 128
         page = httpx.get(f"{url}/metrics").text
         assert any("sluice:cached_tokens_total" in line and 'tier="disk"' in line for line in page.splitlines())
-        (engine,) = processes.children(process.pid)
-        os.kill(engine, signal.SIGKILL)
-        assert processes.ends(engine, 30)
-        with (tmp_path / "pages").open("rb") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before the next engine gets so far
-            without = completion(url, asked)
+        pages.rename(away)
+        os.mkfifo(pages)
+        long = {"prompt": [5, *asked] * 5, "max_tokens": 2000, "ignore_eos": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=long | {"stream": True}, timeout=300) as answer:
+            events = answer.iter_lines()
+            assert next(events).startswith("data: {")
+            kill_engine(process)
+            assert '"code":"tier_unavailable"' in [line for line in events if line][-1]
+        without = completion(url, asked)
         assert without["choices"][0]["text"] == first["choices"][0]["text"]
         assert without["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+        refused = httpx.post(f"{url}/v1/completions", json=long, timeout=300)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "tier_unavailable")
+        info = httpx.get(f"{url}/server_info").json()
+        assert info["disabled_tiers"] == {"disk": f"--kv-disk {pages} must be a file, it is something else"}
+        assert is_disabled(url) == 1
+        os.replace(away, pages)
+        kill_engine(process)
+        back = completion(url, asked)
+        assert back["usage"]["prompt_tokens_details"]["cached_tokens"] == 128
+        assert is_disabled(url) == 0
         assert stops(process) == 0
         assert process.stderr is not None
         said = process.stderr.read()
-        assert "is in use by another engine, and was so for 5 s; this engine runs without it" in said
+        assert said.count("must be a file, it is something else; this engine serves without the disk tier") == 1
         assert "Traceback" not in said
+
+
+def kill_engine(process: subprocess.Popen[str]) -> None:
+    (engine,) = processes.children(process.pid)
+    os.kill(engine, signal.SIGKILL)
+    assert processes.ends(engine, 30)
+
+
+def is_disabled(url: str) -> float:
+    """The gauge of a disk tier that could not be opened again."""
+    page = httpx.get(f"{url}/metrics").text
+    (line,) = (each for each in page.splitlines() if each.startswith("sluice:tier_disabled") and 'tier="disk"' in each)
+    return float(line.rpartition(" ")[2])

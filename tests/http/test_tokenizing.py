@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from serving import MODEL, run, serving
 from shadow_engine import MAX_MODEL_LEN, VOCAB
-from sluice.http.tokenize import LONG_TEXT
+from sluice.http.tokenizer_threads import THREADED_TEXT
 from sluice.text.chat_template import ChatTemplate
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer
@@ -58,6 +62,7 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/tokenize", {"messages": [{"role": "user"}]}, 400, "content is required"),
     ("/tokenize", {"messages": [{"role": "user", "content": "a"}], "add_special_tokens": True}, 400, "template"),
     ("/tokenize", {"prompt": ["a"]}, 400, "got `array`"),
+    ("/tokenize", {"prompt": "a", "continue_final_message": True}, 400, "only be sent with messages"),
     ("/tokenize", {"prompt": "a", "tools": [{}]}, 400, "not supported"),
     ("/tokenize", {"prompt": "a", "model": "other"}, 404, "does not exist"),
     ("/detokenize", {}, 400, "required"),
@@ -65,7 +70,7 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/detokenize", {"tokens": [VOCAB]}, 400, f"token id {VOCAB} is outside"),
     ("/detokenize", {"tokens": [-1]}, 400, "token id -1"),
     ("/detokenize", {"tokens": [1.5]}, 400, "got `float`"),
-    ("/detokenize", {"tokens": [1], "skip_special_tokens": True}, 400, "not supported"),
+    ("/detokenize", {"tokens": [1], "skip_special_tokens": 1}, 400, "got `int`"),
     ("/detokenize", {"tokens": [1], "model": "other"}, 404, "does not exist"),
     ("/v1/embeddings", {"input": "a", "model": MODEL}, 400, "embeddings are not supported"),
 ]
@@ -93,14 +98,37 @@ def test_a_template_that_does_not_end_delays_only_chats() -> None:
             with closing(ChatTemplate(LOOP, {}, seconds=600, timeout=600)) as template:
                 tokenizer = Tokenizer(byte_tokenizer(), chat_template=template)
                 server.backend.open(replace(server.backend.service(), tokenizer=tokenizer))
-                body = {"messages": [{"role": "user", "content": "a" * LONG_TEXT}]}
+                body = {"messages": [{"role": "user", "content": "a" * THREADED_TEXT}]}
                 chats = [asyncio.create_task(server.post("/tokenize", **body)) for _ in range(40)]
                 for _ in range(3):
                     await server.complete(prompt="ab", max_tokens=2)
-                    assert (await server.post("/tokenize", prompt="a" * LONG_TEXT)).json()["count"] == LONG_TEXT
+                    assert (await server.post("/tokenize", prompt="a" * THREADED_TEXT)).json()["count"] == THREADED_TEXT
                 assert not any(chat.done() for chat in chats)
             for chat in chats:
-                assert (await chat).status_code == 400
+                answer = await chat
+                assert (answer.status_code, answer.json()["error"]["param"]) == (503, None), "killed with the server"
+                assert int(answer.headers["retry-after"]) > 0
+
+    run(test)
+
+
+def test_a_template_whose_process_cannot_be_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The client did nothing wrong, and may try again."""
+
+    async def test() -> None:
+        async with serving() as server:
+            with closing(ChatTemplate("a", {})) as template:
+                tokenizer = Tokenizer(byte_tokenizer(), chat_template=template)
+                server.backend.open(replace(server.backend.service(), tokenizer=tokenizer))
+                body = {"messages": [{"role": "user", "content": "a"}]}
+                with monkeypatch.context() as patch:
+                    patch.setattr(sys, "executable", str(tmp_path / "gone"))
+                    answer = await server.post("/v1/chat/completions", **body)
+                    error = answer.json()["error"]
+                    assert (answer.status_code, error["param"], error["code"]) == (503, None, "service_unavailable")
+                    assert "cannot be started" in error["message"]
+                    assert int(answer.headers["retry-after"]) > 0
+                assert (await server.post("/tokenize", **body)).json()["count"] == 1
 
     run(test)
 

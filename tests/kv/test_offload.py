@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 
 from sluice.kv.manager import KVManager, ResidentLease
 from sluice.kv.offload import RETRY_AFTER, OffloadLease
-from sluice.types import CopyDone, PageCopy, TierLimits
+from sluice.types import CopyDone, PageCopy, Tier, TierLimits
 from worlds import offload_of
 
 SIZE = 2
@@ -18,9 +21,10 @@ LONG = array("i", [1, *[0] * 9])
 OFFLOAD = offload_of(above=4, page_bytes=1, chunk_tokens=4, window_pages=3, num_layers=1)
 
 
-def manager() -> KVManager:
-    tiers = TierLimits(disk_pages=10, write_policy="write-through")
-    return KVManager(num_pages=12, page_size=SIZE, tiers=tiers, offload=OFFLOAD)
+def manager(tier: Tier = Tier.DISK) -> KVManager:
+    sizes = {"host_pages": 10} if tier is Tier.HOST else {"disk_pages": 10}
+    tiers = TierLimits(**sizes, write_policy="write-through")
+    return KVManager(num_pages=12, page_size=SIZE, tiers=tiers, offload=replace(OFFLOAD, tier=tier))
 
 
 def opened(kv: KVManager, tokens: array[int], num_pages: int | None = None) -> OffloadLease | None:
@@ -70,6 +74,32 @@ def test_pages_have_the_names_that_the_tree_gives_them() -> None:
     stored = {copy.target_page: copy.key.digest for copy in copies if copy.key is not None}
     assert len(names) == 5
     assert {page: stored[page] for page in names} == names
+
+
+def test_stores_of_a_long_context_are_counted_once_each() -> None:
+    """Metrics of a tier that wears out, or that fails, would be wrong."""
+    kv = manager()
+    lease = opened(kv, LONG)
+    assert lease is not None
+    compute(kv, lease, LONG[:6])
+    lease.publish(LONG, 8)
+    (copy,), _ = kv.tiers.take_copies()
+    kv.copied(CopyDone(copy.ticket, error="No space left on device"))
+    (use,) = kv.tiers.uses()
+    assert (use.stored, use.failed_stores) == (3, 1)
+
+
+@pytest.mark.parametrize(("tier", "cached"), [(Tier.HOST, (6, 6, 0)), (Tier.DISK, (6, 0, 6))])
+def test_a_cached_prefix_is_counted_where_it_lies(tier: Tier, cached: tuple[int, int, int]) -> None:
+    """`usage` and the metrics name the tier that a prefix came from."""
+    kv = manager(tier)
+    first = opened(kv, LONG[:6])
+    assert first is not None
+    assert first.cached == (0, 0, 0)
+    compute(kv, first, LONG[:6])
+    second = opened(kv, LONG)
+    assert second is not None
+    assert second.cached == cached
 
 
 def test_a_page_that_two_computed_is_kept_once() -> None:

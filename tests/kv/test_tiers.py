@@ -201,6 +201,39 @@ def test_a_copy_that_failed_a_reader_is_not_loaded() -> None:
     assert not pages_of(A) & on_disk(kv)
 
 
+@pytest.mark.parametrize(("policy", "stores"), [("write-through", 1), ("selective", 1), ("write-back", 0)])
+def test_a_bad_copy_of_what_is_on_the_device_is_stored_anew_if_the_policy_stores_it(policy: str, stores: int) -> None:
+    """Under write-back it would be written though it is where it is needed."""
+    kv = manager(write_policy=policy)
+    for _ in range(2):
+        compute(kv, A)
+        end_copies(kv)
+    kv.pool.give(kv.tree.evict(2))
+    end_copies(kv)
+    assert on_disk(kv) == pages_of(A)
+    lease = kv.acquire([], "")
+    lease.start_load(kv.loadable(array("i", A), [], 4, ""))
+    end_copies(kv)
+    lease.end_load()
+    kv.tiers.suspected(lease.path[0])
+    assert on_disk(kv) == {tuple(A)}
+    assert len(end_copies(kv)) == stores
+
+
+def test_loads_leave_a_quarter_of_a_plan_to_stores_that_wait() -> None:
+    """Where prompts come back all the time, new ones would never reach the tier."""
+    kv = KVManager(num_pages=32, page_size=2, tiers=TierLimits(disk_pages=32, copies_per_step=16))
+    old, new = array("i", [1, *[0] * 31]), array("i", [2, *[0] * 31])
+    compute(kv, list(old))
+    end_copies(kv)
+    kv.pool.give(kv.tree.evict(16))
+    lease = kv.acquire([], "")
+    lease.start_load(kv.loadable(old, [], 32, ""))
+    compute(kv, list(new))
+    copies, _ = kv.tiers.take_copies()
+    assert [copy.target for copy in copies] == [Tier.DEVICE] * 12 + [Tier.DISK] * 4
+
+
 def test_who_leaves_the_tree_while_it_is_read_leaves_each_tier_once() -> None:
     """The page before it would count children that it never had, and give up its place too early or never."""
     kv = manager(host_pages=4)

@@ -1,17 +1,20 @@
 """Random lives of an engine over the shadow runner, every law checked after every call.
 
-Two drivers over the same worlds. The machine interleaves rules one at a time and shrinks well; the scenarios are
-drawn whole and run at thousands a minute (`benchmarks/scenarios.py` counts them).
+The machine interleaves rules one at a time and shrinks well. `test_lives.py` draws lives whole, from a seed, and runs
+them at thousands a minute (`benchmarks/scenarios.py` counts them).
 """
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from dataclasses import replace
+
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from scenarios import Scenario, run, scenarios
+from scenarios import AIMS
 from sluice.engine.messages import Abort, FlushCache, Submit
+from sluice.scheduler.request import Status
 from sluice.testing import Faults, FaultyRunner
 from worlds import SlowDisk, World, check_ends, enough_steps, submits, worlds
 
@@ -42,6 +45,23 @@ class EngineMachine(RuleBasedStateMachine):
         submit = data.draw(submits(self.bench.world, len(self.sent)))
         self.sent[submit.request_id] = submit
         self.bench.link.put(submit)
+
+    @precondition(lambda self: 0 < len(self.sent) < MAX_REQUESTS)
+    @rule(data=st.data())
+    def ask_again(self, data: st.DataObject) -> None:
+        """An earlier prompt, which may lie on the device or on a tier by now, or be on its way."""
+        earlier = self.sent[data.draw(st.sampled_from(sorted(self.sent)))]
+        submit = replace(data.draw(submits(self.bench.world, len(self.sent))), prompt=earlier.prompt)
+        max_tokens = earlier.sampling.max_tokens  # what fits behind this prompt
+        submit = replace(submit, sampling=replace(submit.sampling, max_tokens=max_tokens, prompt_logprobs=None))
+        self.sent[submit.request_id] = submit
+        self.bench.link.put(submit)
+
+    @rule(status=st.sampled_from(AIMS))
+    def abort_one_that_is(self, status: Status) -> None:
+        requests = self.bench.scheduler.state.requests.values()
+        targets = [request.id for request in requests if request.status is status]
+        self.bench.link.put(*map(Abort, targets[:1]))
 
     @precondition(lambda self: self.sent)
     @rule(data=st.data())
@@ -84,10 +104,3 @@ class EngineMachine(RuleBasedStateMachine):
 
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(max_examples=150, stateful_step_count=40)
-
-
-@settings(max_examples=1500)
-@given(scenario=scenarios())
-def test_scenarios(scenario: Scenario) -> None:
-    """Whole lives: arrivals, aborts and faults at drawn steps."""
-    run(scenario)

@@ -1,25 +1,13 @@
-"""Random lives of engines in which contexts may be longer than the device, under every law."""
+"""The laws of chunks of contexts longer than the device notice the damage they are there for."""
 
 from __future__ import annotations
 
 import pytest
 
-from scenarios import random_offload_scenario, run
 from sluice.scheduler.laws import LawBroken
 from sluice.testing import ShadowRunner, resolved
 from sluice.types import Submit, TierLimits
 from worlds import Bench, World, limits_of, offload_of
-
-EACH = 20
-
-
-@pytest.mark.parametrize("first", range(0, 120, EACH))
-def test_offloaded_beside_ordinary_requests(first: int) -> None:
-    """Aborts, preemptions, lost devices, reads and stores that fail: a stale page, a page on the device that is
-    overwritten too early, a page that is looked at before it was stored or a work item that is skipped changes what
-    comes out, or breaks a law."""
-    for seed in range(first, first + EACH):
-        run(random_offload_scenario(seed))
 
 
 def test_a_chunk_that_begins_again_breaks_law_8() -> None:

@@ -122,6 +122,10 @@ def end_more_copies_than_began(state: SchedulerState) -> None:
     load_of(state).open = -1
 
 
+def go_on_loading_when_all_copies_have_ended(state: SchedulerState) -> None:
+    load_of(state).open = 0
+
+
 def load_and_decode(state: SchedulerState) -> None:
     state.decoding[2] = state.loading[2]
 
@@ -144,6 +148,7 @@ DAMAGE = [
     (6, wait_for_a_load_that_is_over),
     (6, run_and_wait_for_a_load),
     (6, end_more_copies_than_began),
+    (6, go_on_loading_when_all_copies_have_ended),
     (6, load_and_decode),
 ]
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from scenarios import random_submit
 from sluice.engine.messages import Abort
+from sluice.kv.nodes import key_of
 from sluice.types import TierLimits
-from worlds import Bench, SlowDisk, World, check_ends, enough_steps, random_limits, random_streams, random_tiers
+from worlds import Bench, SlowDisk, World, check_ends, enough_steps, random_limits, random_offload, random_tiers
 
 
 def world_with_disk(draw: random.Random) -> World:
@@ -21,7 +22,7 @@ def world_with_disk(draw: random.Random) -> World:
     limits = random_limits(draw, page_size, running, depth)
     world = World(limits, draw.randint(6, 24), page_size, True, depth, draw.random() < 0.5, tiers)
     if draw.random() < 0.5:
-        world = random_streams(draw, world)
+        world = random_offload(draw, world)
     return replace(world, disk_fails=draw.choice([0.0, 0.0, 0.2]))
 
 
@@ -75,6 +76,8 @@ def test_the_index_is_what_the_tree_says(seed: int) -> None:
     bench.step()
     tiers = bench.scheduler.state.kv.tiers
     place = tiers.order.index("disk")
-    nodes = [node.copies for node in bench.scheduler.state.kv.tree.nodes()]
-    held = {copies.pages[place]: copies.digest for copies in nodes if copies is not None and copies.pages[place] >= 0}
-    assert held == {slot: page.key.digest for slot, page in disk.tiers.index.items()}
+    nodes = [(node, node.copies) for node in bench.scheduler.state.kv.tree.nodes()]
+    held = {
+        copies.pages[place]: key_of(node) for node, copies in nodes if copies is not None and copies.pages[place] >= 0
+    }
+    assert held == {slot: page.key for slot, page in disk.tiers.index.items()}

@@ -37,8 +37,10 @@ class HubHandler(BaseHTTPRequestHandler):
         ]
         if path.startswith("/owner/tiny/resolve/"):
             self.send_file(path.split("/", 5)[5])
-        elif path == "/api/models/owner/tiny/revision/main":
+        elif path in {f"/api/models/owner/tiny/revision/{name}" for name in ("main", "v2")}:
             self.answer(200, {"id": "owner/tiny", "sha": COMMIT, "siblings": [{"rfilename": n} for n in FILES]})
+        elif path.startswith("/api/models/owner/tiny/revision/"):
+            self.answer(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
         elif path.startswith("/api/models/owner/tiny/tree/"):
             self.answer(200, entries)
         elif path.startswith("/api/models/owner/broken/"):
@@ -90,6 +92,18 @@ def hub() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_a_revision(hub: str, tmp_path: Path) -> None:
+    folder = resolve_checkpoint("owner/tiny", revision="v2", endpoint=hub, cache=tmp_path, weights=False)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.json"}
+    with pytest.raises(CheckpointError, match="'owner/tiny' has no revision 'v3' on the hub"):
+        resolve_checkpoint("owner/tiny", revision="v3", endpoint=hub, cache=tmp_path)
+
+
+def test_a_revision_of_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="--revision v2 needs a model on the hub"):
+        resolve_checkpoint(str(tmp_path), revision="v2")
 
 
 def test_existing_folder_is_taken_as_it_is(tmp_path: Path) -> None:

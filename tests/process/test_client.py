@@ -11,7 +11,7 @@ from recovery_world import arrived, in_a_loop
 from serving import run
 from sluice.engine.clock import VirtualClock
 from sluice.engine.messages import Abort, Message, Submit
-from sluice.process.client import UNNUMBERED, EngineClient, EngineGone, OutputOrderError
+from sluice.process.client import MAX_TOGETHER, UNNUMBERED, EngineClient, EngineGone, OutputOrderError
 from sluice.process.wire import Outputs
 from sluice.testing import resolved
 from sluice.types import CachedTokens, FinishReason, Output, TokenLogprobs
@@ -164,3 +164,28 @@ def test_the_time_to_resume_is_that_of_the_first_stream_that_goes_on() -> None:
         assert (recovery.replayed_requests, recovery.replayed_tokens) == (1, 2)
 
     in_a_loop(test)
+
+
+def test_a_client_that_was_slow_does_not_delay_the_others() -> None:
+    """Thousands of outputs that wait for it are handled in parts, with a pass of the event loop between them."""
+
+    async def test() -> None:
+        client = EngineClient(lambda message: None)
+        inbox = client.submit([REQUEST])
+        for number in range(3 * MAX_TOGETHER):
+            client.dispatch([Output(inbox.request_ids[0], number, (1,), 0)])
+        passes = 0
+
+        async def other() -> None:
+            nonlocal passes
+            while True:
+                passes += 1
+                await asyncio.sleep(0)
+
+        running = asyncio.create_task(other())
+        sizes = [len(await inbox.get()) for _ in range(3)]
+        assert (sizes, passes) == ([MAX_TOGETHER] * 3, 2)
+        running.cancel()
+        inbox.close()
+
+    run(test)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import signal
@@ -17,15 +18,17 @@ import zmq
 
 import processes
 from serving import expected_text, run
-from sluice.config import EngineConfig
+from sluice.config import ConfigError, EngineConfig, MemoryShortage
 from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Abort, Shutdown, Submit
 from sluice.process import launch
 from sluice.process.client import UNNUMBERED, EngineClient, EngineGone
+from sluice.process.engine_process import is_shortage
 from sluice.process.heartbeat import SharedHeartbeat
 from sluice.process.launch import EngineProcess, EngineStartError, EngineTimeouts
+from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import Outputs, Ready, Start, WireError
-from sluice.process.zmq_link import SocketFolder, ZmqChannel, ZmqLink
+from sluice.process.zmq_link import ZmqChannel, ZmqLink
 from sluice.testing import resolved
 from sluice.types import FinishReason, Output
 
@@ -43,7 +46,7 @@ def test_an_engine_works_and_ends() -> None:
     async def test() -> None:
         engine = await EngineProcess.spawn(Start(CONFIG, "shadow_engine:build"))
         ready = await engine.ready()
-        assert (ready.model, ready.folder) == ("shadow", "a folder")
+        assert (ready.model, ready.tokenizer_folder) == ("shadow", "a folder")
         client = EngineClient(engine.send)
         running = asyncio.create_task(engine.run(client.deliver))
         inbox = client.submit([Submit(UNNUMBERED, tuple(b"ab"), resolved(9))])
@@ -64,6 +67,7 @@ def test_an_engine_works_and_ends() -> None:
         ("shadow_engine:refuse", "^the checkpoint a folder is bad$"),
         ("shadow_engine:crash", "^the engine ended with status 7 before it was ready$"),
         ("shadow_engine:missing", "AttributeError"),
+        ("shadow_engine:loses_its_first_message", "^the engine sent an invalid message before it was ready: received"),
     ],
 )
 def test_an_engine_that_does_not_start_says_why(factory: str, said: str) -> None:
@@ -78,6 +82,22 @@ def test_an_engine_that_does_not_start_says_why(factory: str, said: str) -> None
             await engine.close()
 
     run(test)
+
+
+def test_a_shortage_is_told_from_other_errors() -> None:
+    """After a shortage the engine is started again without being counted; a bad checkpoint stays bad."""
+
+    def raised_from(error: OSError) -> ValueError:
+        raised = ValueError("the weights cannot be read")
+        raised.__cause__ = error
+        return raised
+
+    assert is_shortage(MemoryError())
+    assert is_shortage(MemoryShortage("--max-total-tokens 4096 does not fit"))
+    assert is_shortage(OSError(errno.ENOSPC, "No space left on device"))
+    assert is_shortage(raised_from(OSError(errno.EMFILE, "Too many open files")))
+    assert not is_shortage(raised_from(FileNotFoundError(errno.ENOENT, "No such file or directory")))
+    assert not is_shortage(ConfigError("the config is bad"))
 
 
 def test_an_engine_that_is_loading_is_ended_at_once() -> None:
@@ -184,7 +204,7 @@ def test_an_interrupted_close_leaves_no_folder_behind() -> None:
 
 ORPHAN = """
 import asyncio
-from sluice.config import EngineConfig
+from sluice.config import ConfigError, EngineConfig, MemoryShortage
 from sluice.process.launch import EngineProcess
 from sluice.process.wire import Start
 

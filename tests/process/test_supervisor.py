@@ -6,17 +6,21 @@ import asyncio
 import json
 import os
 import signal
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import Field, fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import processes
 from serving import run
-from sluice.config import EngineConfig
+from sluice.assembly.resolve import resolve
+from sluice.config import ENGINE_GROUPS, GROUPS, ConfigError, EngineConfig
+from sluice.process import socket_folder
 from sluice.process.client import UNNUMBERED, EngineGone, Inbox
 from sluice.process.launch import EngineStartError, EngineTimeouts
-from sluice.process.supervisor import RestartBudget, config_of
+from sluice.process.supervisor import config_of
 from sluice.testing import resolved
 from sluice.tracing.file import TraceReader
 from sluice.tracing.replay import replay
@@ -77,7 +81,7 @@ def test_clients_do_not_notice_kills() -> None:
 )
 def test_requests_go_on_after_any_fault(faults: str, said: str, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        async with supervised(faults=faults, timeouts=EngineTimeouts(30, 2.0, 2.0)) as engine:
+        async with supervised(faults=faults, timeouts=EngineTimeouts(start=30.0, heartbeat=2.0, step=2.0)) as engine:
             answers = await asyncio.gather(*(ask(engine.client, prompt, LENGTH) for prompt in PROMPTS))
             for prompt, outputs in zip(PROMPTS, answers, strict=True):
                 check_answer(outputs, prompt, LENGTH)
@@ -109,6 +113,18 @@ def test_a_slow_step_does_not_end_the_engine() -> None:
                 assert engine.state.silent_seconds < SHORT_TIMEOUTS.heartbeat
                 await asyncio.wait({call}, timeout=0.1)
             check_answer(call.result(), PROMPTS[0], LENGTH)
+            assert engine.state.stats.restarts == 0
+
+    run(test)
+
+
+def test_a_long_call_of_compiled_code_does_not_end_the_engine() -> None:
+    """One layer of a prompt that is not cut may take longer than the heartbeat timeout, and does not tick. The engine
+    would be killed again and again, and then the request ended."""
+
+    async def test() -> None:
+        async with supervised(factory="shadow_engine:computes_long", timeouts=SHORT_TIMEOUTS) as engine:
+            check_answer(await ask(engine.client, PROMPTS[0], LENGTH), PROMPTS[0], LENGTH)
             assert engine.state.stats.restarts == 0
 
     run(test)
@@ -162,6 +178,59 @@ def test_a_server_gives_up_after_too_many_restarts() -> None:
     run(test)
 
 
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The machine's temporary folders, to be changed by a test."""
+    found = socket_folder.temporary_folders()
+    monkeypatch.setattr(socket_folder, "temporary_folders", lambda: found)
+    return found
+
+
+def test_an_engine_that_cannot_be_started_now_is_started_later(
+    folders: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk or a missing folder for a minute must not use up the restarts: streams wait for the next engine."""
+    here = folders.copy()
+
+    async def test() -> None:
+        async with supervised(faults="slow@6=60", max_restarts=1) as engine:
+            call = asyncio.create_task(ask(engine.client, PROMPTS[0], LENGTH))
+            while engine.state.reading is None or engine.state.reading.step < 6:
+                await asyncio.sleep(0.01)
+            folders[:] = ["/nowhere"]
+            assert engine.state.pid is not None
+            os.kill(engine.state.pid, signal.SIGKILL)
+            while len(caplog.records) < 2:
+                await asyncio.sleep(0.01)
+            assert engine.state.is_refusing
+            assert engine.state.status.endswith(
+                "no other one can be started at the moment: the engine's process cannot be started: no temporary"
+                " folder serves for sockets (/nowhere: No such file or directory); set TMPDIR to one that does"
+            )
+            folders[:] = here
+            check_answer(await call, PROMPTS[0], LENGTH)
+            assert not engine.state.is_refusing
+            assert engine.state.stats.restarts == 1
+
+    run(test)
+    assert len(caplog.records) == 2, "an attempt that fails as the one before is not logged again"
+
+
+def test_a_server_gives_up_if_no_engine_can_be_started_for_too_long(folders: list[str]) -> None:
+    async def test() -> None:
+        async with supervised(timeouts=EngineTimeouts(restart=0.3)) as engine:
+            folders[:] = ["/nowhere"]
+            assert engine.state.pid is not None
+            os.kill(engine.state.pid, signal.SIGKILL)
+            how = await engine.running
+            assert how.startswith("the engine was killed by signal 9, and no other one can be started at the moment:")
+            assert how.endswith("; given up after 0.3 s (--restart-timeout)")
+            assert engine.state.has_given_up
+            assert engine.state.stats.restarts == 1
+
+    run(test)
+
+
 def test_a_model_that_does_not_load_in_time() -> None:
     async def test() -> None:
         with pytest.raises(EngineStartError, match=r"not ready within 0\.5 s \(--start-timeout\)"):
@@ -196,8 +265,30 @@ def test_later_engines_have_a_pool_as_large_as_the_first() -> None:
     assert config_of(CONFIG, 0, None) == CONFIG
 
 
-def test_restarts_are_counted_within_a_window() -> None:
-    """One restart a day for a year is no reason to give up."""
-    budget = RestartBudget(2, window=10)
-    assert [budget.spend(now) for now in (0, 5, 9, 10.5, 12, 15.5)] == [True, True, False, True, False, True]
-    assert not RestartBudget(0).spend(0)
+def test_later_engines_accept_each_option_that_the_first_one_accepted() -> None:
+    """A share of the memory sizes the first pool; beside that pool's size it would be refused at every restart."""
+    accepted: set[str] = set()
+    for group in ENGINE_GROUPS:
+        for item in fields(GROUPS[group]):
+            for value in values_of(item):
+                with suppress(ConfigError):  # it does not count if the first engine refuses it
+                    config = EngineConfig.from_options({"model": "a folder", item.name: value})
+                    resolve(config, "cuda")
+                    accepted.add(item.name)
+                    resolve_later(config)
+    assert {"mem_fraction_static", "gpu_memory_utilization", "page_size", "reserve"} <= accepted
+
+
+def values_of(item: Field[Any]) -> tuple[Any, ...]:
+    """Return values of an option, some of which may be invalid without another option."""
+    if item.metadata["option"].choices:
+        return tuple(item.metadata["option"].choices)
+    kinds = {"bool": (True, False), "float": (0.5, 0.9), "int": (1, 8, 1 << 20)}
+    return next((values for kind, values in kinds.items() if kind in str(item.type)), ("text", "window:64:64"))
+
+
+def resolve_later(config: EngineConfig) -> None:
+    try:
+        resolve(config_of(config, 1, 4096), "cuda")
+    except ConfigError as error:
+        raise AssertionError(f"a later engine refuses what the first one accepted: {error}") from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -13,17 +15,21 @@ from sluice.engine.meter import Tally, Totals
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
 from sluice.process.wire import (
+    MAX_LOGPROBS,
     Failed,
     Frame,
     Incoming,
     Outgoing,
     Outputs,
     Ready,
+    SharedFields,
     Start,
+    SubmitDelta,
     WireError,
     decode,
     encode,
     encode_outputs,
+    portions,
 )
 from sluice.types import (
     Bound,
@@ -202,3 +208,62 @@ def test_the_first_message_sets_the_epoch() -> None:
 def test_a_stamp_of_the_wrong_length() -> None:
     with pytest.raises(WireError, match="a stamp must have 16 bytes, got 5"):
         Incoming(None).accept(b"hello")
+
+
+BIASES = st.lists(st.tuples(TOKEN, st.floats(-100, 100)), max_size=3, unique_by=lambda pair: pair[0]).map(tuple)
+
+
+@given(st.data())
+def test_choices_arrive_as_they_were_sent(data: st.DataObject) -> None:
+    """Calls share prompts and biases within themselves, and requests of other calls come between."""
+    prompts = data.draw(st.lists(TOKENS, min_size=1, max_size=2))
+    samplings = [SamplingParams(logit_bias=bias) for bias in data.draw(st.lists(BIASES, min_size=1, max_size=2))]
+    drawn = st.builds(Submit, IDS, st.sampled_from(prompts), st.sampled_from(samplings))
+    submits = data.draw(st.lists(drawn, max_size=6))
+    here, there = SharedFields(), SharedFields()
+    frames = [decode(encode(here.omit(submit))) for submit in submits]
+    assert all(isinstance(frame, Submit | SubmitDelta) for frame in frames)
+    assert [there.restore(frame) for frame in frames if isinstance(frame, Submit | SubmitDelta)] == submits
+
+
+def test_what_choices_share_is_sent_once_and_kept_once() -> None:
+    """300 choices with 3,000 biases each took 5 seconds and 190 MB in the two processes: a copy for each choice."""
+    bias, prompt = SamplingParams(logit_bias=dict.fromkeys(range(3000), 1.0)), tuple(range(500))
+    call = [Submit(number, prompt, replace(bias, seed=number)) for number in range(1, 101)]
+    here, there = SharedFields(), SharedFields()
+    sent = [encode(here.omit(submit)) for submit in call]
+    assert len(sent[0]) > 30_000
+    assert max(map(len, sent[1:])) < 600
+    received = [there.restore(frame) for frame in map(decode, sent) if isinstance(frame, Submit | SubmitDelta)]
+    assert received == call
+    assert len({id(submit.prompt) for submit in received}) == 1
+    assert len({id(submit.sampling.logit_bias) for submit in received}) == 1
+
+
+def test_a_reference_to_nothing_is_refused() -> None:
+    delta = SubmitDelta(Submit(7, (), SamplingParams()), shares_prompt=True, shares_bias=False)
+    with pytest.raises(WireError, match="request 7 refers to a request before it"):
+        SharedFields().restore(delta)
+
+
+def scored(count: int, top: int) -> tuple[TokenLogprobs, ...]:
+    return tuple(TokenLogprobs(number, -1.0, ((1, -0.5),) * top) for number in range(count))
+
+
+def test_no_message_has_more_than_some_log_probabilities() -> None:
+    """The server's event loop decodes a message in one piece: that of a long prompt would block it."""
+    outputs = [
+        Output(1, 0, (5,), 2, FinishReason.LENGTH, None, scored(1, 20), scored(1000, 20), 3, 4),
+        Output(2, 7, (6,), 0),
+        *(Output(number, 0, (6,), 0, logprobs=scored(1, 20)) for number in range(3, 400)),
+    ]
+    sent = [[*portion] for portion in portions(outputs)]
+    for portion in sent:
+        items = [item for output in portion for item in (*output.logprobs, *output.prompt_logprobs)]
+        assert sum(1 + len(item.top) for item in items) <= MAX_LOGPROBS
+    *parts, last = [output for portion in sent for output in portion if output.request_id == 1]
+    assert last._replace(prompt_logprobs=()) == outputs[0]._replace(prompt_logprobs=())
+    assert all(part == Output(1, 0, (), 2, None, None, (), part.prompt_logprobs, 3, 4) for part in parts)
+    assert sum((part.prompt_logprobs for part in (*parts, last)), ()) == outputs[0].prompt_logprobs
+    assert [output for portion in sent for output in portion if output.request_id > 1] == outputs[1:]
+    assert [*portions(outputs[1:2])] == [outputs[1:2]]

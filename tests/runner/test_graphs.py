@@ -221,7 +221,10 @@ def test_the_largest_is_captured_first(model: CausalLM) -> None:
 
     state = state_for(model, WORLD)
     eager = EagerForwards(model, state, StaticAttention())
-    DecodeGraphs(eager, model, state, StaticAttention(), noted, SIZES).capture_all()
+    far: list[tuple[int, int]] = []
+    graphs = DecodeGraphs(eager, model, state, StaticAttention(), noted, SIZES)
+    graphs.capture_all(lambda done, total: far.append((done, total)))
+    assert far == [(done, len(SIZES)) for done in range(len(SIZES))]
     assert order == sorted(SIZES, reverse=True)
 
 

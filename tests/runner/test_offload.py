@@ -6,6 +6,7 @@ import functools
 import itertools
 import random
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from sluice.kv.ring import DeviceRing
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape
 from sluice.runner.offload.coroutine import Cancelled, Coroutine
-from sluice.runner.offload.loaders import BlockLoad, DiskLoader, QueueLoader
+from sluice.runner.offload.loaders import GIVE_UP, BlockLoad, DiskLoader, QueueLoader
 from sluice.runner.offload.offloader import OffloadFailed, RingShape
 from sluice.runner.offload.reader import RingReader
 from sluice.runner.offload.sparse import Window
@@ -241,6 +242,24 @@ def test_a_loader_closes_though_a_read_hangs(monkeypatch: pytest.MonkeyPatch) ->
     loader.close()
     assert reports == []
     stored.opened.set()
+
+
+def test_a_loader_that_is_dropped_is_gone() -> None:
+    """It kept its ring, and a thread, for as long as it may wait for a read."""
+    stored = DictPages()
+    ring = LayerKV(*(torch.zeros((2, 1, 1, 4), dtype=torch.uint8) for _ in range(2)))
+    reported, gone, before = threading.Event(), threading.Event(), set(threading.enumerate())
+    loader: DiskLoader[None] = DiskLoader(stored, ring, 1, lambda *_: reported.set())
+    weakref.finalize(loader, gone.set)
+    loader.start(BlockLoad(0, [0], 0, ready=1), 0, None)
+    assert reported.wait(PATIENCE)
+    threads = set(threading.enumerate()) - before
+    assert len(threads) == 2
+    del loader
+    assert gone.wait(GIVE_UP / 2)
+    for thread in threads:
+        thread.join(GIVE_UP / 2)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 class FailingAttention(ReferenceAttention):

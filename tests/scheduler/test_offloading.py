@@ -11,6 +11,7 @@ from recording import RecordingRunner
 from sluice.engine.messages import BlocksLoaded, Submit
 from sluice.testing import ShadowRunner, ShadowTiers, resolved
 from sluice.types import BatchPlan, Bound, FinishReason, Tier, TierLimits
+from tier_worlds import TierBench
 from worlds import Bench, SlowDisk, World, check_ends, enough_steps, limits_of, offload_of
 
 OFFLOAD = offload_of(load_cost=1.0)
@@ -213,6 +214,18 @@ def test_a_prefix_is_attended_to_where_it_lies() -> None:
     assert bench.link.end(1).num_cached_tokens == 56
     assert bench.link.end(1).num_disk_tokens == 56
     assert not any(copy.target is Tier.DEVICE for plan in runner.plans for copy in plan.copies)
+
+
+def test_a_restart_finds_an_offloaded_prompt_under_its_own_salt_alone() -> None:
+    """A page whose name lacks its salt is found by other tenants, and not by its own."""
+    before = TierBench(WORLD)
+    before.ask(0, prompt(60), 3, extra_key="mine")
+    after = TierBench(WORLD, before.disk.tiers.crash())
+    after.inherit(before)
+    salts = ("", "theirs", "mine")
+    found = {salt: after.ask(n, prompt(60), 3, extra_key=salt).num_disk_tokens for n, salt in enumerate(salts)}
+    assert found == {"": 0, "theirs": 0, "mine": 48}, "all but what was on its way to the disk at the end"
+    after.check()
 
 
 def test_a_page_that_cannot_be_read_ends_its_request_alone() -> None:

@@ -16,7 +16,7 @@ import pytest
 from jinja2 import TemplateError
 
 import processes
-from sluice.text.chat_template import ChatTemplate, ChatTemplateError
+from sluice.text.chat_template import ChatTemplate, ChatTemplateError, ChatTemplateUnavailable
 from sluice.text.render_process import Renderer
 
 TALK = [{"role": "user", "content": "a\tb\nc"}]
@@ -92,9 +92,9 @@ LITTLE: dict[str, Any] = {"seconds": 0.05, "memory_mb": 64}
 """Limits for templates that exceed any: a fortieth of the time and a sixteenth of the memory of a server's."""
 
 
-def stopped(source: str, talk: list[dict[str, str]] = TALK) -> str:
+def stopped(source: str, talk: list[dict[str, str]] = TALK, **limits: float) -> str:
     """The error of a template that must be stopped; a process of its own must not outlive it."""
-    with closing(ChatTemplate(source, {}, **LITTLE)) as template, pytest.raises(ChatTemplateError) as caught:
+    with closing(ChatTemplate(source, {}, **LITTLE | limits)) as template, pytest.raises(ChatTemplateError) as caught:
         template.render(talk)
     return str(caught.value)
 
@@ -122,12 +122,12 @@ def test_the_next_rendering_is_not_harmed(source: str) -> None:
 
 def test_each_limit_says_what_it_is() -> None:
     assert stopped("{% set x = 10 ** (10 ** 9) %}") == (
-        "the checkpoint's chat template was stopped: it runs for more than 0.05 seconds"
+        "the chat template was stopped: it runs for more than 0.05 seconds"
     )
     assert stopped("{% set x = 'a' * 10 ** 12 %}") == (
-        "the checkpoint's chat template was stopped: it takes more than 64 MiB of memory"
+        "the chat template was stopped: it takes more than 64 MiB of memory"
     )
-    assert stopped(TOO_LONG) == ("the checkpoint's chat template was stopped: it makes more text than a chat can need")
+    assert stopped(TOO_LONG, seconds=60) == ("the chat template was stopped: it makes more text than a chat can need")
 
 
 @pytest.mark.parametrize("depth", [10**3, 10**5])
@@ -193,7 +193,7 @@ def test_a_process_that_stands_still_is_replaced() -> None:
     with closing(ChatTemplate("{{ messages[0].content }}", {}, timeout=1)) as template:
         template.start()
         os.kill(process_of(template), signal.SIGSTOP)
-        with pytest.raises(ChatTemplateError, match="it does not end in time"):
+        with pytest.raises(ChatTemplateUnavailable, match="did not answer in time"):
             template.render([{"role": "user", "content": "x" * 10**6}])
         assert template.render(TALK) == "a\tb\nc"
 
@@ -211,9 +211,9 @@ def test_a_process_ends_with_its_template() -> None:
             renderings = [template.submit([*TALK, *TALK]), template.submit(TALK)]
             template.close()
             for rendering in renderings:
-                with pytest.raises(ChatTemplateError):
+                with pytest.raises(ChatTemplateUnavailable):
                     rendering.result(10)
-            with pytest.raises(ChatTemplateError, match="closed"):
+            with pytest.raises(ChatTemplateUnavailable, match="closed"):
                 template.submit(TALK)
         assert processes.ends(child, 10)
 

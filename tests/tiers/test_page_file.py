@@ -130,7 +130,7 @@ def test_a_process_killed_in_the_middle_of_a_store_leaves_a_file_that_is_consist
     for _ in range(40):
         inner = FileBlocks(os.open(path, os.O_RDWR))
         blocks = FaultyBlocks(inner, room=rng.choice([0, 10, 64, 100, 1500, 2000, 3000, 10_000, 20_000]))
-        file = PageFile(blocks, LAYOUT, dict(read_index(inner, LAYOUT)))
+        file = PageFile(blocks, LAYOUT, read_index(inner, LAYOUT).entries)
         for _ in range(4):
             key, slot, content = rng.choice("ab"), rng.randrange(SLOTS), rng.randrange(1 << 30)
             truth[key, content] = slot
@@ -140,7 +140,7 @@ def test_a_process_killed_in_the_middle_of_a_store_leaves_a_file_that_is_consist
                 break
         file.close()
         inner = FileBlocks(os.open(path, os.O_RDWR))
-        index = dict(read_index(inner, LAYOUT))
+        index = read_index(inner, LAYOUT).entries
         survivor = PageFile(inner, LAYOUT, index)
         for found in restored(index):
             content = next(
@@ -219,7 +219,7 @@ def test_a_full_disk_fails_one_store_and_leaves_the_slot_empty(path: Path) -> No
     file = opened(path).file
     file.write(0, keys(PROMPT)[0], page(0))
     inner = FileBlocks(os.open(path, os.O_RDWR))
-    faulty = PageFile(FaultyBlocks(inner, room=100), LAYOUT, dict(read_index(inner, LAYOUT)))
+    faulty = PageFile(FaultyBlocks(inner, room=100), LAYOUT, read_index(inner, LAYOUT).entries)
     with pytest.raises(OSError, match="No space left"):
         faulty.write(0, keys([5] * 4)[0], page(1))
     with pytest.raises(PageLost):

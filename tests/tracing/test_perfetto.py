@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
-from scenarios import random_scenario
+from scenarios import random_offload_scenario, random_scenario
 from scenarios import run as live
 from sluice.engine.messages import Abort, Submit
 from sluice.testing import resolved
@@ -174,3 +174,28 @@ def test_every_chunk_is_a_slice(folder: Path, seed: int) -> None:
         assert sum(name == "abort" or name.startswith("finish") for name in instants) == (
             track is not drawn.get("steps")
         )
+
+
+def test_each_slice_of_an_offloaded_chunk_shows_its_own_work(tmp_path: Path) -> None:
+    """A step that completes a chunk and begins the next showed the items, and the sample, of one for both."""
+    twice = 0
+    for seed in range(24):
+        path, scenario = tmp_path / f"{seed}", random_offload_scenario(seed)
+        journal = trace_file(path, scenario.world)
+        live(scenario, journal)
+        journal.close()
+        with TraceReader(path) as trace:
+            steps = [line.record for line in trace if isinstance(line.record, Step)]
+        planned = {
+            (step.plan.step, each.chunk.start, each.first, each.stop, each.total)
+            for step in steps
+            for each in step.plan.slices
+        }
+        twice += sum(
+            len(step.plan.slices) > len({each.chunk.request_id for each in step.plan.slices}) for step in steps
+        )
+        drawn = [event["args"] for event in timeline(path) if event["name"].startswith("offloaded ")]
+        keys = ("step", "start", "from item", "to item", "of items")
+        assert {tuple(args[key] for key in keys) for args in drawn} <= planned
+        assert not any(args["sampled"] for args in drawn if args["to item"] < args["of items"])
+    assert twice > 0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from option_worlds import Arrival
 from recorded import play, recorded_engine, trace_file
-from scenarios import random_offload_scenario, random_scenario, run
+from scenarios import Scenario, random_offload_scenario, random_reload_scenario, random_scenario, run
 from sluice.engine.messages import FlushCache, Submit
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import Faults, resolved
@@ -57,9 +57,11 @@ def test_whole_lives_replay(folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_lives_of_long_contexts_replay(folder: Path, seed: int) -> None:
-    """Slices of offloaded chunks, pages that could not be read or stored, and requests that ended with copies."""
-    scenario, path = random_offload_scenario(seed), folder / "long.jsonl"
+@pytest.mark.parametrize("make", [random_offload_scenario, random_reload_scenario])
+def test_lives_with_tiers_replay(folder: Path, make: Callable[[int], Scenario], seed: int) -> None:
+    """Slices of offloaded chunks, prefixes that are loaded back, pages that could not be read or stored, and requests
+    that ended with copies under way."""
+    scenario, path = make(seed), folder / "tiers.jsonl"
     journal = trace_file(path, scenario.world)
     run(scenario, journal)
     journal.close()

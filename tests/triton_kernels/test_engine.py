@@ -11,8 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 import tiny_models
-from sluice.assembly.load import load, use_triton
+from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
+from sluice.assembly.small_operations import use_triton
 from sluice.attention.select import backend_named
 from sluice.config import EngineConfig
 from sluice.engine.messages import Submit

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
-from sluice.assembly.tiers import check_disk, without_disk_away
+from sluice.assembly.shortage import memory_shortage
+from sluice.assembly.tiers import DiskUnusable, check_disk, without_disk
 from sluice.config import ConfigError, EngineConfig, TraceConfig
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat
@@ -16,6 +20,9 @@ from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.engine.protocols import Link
 from sluice.faults import Fault
 from sluice.tracing.file import create
+from sluice.types import Tier
+
+LOGGER = logging.getLogger("sluice.engine")
 
 
 def build_engine(
@@ -33,41 +40,94 @@ def build_engine(
         config: as the user gave it; open options are resolved here.
         link: where messages come from and outputs go.
         progress: show a progress bar on stderr while weights load.
-        heartbeat: receives the signs of life of the engine's steps.
+        heartbeat: receives how far the model is loaded, and then the signs of life of the engine's steps.
         faults: to inject.
-        follows: whether it takes over the requests of another engine: then it starts without a disk tier that is not
-            available now.
+        follows: whether it takes over the requests of another engine. Then the file of its disk tier must be as that
+            engine left it, and with any other file it serves without the tier. A trace that it cannot write is left
+            out.
 
     Raises:
         ConfigError: an option that cannot be honoured.
+        MemoryShortage: the memory that is free at the moment is too small.
         CheckpointError: a model that cannot be found or loaded.
     """
-    # First, since a path that cannot be written should be reported before minutes of loading.
-    if follows:
-        config = without_disk_away(config)
-    else:
-        check_disk(config.cache)
-    path = _new_trace(config.trace)
-    loaded = load(config, progress=progress)
+    build = partial(_build, link=link, progress=progress, heartbeat=heartbeat, faults=faults)
+    disabled: Mapping[Tier, str] = {}
+    # First, since a path that cannot be used or written should be reported before minutes of loading.
+    try:
+        check_disk(config.cache, must_exist=follows)
+    except DiskUnusable as error:
+        if not follows:
+            raise
+        config, disabled = _without_disk(config, error)
+    config, trace = _new_trace(config, must_have=not follows)
+    try:
+        return build(config, trace=trace, disabled=disabled, must_exist=follows)
+    except DiskUnusable as error:  # it has changed since, or is of another layout
+        if not follows:
+            raise
+        config, disabled = _without_disk(config, error)
+    return build(config, trace=trace, disabled=disabled)  # here, as `error` would keep the first model in memory
+
+
+@memory_shortage()
+def _build(
+    config: EngineConfig,
+    *,
+    link: Link,
+    progress: bool,
+    heartbeat: Heartbeat | None,
+    faults: Sequence[Fault],
+    trace: Path | None,
+    disabled: Mapping[Tier, str],
+    must_exist: bool = False,
+) -> tuple[Engine, EngineInfo]:
+    """Load a model and build an engine over it, with exactly the tiers of the config.
+
+    Raises:
+        DiskUnusable: the file of the disk tier cannot be used.
+        ConfigError, MemoryShortage, CheckpointError: as `build_engine`.
+    """
+    loaded = load(config, progress=progress, disabled=disabled, heartbeat=heartbeat)
     state = loaded.state()
-    tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)))
+    tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)), must_exist=must_exist)
     with ExitStack() as undo:
         undo.callback(tiers.copies.close)
         runner = loaded.runner(heartbeat, faults, state, tiers, lambda *blocks: link.post(BlocksLoaded(*blocks)))
         undo.callback(runner.close)
         info = loaded.built(runner)
-        engine = loaded.engine(link, runner, tiers, trace=path)
+        engine = loaded.engine(link, runner, tiers, trace=trace)
         undo.pop_all()
     return engine, info
 
 
-def _new_trace(config: TraceConfig) -> Path | None:
-    """Create the empty file of the trace, if there is to be one."""
-    if config.trace is None:
-        return None
-    path = Path(config.trace)
+def _without_disk(config: EngineConfig, error: DiskUnusable) -> tuple[EngineConfig, Mapping[Tier, str]]:
+    """Return a config without the disk tier, and why it lacks the tier. Logs that as well."""
+    LOGGER.warning("%s; this engine serves without the disk tier", error)
+    return without_disk(config), {Tier.DISK: str(error)}
+
+
+def _new_trace(config: EngineConfig, *, must_have: bool) -> tuple[EngineConfig, Path | None]:
+    """Create the empty file of the trace, if there is to be one.
+
+    Args:
+        must_have: whether a trace that cannot be written is an error. If it is none, it is logged.
+
+    Returns:
+        The config, without a trace if none is written, and the file.
+
+    Raises:
+        ConfigError: the trace cannot be written.
+    """
+    if config.trace.trace is None:
+        return config, None
+    path = Path(config.trace.trace)
     try:
         create(path)
     except OSError as error:
-        raise ConfigError(f"--trace {path} cannot be written: {error.strerror}") from error
-    return path
+        problem = f"--trace {path} cannot be written: {error.strerror}"
+        if must_have:
+            raise ConfigError(problem) from error
+        LOGGER.warning("%s; this engine writes no trace", problem)
+        return replace(config, trace=TraceConfig()), None
+    return config, path

@@ -10,7 +10,7 @@ import torch
 
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.base import Attention
-from sluice.config import ConfigError, EngineConfig
+from sluice.config import ConfigError, EngineConfig, MemoryShortage
 from sluice.device.transport import Transport
 from sluice.models.spec import ModelSpec
 from sluice.runner.device_state import DeviceState
@@ -75,11 +75,16 @@ def captured_graphs(
     transport: Transport,
     sizes: Sequence[int],
     busy: Callable[[], None],
+    report: Callable[[int, int], None],
 ) -> DecodeGraphs:
     """Capture graphs of all sizes over an empty state.
 
+    Args:
+        busy: called before each replay.
+        report: called with the number of graphs that are captured, and that of all.
+
     Raises:
-        ConfigError: there is no memory left for them.
+        MemoryShortage: there is no memory left for them.
     """
     device = state.shape.device
     began, free = time.monotonic(), torch.cuda.mem_get_info(device)[0]
@@ -94,9 +99,9 @@ def captured_graphs(
     )
     torch.cuda.synchronize(device)  # the compute queue is about to read what the default one fills
     try:
-        transport.queues.compute.run(graphs.capture_all)
+        transport.queues.compute.run(lambda: graphs.capture_all(report))
     except torch.OutOfMemoryError as error:
-        raise ConfigError(
+        raise MemoryShortage(
             f"no memory left on {device} to capture CUDA graphs of up to {sizes[-1]} rows: set a smaller"
             f" --max-total-tokens or --cuda-graph-max-bs, or --disable-cuda-graph"
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from sluice.config import EngineConfig
 from sluice.footprint import Footprint, KVSizes, OffloadSizes, device_footprint, stored_bytes
 from sluice.limits import Limits
-from sluice.types import Tier
+from sluice.types import SamplingDefaults, Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,9 @@ class EngineInfo:
     model: str
     """Name: the hub id, or the folder's own name."""
     folder: Path
-    """Folder of the checkpoint and its tokenizer."""
+    """Folder of the checkpoint."""
+    tokenizer_folder: Path
+    """Folder of the tokenizer and the chat template."""
     is_bundled: bool
     """Whether it is the model that comes with Sluice, as none was named."""
     architecture: str
@@ -34,6 +36,8 @@ class EngineInfo:
     """Resolved, with the model's name, its type, its device and the size of the pool."""
     reasons: Mapping[str, str]
     """Option -> why it has its value, for derived values."""
+    sampling_defaults: SamplingDefaults
+    """The model's own settings for what requests leave open."""
     kv_sizes: KVSizes
     pool_tokens: int
     """Tokens that the pool's pages hold, with the scratch page where steps are padded."""
@@ -43,6 +47,8 @@ class EngineInfo:
     """Buffers of contexts longer than the device."""
     offload_tier: Tier | None = None
     """The tier that holds such contexts."""
+    disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
+    """Tiers that an engine before had, and that could not be opened again -> why."""
 
     def predicted_memory(self, length: int) -> Footprint:
         """Return the bytes that a request of `length` tokens takes, prompt and output together.

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from sluice.assembly.devices import TORCH, CudaDevice, resolve_here, why_no_triton
+from sluice.assembly.devices import TORCH, resolve_here
+from sluice.assembly.generation_config import sampling_defaults
 from sluice.assembly.graphs import kernels_compute
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.memory import Memory, plan_memory
 from sluice.assembly.offloading import OffloadSetup, Sizes, check_effect, costs_of, offload_limits
 from sluice.assembly.resolve import offload_tier
+from sluice.assembly.small_operations import fuse_small_operations
 from sluice.assembly.tiers import TierSetup, tier_setup
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.packed import STEPS
 from sluice.attention.select import REFERENCE, backend_named
-from sluice.config import ConfigError, EngineConfig, ModelConfig
+from sluice.config import ConfigError, EngineConfig, MemoryShortage, ModelConfig
 from sluice.device.machine import keep_freed_memory
 from sluice.device.memory import module_bytes
+from sluice.engine.heartbeat import Heartbeat, LoadingPart
 from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.models.base import CausalLM, PagedLM
 from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import load_model
-from sluice.models.native_ops import NativeOps
 from sluice.models.packers import packer_for
 from sluice.models.spec import ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
-from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.types import SamplingDefaults, Tier
 
 LOGGER = logging.getLogger("sluice.engine")
 
@@ -42,45 +45,82 @@ class Checkpoint(NamedTuple):
     """Where a model's files are."""
 
     folder: Path
+    tokenizer: Path
+    """Folder of the tokenizer."""
     name: str
     """The hub id, or the folder's own name."""
     is_bundled: bool
 
 
-def load(config: EngineConfig, *, progress: bool) -> LoadedModel:
+def load(
+    config: EngineConfig,
+    *,
+    progress: bool,
+    disabled: Mapping[Tier, str] | None = None,
+    heartbeat: Heartbeat | None = None,
+) -> LoadedModel:
     """Load a model and resolve all options. This is the slow part of `build_engine`; engines may share the result.
+
+    Args:
+        progress: show a progress bar on stderr while weights load.
+        disabled: tiers that the config lacks because they could not be opened -> why.
+        heartbeat: receives how far the model is loaded.
 
     Raises:
         ConfigError: an option that cannot be honoured.
         CheckpointError: a model that cannot be found or loaded.
     """
     resolution, device = resolve_here(config)
-    resolved, reasons = resolution.config, dict(resolution.reasons)
-    checkpoint = _find_checkpoint(resolved.model.model)
+    resolved, reasons, disabled = resolution.config, dict(resolution.reasons), disabled or {}
+    if Tier.DISK in disabled:
+        reasons["kv_disk"] = f"disabled: {disabled[Tier.DISK]}"
+    heartbeat = heartbeat or Heartbeat()
+    heartbeat.loading(LoadingPart.FILES)
+    checkpoint = _find_checkpoint(resolved.model)
+    heartbeat.loading(LoadingPart.WEIGHTS)
     kernels = _load_kernels(resolved.model, device, reasons)
-    model, spec = _load_model(resolved.model, checkpoint, device, kernels, progress=progress)
-    logit_ops = _fuse_small_operations(model, device, kernels)
+    report = partial(heartbeat.loading, LoadingPart.WEIGHTS)
+    model, spec = _load_model(resolved.model, checkpoint, device, kernels, report, progress=progress)
+    spec = _with_context(spec, resolved.model.context_length)
+    heartbeat.loading(LoadingPart.MEMORY)
+    logit_ops = fuse_small_operations(model, device, kernels)
     backend = _supporting_backend(resolved, spec, device, reasons)
     if kernels_compute(backend, spec):
         # What is left to torch is small, and its waiting threads would take the kernels' cores.
         torch.set_num_threads(1)
     resolved = _resolve_for_model(resolved, checkpoint, model, spec, backend, reasons)
     memory = plan_memory(resolved, model, spec, backend, logit_ops, device, reasons)
-    tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout)
+    tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
     weights_bytes = module_bytes(model)
     offload = _offload(resolved, spec, memory, weights_bytes)
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
     if offload is not None and resolved.offload.offload_above != offload.limits.above:
         reasons["offload_above"] = "what the KV pool holds"
-    info = _info(resolved, checkpoint, spec, memory, tiers, offload, weights_bytes, reasons)
+    defaults = sampling_defaults(resolved.model, checkpoint.folder)
+    if values := defaults.as_dict():
+        reasons["generation_config"] = ", ".join(f"{name} {value}" for name, value in values.items())
+    info = _info(resolved, checkpoint, spec, memory, tiers, offload, weights_bytes, defaults, reasons, disabled)
     return LoadedModel(model, spec, memory.shape, info, kernels, backend, memory.graph_rows, tiers, offload, logit_ops)
 
 
-def _find_checkpoint(model: str) -> Checkpoint:
-    if not model:
-        return Checkpoint(BUNDLED, BUNDLED.resolve().name, True)
-    folder = resolve_checkpoint(model)
-    return Checkpoint(folder, folder.resolve().name if Path(model).is_dir() else model, False)
+def _find_checkpoint(config: ModelConfig) -> Checkpoint:
+    cache = None if config.download_dir is None else Path(config.download_dir)
+    model, is_bundled = config.model or str(BUNDLED), not config.model
+    folder = resolve_checkpoint(model, revision=config.revision, cache=cache)
+    tokenizer = folder if config.tokenizer is None else resolve_checkpoint(config.tokenizer, cache=cache, weights=False)
+    name = folder.resolve().name if is_bundled or Path(model).is_dir() else model
+    return Checkpoint(folder, tokenizer, name, is_bundled)
+
+
+def _with_context(spec: ModelSpec, length: int | None) -> ModelSpec:
+    """Return a model's sizes with a context of at most `length` tokens."""
+    if length is None:
+        return spec
+    if not 2 <= length <= spec.max_model_len:
+        raise ConfigError(
+            f"--context-length must be from 2 to the model's context of {spec.max_model_len} tokens, got {length}"
+        )
+    return replace(spec, max_model_len=length)
 
 
 def _load_kernels(config: ModelConfig, device: torch.device, reasons: Mapping[str, str]) -> Kernels | None:
@@ -92,11 +132,20 @@ def _load_kernels(config: ModelConfig, device: torch.device, reasons: Mapping[st
             LOGGER.warning("the model runs on torch, which is slower: %s", reasons["cpu_kernels"])
         return None
     assert config.threads is not None, f"not resolved: {config}"
-    return Kernels(Library(), NAMES[config.cpu_kernels], config.threads)
+    library = Library()
+    if (outdated := library.why_outdated()) is not None:
+        LOGGER.warning("%s", outdated)
+    return Kernels(library, NAMES[config.cpu_kernels], config.threads)
 
 
 def _load_model(
-    config: ModelConfig, checkpoint: Checkpoint, device: torch.device, kernels: Kernels | None, *, progress: bool
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    kernels: Kernels | None,
+    report: Callable[[int, int], None],
+    *,
+    progress: bool,
 ) -> tuple[PagedLM, ModelSpec]:
     try:
         loaded = load_model(
@@ -106,39 +155,16 @@ def _load_model(
             progress=progress,
             implementation=config.model_impl,
             packer=packer_for(device, kernels),
+            report=report,
         )
     except torch.OutOfMemoryError as error:
-        raise ConfigError(
+        raise MemoryShortage(
             f"{checkpoint.name} does not fit into the memory of {device}: serve a smaller one, in"
             f" --dtype bfloat16 if it is wider, or compute on the processor with --device cpu"
         ) from error
     if device.type == "cpu":
         keep_freed_memory()
     return loaded
-
-
-def _fuse_small_operations(model: PagedLM, device: torch.device, kernels: Kernels | None) -> LogitOps:
-    """Let fused kernels do a model's small operations where there are any. Return what does those on logits."""
-    if kernels is not None and isinstance(model, CausalLM):
-        model.use(NativeOps(kernels))
-    if device.type != "cuda":
-        return TORCH_LOGIT_OPS
-    problem = why_no_triton(CudaDevice.of(device))
-    if problem is not None:
-        LOGGER.warning("the model runs on torch, which is slower: %s", problem)
-        return TORCH_LOGIT_OPS
-    return use_triton(model)
-
-
-def use_triton(model: PagedLM) -> LogitOps:
-    """Let Triton do the small operations of one of our own models. Return what does those on its logits."""
-    # Importing them needs the package, which machines without a GPU need not have.
-    from sluice.models.triton_ops import TritonOps
-    from sluice.runner.triton_logit_ops import TritonLogitOps
-
-    if isinstance(model, CausalLM):
-        model.use(TritonOps())
-    return TritonLogitOps()
 
 
 def _supporting_backend(
@@ -222,7 +248,9 @@ def _info(
     tiers: TierSetup,
     offload: OffloadSetup | None,
     weights_bytes: int,
+    defaults: SamplingDefaults,
     reasons: Mapping[str, str],
+    disabled: Mapping[Tier, str],
 ) -> EngineInfo:
     shape = memory.shape
     pool_tokens = shape.num_pages * shape.page_size
@@ -233,12 +261,14 @@ def _info(
         config.scheduler.schedule_policy == "priority",
         0 if offload is None else tiers.limits.pages_on(offload.limits.tier) * shape.page_size,
         memory.kv_sizes.token_bytes,
+        None if offload is not None else next(iter(disabled), None),
     )
     cache = replace(config.cache, max_total_tokens=pool_tokens)
     offload_config = replace(config.offload, offload_above=None if offload is None else offload.limits.above)
     return EngineInfo(
         model=checkpoint.name,
         folder=checkpoint.folder,
+        tokenizer_folder=checkpoint.tokenizer,
         is_bundled=checkpoint.is_bundled,
         architecture=spec.architecture,
         eos_token_ids=frozenset(spec.eos_token_ids),
@@ -247,9 +277,11 @@ def _info(
         limits=limits,
         config=replace(config, cache=cache, offload=offload_config),
         reasons=reasons,
+        sampling_defaults=defaults,
         kv_sizes=memory.kv_sizes,
         pool_tokens=(shape.num_pages + shape.scratch_pages) * shape.page_size,
         memory=Footprint(weights_bytes=weights_bytes),
         offload_sizes=None if offload is None else offload.sizes(shape.page_size),
         offload_tier=None if offload is None else offload.limits.tier,
+        disabled_tiers=disabled,
     )

@@ -19,7 +19,7 @@ from sluice.attention.ticking import TickingAttention
 from sluice.device.transport import transport_for
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
-from sluice.engine.heartbeat import Heartbeat, Phase
+from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
 from sluice.engine.protocols import Link, Runner
 from sluice.engine.trace import ChunkLog, RecentSteps
 from sluice.faults import Fault, FaultKind
@@ -101,7 +101,8 @@ class LoadedModel:
         model = NanFaultModel(self.model, nan_faults) if nan_faults else self.model
         forwards: Forwards = EagerForwards(model, state, attention)
         if self.graph_rows and not nan_faults:
-            forwards = captured_graphs(forwards, model, state, attention, transport, self.graph_rows, busy)
+            far = partial(heartbeat.loading, LoadingPart.GRAPHS)
+            forwards = captured_graphs(forwards, model, state, attention, transport, self.graph_rows, busy, far)
         elif kernels_compute(self.backend, self.spec) and not nan_faults:
             assert self.kernels is not None, "only the kernels' calls are captured"
             forwards = cpu_graphs(forwards, model, state, attention, self.kernels, busy)

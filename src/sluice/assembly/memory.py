@@ -14,7 +14,7 @@ from sluice.assembly.graphs import graph_rows, kernels_compute
 from sluice.assembly.offloading import ring_bytes, room_beside_ring
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import kv_dtype
-from sluice.config import ConfigError, EngineConfig
+from sluice.config import EngineConfig, MemoryShortage
 from sluice.device.machine import free_memory
 from sluice.device.memory import CudaMemory, PoolRequest, Room, cpu_room, cuda_room, pool_pages
 from sluice.device.queues import noop
@@ -59,7 +59,7 @@ def plan_memory(
     """Decide on CUDA graphs and on the size of the KV pool.
 
     Raises:
-        ConfigError: an option that cannot be honoured, or too little memory.
+        ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
     """
     rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, backend)
     page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
@@ -127,7 +127,7 @@ def _cuda_room(
     LOGGER.info("the largest step takes %.0f MiB beside weights and KV", memory.step / (1 << 20))
     if ring:  # a paused chunk keeps its tensors beside a step
         memory = replace(memory, step=2 * memory.step + ring)
-    return cuda_room(memory, config.model.mem_fraction_static)
+    return cuda_room(memory, config.model.mem_fraction_static, config.model.gpu_memory_utilization)
 
 
 class StepTrial:
@@ -168,7 +168,7 @@ def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int],
         graph_rows: numbers of rows that graphs will be captured for, ascending.
 
     Raises:
-        ConfigError: there is not enough for such a step.
+        MemoryShortage: there is not enough for such a step.
     """
     try:
         step = _peak(trial, limits, EVERYTHING, device)
@@ -177,7 +177,7 @@ def cuda_memory(trial: StepTrial, limits: StepLimits, graph_rows: Sequence[int],
         graphs = decodes + GRAPH_BYTES * len(graph_rows) if graph_rows else 0
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
-        raise ConfigError(
+        raise MemoryShortage(
             f"a step of {limits.tokens} tokens and {limits.rows} requests does not fit into {device}: {free >> 20} of"
             f" {total >> 20} MiB are free beside the model; lower --chunked-prefill-size, --max-batch-tokens or"
             f" --max-running-requests"

@@ -9,7 +9,7 @@ import torch
 from sluice.assembly.resolve import sparse_window
 from sluice.assembly.tiers import OpenTiers
 from sluice.attention.base import Attention, PagedKV
-from sluice.config import ConfigError, OffloadConfig, flag
+from sluice.config import ConfigError, MemoryShortage, OffloadConfig, flag
 from sluice.device.queues import CudaQueue, InlineQueue
 from sluice.device.transport import Transport
 from sluice.footprint import KVSizes, OffloadSizes
@@ -110,12 +110,12 @@ def room_beside_ring(config: OffloadConfig, kv: KVSizes, free_bytes: int) -> int
     """Return what the ring of a resolved config leaves of `free_bytes`.
 
     Raises:
-        ConfigError: it leaves nothing.
+        MemoryShortage: it leaves nothing.
     """
     left = free_bytes - ring_bytes(config, kv)
     if left <= 0:
         most = free_bytes // ((config.ring_blocks or 1) * kv.layer_token_bytes)
-        raise ConfigError(
+        raise MemoryShortage(
             f"--ring-blocks {config.ring_blocks} of --ring-block-tokens {config.ring_block_tokens} take"
             f" {ring_bytes(config, kv)} bytes, but {free_bytes} are free; at most {most} tokens a block fit, and the KV"
             f" pool needs room beside them"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from sluice.config import CacheConfig, ConfigError, EngineConfig, OffloadConfig
+from sluice.config import CacheConfig, ConfigError, EngineConfig, MemoryShortage, OffloadConfig
 from sluice.device.background import Background
 from sluice.device.machine import free_memory
 from sluice.device.pages import DevicePages
@@ -21,10 +21,11 @@ from sluice.models.weights import fingerprint
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.tiers.copies import Copies, NoTiers, PageCopies
 from sluice.tiers.disk_tier import DiskTier
-from sluice.tiers.format import FileLayout, PageFileError, PageFileInUse, PageGeometry
+from sluice.tiers.format import FileLayout, PageFileError, PageGeometry
 from sluice.tiers.host_tier import HostTier
-from sluice.tiers.page_file import PageFile, check_path, open_page_file
-from sluice.types import CopyDone, StoredPage, TierLimits
+from sluice.tiers.opening import check_path, open_page_file
+from sluice.tiers.page_file import PageFile
+from sluice.types import CopyDone, StoredPage, Tier, TierLimits
 
 LOGGER = logging.getLogger("sluice.disk")
 
@@ -53,15 +54,18 @@ class TierSetup:
     disk: Path | None = None
     disk_bytes: int = 0
 
-    def open(self, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None]) -> OpenTiers:
+    def open(
+        self, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None], *, must_exist: bool = False
+    ) -> OpenTiers:
         """Open the tiers. The disk's file is locked until the copies are closed.
 
         Args:
             state: the device's.
             report: called from another thread with copies from and to the disk that have ended.
+            must_exist: whether the disk's file must be as an engine before has left it.
 
         Raises:
-            ConfigError: the file cannot be used.
+            DiskUnusable: the file cannot be used.
         """
         if not self.limits.host_pages and self.disk is None:
             return OpenTiers(NoTiers(), ())
@@ -73,21 +77,23 @@ class TierSetup:
         stored: tuple[StoredPage, ...] = ()
         disk = None
         if self.disk is not None:  # last, as it has to be closed after any error
-            disk, stored = self._open_disk(self.disk, state, report)
+            disk, stored = self._open_disk(self.disk, state, report, must_exist=must_exist)
         file = None if disk is None else disk.file
         return OpenTiers(PageCopies(pages, host, disk, host_buffer, loading), stored, host, file)
 
     def _open_disk(
-        self, path: Path, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None]
+        self, path: Path, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None], *, must_exist: bool
     ) -> tuple[DiskTier, tuple[StoredPage, ...]]:
         assert self.geometry is not None, f"{path} without a geometry"
         assert self.geometry.layout == state.kv[0].layout, f"pages are {state.kv[0].layout}"
         try:
-            opened = open_page_file(path, self.disk_bytes, self.geometry, IN_USE_SECONDS)
+            opened = open_page_file(path, self.disk_bytes, self.geometry, IN_USE_SECONDS, must_exist=must_exist)
         except PageFileError as error:
-            raise ConfigError(str(error)) from error
+            raise DiskUnusable(str(error)) from error
         if opened.discarded is not None:
             LOGGER.warning("--kv-disk %s starts empty: it %s", path, opened.discarded)
+        if opened.num_damaged:
+            LOGGER.warning("--kv-disk %s has lost %d pages, whose entries are damaged", path, opened.num_damaged)
         if opened.pages:
             LOGGER.info("--kv-disk %s holds %d pages of an earlier engine", path, len(opened.pages))
         try:
@@ -112,49 +118,35 @@ class OpenTiers:
 NO_TIERS = OpenTiers(NoTiers(), ())
 
 
-class DiskAway(ConfigError):
-    """The disk's file may be usable, but is not available now."""
+class DiskUnusable(ConfigError):
+    """The file of the disk tier cannot be used. An engine that follows another one then serves without the tier."""
 
 
-def check_disk(cache: CacheConfig) -> None:
+def check_disk(cache: CacheConfig, *, must_exist: bool = False) -> None:
     """Check that the disk's file can be used, before minutes of loading. Waits for an engine that is closing.
 
+    Args:
+        must_exist: whether the file must be as an engine before has left it.
+
     Raises:
-        DiskAway: another engine uses it, or its disk hangs.
-        ConfigError: it cannot be used.
+        DiskUnusable: it cannot be used, another engine uses it, or its disk hangs.
     """
     if cache.kv_disk is None:
         return
     path, looking = Path(cache.kv_disk), Background("kv-disk-check")
     try:
-        looking.submit(partial(check_path, path, IN_USE_SECONDS)).result(ANSWER_SECONDS)
-    except PageFileInUse as error:
-        raise DiskAway(str(error)) from error
+        looking.submit(partial(check_path, path, IN_USE_SECONDS, must_exist=must_exist)).result(ANSWER_SECONDS)
     except PageFileError as error:
-        raise ConfigError(str(error)) from error
+        raise DiskUnusable(str(error)) from error
     except TimeoutError as error:
-        raise DiskAway(f"--kv-disk {path} cannot be used: its disk gave no answer for {ANSWER_SECONDS:g} s") from error
+        raise DiskUnusable(
+            f"--kv-disk {path} cannot be used: its disk gave no answer for {ANSWER_SECONDS:g} s"
+        ) from error
     finally:
         looking.close(0.0)
 
 
-def without_disk_away(config: EngineConfig) -> EngineConfig:
-    """Return the config of an engine that follows another one, without a disk tier that is not available now.
-
-    The engine before was killed, but may be in a read or write that never ends. Its requests must not wait for that.
-
-    Raises:
-        ConfigError: the file cannot be used for another reason.
-    """
-    try:
-        check_disk(config.cache)
-    except DiskAway as error:
-        LOGGER.warning("%s; this engine runs without it, because the engine before may still be running", error)
-        return _without_disk(config)
-    return config
-
-
-def _without_disk(config: EngineConfig) -> EngineConfig:
+def without_disk(config: EngineConfig) -> EngineConfig:
     """Return a config without the disk tier and without options that need one."""
     cache = replace(config.cache, kv_disk=None, kv_disk_bytes=None)
     if cache.kv_host_bytes is not None:
@@ -162,15 +154,25 @@ def _without_disk(config: EngineConfig) -> EngineConfig:
     return replace(config, cache=replace(cache, kv_write_policy=None), offload=OffloadConfig())
 
 
-def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder: Path, *, layout: str) -> TierSetup:
+def tier_setup(
+    config: EngineConfig,
+    spec: ModelSpec,
+    shape: DeviceShape,
+    folder: Path,
+    *,
+    layout: str,
+    disabled: Collection[Tier] = (),
+) -> TierSetup:
     """Return the tiers of a resolved config for a loaded model.
 
     Args:
         folder: the checkpoint's.
         layout: of pages in memory, by name.
+        disabled: tiers that the config lacks because they could not be opened.
 
     Raises:
-        ConfigError: a tier that holds not even one page, or does not fit into memory.
+        ConfigError: a tier that holds not even one page.
+        MemoryShortage: a tier that does not fit into memory.
     """
     cache = config.cache
     geometry, disk, disk_bytes, disk_pages = None, None, 0, 0
@@ -185,7 +187,7 @@ def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder
         except PageFileError as error:
             raise ConfigError(str(error)) from error
     if not host_pages and disk is None:
-        return TierSetup(TierLimits())
+        return TierSetup(TierLimits(disabled=tuple(disabled)))
     assert cache.kv_write_policy is not None, f"not resolved: {cache}"
     # At least what a step computes: stores that fall behind lose their pages.
     computed = -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)
@@ -197,6 +199,7 @@ def tier_setup(config: EngineConfig, spec: ModelSpec, shape: DeviceShape, folder
         copies_per_step=per_step,
         copies_in_flight=max(per_step, min(4 * STEP_COPIES, FLIGHT_BYTES // page_bytes)),
         load_back_pages=LOAD_BACK_PAGES,
+        disabled=tuple(disabled),
     )
     return TierSetup(limits, geometry, disk, disk_bytes)
 
@@ -223,7 +226,7 @@ def _host_pages(cache: CacheConfig, page_bytes: int) -> int:
         raise ConfigError(f"--kv-host-bytes must be at least one page, {page_bytes} bytes, got {cache.kv_host_bytes}")
     free = free_memory(torch.device("cpu"))
     if cache.kv_host_bytes > free:
-        raise ConfigError(
+        raise MemoryShortage(
             f"--kv-host-bytes must fit into the host's free memory, {free} bytes, got {cache.kv_host_bytes}"
         )
     return cache.kv_host_bytes // page_bytes

@@ -116,8 +116,8 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     timer = WallTimer()
     link = ThreadLink(timer)
     engine, info = build_engine(EngineConfig.from_options(engine_options), link, progress=True)
-    has_tokenizer = (info.folder / "tokenizer.json").is_file()
-    own_eos = Tokenizer.from_folder(info.folder, chat=False).eos_token_ids if has_tokenizer else frozenset()
+    has_tokenizer = (info.tokenizer_folder / "tokenizer.json").is_file()
+    own_eos = Tokenizer.from_folder(info.tokenizer_folder, chat=False).eos_token_ids if has_tokenizer else frozenset()
     target = EngineTarget(
         link,
         info.limits,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterable, Mapping
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +83,35 @@ def read_result(path: Path) -> Result:
 
 def versions(packages: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of Python, Sluice and these packages, where they are installed."""
-    found = {"python": platform.python_version()}
-    for package in ("sluice", *packages):
+    return {"python": platform.python_version(), **installed_versions(("sluice", *packages))}
+
+
+def installed_versions(packages: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:
+    """Return the versions of these packages, where they are installed.
+
+    torch's version names its build (`2.13.0+cpu`, `2.13.0+cu130`), as `torch.__version__` does.
+
+    Args:
+        path: the folders to look in: by default those of this interpreter.
+    """
+    search = sys.path if path is None else path
+    found = {name: next(iter(distributions(name=name, path=list(search))), None) for name in packages}
+    return {name: _version(name, package) for name, package in found.items() if package is not None}
+
+
+def _version(name: str, package: Distribution) -> str:
+    """Return the version of a package.
+
+    The metadata of torch's wheels on PyPI lack the build, and importing torch takes seconds: its `version.py` is read.
+    """
+    if name == "torch":
         try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+            text = Path(str(package.locate_file("torch/version.py"))).read_text(encoding="utf-8")
+        except OSError:
+            text = ""  # an editable installation keeps its sources elsewhere
+        if (stated := re.search(r"^__version__ = ['\"](.+)['\"]$", text, re.MULTILINE)) is not None:
+            return stated[1]
+    return package.version
 
 
 def machine() -> dict[str, Any]:

@@ -4,8 +4,9 @@ The command line, `LLM(...)` and the documentation are built from these dataclas
 options and refuses what cannot be honoured; nothing later guesses a default.
 """
 
-from sluice.config.base import ConfigError, Option, check_values, flag, option, options_of
-from sluice.config.engine import ENGINE_GROUPS, GROUPS, SWITCHES, EngineConfig, canonical, threads_from_environment
+from sluice.config.base import ConfigError, MemoryShortage, Option, check_values, flag, option, options_of
+from sluice.config.compat import FOREIGN, Fixed, Switch
+from sluice.config.engine import ENGINE_GROUPS, GROUPS, EngineConfig, canonical, threads_from_environment
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.scheduler import CHUNKING_OFF, SchedulerConfig
 from sluice.config.server import ServerConfig

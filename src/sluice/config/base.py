@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 
 class ConfigError(ValueError):
     """An option, or a combination of options, that cannot be honoured."""
+
+
+class MemoryShortage(ConfigError):
+    """The memory that is free at the moment does not hold what the options ask for; it may be enough later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,15 @@ class Option:
     """Set values must be integers of at least 1."""
     secret: bool = False
     """The value is never shown."""
+    spellings: Mapping[str, str] = field(default_factory=dict)
+    """Other engines' names of values -> ours."""
+
+    nearest: Mapping[str, str] = field(default_factory=dict)
+    """Other engines' values that are not supported -> the nearest of ours."""
+
+    def spelled(self, value: Any) -> Any:
+        """Return a value under our own name for it."""
+        return self.spellings.get(value, value) if isinstance(value, str) else value
 
 
 def option(default: Any, help: str, **rest: Any) -> Any:
@@ -65,7 +78,8 @@ def check_values(group: Any) -> None:
         if value is None and item.default is None:
             continue
         if meta.choices and value not in meta.choices:
-            raise ConfigError(f"{shown} must be one of {', '.join(meta.choices)}, got {value!r}")
+            nearest = f"; the nearest is {meta.nearest[value]}" if value in meta.nearest else ""
+            raise ConfigError(f"{shown} must be one of {', '.join(meta.choices)}, got {value!r}{nearest}")
         if "bool" in item.type:
             if not isinstance(value, bool):
                 raise ConfigError(f"{shown} must be true or false, got {value!r}")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 from sluice.config.base import ConfigError, check_values, flag, options_of
+from sluice.config.compat import FOREIGN, Switch
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.scheduler import SchedulerConfig
 from sluice.config.server import ServerConfig
@@ -56,44 +58,42 @@ class EngineConfig:
         return config
 
 
-@dataclass(frozen=True, slots=True)
-class Switch:
-    """Another engine's flag that sets one of our options to a value."""
-
-    option: str
-    on: str | bool
-    off: str | bool
-
-
-SWITCHES: Mapping[str, Switch] = {
-    "enable_mixed_chunk": Switch("schedule", "mixed", "prefill-first"),
-    "disable_radix_cache": Switch("enable_prefix_caching", False, True),
-}
-
-
 def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return engine options under our own names, with dashes, aliases and switches resolved.
+    """Return engine options under our own names, with dashes, aliases and flags of other engines resolved.
 
     Raises:
-        ConfigError: a name that is no engine option, an option given twice, or a switch that is not true or false.
+        ConfigError: a name that is no engine option, two values of one option, or a flag of another engine with a
+            value that asks for what Sluice does not do.
     """
-    groups = [GROUPS[group] for group in ENGINE_GROUPS]
-    known = {name for group in groups for name, _ in options_of(group)}
-    aliases = {alias: name for group in groups for name, meta in options_of(group) for alias in meta.aliases}
+    known = {name: meta for group in ENGINE_GROUPS for name, meta in options_of(GROUPS[group])}
+    aliases = {alias: name for name, meta in known.items() for alias in meta.aliases}
+    included = {
+        item.option: item.includes for name, item in FOREIGN.items() if isinstance(item, Switch) and options.get(name)
+    }
     found: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     for given, value in options.items():
         name = given.replace("-", "_")
-        if (switch := SWITCHES.get(name)) is not None:
-            if not isinstance(value, bool):
-                raise ConfigError(f"{flag(name)} must be true or false, got {value!r}")
-            name, value = switch.option, switch.on if value else switch.off
+        if (foreign := FOREIGN.get(name)) is not None:
+            if (translated := foreign.translated(name, value)) is None:
+                continue
+            name, value = translated
+        elif value is not None and included.get(name) == value:
+            continue
         name = aliases.get(name, name)
         if name not in known:
-            raise ConfigError(f"unknown option {given!r}; known: {', '.join(sorted(known))}")
-        if name in found:
-            raise ConfigError(f"option {name!r} is given twice")
-        found[name] = value
+            raise ConfigError(_unknown(given, [*known, *aliases, *FOREIGN]))
+        value = known[name].spelled(value)
+        source = f"{flag(given)} {options[given]}"
+        if found.setdefault(name, value) != value:
+            raise ConfigError(f"{sources[name]} and {source} contradict each other; give one of them")
+        sources[name] = source
     return found
+
+
+def _unknown(given: str, names: Sequence[str]) -> str:
+    close = get_close_matches(given.replace("-", "_"), names, n=1)
+    return f"unknown option {given!r}; " + (f"did you mean {close[0]}?" if close else "docs/flags.md has all")
 
 
 def _group_of(name: str) -> str:

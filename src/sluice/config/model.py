@@ -15,15 +15,84 @@ class ModelConfig:
         "",
         "folder or hub id of a Hugging Face checkpoint",
         unset="the bundled model",
+        aliases=("model_path",),
         sglang="--model-path",
         vllm="MODEL",
         metavar="MODEL",
+    )
+    tokenizer: str | None = option(
+        None,
+        "folder or hub id of the tokenizer",
+        unset="the model's own",
+        more="Its files are the tokenizer's and the chat template's of a checkpoint.",
+        aliases=("tokenizer_path",),
+        sglang="--tokenizer-path",
+        vllm="--tokenizer",
+        metavar="MODEL",
+    )
+    revision: str | None = option(
+        None,
+        "branch, tag or commit of the model on the hub",
+        unset="main",
+        more="Needs a MODEL that is a hub id.",
+        sglang="--revision",
+        vllm="--revision",
+        metavar="NAME",
+    )
+    download_dir: str | None = option(
+        None,
+        "folder for downloads from the hub",
+        unset="the cache of huggingface_hub",
+        sglang="--download-dir",
+        vllm="--download-dir",
+        metavar="FOLDER",
+    )
+    context_length: int | None = option(
+        None,
+        "maximum tokens of a request, prompt and output together",
+        unset="the model's context",
+        more="At most the model's context. A smaller value also makes the KV pool smaller where it would otherwise hold"
+        " --max-running-requests requests of full length.",
+        aliases=("max_model_len",),
+        sglang="--context-length",
+        vllm="--max-model-len",
+        positive=True,
+    )
+    generation_config: str = option(
+        "auto",
+        "sampling settings of the model: auto, none or a folder",
+        more="What a request gets for temperature, top_p, top_k, min_p, repetition_penalty and max_tokens if it leaves"
+        " them open. auto: from the checkpoint's generation_config.json, where `do_sample: false` means temperature 0."
+        " A folder: from that file in it. none: the API's defaults.",
+        aliases=("sampling_defaults",),
+        spellings={"vllm": "none", "openai": "none", "model": "auto"},
+        sglang="--sampling-defaults",
+        vllm="--generation-config",
+        metavar="FOLDER",
+    )
+    override_generation_config: str | None = option(
+        None,
+        "sampling settings in place of the model's, as JSON",
+        unset="none",
+        more="For example '{\"temperature\": 0.6}'. The fields are those of generation_config.json; null: open.",
+        vllm="--override-generation-config",
+        metavar="JSON",
+    )
+    seed: int | None = option(
+        None,
+        "seed of the requests that give none",
+        unset="random for every request",
+        more="The same requests in the same order then get the same answers.",
+        aliases=("random_seed",),
+        sglang="--random-seed",
+        vllm="--seed",
     )
     dtype: str = option(
         "auto",
         "data type: auto, float64, float32, bfloat16 or float16",
         more="For weights, KV cache and computation. auto: the checkpoint's type.",
         choices=("auto", "float64", "float32", "bfloat16", "float16"),
+        spellings={"half": "float16", "float": "float32"},
         sglang="--dtype",
         vllm="--dtype",
         metavar="TYPE",
@@ -42,6 +111,14 @@ class ModelConfig:
         more="The rest is for the activations of a step. Sluice runs the largest possible step at the start to measure"
         " what it needs, and refuses a fraction that leaves less.",
         sglang="--mem-fraction-static",
+        metavar="SHARE",
+    )
+    gpu_memory_utilization: float | None = option(
+        None,
+        "fraction of GPU memory for all that the engine takes",
+        unset="what steps leave free",
+        more="As --mem-fraction-static, but the activations of a step and CUDA graphs count too.",
+        vllm="--gpu-memory-utilization",
         metavar="SHARE",
     )
     threads: int | None = option(
@@ -76,6 +153,7 @@ class ModelConfig:
         "attention backend: auto, triton, flashinfer, native or reference",
         more="auto: triton on cuda, and native (the compiled kernels) on cpu; reference (plain torch) if these do not"
         " support the model. flashinfer needs its package and a CUDA compiler. See [gpu.md](gpu.md).",
+        spellings={"FLASHINFER": "flashinfer", "TRITON_ATTN": "triton", "torch_native": "reference"},
         sglang="--attention-backend",
         vllm="--attention-backend",
         metavar="BACKEND",
@@ -86,6 +164,7 @@ class ModelConfig:
         more="auto: the model's dtype. With fp8, the same memory holds twice the tokens of bfloat16, at some loss of"
         " precision: e4m3 has 3 bits of mantissa and a maximum of 448, e5m2 has 2 bits and a maximum of 57344. fp8"
         " needs --attention-backend triton.",
+        spellings={"fp8": "fp8_e4m3"},
         sglang="--kv-cache-dtype",
         vllm="--kv-cache-dtype",
         metavar="DTYPE",
@@ -105,6 +184,7 @@ class ModelConfig:
         unset="max-running-requests, at most 256",
         more="Graphs are captured for 1, 2, 4, 8, 16, 24, ... requests up to this size. A step is padded to the next"
         " size.",
+        aliases=("max_cudagraph_capture_size",),
         sglang="--cuda-graph-max-bs",
         vllm="--max-cudagraph-capture-size",
         positive=True,
@@ -176,6 +256,12 @@ class CacheConfig:
         more="write-through: as soon as a page is full. write-back: when the page is evicted from the tier above."
         " selective: when the page is used a second time. Needs --kv-host-bytes or --kv-disk.",
         choices=("write-through", "write-back", "selective"),
+        aliases=("hicache_write_policy",),
+        spellings={
+            "write_through": "write-through",
+            "write_back": "write-back",
+            "write_through_selective": "selective",
+        },
         sglang="--hicache-write-policy",
         metavar="POLICY",
     )

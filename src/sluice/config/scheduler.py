@@ -62,8 +62,10 @@ class SchedulerConfig:
         None,
         "maximum tokens in a step that holds a prefill",
         unset="no limit",
-        more="Decodes in the step count too. The next prompt waits if it would exceed the limit. A prompt that is"
-        " larger than the limit runs alone, cut into chunks unless chunking is off.",
+        more="Decodes in the step count too, but the first prompt of a step may have a page however many there are. The"
+        " next prompt waits if it would exceed the limit. A prompt that is larger than the limit runs alone, cut into"
+        " chunks unless chunking is off.",
+        aliases=("prefill_max_tokens",),
         sglang="--max-prefill-tokens",
         positive=True,
     )
@@ -78,7 +80,7 @@ class SchedulerConfig:
         None,
         "maximum requests prefilled in a step",
         unset="no limit",
-        aliases=("prefill_max_requests",),
+        aliases=("prefill_max_requests", "prefill_max_batch_size"),
         sglang="--prefill-max-requests",
         positive=True,
     )
@@ -110,10 +112,11 @@ class SchedulerConfig:
     schedule_policy: str = option(
         "fcfs",
         "order of waiting requests",
-        more="fcfs: first come, first served. lpm: longest cached prefix first. priority: by the request's priority,"
-        " larger values first, then by arrival. Under every policy preempted requests go first, and no request waits"
-        " for ever.",
+        more="fcfs: first come, first served. lpm: longest prefix cached on any tier first. priority: by the request's"
+        " priority, larger values first, then by arrival. Under every policy preempted requests go first, and no"
+        " request waits for ever.",
         choices=("fcfs", "lpm", "priority"),
+        nearest={"dfs-weight": "lpm", "lof": "fcfs", "random": "fcfs"},
         aliases=("scheduling_policy",),
         sglang="--schedule-policy",
         vllm="--scheduling-policy",
@@ -144,8 +147,9 @@ class SchedulerConfig:
         None,
         "maximum uncached prompt tokens of waiting requests",
         unset="no limit",
-        more="Counts the tokens of all prompts that are still to be prefilled, without cached prefixes, and so limits"
-        " the time to the first token. A request that would exceed it is refused, unless no other request waits.",
+        more="Counts the tokens of all prompts that are still to be prefilled, without prefixes cached on any tier,"
+        " and so limits the time to the first token. A request that would exceed it is refused, unless no other request"
+        " waits.",
         aliases=("max_num_queued_tokens",),
         vllm="--max-num-queued-tokens",
         positive=True,

@@ -8,6 +8,7 @@ from sluice.config.base import option
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
+CACHE_ISOLATIONS = ("none", "key", "salt-required")
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,21 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on", sglang="--host", vllm="--host", metavar="HOST")
     port: int = option(8000, "port to listen on; 0 picks a free one", sglang="--port", vllm="--port")
+    allowed_hosts: str | None = option(
+        None,
+        "accepted Host headers, separated by commas",
+        unset="local names",
+        more="Against DNS rebinding. Unset, a server on a loopback interface accepts localhost and IP addresses, and"
+        " others accept any name. localhost and IP addresses are always accepted. `*.name`: every name below it; `*`:"
+        " any. `/health`, `/ready` and `/live` accept any. Where it is checked, a POST of a web page needs one of these"
+        " names as Origin, too.",
+        metavar="NAMES",
+    )
     served_model_name: str | None = option(
         None,
-        "name of the model in the API",
+        "name of the model in the API; several are separated by commas",
         unset="the model's own name",
+        more="Answers have the first one.",
         sglang="--served-model-name",
         vllm="--served-model-name",
         metavar="NAME",
@@ -42,10 +54,50 @@ class ServerConfig:
         more="Any one of these keys is accepted. The file is read at the start.",
         metavar="FILE",
     )
+    cache_isolation: str = option(
+        "none",
+        "isolation of the cache: none, key or salt-required",
+        more="Requests that share cached prefixes. none: all without a `cache_salt`. key: those with the same API key."
+        " salt-required: those with the same `cache_salt`, which every request must send. See"
+        " [security](security.md#tenants).",
+        choices=CACHE_ISOLATIONS,
+        metavar="HOW",
+    )
+    allow_special_tokens: bool = option(
+        False,
+        "let text in chat messages become special tokens",
+        more="By default `<|im_end|>`, or another special token of the tokenizer, is plain text in a message. Prompts"
+        " of completions and `/generate` may always hold special tokens. See"
+        " [security](security.md#special-tokens-in-messages).",
+    )
+    chat_template: str | None = option(
+        None,
+        "file with a chat template (Jinja)",
+        unset="the checkpoint's",
+        more="In place of the checkpoint's. The file is read at the start.",
+        sglang="--chat-template",
+        vllm="--chat-template",
+        metavar="FILE",
+    )
+    strict_fields: bool = option(
+        False,
+        "refuse requests with unknown fields",
+        more="By default a field that Sluice does not know is ignored, and named in the answer's header"
+        " `x-sluice-ignored-fields` and in the log. See [fields](api.md#fields).",
+    )
     max_request_bytes: int = option(
         32 << 20,
         "largest request body in bytes",
         more="A larger body gets status 413, before it is read if its size is declared.",
+        positive=True,
+    )
+    max_connections: int | None = option(
+        None,
+        "maximum open connections",
+        unset="what open files allow, at most 8192",
+        more="A few more are accepted: their health checks are answered, their other requests get status 503. Those"
+        " beyond wait. The server raises its own limit of open files (`ulimit -n`) as far as it may, and keeps 52 to"
+        " 128 of them for other uses.",
         positive=True,
     )
     log_level: str = option(
@@ -80,6 +132,13 @@ class ServerConfig:
         more="An engine that dies or hangs is replaced, and its requests continue ([recovery](recovery.md)). After"
         " more restarts than this the server ends with status 1. 0: it ends when the first engine dies.",
     )
+    restart_timeout: float = option(
+        300.0,
+        "give up when no engine can be started for so long",
+        more="That is for lack of file descriptors, memory or a temporary folder; such attempts are no restarts."
+        " Meanwhile new requests get status 503, and running ones wait. 0: the first attempt is the last.",
+        metavar="SECONDS",
+    )
     heartbeat_timeout: float = option(
         5.0,
         "replace an engine without a sign of life for so long",
@@ -87,10 +146,21 @@ class ServerConfig:
         metavar="SECONDS",
     )
     step_timeout: float = option(
-        600.0, "replace an engine that waits this long for one step of the device", metavar="SECONDS"
+        600.0,
+        "replace an engine that waits this long for one step of the device",
+        more="Or that computes for so long without a sign of life.",
+        aliases=("watchdog_timeout",),
+        sglang="--watchdog-timeout",
+        metavar="SECONDS",
     )
     start_timeout: float = option(
         1800.0, "time limit for loading the model", more="Downloads count.", metavar="SECONDS"
+    )
+    progress_timeout: float = option(
+        60.0,
+        "end a loading engine that makes no progress for so long",
+        more="Progress is what it reports, and that its process computes, reads or writes.",
+        metavar="SECONDS",
     )
     drain_timeout: float = option(
         30.0,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from sluice.attention.base import PagedKV
-from sluice.config import ConfigError
+from sluice.config import ConfigError, MemoryShortage
 
 CPU_SHARE = 0.5
 """Share of free memory that a pool takes on a CPU if the user gave no size."""
@@ -87,19 +87,29 @@ class CudaMemory:
     """What CUDA graphs will take."""
 
 
-def cuda_room(memory: CudaMemory, fraction: float | None) -> Room:
-    """Return what a pool may take on a GPU.
+def cuda_room(memory: CudaMemory, fraction: float | None, utilization: float | None = None) -> Room:
+    """Return what a pool may take on a GPU. Without a share, it is all but what a step, graphs and the reserve need.
 
     Args:
         fraction: `--mem-fraction-static`: share of all memory that weights, KV and everything else already there may
-            take together. None: all but what a step, graphs and the reserve need.
+            take together.
+        utilization: `--gpu-memory-utilization`: the share that these, a step and graphs may take together.
 
     Raises:
-        ConfigError: the fraction leaves too little for a step.
+        MemoryShortage: the fraction leaves too little for a step.
     """
     left = memory.free - memory.step - memory.graphs
     needs = f"a step takes up to {_gib(memory.step)} GiB and CUDA graphs {_gib(memory.graphs)} GiB"
     free = f"of {_gib(memory.total)} GiB on cuda {_gib(memory.free)} GiB are free, {needs}"
+    if utilization is not None:
+        used = memory.total - memory.free
+        wanted = int(utilization * memory.total) - used - memory.step - memory.graphs
+        return Room(
+            max(0, min(wanted, left)),
+            max(0, left),
+            f"{free}; --gpu-memory-utilization {utilization} is the limit",
+            "cuda",
+        )
     if fraction is None:
         reserve = max(RESERVED_BYTES, int(memory.total * RESERVED_SHARE))
         reason = f"{free}, and {_gib(reserve)} GiB are left alone"
@@ -107,7 +117,7 @@ def cuda_room(memory: CudaMemory, fraction: float | None) -> Room:
     used = memory.total - memory.free
     wanted = int(fraction * memory.total) - used
     if wanted > left:
-        raise ConfigError(
+        raise MemoryShortage(
             f"--mem-fraction-static {fraction} leaves too little: {free}; at most"
             f" {_floor2((used + max(0, left)) / memory.total)} fits, or lower --chunked-prefill-size or"
             f" --max-running-requests"
@@ -122,12 +132,13 @@ def pool_pages(request: PoolRequest, room: Room) -> int:
     """Return the number of pages, at least 1. A size that the user gave is rounded down to whole pages.
 
     Raises:
-        ConfigError: the size that the user gave is below one page or does not fit, or not even one page fits.
+        MemoryShortage: the size that the user gave does not fit, or not even one page fits.
+        ConfigError: the size that the user gave is below one page.
     """
     if request.max_total_tokens is None:
         pages = min(request.useful_pages, room.open_bytes // request.page_bytes)
         if pages < 1:
-            raise ConfigError(
+            raise MemoryShortage(
                 f"no room for the KV pool: one page of {request.page_size} tokens takes {request.page_bytes} bytes,"
                 f" and {room.reason}; free some memory, or set a smaller --page-size or an explicit --max-total-tokens"
             )
@@ -140,7 +151,7 @@ def pool_pages(request: PoolRequest, room: Room) -> int:
         )
     if pages * request.page_bytes > room.most_bytes:
         fits = room.most_bytes // request.page_bytes * request.page_size
-        raise ConfigError(
+        raise MemoryShortage(
             f"--max-total-tokens {request.max_total_tokens} takes {_gib(pages * request.page_bytes)} GiB of KV, but"
             f" only {_gib(room.most_bytes)} GiB are free for it on {room.device_type}; at most {fits} tokens fit"
         )

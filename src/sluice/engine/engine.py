@@ -16,6 +16,7 @@ from sluice.engine.messages import Abort, BlocksLoaded, Copied, FlushCache, Mess
 from sluice.engine.meter import Meter
 from sluice.engine.protocols import Link, Pending, Planner, Runner
 from sluice.engine.trace import NullTrace, StepTimes, TraceSink
+from sluice.scheduler.admission import NoTier
 from sluice.scheduler.queue_limits import QueueFull
 from sluice.scheduler.scheduler import DuplicateRequest
 from sluice.types import BatchPlan, FinishReason, Output, Submit
@@ -127,9 +128,11 @@ class Engine:
         except DuplicateRequest:
             return []  # the stream of this id belongs to the request that came first
         except QueueFull as error:
-            return [Output(message.request_id, 0, (), 0, FinishReason.OVERLOAD, str(error))]
+            return [_refusal(message, FinishReason.OVERLOAD, error)]
+        except NoTier as error:
+            return [_refusal(message, FinishReason.TIER_UNAVAILABLE, error)]
         except ValueError as error:
-            return [Output(message.request_id, 0, (), 0, FinishReason.ERROR, str(error))]
+            return [_refusal(message, FinishReason.ERROR, error)]
         self.meter.arrived(message.request_id, self.clock.now())
         self._deadlines.watch(message)
         return []
@@ -191,6 +194,11 @@ class Engine:
             self.meter.sent(outputs, self.clock.now())
             self._deadlines.forget(outputs)
             self.link.send(outputs)
+
+
+def _refusal(message: Submit, reason: FinishReason, error: Exception) -> Output:
+    """Return the only output of a request that is refused. It follows the tokens that an engine before has sent."""
+    return Output(message.request_id, len(message.output_ids), (), 0, reason, str(error))
 
 
 def describe(error: Exception) -> str:

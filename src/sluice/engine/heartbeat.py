@@ -2,7 +2,7 @@
 
 A tick says that the thread reached a certain point. It ticks once a turn of the loop, once a layer, and every second
 while it waits. A thread that loops for ever in C, waits for a lock or was stopped ticks no more, even if the rest of
-its process goes on.
+its process goes on. Before its first step, while the model loads, it reports how far it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Phase(IntEnum):
     """What the thread does."""
 
     LOADING = 0
-    """Loads the model; it does not tick."""
+    """Loads the model."""
     IDLE = 1
     """Waits for messages, with nothing to do."""
     BUSY = 2
@@ -28,8 +28,31 @@ class Phase(IntEnum):
     """Waits for a step that a device computes."""
 
 
+class LoadingPart(IntEnum):
+    """Parts of loading, in order."""
+
+    STARTING = 0
+    """The process starts and imports its modules."""
+    FILES = 1
+    """The checkpoint's files are found, or downloaded."""
+    WEIGHTS = 2
+    """Weights are read; counted in bytes."""
+    MEMORY = 3
+    """Weights are packed, and memory for KV is allocated."""
+    GRAPHS = 4
+    """Steps are captured; counted in graphs."""
+
+
 class Heartbeat:
     """Receives signs of life. This base class ignores them."""
+
+    def loading(self, part: LoadingPart, done: int = 0, total: int = 0) -> None:
+        """Receive how far the model is loaded.
+
+        Args:
+            done: how much of this part is done.
+            total: how much there is to do in this part; 0 if that is unknown.
+        """
 
     def tick(self, phase: Phase) -> None:
         """Receive that the thread lives, and what it does."""

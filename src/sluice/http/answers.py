@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
-import msgspec
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sluice.http.errors import ApiError
 from sluice.http.generate_call import GenerateCall
-from sluice.http.generation import Generation, Usage
-from sluice.http.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, scored_pieces, scored_prompt
+from sluice.http.generation import Choice, Generation, Usage
+from sluice.http.logprobs import (
+    ScoredToken,
+    chat_logprobs,
+    completion_logprobs,
+    offsets_of,
+    prompt_logprobs,
+    prompt_offsets,
+    scored_pieces,
+)
 from sluice.http.openai import ChatFields, CompletionFields
+from sluice.http.turns import Turns, at_once, fragments, in_turns, json_list, pieces
 from sluice.text.text_stream import Piece
 
 T = TypeVar("T")
@@ -29,8 +39,8 @@ class Answer(Protocol):
         """Return what comes before the first token of a choice, in a stream."""
         ...
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        """Return one token of a choice, in a stream."""
+    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterable[dict[str, Any]]:
+        """Yield the events of a stream for pieces that arrived together, each with the index of its choice."""
         ...
 
     def closing(self, usage: Usage) -> dict[str, Any] | None:
@@ -46,7 +56,7 @@ def text_of(pieces: Sequence[Piece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
-class _OpenAIAnswer:
+class _OpenAIAnswer(ABC):
     """What the answers of completions and chats have in common.
 
     Args:
@@ -62,17 +72,50 @@ class _OpenAIAnswer:
 
         def head(kind: str) -> dict[str, Any]:
             id = f"{prefix}-{generation.id}"
-            return {"id": id, "object": kind, "created": generation.created, "model": service.model}
+            head = {"id": id, "object": kind, "created": generation.created, "model": service.model}
+            return head | {"store": False} if call.fields.store else head
 
         self._head, self._last_head = head(kind), head(event_kind)
         # As in OpenAI's streams, `usage` is null in all events but the last if that one brings the counts.
         self._event_head = self._last_head | ({"usage": None} if call.include_usage else {})
         self._include_usage = call.include_usage
+        self._returns_ids = bool(call.fields.return_token_ids)
+        self._has_continuous_usage = call.continuous_usage
+        self._counts = [0] * len(generation.choices)
         self._generation = generation
         self._tokenizer = service.tokenizer
 
     def _event(self, choice: dict[str, Any]) -> dict[str, Any]:
         return self._event_head | {"choices": [choice]}
+
+    @abstractmethod
+    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return the event of one token of a choice."""
+
+    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[dict[str, Any]]:
+        for index, piece in arrived:
+            chunk = self.chunk(index, piece)
+            yield chunk | self._usage(index, piece) if self._has_continuous_usage else chunk
+
+    def _ids(self, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """Return the ids of some pieces, if the call asks for them."""
+        if not self._returns_ids:
+            return {}
+        ids = [piece.token_id for piece in pieces if piece.token_id is not None]
+        return {"token_ids": json_list(ids, len(ids))}
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        """Return the ids of a choice's prompt, if the call asks for them."""
+        if not self._returns_ids:
+            return {}
+        prompt = self._generation.choices[index].prompt
+        return {"prompt_token_ids": json_list(prompt, len(prompt))}
+
+    def _usage(self, index: int, piece: Piece) -> dict[str, Any]:
+        """Return the usage of a choice so far."""
+        self._counts[index] += piece.token_id is not None
+        choice = self._generation.choices[index]
+        return {"usage": Usage(len(choice.prompt), choice.cached, self._counts[index]).as_json()}
 
     def closing(self, usage: Usage) -> dict[str, Any] | None:
         return self._last_head | {"choices": [], "usage": usage.as_json()} if self._include_usage else None
@@ -89,40 +132,46 @@ class CompletionAnswer(_OpenAIAnswer):
         if call.fields.echo:
             samples = call.sampling.n
             for prompt, choice in zip(call.prompts, generation.choices[::samples], strict=True):
-                text = prompt if isinstance(prompt, str) else self._tokenizer.decode(choice.prompt)
+                text = prompt if isinstance(prompt, str) else self._spelled(call, choice)
                 self._echo += [text] * samples
 
+    def _spelled(self, call: GenerateCall[CompletionFields], choice: Choice) -> str:
+        return self._tokenizer.decode(choice.prompt, skip_special_tokens=call.text.skip_special_tokens)
+
     def opening(self, index: int) -> dict[str, Any] | None:
-        if not self._echo:
+        if not (self._echo or self._returns_ids):
             return None
-        return self._event({"index": index, "text": self._echo[index], "logprobs": None, "finish_reason": None})
+        echo = self._echo[index] if self._echo else ""
+        choice = {"index": index, "text": echo, "logprobs": None, "finish_reason": None}
+        return self._event(choice | self._prompt_ids(index))
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         offset = len(self._echo[index]) if self._echo else 0
-        logprobs = completion_logprobs(self._tokenizer, scored_pieces([piece], offset))
-        return self._event(
-            {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
-        )
+        logprobs = completion_logprobs(self._tokenizer, scored_pieces([piece]), offsets_of([piece], offset))
+        choice = {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        return self._event(choice | self._ids([piece]) if self._returns_ids else choice)
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
-        answers = [self._choice(index, pieces) for index, pieces in enumerate(choices)]
-        return self._head | {"choices": answers, "usage": usage.as_json()}
+        answers = (self._choice(index, pieces) for index, pieces in enumerate(choices))
+        return self._head | {"choices": json_list(answers, len(choices)), "usage": usage.as_json()}
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         echo = self._echo[index] if self._echo else ""
         in_prompt = self._generation.prompt_logprobs(index)
-        scored = scored_pieces(pieces, len(echo))
+        scored, offsets = scored_pieces(pieces), offsets_of(pieces, len(echo))
         if echo and in_prompt is not None:
-            scored = scored_prompt(self._tokenizer, self._generation.choices[index].prompt, in_prompt) + scored
+            prompt = self._generation.choices[index].prompt
+            scored = [*map(ScoredToken, prompt, in_prompt), *scored]
+            offsets = itertools.chain(prompt_offsets(self._tokenizer, prompt), offsets)
         choice = {
             "index": index,
             "text": echo + text_of(pieces),
-            "logprobs": completion_logprobs(self._tokenizer, scored),
+            "logprobs": completion_logprobs(self._tokenizer, scored, offsets),
             "finish_reason": pieces[-1].finish_reason,
         }
         if self._has_prompt_logprobs and in_prompt is not None:
             choice["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
-        return choice
+        return choice | self._prompt_ids(index) | self._ids(pieces)
 
 
 class ChatAnswer(_OpenAIAnswer):
@@ -134,27 +183,29 @@ class ChatAnswer(_OpenAIAnswer):
 
     def opening(self, index: int) -> dict[str, Any] | None:
         delta = {"role": "assistant", "content": ""}
-        return self._event({"index": index, "delta": delta, "logprobs": None, "finish_reason": None})
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._event(choice) | (self._prompt_ids(index) if index == 0 else {})
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         logprobs = chat_logprobs(self._tokenizer, [piece])
         delta = {"content": piece.text}
-        return self._event({"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason})
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        return self._event(choice | self._ids([piece]) if self._returns_ids else choice)
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
-        answers = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text_of(pieces)},
-                "logprobs": chat_logprobs(self._tokenizer, pieces),
-                "finish_reason": pieces[-1].finish_reason,
-            }
-            for index, pieces in enumerate(choices)
-        ]
-        answer = self._head | {"choices": answers}
+        answers = (self._choice(index, pieces) for index, pieces in enumerate(choices))
+        answer = self._head | {"choices": json_list(answers, len(choices))}
         if (in_prompt := self._generation.prompt_logprobs(0)) is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
-        return answer | {"usage": usage.as_json()}
+        return answer | {"usage": usage.as_json()} | self._prompt_ids(0)
+
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": text_of(pieces)},
+            "logprobs": chat_logprobs(self._tokenizer, pieces),
+            "finish_reason": pieces[-1].finish_reason,
+        } | self._ids(pieces)
 
 
 async def whole(generation: Generation, answer: Answer) -> Any:
@@ -165,85 +216,102 @@ async def whole(generation: Generation, answer: Answer) -> Any:
     """
     pieces: list[list[Piece]] = [[] for _ in generation.choices]
     with generation:
+        await generation.submit()
         async for arrived in generation.pieces():
             for index, piece in arrived:
                 pieces[index].append(piece)
         return answer.whole(pieces, generation.usage())
 
 
-async def events(
-    generation: Generation, answer: Answer, *, continuous_usage: bool = False
-) -> AsyncGenerator[bytes, None]:
-    """Yield the answer of a call as server-sent events. Tokens that arrived together are sent together, an event each.
+async def events(generation: Generation, answer: Answer, turns: Turns) -> AsyncGenerator[bytes, None]:
+    """Yield the answer of a call as server-sent events. Tokens that arrived together are sent together.
 
     Nothing comes before the first token, so a call that fails until then can be answered with an error's status. A
     later failure is an event with an `error`, and no `[DONE]` follows it.
-
-    Args:
-        continuous_usage: each event has the usage of its choice so far.
 
     Raises:
         ApiError: as `Generation.pieces`, before the first event.
     """
     has_begun = False
-    chunk = _chunks_with_usage(generation, answer) if continuous_usage else answer.chunk
     try:
         with generation:
-            async for pieces in generation.pieces():
-                data: list[dict[str, Any] | None]
-                data = [] if has_begun else [answer.opening(index) for index in range(len(generation.choices))]
-                data += [chunk(index, piece) for index, piece in pieces]
-                if sent := b"".join(map(_event, filter(None, data))):
+            await generation.submit()
+            async for arrived in generation.pieces():
+                openings = [] if has_begun else map(answer.opening, range(len(generation.choices)))
+                contents = itertools.chain(openings, answer.chunks(arrived))
+                made = pieces(_events(contents))
+                data, is_last = next(made)
+                if data:
                     has_begun = True
-                    yield sent
-            yield b"".join(map(_event, filter(None, [answer.closing(generation.usage())]))) + DONE
+                    yield data
+                if not is_last:
+                    async for data in in_turns(turns, made):
+                        yield data
+            yield b"".join(_events([answer.closing(generation.usage())])) + DONE
     except ApiError as error:
         if not has_begun:
             raise
-        yield _event(error.body())
+        yield b"".join(_events([error.body()]))
 
 
-def _event(content: Any) -> bytes:
-    return b"data: " + msgspec.json.encode(content) + b"\n\n"
+def _events(contents: Iterable[dict[str, Any] | None]) -> Iterator[bytes]:
+    """Yield server-sent events, long ones in fragments."""
+    for content in contents:
+        if content is None:
+            continue
+        whole = at_once(content)
+        if whole is not None:
+            yield b"data: " + whole + b"\n\n"
+        else:
+            yield b"data: "
+            yield from fragments(content)
+            yield b"\n\n"
 
 
-def _chunks_with_usage(generation: Generation, answer: Answer) -> Callable[[int, Piece], dict[str, Any]]:
-    """Return `answer.chunk` with the usage of the choice so far in each chunk."""
-    counts = [0] * len(generation.choices)
-
-    def chunk(index: int, piece: Piece) -> dict[str, Any]:
-        counts[index] += piece.token_id is not None
-        choice = generation.choices[index]
-        usage = Usage(len(choice.prompt), choice.cached, counts[index])
-        return answer.chunk(index, piece) | {"usage": usage.as_json()}
-
-    return chunk
-
-
-class EventStream(StreamingResponse):
-    """Server-sent events. Their generator is closed as soon as the client leaves, even if no event comes.
+class Streamed(StreamingResponse):
+    """A response in pieces. Their generator is closed as soon as the client leaves, even if no piece comes.
 
     Args:
-        first: the events that have been generated already.
+        first: the bytes that have been generated already.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+    def __init__(self, first: bytes, rest: AsyncGenerator[bytes, None], media_type: str, **headers: str) -> None:
+        super().__init__(rest, media_type=media_type, headers=headers)
         self._first = first
-        self._events = events
+        self._rest = rest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await unless_disconnected(receive, self.stream_response(send))
 
     async def stream_response(self, send: Send) -> None:
-        async with aclosing(self._events):
+        async with aclosing(self._rest):
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for data in self._events:
+            async for data in self._rest:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def event_stream(generation: Generation, answer: Answer, turns: Turns) -> Response:
+    """Return a stream of server-sent events, once the first of them is there.
+
+    Raises:
+        ApiError: as `Generation.pieces`, before the first event.
+    """
+    rest = events(generation, answer, turns)
+    # The status is sent with the first event, so a call that fails before it is answered as an error.
+    first = await anext(rest)
+    headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+    return Streamed(first, rest, "text/event-stream", **headers)
+
+
+async def json_response(content: Any, turns: Turns) -> Response:
+    """Return a response of JSON. A long one is made while it is sent."""
+    made = pieces(fragments(content))
+    first, is_last = next(made)
+    if is_last:
+        return Response(first, media_type="application/json")
+    return Streamed(first, in_turns(turns, made), "application/json")
 
 
 async def unless_disconnected(receive: Receive, work: Awaitable[T]) -> T | None:

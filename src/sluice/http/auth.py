@@ -13,9 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from sluice.config import ConfigError, ServerConfig
 from sluice.http.errors import ApiError
 
+SENT_KEY = "sluice.api_key"
+"""Where the scope of a request has the bytes of its key."""
 GOOD_KEY = re.compile(r"[\x21-\x7e]+")
 OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
-"""A load balancer has no key."""
+"""A load balancer has no key, and no name of ours."""
 
 
 def read_keys(server: ServerConfig) -> frozenset[str]:
@@ -47,7 +49,8 @@ def _checked(where: str, key: str) -> str:
 class KeyRequired:
     """ASGI middleware that lets requests through which carry one of the keys, as `Authorization: Bearer KEY`.
 
-    Keys are compared by their hashes, in a time that depends on neither the keys nor what was sent.
+    Keys are compared by their hashes, in a time that depends on neither the keys nor what was sent. The key is left in
+    the scope, under `SENT_KEY`.
     """
 
     def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
@@ -67,7 +70,8 @@ class KeyRequired:
     def _has_key(self, scope: Scope) -> bool:
         headers = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = (headers[0] if len(headers) == 1 else b"").partition(b" ")
-        sent = _hash(key.strip())
+        scope[SENT_KEY] = key.strip()
+        sent = _hash(scope[SENT_KEY])
         matches = [hmac.compare_digest(sent, own) for own in self._hashes]
         return any(matches) and scheme.lower() == b"bearer"
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from sluice.assembly.explain import Setting
 from sluice.footprint import Footprint
@@ -12,13 +13,14 @@ from sluice.limits import Limits
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import LOADING, EngineState
 from sluice.text.tokenizer import Tokenizer
+from sluice.types import SamplingDefaults, seed_source
 
 
 @dataclass(frozen=True)
 class Service:
-    """A loaded model: its name in the API, its tokenizer and limits, the client of its engine, and its options."""
+    """A loaded model: its names in the API, its tokenizer and limits, the client of its engine, and its options."""
 
-    model: str
+    models: Sequence[str]
     tokenizer: Tokenizer
     limits: Limits
     eos_token_ids: frozenset[int]
@@ -26,6 +28,15 @@ class Service:
     settings: Sequence[Setting]
     memory: Footprint
     """What the engine allocated."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """What requests get for the sampling parameters that they leave open."""
+    new_seed: Callable[[], int] = field(default_factory=partial(seed_source, None))
+    """Gives the seeds of requests without one."""
+
+    @property
+    def model(self) -> str:
+        """The first name, which answers have."""
+        return self.models[0]
 
     def check_model(self, model: str | None) -> None:
         """Refuse a request for another model.
@@ -33,10 +44,10 @@ class Service:
         Raises:
             ApiError: 404.
         """
-        if model is not None and model != self.model:
+        if model is not None and model not in self.models:
             raise ApiError(
                 404,
-                f"the model {model!r} does not exist; this server has {self.model!r}",
+                f"the model {model!r} does not exist; this server has {' and '.join(map(repr, self.models))}",
                 param="model",
                 code="model_not_found",
             )
@@ -56,8 +67,9 @@ class Backend:
         self._is_draining = False
 
     def open(self, service: Service) -> None:
-        """Serve requests from now on."""
-        self._service = service
+        """Serve requests from now on, unless the backend is closed. A later service takes the place of this one."""
+        if self._closed is None:
+            self._service = service
 
     def drain(self) -> None:
         """Refuse new requests; those that run go on."""
@@ -93,19 +105,21 @@ class Backend:
             return self._closed
         if self._is_draining:
             return "the server is shutting down"
-        if self._service is None:
-            return LOADING
-        return "ok" if self.engine.is_serving else self.engine.status
+        if self._service is not None and self.engine.is_serving:
+            return "ok"
+        status = LOADING if self._service is None else self.engine.status
+        return status if self.engine.loading is None else f"{status}: {self.engine.loading}"
 
     def service(self, *, for_new: bool = False) -> Service:
         """Return the service.
 
         Args:
-            for_new: a new request is to be generated for, which is refused while the server drains.
+            for_new: a new request is to be generated for, which is refused while the server drains or no engine can be
+                started.
 
         Raises:
             ApiError: 503, there is none.
         """
-        if self._service is None or (for_new and self._is_draining):
+        if self._service is None or (for_new and (self._is_draining or self.engine.is_refusing)):
             raise unavailable(self.status)
         return self._service

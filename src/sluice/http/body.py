@@ -6,17 +6,22 @@ JSON types are strict ("5" is no number), and every refusal names its field.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import json
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
 
+from sluice.http.calls import CALL, Call
 from sluice.http.errors import ApiError, bad_request
-from sluice.http.unsupported_fields import KINDS, Accepted
+from sluice.http.json_bounds import check_contents
+from sluice.http.unknown_fields import check_strict, ignore_unknown
+from sluice.http.unsupported_fields import KINDS, SEND_INSTEAD, Accepted
 
 T = TypeVar("T")
 S = TypeVar("S", bound=msgspec.Struct)
@@ -24,6 +29,9 @@ S = TypeVar("S", bound=msgspec.Struct)
 LONG_BODY = 1 << 16
 """Bytes from which a body is parsed outside the event loop: millions of token ids take a second, in which no stream
 would go on."""
+BODIES = 16
+"""The long bodies of all calls that are not over may have so many times the most bytes of one."""
+RETRY_SECONDS = 1
 LONGEST_NUMBER = 18
 """Digits of a content-length that is still read as a number."""
 LONGEST_SHOWN = 60
@@ -38,38 +46,91 @@ class BodyLimits:
     max_seconds: float = 60.0
 
 
-async def read_body(request: Request, limits: BodyLimits) -> bytes:
-    """Receive the body of a request.
+class BodyReader:
+    """Reads and parses the bodies of all calls. It is a `calls.Listener`.
 
-    Raises:
-        ApiError: 413, more bytes than are accepted; 408, it takes too long.
+    The bytes of all long bodies together are bounded, each until its call is over. Short ones are not counted: the
+    number of connections bounds them.
+
+    Args:
+        strict_fields: unknown fields are refused, where they are ignored otherwise.
     """
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and (len(declared) > LONGEST_NUMBER or int(declared) > limits.max_bytes):
-        raise _too_large(limits)
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.max_seconds):
-            async for part in request.stream():
-                body += part
-                if len(body) > limits.max_bytes:
-                    raise _too_large(limits)
-    except TimeoutError as error:
-        raise ApiError(408, f"the body did not arrive within {limits.max_seconds:g} seconds") from error
-    return bytes(body)
+
+    def __init__(self, limits: BodyLimits, *, strict_fields: bool = False) -> None:
+        self._limits = limits
+        self._strict_fields = strict_fields
+        self._most_held = BODIES * limits.max_bytes
+        self._held = 0
+        # One thread: parsing may take ten times the memory of a body, and two would only wait for each other's lock.
+        self._parsers = ThreadPoolExecutor(1, "parse-body")
+
+    async def read(self, request: Request, parse: Callable[[bytes], T]) -> T:
+        """Return `parse(body)` of a request.
+
+        Raises:
+            ApiError: as `parse`; 400, an unknown field, if they are refused; 413, more bytes than are accepted; 408,
+                it takes too long; 503, the bodies of other calls have too many bytes.
+        """
+        content = await parsed(parse, await self._received(request), self._parsers)
+        if self._strict_fields:
+            check_strict(CALL.get())
+        return content
+
+    def answered(self, call: Call) -> None:
+        self._held -= call.body_bytes
+
+    async def _received(self, request: Request) -> bytes:
+        limits = self._limits
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and (len(declared) > LONGEST_NUMBER or int(declared) > limits.max_bytes):
+            raise _too_large(limits)
+        body = bytearray()
+        try:
+            async with asyncio.timeout(limits.max_seconds):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limits.max_bytes:
+                        raise _too_large(limits)
+                    if len(body) >= LONG_BODY:
+                        self._hold(len(body))
+        except TimeoutError as error:
+            raise ApiError(408, f"the body did not arrive within {limits.max_seconds:g} seconds") from error
+        return bytes(body)
+
+    def _hold(self, size: int) -> None:
+        """Count the body of the present call with so many bytes.
+
+        Raises:
+            ApiError: 503, there are too many.
+        """
+        call = CALL.get()
+        assert call is not None, "a body is read in a call"
+        more = size - call.body_bytes
+        if self._held + more > self._most_held:
+            raise ApiError(
+                503,
+                f"the server works on requests of {self._held} bytes, and accepts {self._most_held} together",
+                code="overloaded",
+                retry_after=RETRY_SECONDS,
+            )
+        self._held += more
+        call.body_bytes = size
 
 
 def _too_large(limits: BodyLimits) -> ApiError:
     return ApiError(413, f"the body is larger than {limits.max_bytes} bytes, the most that is accepted")
 
 
-async def parsed(parse: Callable[[bytes], T], body: bytes) -> T:
+async def parsed(parse: Callable[[bytes], T], body: bytes, parsers: Executor) -> T:
     """Return `parse(body)`, called in another thread if the body is long.
 
     Raises:
         ApiError: as `parse`.
     """
-    return parse(body) if len(body) < LONG_BODY else await asyncio.to_thread(parse, body)
+    if len(body) < LONG_BODY:
+        return parse(body)
+    context = contextvars.copy_context()
+    return await asyncio.get_running_loop().run_in_executor(parsers, context.run, parse, body)
 
 
 def read_fields(body: bytes, kind: type[S], unsupported: Mapping[str, Accepted]) -> S:
@@ -88,8 +149,9 @@ def json_object(body: bytes) -> dict[str, Any]:
     """Return the JSON object that a body is.
 
     Raises:
-        ApiError: 400, no JSON, no UTF-8, nested too deeply, or no object.
+        ApiError: 400, no JSON, no UTF-8, nested too deeply, or no object; 413, too many values.
     """
+    check_contents(body)
     try:
         content = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -107,35 +169,43 @@ def fields_of(kind: type[msgspec.Struct]) -> frozenset[str]:
 def known_fields(
     content: Mapping[str, Any], known: frozenset[str], unsupported: Mapping[str, Accepted], place: str = ""
 ) -> dict[str, Any]:
-    """Return the known fields that are not null.
+    """Return the known fields that are not null. Unknown ones are noted as ignored (`unknown_fields`).
 
     Args:
         unsupported: fields beside these, with the values that are accepted.
         place: where the fields stand in the body, as a path.
 
     Raises:
-        ApiError: 400, a field that is not known and whose value is not accepted.
+        ApiError: 400, a field whose value is not accepted, or that misspells a known one.
     """
     kept: dict[str, Any] = {}
+    unknown: list[str] = []
     for name, value in content.items():
-        if name in known and value is not None:
+        if value is None:
+            continue
+        if name in known:
             kept[name] = value
-        elif value is not None:
-            _check_unsupported(f"{place}.{name}" if place else name, value, unsupported.get(name, ()))
+        elif name in unsupported:
+            _check_unsupported(f"{place}.{name}" if place else name, value, unsupported[name], SEND_INSTEAD.get(name))
+        else:
+            unknown.append(name)
+    if unknown:
+        meaningful = {name for name, accepted in unsupported.items() if not isinstance(accepted, type)}
+        ignore_unknown(unknown, known | meaningful, place)
     return kept
 
 
-def _check_unsupported(name: str, value: Any, accepted: Accepted) -> None:
+def _check_unsupported(name: str, value: Any, accepted: Accepted, instead: str | None) -> None:
     if isinstance(accepted, type):
-        if not isinstance(value, accepted):
+        # In JSON, true is no integer.
+        if not isinstance(value, accepted) or (accepted is int and isinstance(value, bool)):
             raise bad_request(f"{name} must be {KINDS[accepted]}, got {kind_of(value)}", param=name)
         return
     # In JSON a number is no boolean, while in Python 0 equals False.
     if any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in accepted):
         return
-    what = "is not supported" if accepted else "is not a field of this API, or not one that is supported"
-    choices = " or ".join(["null", *map(repr, accepted)])
-    raise bad_request(f"{name} {what}; leave it out, or send {choices}", param=name)
+    choices = " or ".join(["null", *map(repr, accepted)]) if instead is None else instead
+    raise bad_request(f"{name} is not supported; leave it out, or send {choices}", param=name)
 
 
 def convert(content: Any, kind: type[S], place: str = "", accepted: Mapping[str, str] | None = None) -> S:
@@ -174,7 +244,8 @@ def _shown(content: Any, path: str) -> str:
             content = content[int(index) if index else name]
         except (KeyError, IndexError, TypeError):
             return ""  # a key that msgspec does not name
-    if not isinstance(content, str | int | float) or len(repr(content)) > LONGEST_SHOWN:
+    is_short = len(content) <= LONGEST_SHOWN if isinstance(content, str) else isinstance(content, int | float)
+    if not is_short or len(repr(content)) > LONGEST_SHOWN:
         return ""
     return f": {msgspec.json.encode(content).decode()}"
 

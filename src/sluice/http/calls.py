@@ -9,6 +9,7 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,17 +20,31 @@ from sluice.types import FinishReason, SamplingParams
 LOGGER = logging.getLogger("sluice.server")
 REQUESTS = logging.getLogger("sluice.requests")
 ID_HEADER = b"x-request-id"
+IGNORED_HEADER = b"x-sluice-ignored-fields"
+IGNORED_NAMES = 16
+"""Most names in that header."""
 GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 """Ids that are taken from clients: they cannot break a log line or a header."""
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
+OTHER_METHOD = "OTHER"
+"""Clients may send any word; metrics keep a count for each."""
+LONGEST_PATH = 200
+PATH_CHARACTERS = "/:@!$&'()*+,;="
+"""Not percent-encoded, besides letters, digits and -._~ (RFC 3986)."""
 
 
 @dataclass(slots=True)
 class Call:
-    """A call's sizes, times and ends, without any of its text. Times are those of `time.perf_counter`."""
+    """A call's sizes, times and ends, without any of its text. Times are those of `time.perf_counter`.
+
+    Logs, metrics and traces may hold all of it: nothing in it is as the client sent it, and nothing is long.
+    """
 
     request_id: str
     method: str
+    """One of `METHODS`, or `OTHER_METHOD`."""
     path: str
+    """Percent-encoded, and cut after `LONGEST_PATH` characters."""
     headers: dict[str, str]
     """The headers of its trace alone: traceparent and tracestate."""
     began: float
@@ -42,10 +57,14 @@ class Call:
     first_chunk: float | None = None
     """When the first bytes of the answer's body were sent."""
     ended: float | None = None
+    ignored_fields: list[str] = field(default_factory=list)
+    """Unknown fields of its body, percent-encoded and cut (`unknown_fields`)."""
     model: str = ""
     sampling: SamplingParams | None = None
     engine_ids: list[int] = field(default_factory=list)
     """Ids of its requests at the engine, one for each choice."""
+    body_bytes: int = 0
+    """Of its body, counted for a long one alone (`body.BodyReader`)."""
     num_prompts: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -90,6 +109,8 @@ class Calls:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
                 headers = [*message.get("headers", ()), (ID_HEADER, call.request_id.encode())]
+                if call.ignored_fields:
+                    headers.append((IGNORED_HEADER, _names_of(call.ignored_fields)))
                 call.streams = any(value.startswith(b"text/event-stream") for _, value in headers)
                 message = {**message, "headers": headers}
             elif call.first_chunk is None and message.get("body"):
@@ -119,11 +140,16 @@ def _new_call(scope: Scope, now: float) -> Call:
     request_id = headers.get(ID_HEADER.decode(), "")
     return Call(
         request_id=request_id if GOOD_ID.fullmatch(request_id) else secrets.token_hex(12),
-        method=scope["method"],
-        path=scope["path"],
+        method=scope["method"] if scope["method"] in METHODS else OTHER_METHOD,
+        path=quote(scope["path"], PATH_CHARACTERS, errors="replace")[:LONGEST_PATH],
         headers={name: headers[name] for name in ("traceparent", "tracestate") if name in headers},
         began=now,
     )
+
+
+def _names_of(fields: list[str]) -> bytes:
+    more = len(fields) - IGNORED_NAMES
+    return ", ".join([*fields[:IGNORED_NAMES], *([f"and {more} more"] if more > 0 else [])]).encode("ascii")
 
 
 class RequestLog:

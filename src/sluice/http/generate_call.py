@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,12 +18,17 @@ from msgspec import Meta
 from sluice import types
 from sluice.http.body import are_ids, kind_of
 from sluice.http.errors import ApiError, bad_request, require
+from sluice.http.isolation import CacheIsolation
 from sluice.limits import LimitError, check_cache_salt
 from sluice.process.client import UNNUMBERED
-from sluice.types import SamplingParams, Submit
+from sluice.text.chat_template import RenderOptions
+from sluice.text.text_stream import DEFAULT_TEXT, TextOptions
+from sluice.types import SamplingDefaults, SamplingParams, Submit
 
 MAX_CHOICES = 4096
 """Most requests that one call may become: prompts times samples."""
+MAX_BIASES = 1 << 20
+"""Most biases of one call: choices times entries of `logit_bias`. Each row of a step adds its own."""
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000
 """Characters. Stop strings cost time for every token of every stream."""
@@ -87,9 +92,17 @@ class RequestFields(EngineFields, kw_only=True, forbid_unknown_fields=True):
     timeout: Seconds | None = None
 
 
+class Conversation(NamedTuple):
+    """Messages as chat templates take them, and how they are rendered."""
+
+    messages: tuple[dict[str, Any], ...]
+    options: RenderOptions
+    characters: int
+    """Of all texts of messages and variables, but for reasoning, which templates leave out of earlier turns."""
+
+
 F = TypeVar("F", bound=RequestFields)
-Prompt = str | list[int] | tuple[dict[str, str], ...]
-"""A text, token ids, or messages as chat templates take them."""
+Prompt = str | list[int] | Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,12 +120,47 @@ class GenerateCall(Generic[F]):
     include_usage: bool = False
     continuous_usage: bool = False
     """Every event of a stream has the usage so far."""
+    given: frozenset[str] = frozenset()
+    """Fields of `SamplingParams` that the body sets."""
+    add_special_tokens: bool = True
+    """Texts get the tokens that the tokenizer adds around them. The text of a chat template has its own."""
+    text: TextOptions = DEFAULT_TEXT
+    num_ctx: int | None = None
+    """Tokens of context that the client relies on; None: as many as there are."""
     is_empty: bool = False
     """Nothing is to be generated: the one token that the engine samples is not sent."""
+
+    def __post_init__(self) -> None:
+        """Check what depends on prompts and sampling together.
+
+        Raises:
+            ApiError: 400, more biases than one call may have.
+        """
+        choices, biases = len(self.prompts) * self.sampling.n, len(self.sampling.logit_bias)
+        param = self.names.get("logit_bias", "logit_bias")
+        message = (
+            f"{choices} choices with {biases} entries of {param} each are {choices * biases} biases; at most"
+            f" {MAX_BIASES} are accepted in one call"
+        )
+        require(choices * biases <= MAX_BIASES, message, param=param)
 
     @property
     def sampling(self) -> SamplingParams:
         return self.request.sampling
+
+    def with_defaults(self, defaults: SamplingDefaults) -> Self:
+        """Return the call with the model's settings for what the body leaves open."""
+        sampling = defaults.fill(self.sampling, self.given)
+        return replace(self, request=replace(self.request, sampling=sampling))
+
+    def isolated(self, isolation: CacheIsolation, api_key: bytes) -> Self:
+        """Return the call with the salt that keeps its cached prefixes apart from those of others.
+
+        Raises:
+            ApiError: 400, a salt is required and the body has none.
+        """
+        salt = isolation.salt(self.request.extra_key, api_key, param=self.names.get("cache_salt", "cache_salt"))
+        return replace(self, request=replace(self.request, extra_key=salt))
 
 
 def sampling_params(fields: SamplingFields, names: Mapping[str, str], **others: Any) -> SamplingParams:
@@ -190,7 +238,7 @@ def _checked_stops(stop: str | list[str]) -> tuple[str, ...]:
             f" of at most {max(map(len, stops))}",
             param="stop",
         )
-    return tuple(stops)
+    return tuple(stops) if stop else ()
 
 
 def _bias_by_id(given: Mapping[str, float]) -> tuple[tuple[int, float], ...]:

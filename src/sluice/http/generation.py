@@ -6,17 +6,24 @@ A call is a request for each sample of each prompt. They share an inbox, and eac
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sluice.http.backend import Service
-from sluice.http.errors import ApiError, bad_request, unavailable
+from sluice.http.errors import RETRY_SECONDS, ApiError, bad_request, unavailable
 from sluice.http.generate_call import GenerateCall
-from sluice.limits import LimitError
+from sluice.http.turns import Turns
+from sluice.limits import NO_TIER, LimitError, TierDisabled
 from sluice.process.client import EngineGone, Inbox
 from sluice.text.text_stream import Piece, TextStream
 from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, Submit, TokenLogprobs
+
+T = TypeVar("T")
+MAX_OPEN = 1 << 16
+"""Requests of all calls together, running and waiting; each takes a few kB here and at the engine."""
+AT_ONCE = 64
+"""Choices that are prepared, or submitted, in one turn: 2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,70 +68,99 @@ class Choice:
 
 
 class Generation:
-    """One call. Entering the `with` submits its requests; leaving it ends them, at the engine too.
+    """One call. Inside the `with` its requests may be submitted; leaving it ends them, at the engine too.
 
-    Choices are numbered prompt by prompt, the samples of one next to each other.
+    Choices are numbered prompt by prompt, the samples of one next to each other. A call of many choices is prepared and
+    submitted in parts, each in a turn of its own.
+
+    Args:
+        turns: of the event loop.
+        came_at: when the call came, in the client's seconds.
+        created: when it came, in Unix seconds.
     """
 
     def __init__(
-        self,
-        service: Service,
-        prompts: Sequence[Sequence[int]],
-        call: GenerateCall[Any],
-        *,
-        came_at: float,
-        created: int,
+        self, service: Service, call: GenerateCall[Any], turns: Turns, *, came_at: float, created: int
     ) -> None:
-        """
-        Args:
-            came_at: when the call came, in the client's seconds.
-            created: when it came, in Unix seconds.
-
-        Raises:
-            ApiError: 400, a prompt or a priority that the limits refuse.
-        """
         self.id = secrets.token_hex(12)
         self.service = service
         self.came_at, self.created = came_at, created
+        self.choices: list[Choice] = []
         self._client = service.client
         self._call = call
-        self.choices = [
-            Choice(
-                request,
-                TextStream(service.tokenizer.detokenizer(request.prompt), call.sampling.stop, call.sampling.min_tokens),
-            )
-            for prompt in prompts
-            for request in _samples(service, tuple(prompt), call, came_at)
-        ]
+        self._turns = turns
         self._inbox: Inbox | None = None
         self._index: dict[int, int] = {}
+        self._num_ended = 0
 
     def __enter__(self) -> Self:
-        """Submit the requests.
-
-        Raises:
-            ApiError: 503, no engine.
-        """
-        try:
-            self._inbox = self._client.submit([choice.request for choice in self.choices])
-        except EngineGone as error:
-            raise unavailable(str(error)) from error
-        self._index = {request_id: index for index, request_id in enumerate(self._inbox.request_ids)}
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._inbox is not None
-        self._inbox.close()
+        if self._inbox is not None:
+            self._inbox.close()
+
+    async def prepare(self, prompts: Sequence[Sequence[int]]) -> None:
+        """Check the prompts, and make their choices.
+
+        Raises:
+            ApiError: 400, a prompt or a priority that the limits refuse; 503, the server has too many requests.
+        """
+        self._check_room(len(prompts) * self._call.sampling.n)
+        await self._in_parts(self._prepare, prompts, max(1, AT_ONCE // self._call.sampling.n))
+
+    def _prepare(self, prompts: Sequence[Sequence[int]]) -> None:
+        call, tokenizer = self._call, self.service.tokenizer
+        for prompt in prompts:
+            for request in _samples(self.service, tuple(prompt), call, self.came_at):
+                detokenizer = tokenizer.detokenizer(request.prompt, skip_special_tokens=call.text.skip_special_tokens)
+                sampling, include_stop = call.sampling, call.text.include_stop
+                text = TextStream(detokenizer, sampling.stop, sampling.min_tokens, include_stop=include_stop)
+                self.choices.append(Choice(request, text))
+
+    async def submit(self) -> None:
+        """Submit the requests of the choices.
+
+        Raises:
+            ApiError: 503, no engine, or the server has too many requests.
+        """
+        self._check_room(len(self.choices))
+        await self._in_parts(self._submit, self.choices, AT_ONCE)
+
+    def _submit(self, choices: Sequence[Choice]) -> None:
+        try:
+            self._inbox = self._client.submit([choice.request for choice in choices], self._inbox)
+        except EngineGone as error:
+            raise unavailable(str(error)) from error
+        for index in range(len(self._index), len(self._inbox.request_ids)):
+            self._index[self._inbox.request_ids[index]] = index
+
+    def _check_room(self, count: int) -> None:
+        """Refuse more requests than the server can hold."""
+        if self._client.num_open + count > MAX_OPEN:
+            raise ApiError(
+                503,
+                f"the server is overloaded: it has {self._client.num_open} requests, and accepts {MAX_OPEN}",
+                code="overloaded",
+                retry_after=self._client.retry_after(),
+            )
+
+    async def _in_parts(self, work: Callable[[Sequence[T]], None], items: Sequence[T], size: int) -> None:
+        """Call `work` with parts of a list, each after the first in a turn of its own."""
+        work(items[:size])
+        for start in range(size, len(items), size):
+            async with self._turns:
+                work(items[start : start + size])
 
     async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
         """Yield lists of what has arrived together, as pairs of a choice's index and a piece.
 
         Raises:
-            ApiError: 503, the queue is full, or a request did not begin in time; 408, it did not end in time; 500, it
-                failed at the engine, or the engine ended.
+            ApiError: 503, the queue is full, a request did not begin in time, or its tier cannot be used; 408, it did
+                not end in time; 500, it failed at the engine, or the engine ended.
         """
-        assert self._inbox is not None, "pieces come inside the `with`"
-        while any(choice.text.finish_reason is None for choice in self.choices):
+        assert self._inbox is not None, "pieces come after `submit`"
+        while self._num_ended < len(self.choices):
             try:
                 outputs = await self._inbox.get()
             except EngineGone as error:
@@ -145,9 +181,13 @@ class Generation:
             return []
         if self._call.is_empty:
             text.add_prompt_facts(output)
-            return [(index, text.end(FinishReason.LENGTH))] if output.token_ids else []
+            if not output.token_ids:
+                return []
+            self._num_ended += 1
+            return [(index, text.end(FinishReason.LENGTH))]
         pieces = text.push(output)
         if text.finish_reason is not None:
+            self._num_ended += 1
             self._client.abort(output.request_id, FinishReason.STOP)  # needed if a stop string ended it
         return [(index, piece) for piece in pieces]
 
@@ -170,6 +210,8 @@ class Generation:
                 limit = f"timeout of {fields.timeout:g} seconds"
                 message = f"the request did not end within its {limit}; {output.start} tokens were generated"
                 return ApiError(408, message, param="timeout", code="timeout")
+            case FinishReason.TIER_UNAVAILABLE:
+                return _no_tier(f"the context of the request cannot be held: {output.error}")
         return ApiError(500, output.error or "the request was aborted", code="request_failed")
 
     def prompt_logprobs(self, index: int) -> Sequence[TokenLogprobs | None] | None:
@@ -187,6 +229,11 @@ class Generation:
             CachedTokens(*map(sum, zip(*(choice.cached for choice in firsts), strict=True))),
             sum(choice.text.num_tokens for choice in self.choices),
         )
+
+
+def _no_tier(message: str, param: str | None = None) -> ApiError:
+    """Return a 503: the tier that a request needs is disabled, or has failed. It may be back later."""
+    return ApiError(503, message, param=param, code=NO_TIER, retry_after=RETRY_SECONDS)
 
 
 def _samples(service: Service, prompt: tuple[int, ...], call: GenerateCall[Any], came_at: float) -> list[Submit]:
@@ -208,6 +255,9 @@ def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) 
     try:
         service.limits.check_priority(call.request.priority)
         room = service.limits.check_sampling(prompt, call.sampling)
+    except TierDisabled as error:
+        raise _no_tier(str(error), call.names.get(error.param, error.param)) from error
     except LimitError as error:
         raise bad_request(str(error), param=call.names.get(error.param, error.param), code=error.code) from error
-    return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=secrets.randbits(63))
+    room = service.sampling_defaults.room(call.sampling, room)
+    return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=service.new_seed())

@@ -60,25 +60,16 @@ def add_info(app: FastAPI, backend: Backend, started: int) -> None:
         started: when the server was, in Unix seconds.
     """
 
-    def model_entry(service: Service) -> dict[str, object]:
-        """A model as OpenAI lists it; `max_model_len` is vLLM's addition, here the most tokens of one request."""
-        return {
-            "id": service.model,
-            "object": "model",
-            "created": started,
-            "owned_by": "sluice",
-            "max_model_len": service.limits.max_request_tokens,
-        }
-
     @app.get("/v1/models")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [model_entry(backend.service())]})
+        service = backend.service()
+        return JSONResponse({"object": "list", "data": [_model(service, name, started) for name in service.models]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
         service = backend.service()
         service.check_model(name)
-        return JSONResponse(model_entry(service))
+        return JSONResponse(_model(service, name, started))
 
     @app.get("/server_info")
     @app.get("/get_server_info")
@@ -99,7 +90,7 @@ def add_info(app: FastAPI, backend: Backend, started: int) -> None:
             }
         )
 
-    @app.api_route("/flush_cache", methods=["GET", "POST"])
+    @app.post("/flush_cache")
     async def flush_cache() -> Response:
         """Forget what is cached and not in use. While there is no engine, there is no cache."""
         stats = await _or_none(backend.service().client.flush_cache())
@@ -113,6 +104,17 @@ def add_info(app: FastAPI, backend: Backend, started: int) -> None:
     @app.get("/openapi.json")
     async def schema() -> Response:
         return JSONResponse(openapi(version("sluice")))
+
+
+def _model(service: Service, name: str, created: int) -> dict[str, object]:
+    """Return a model as OpenAI lists it; `max_model_len` is vLLM's addition, here the most tokens of one request."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "sluice",
+        "max_model_len": service.limits.max_request_tokens,
+    }
 
 
 async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
@@ -133,6 +135,7 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         "engine_pid": engine.pid,
         "engine_restarts": engine.stats.restarts,
         "recovery": engine.stats.as_json(),
+        "disabled_tiers": dict(engine.disabled_tiers),
         **occupancy_as_json(occupancy),
         "memory": service.memory.as_dict(),
         "last_step": None if stats is None or stats.last_step is None else _step(stats.last_step),

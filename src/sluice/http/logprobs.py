@@ -5,9 +5,10 @@ OpenAI's API has none for prompts; these are in vLLM's form.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from sluice.http.turns import JsonList, json_list
 from sluice.text.text_stream import Piece
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import TokenLogprobs
@@ -20,65 +21,70 @@ class ScoredToken(NamedTuple):
     """A token of a completion's text, which may begin with the prompt."""
 
     token_id: int
-    offset: int
-    """Characters before it."""
     logprobs: TokenLogprobs | None
     """None for a prompt's first token."""
 
 
-def scored_pieces(pieces: Iterable[Piece], offset: int = 0) -> list[ScoredToken]:
-    """Return the tokens of an output that have log-probabilities; `offset` characters come before the output."""
-    return [
-        ScoredToken(piece.logprobs.token_id, offset + piece.offset, piece.logprobs)
-        for piece in pieces
-        if piece.logprobs is not None
-    ]
+def scored_pieces(pieces: Iterable[Piece]) -> list[ScoredToken]:
+    """Return the tokens of an output that have log-probabilities."""
+    return [ScoredToken(piece.logprobs.token_id, piece.logprobs) for piece in pieces if piece.logprobs is not None]
 
 
-def scored_prompt(
-    tokenizer: Tokenizer, prompt: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
-) -> list[ScoredToken]:
-    """Return the tokens of a prompt that comes before its completion."""
-    scored, offset, detokenizer = [], 0, tokenizer.detokenizer()
-    for token, item in zip(prompt, logprobs, strict=True):
-        scored.append(ScoredToken(token, offset, item))
+def offsets_of(pieces: Iterable[Piece], before: int = 0) -> Iterator[int]:
+    """Yield the characters before each token of `scored_pieces`; `before` come before the output."""
+    return (before + piece.offset for piece in pieces if piece.logprobs is not None)
+
+
+def prompt_offsets(tokenizer: Tokenizer, prompt: Sequence[int]) -> Iterator[int]:
+    """Yield the characters before each token of a prompt."""
+    offset, detokenizer = 0, tokenizer.detokenizer()
+    for token in prompt:
+        yield offset
         offset += len(detokenizer.push(token))
-    return scored
 
 
-def completion_logprobs(tokenizer: Tokenizer, scored: Sequence[ScoredToken]) -> dict[str, Any] | None:
+def completion_logprobs(
+    tokenizer: Tokenizer, scored: Sequence[ScoredToken], offsets: Iterable[int]
+) -> dict[str, Any] | None:
     """Return the `logprobs` of a completion's choice; None if no token has any.
 
     `top_logprobs` holds the most likely tokens and the token itself; `text_offset` is where a token begins in the
     choice's `text`.
+
+    Args:
+        offsets: of the tokens, in characters.
     """
     if not scored:
         return None
-    return {
-        "tokens": [completion_token(tokenizer, item.token_id) for item in scored],
-        "token_logprobs": [None if item.logprobs is None else finite(item.logprobs.logprob) for item in scored],
-        "top_logprobs": [None if item.logprobs is None else _top(tokenizer, item.logprobs) for item in scored],
-        "text_offset": [item.offset for item in scored],
+    items = [item.logprobs for item in scored]
+    fields = {
+        "tokens": (completion_token(tokenizer, item.token_id) for item in scored),
+        "token_logprobs": (None if item is None else finite(item.logprob) for item in items),
+        "top_logprobs": (None if item is None else _top(tokenizer, item) for item in items),
+        "text_offset": offsets,
     }
+    return {name: json_list(values, len(scored)) for name, values in fields.items()}
 
 
 def chat_logprobs(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> dict[str, Any] | None:
     """Return the `logprobs` of a chat's choice; None if no token has any."""
-    content = [
-        _chat_token(tokenizer, piece.logprobs.token_id, piece.logprobs.logprob)
-        | {"top_logprobs": [_chat_token(tokenizer, token, logprob) for token, logprob in piece.logprobs.top]}
-        for piece in pieces
-        if piece.logprobs is not None
-    ]
-    return {"content": content, "refusal": None} if content else None
+    items = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    if not items:
+        return None
+    content = (
+        _chat_token(tokenizer, item.token_id, item.logprob)
+        | {"top_logprobs": [_chat_token(tokenizer, token, logprob) for token, logprob in item.top]}
+        for item in items
+    )
+    return {"content": json_list(content, len(items)), "refusal": None}
 
 
-def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs | None]) -> list[Any] | JsonList:
     """Return for each token of a prompt the token itself and the most likely ones, by id; None for the first.
 
     The rank of a token that is not among the most likely is unknown, and None.
     """
-    return [None if item is None else _by_id(tokenizer, item) for item in logprobs]
+    return json_list((None if item is None else _by_id(tokenizer, item) for item in logprobs), len(logprobs))
 
 
 def _by_id(tokenizer: Tokenizer, item: TokenLogprobs) -> dict[str, Any]:

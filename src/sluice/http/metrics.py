@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -26,6 +26,7 @@ from sluice.engine.messages import Stats
 from sluice.engine.meter import REQUEST_SECONDS, Histogram, Tally
 from sluice.http.backend import Backend
 from sluice.http.calls import CALL, Call
+from sluice.http.loop_watchdog import PauseLog
 from sluice.process.client import EngineClient, EngineGone, Observer
 from sluice.process.engine_state import RecoveryStats
 from sluice.types import Bound, FinishReason, Output, Submit, Tier, TierUse
@@ -89,6 +90,8 @@ class Metrics(Observer):
         self.per_token = Histogram(BETWEEN_SECONDS)
         """The mean of each request."""
         self.to_end = Histogram(REQUEST_SECONDS)
+        self.pauses = PauseLog()
+        """Pauses of the event loop."""
 
     @property
     def num_open(self) -> int:
@@ -219,6 +222,9 @@ class Page(Collector):
             "vllm:request_time_per_output_token_seconds", "The same, each request's mean.", metrics.per_token
         )
         self.histogram("vllm:e2e_request_latency_seconds", "From a call to its last token.", metrics.to_end)
+        pauses = metrics.pauses
+        self.counter("sluice:event_loop_pauses", "Times that the event loop was blocked.", pauses.count)
+        self.counter("sluice:event_loop_pause_seconds", "Their sum.", pauses.seconds)
         calls = CounterMetricFamily("http_requests", "HTTP calls.", labels=("handler", "method", "status"))
         for (handler, method, status), count in sorted(metrics.http.items()):
             calls.add_metric((handler or "none", method, str(status)), count)
@@ -268,6 +274,11 @@ class Page(Collector):
         ):
             add(name, help, {use.tier.value: use._asdict()[field] for use in tiers}, "tier")
 
+    def add_disabled_tiers(self, disabled: Collection[Tier]) -> None:
+        """Add which tiers the engine serves without."""
+        values = {tier.value: tier in disabled for tier in (Tier.HOST, Tier.DISK)}
+        self.gauge("sluice:tier_disabled", "1 while the engine, restarted, serves without the tier.", values, "tier")
+
     def add_recovery(self, stats: RecoveryStats) -> None:
         """Add the recoveries from engines that died."""
         self.counter("sluice:engine_restarts", "Engines started in the place of one that died.", stats.restarts)
@@ -308,6 +319,9 @@ def add_metrics(app: FastAPI, backend: Backend, metrics: Metrics, *, wait_second
         page = Page(metrics.model)
         is_up = service is not None and backend.engine.is_serving
         page.gauge("sluice:engine_up", "1 while there is an engine to serve with.", is_up)
+        page.add_disabled_tiers(backend.engine.disabled_tiers)
+        loading = backend.engine.loading
+        page.gauge("sluice:engine_loading_seconds", "For how long one loads.", loading.seconds if loading else 0.0)
         page.add_recovery(backend.engine.stats)
         page.add_requests(metrics)
         if stats is not None and service is not None:

@@ -1,6 +1,6 @@
 """OpenAI's request schemas: the body of a completion or a chat to a checked call.
 
-Unknown fields are refused by name (see `unsupported_fields`), and only what the client left open is filled in.
+Fields that would change the answer and are not implemented are refused by name (see `unsupported_fields`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from sluice.http.generate_call import (
     sampling_params,
     some,
 )
+from sluice.http.messages import AnyMessage
+from sluice.http.template_fields import TemplateFields, conversation_of
+from sluice.text.text_stream import TextOptions
 from sluice.types import MAX_LOGPROBS, SamplingParams
 
 COMPLETION_MAX_TOKENS = 16
@@ -33,20 +36,6 @@ COMPLETION_MAX_TOKENS = 16
 
 TEXT_SCHEMA = {"type": "string", "minLength": 1}
 PROMPT_SCHEMA = {"anyOf": [TEXT_SCHEMA, some(TEXT_SCHEMA), some(ID_SCHEMA), some(some(ID_SCHEMA))]}
-MESSAGE_SCHEMA = {
-    "type": "object",
-    "required": ["role", "content"],
-    "additionalProperties": False,
-    "properties": {
-        "role": {"enum": ["system", "developer", "user", "assistant"]},
-        "content": {"type": "string"},
-        "name": {"type": "string"},
-    },
-}
-MESSAGE_ACCEPTS = {"role": "system, developer, user, assistant", "type": "text"}
-UNUSED_IN_MESSAGES = ("tool_calls", "function_call", "refusal", "audio", "annotations")
-"""Fields of messages that clients repeat from answers, accepted while they hold nothing."""
-AnyMessage = Annotated[dict[str, Any], documented(**MESSAGE_SCHEMA)]
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,6 +53,13 @@ class OpenAIFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: Count | None = None
     best_of: Count | None = None
     prompt_logprobs: Logprobs | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool = False
+    store: bool = False
+    """Answers are never stored; an answer to `true` says so."""
+    num_ctx: Annotated[int, documented(minimum=1)] | None = None
+    """Tokens of context that the client relies on."""
 
 
 class CompletionFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
@@ -72,16 +68,7 @@ class CompletionFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
     prompt: Annotated[Any, documented(**PROMPT_SCHEMA)]
     logprobs: Logprobs | None = None
     echo: bool = False
-
-
-class TextPart(msgspec.Struct, tag_field="type", tag="text"):
-    text: str
-
-
-class Message(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-    name: str | None = None
+    add_special_tokens: bool = True
 
 
 class ChatFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
@@ -101,7 +88,7 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields, sampling = _read(body, CompletionFields, unsupported_fields.COMPLETION)
+    fields, sampling, _, given = _read(body, CompletionFields, unsupported_fields.COMPLETION)
     max_tokens, name = _max_tokens(fields, sampling)
     is_empty = max_tokens == 0
     message = f"{name} must be at least 1, got 0; 0 is only allowed with echo: true"
@@ -116,7 +103,9 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
         prompt_logprobs=_echoed_logprobs(fields),
     )
     prompts = checked_prompts("prompt", fields.prompt, params.n)
-    return _call(fields, params, prompts=prompts, is_empty=is_empty)
+    return _call(
+        fields, params, prompts=prompts, given=given, is_empty=is_empty, add_special_tokens=fields.add_special_tokens
+    )
 
 
 def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
@@ -125,7 +114,7 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields, sampling = _read(body, ChatFields, unsupported_fields.CHAT)
+    fields, sampling, template, given = _read(body, ChatFields, unsupported_fields.CHAT)
     top, name = fields.top_logprobs, "top_logprobs"
     require(0 <= top <= MAX_LOGPROBS, f"{name} must be an integer from 0 to {MAX_LOGPROBS}, got {top}", param=name)
     require(not top or fields.logprobs, f"{name} is only allowed with logprobs: true", param=name)
@@ -137,15 +126,24 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
         logprobs=fields.top_logprobs if fields.logprobs else None,
         prompt_logprobs=fields.prompt_logprobs,
     )
-    return _call(fields, params, prompts=(checked_messages(fields.messages),), names={"prompt": "messages"})
+    prompt = conversation_of(fields.messages, template)
+    return _call(fields, params, prompts=(prompt,), given=given, names={"prompt": "messages"}, add_special_tokens=False)
 
 
-def _read(body: bytes, kind: type[B], unsupported: Mapping[str, Any]) -> tuple[B, SamplingFields]:
-    """Split a body into the fields of sampling and the others."""
+def _read(
+    body: bytes, kind: type[B], unsupported: Mapping[str, Any]
+) -> tuple[B, SamplingFields, TemplateFields, frozenset[str]]:
+    """Split a body into the fields of sampling, those of the chat template, and the others.
+
+    The last value is the names of the fields of sampling that the body has.
+    """
     of_sampling = fields_of(SamplingFields)
-    content = known_fields(json_object(body), fields_of(kind) | of_sampling, unsupported)
+    of_template = fields_of(TemplateFields) if kind is ChatFields else frozenset[str]()
+    content = known_fields(json_object(body), fields_of(kind) | of_sampling | of_template, unsupported)
     sampling = {name: content.pop(name) for name in of_sampling & content.keys()}
-    return convert(content, kind), convert(sampling, SamplingFields)
+    template = {name: content.pop(name) for name in of_template & content.keys()}
+    settings = convert(sampling, SamplingFields), convert(template, TemplateFields)
+    return convert(content, kind), *settings, frozenset(sampling)
 
 
 def _max_tokens(fields: OpenAIFields, sampling: SamplingFields) -> tuple[int | None, str]:
@@ -192,27 +190,9 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
         fields=fields,
         request=new_request(fields, params),
         model=fields.model,
+        num_ctx=fields.num_ctx,
+        text=TextOptions(fields.skip_special_tokens, fields.include_stop_str_in_output),
         include_usage=bool(options.include_usage),
         continuous_usage=bool(options.continuous_usage_stats),
         **others,
     )
-
-
-def checked_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, str], ...]:
-    """Return messages as chat templates take them: text parts joined by line breaks, "developer" as "system".
-
-    Raises:
-        ApiError: 400, no message, or one whose field is named.
-    """
-    require(bool(messages), "messages must hold at least one message, got []", param="messages")
-    return tuple(_message(index, message) for index, message in enumerate(messages))
-
-
-def _message(index: int, content: dict[str, Any]) -> dict[str, str]:
-    used = {name: value for name, value in content.items() if name not in UNUSED_IN_MESSAGES or value not in (None, [])}
-    message = convert(used, Message, f"messages[{index}]", MESSAGE_ACCEPTS)
-    text = message.content
-    if not isinstance(text, str):
-        text = "\n".join(part.text for part in text)
-    rendered = {"role": "system" if message.role == "developer" else message.role, "content": text}
-    return rendered if message.name is None else rendered | {"name": message.name}

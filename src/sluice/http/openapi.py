@@ -9,7 +9,8 @@ import msgspec
 
 from sluice.http.generate_call import SamplingFields
 from sluice.http.openai import ChatFields, CompletionFields
-from sluice.http.sglang import NativeFields, NativeSampling
+from sluice.http.sglang import NativeFields, NativeSampling, NativeText
+from sluice.http.template_fields import TemplateFields
 from sluice.http.tokenize import DetokenizeFields, TokenizeFields
 
 BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
@@ -52,12 +53,16 @@ class Error(msgspec.Struct):
 def openapi(version: str) -> dict[str, Any]:
     """Return the document. Besides the listed fields, those that ask for nothing (`user`, `tools: []`) are accepted."""
     schemas, components = msgspec.json.schema_components(
-        [*(kind for _, kind in BODIES.values()), NativeSampling, SamplingFields, Error],
+        [*(kind for _, kind in BODIES.values()), NativeSampling, SamplingFields, TemplateFields, NativeText, Error],
         ref_template="#/components/schemas/{name}",
     )
     sampling = components.pop("SamplingFields")["properties"]
     for kind in (CompletionFields, ChatFields):
         components[kind.__name__]["properties"] |= sampling
+    components["NativeSampling"]["properties"] |= components.pop("NativeText")["properties"]
+    template = components.pop("TemplateFields")["properties"]
+    for name in ("ChatFields", "TokenizeFields"):
+        components[name]["properties"] |= template
     components["NativeFields"]["properties"]["sampling_params"] = {"$ref": "#/components/schemas/NativeSampling"}
     for name, either in EITHER.items():
         components[name]["oneOf"] = [{"required": [field], "properties": {field: NOT_NULL}} for field in either]

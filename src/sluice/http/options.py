@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from sluice.config import ConfigError, ServerConfig, check_values, flag
 from sluice.faults import FaultError, parse_faults
 
 SHORTEST_HEARTBEAT = 2.0
 """Seconds: an engine that waits gives a sign of life every second."""
+
+ANY_HOST = "*"
+HOST_NAME = re.compile(r"(\*\.)?[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*", re.IGNORECASE)
 
 
 def check_server(config: ServerConfig) -> None:
@@ -25,10 +30,52 @@ def check_server(config: ServerConfig) -> None:
             f"--heartbeat-timeout must be at least {SHORTEST_HEARTBEAT:g} seconds, got {config.heartbeat_timeout:g}:"
             " an engine that waits gives a sign of life every second"
         )
-    for name, seconds in (("step_timeout", config.step_timeout), ("start_timeout", config.start_timeout)):
+    for name, seconds in (
+        ("step_timeout", config.step_timeout),
+        ("start_timeout", config.start_timeout),
+        ("progress_timeout", config.progress_timeout),
+    ):
         if seconds <= 0:
             raise ConfigError(f"{flag(name)} must be more than 0 seconds, got {seconds:g}")
+    allowed_hosts(config)
+    if config.cache_isolation == "key" and config.api_key is None and config.api_key_file is None:
+        raise ConfigError("--cache-isolation key needs API keys (--api-key-file FILE or --api-key KEY)")
+    model_names(config, "")
     _check_faults(config)
+
+
+def model_names(config: ServerConfig, own: str) -> tuple[str, ...]:
+    """Return the names of the model in the API.
+
+    Args:
+        own: the model's own name.
+
+    Raises:
+        ConfigError: a name of `--served-model-name` is empty.
+    """
+    if config.served_model_name is None:
+        return (own,)
+    names = tuple(name.strip() for name in config.served_model_name.split(","))
+    if not all(names):
+        raise ConfigError(
+            f"--served-model-name must be a name, or several separated by commas; got {config.served_model_name!r}"
+        )
+    return names
+
+
+def allowed_hosts(config: ServerConfig) -> frozenset[str]:
+    """Return the names of `--allowed-hosts` in lower case: `*.name` is every name below one, `ANY_HOST` any.
+
+    Raises:
+        ConfigError: an entry that is not a name.
+    """
+    names = [] if config.allowed_hosts is None else [name.strip() for name in config.allowed_hosts.split(",")]
+    for name in names:
+        if name != ANY_HOST and HOST_NAME.fullmatch(name) is None:
+            raise ConfigError(
+                f"--allowed-hosts must be names without port, separated by commas, as chat.example,*.lan; got {name!r}"
+            )
+    return frozenset(name.lower() for name in names)
 
 
 def _check_faults(config: ServerConfig) -> None:

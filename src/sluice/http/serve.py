@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import shlex
 import signal
 import socket
 import sys
+import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
@@ -26,25 +25,40 @@ from fastapi import FastAPI
 
 from sluice.assembly.explain import explain
 from sluice.config import ConfigError, EngineConfig, ServerConfig
+from sluice.http.announcement import announcement, own_command
 from sluice.http.app import create_app
 from sluice.http.auth import read_keys
 from sluice.http.backend import Backend, Service
 from sluice.http.body import BodyLimits
 from sluice.http.calls import Listener, RequestLog
+from sluice.http.chat_template_file import read_chat_template
+from sluice.http.connections import MOST_CONNECTIONS, REFUSED, Acceptor, descriptor_limit, max_connections
+from sluice.http.hosts import answered_names
+from sluice.http.isolation import read_isolation
+from sluice.http.loop_watchdog import LoopWatchdog
 from sluice.http.metrics import Metrics
+from sluice.http.options import model_names
 from sluice.http.otel import open_traces
-from sluice.http.timeouts import TimeLimitedProtocol
+from sluice.http.timeouts import RefusedProtocol, TimeLimitedProtocol
+from sluice.http.unknown_fields import IgnoredFieldsLog
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineStartError, EngineTimeouts
-from sluice.process.logs import configure_logging
+from sluice.process.logs import configure_logging, one_line
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import FACTORY, Ready, Start
 from sluice.text.tokenizer import Tokenizer, TokenizerError
+from sluice.types import seed_source
 
 LOGGER = logging.getLogger("sluice.server")
+SWITCH_SECONDS = 0.001
+"""Until a thread that computes lets the event loop go on: a fifth of Python's, since an answer takes several turns."""
+STALL_TICKS = 100
+"""Of uvicorn, which makes ten each second: between two looks for clients that take nothing of their answers."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
+CANCEL_SECONDS = 1
+"""Time after which the engine's task is cancelled again."""
 EXIT_SECONDS = 2
 """How long open connections may take to end once their streams were ended."""
 
@@ -54,23 +68,61 @@ class CannotListen(OSError):
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers, in whose place are `StopSignals`."""
+    """uvicorn without its signal handlers and its way to accept: in their place are `StopSignals` and `Acceptor`.
+
+    Args:
+        limit: of connections.
+    """
+
+    def __init__(self, config: uvicorn.Config, limit: int) -> None:
+        super().__init__(config)
+        self._limit = limit
+        self._acceptors: list[Acceptor] = []
 
     @classmethod
-    def of(cls, app: FastAPI) -> Self:
+    def of(cls, app: FastAPI, limit: int = MOST_CONNECTIONS) -> Self:
         config = uvicorn.Config(
             app,
             http=TimeLimitedProtocol,
+            ws="none",  # a connection that is handed on is beyond the limits
             lifespan="off",
             log_config=None,  # its messages go where our own log goes
             access_log=False,
             timeout_graceful_shutdown=EXIT_SECONDS,
         )
-        return cls(config)
+        # Below, uvicorn logs a line or two for every request that is no HTTP, as many as a client likes.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        return cls(config, limit)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        connections = self.server_state.connections
+        self._acceptors = [
+            Acceptor(listener, self._protocol, lambda: len(connections), self._limit) for listener in sockets or ()
+        ]
+        for acceptor in self._acceptors:
+            acceptor.start()
+
+    def _protocol(self, is_refused: bool) -> TimeLimitedProtocol:
+        kind = RefusedProtocol if is_refused else TimeLimitedProtocol
+        return kind(config=self.config, server_state=self.server_state, app_state={REFUSED: is_refused})
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % STALL_TICKS == 0:
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, TimeLimitedProtocol)
+                connection.check_stall(now)
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for acceptor in self._acceptors:
+            acceptor.close()
+        await super().shutdown(sockets=sockets)
 
 
 class StopSignals:
@@ -107,7 +159,8 @@ def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = 
         The exit status: 1 if the engine did not start, or died too often; 2 for an option that cannot be honoured.
     """
     configure_logging(server.log_level, server.log_format)
-    listeners: list[Listener] = [RequestLog()]
+    sys.setswitchinterval(SWITCH_SECONDS)
+    listeners: list[Listener] = [RequestLog(), IgnoredFieldsLog()]
     try:
         with contextlib.ExitStack() as stack:
             if server.otlp_traces_endpoint is not None:
@@ -129,10 +182,15 @@ async def serve(
 
     Raises:
         CannotListen: the port is in use, or the address is not this machine's.
-        ConfigError: the API keys cannot be read.
+        ConfigError: the API keys, the secret of --cache-isolation or the chat template cannot be read, or there are
+            too few descriptors.
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
     keys = read_keys(server)
+    isolation = read_isolation(server, engine.cache)
+    chat_template = await asyncio.to_thread(read_chat_template, server)
+    server = replace(server, max_connections=max_connections(server.max_connections, descriptor_limit()))
+    assert server.max_connections is not None
     listener = listen(server.host, server.port)
     address, port, *_ = listener.getsockname()
     if (warning := exposure_warning(address, has_key=bool(keys))) is not None:
@@ -141,39 +199,60 @@ async def serve(
     backend = Backend(state)
     client = EngineClient(observer=metrics, recovery=state.stats)
     start = Start(engine, factory, server.log_level, server.log_format, server.inject_fault or "")
-    timeouts = EngineTimeouts(server.start_timeout, server.heartbeat_timeout, server.step_timeout)
-    supervisor = Supervisor(start, client, state, server.max_engine_restarts, timeouts)
+    supervisor = Supervisor(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server))
     app = create_app(
         backend,
         body_limits=BodyLimits(server.max_request_bytes),
+        strict_fields=server.strict_fields,
         api_keys=keys,
+        hosts=answered_names(server, address),
+        isolation=isolation,
         metrics=metrics,
         listeners=listeners,
     )
-    http = HttpServer.of(app)
+    http = HttpServer.of(app, server.max_connections)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
     url = url_of(server.host, port)
-    living = asyncio.create_task(live(backend, supervisor, client, server, url, metrics, given=given), name="engine")
+    living = asyncio.create_task(
+        live(backend, supervisor, client, server, url, metrics, chat_template, given=given), name="engine"
+    )
     signals = StopSignals()
-    stopping = asyncio.create_task(signals.stop.wait(), name="stop-signal")
-    draining = asyncio.create_task(signals.drain.wait(), name="drain-signal")
     try:
-        ends = {serving, living, stopping}
-        await asyncio.wait({*ends, draining}, return_when=asyncio.FIRST_COMPLETED)
-        if draining.done():
-            backend.drain()
-            await _finish(http.server_state.tasks.copy(), ends, server.drain_timeout)
+        await _wait_for_end(serving, living, signals, backend, http, server.drain_timeout)
         if serving.done():
             serving.result()
         return 1 if living.done() and living.result() else 0
     finally:
-        for task in (living, stopping, draining):
-            task.cancel()
-        await asyncio.wait({living, stopping, draining})
-        backend.close("the server is shutting down")
+        backend.close("the server is shutting down")  # before `live` closes the tokenizer that the requests use
+        while not living.done():  # `wait_for` of Python 3.11 may lose a cancellation that comes as its result does
+            living.cancel()
+            await asyncio.wait({living}, timeout=CANCEL_SECONDS)
         await supervisor.close(at_once=signals.hurry.is_set())
         http.should_exit, http.force_exit = True, signals.hurry.is_set()
         await asyncio.wait({serving})
+
+
+async def _wait_for_end(
+    serving: asyncio.Task[None],
+    living: asyncio.Task[str],
+    signals: StopSignals,
+    backend: Backend,
+    http: HttpServer,
+    drain_seconds: float,
+) -> None:
+    """Wait until one of the tasks ends, or a signal comes; after SIGTERM, until the calls that run have ended."""
+    stopping = asyncio.create_task(signals.stop.wait(), name="stop-signal")
+    draining = asyncio.create_task(signals.drain.wait(), name="drain-signal")
+    ends: set[asyncio.Task[Any]] = {serving, living, stopping}
+    try:
+        await asyncio.wait({*ends, draining}, return_when=asyncio.FIRST_COMPLETED)
+        if draining.done():
+            backend.drain()
+            await _finish(http.server_state.tasks.copy(), ends, drain_seconds)
+    finally:
+        stopping.cancel()
+        draining.cancel()
+        await asyncio.wait({stopping, draining})
 
 
 async def _finish(work: Collection[asyncio.Task[None]], ends: Collection[asyncio.Task[Any]], seconds: float) -> None:
@@ -191,26 +270,57 @@ async def live(
     server: ServerConfig,
     url: str,
     metrics: Metrics,
+    chat_template: str | None,
     *,
     given: Collection[str],
 ) -> str:
     """Start the engine, and serve with it and with those that follow it. Returns why there is none any more.
 
+    Args:
+        chat_template: source of a template in place of the checkpoint's.
+
     Raises:
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
     ready = await supervisor.start()
-    tokenizer = await asyncio.to_thread(Tokenizer.from_folder, Path(ready.folder))
+    tokenizer = await asyncio.to_thread(
+        Tokenizer.from_folder,
+        Path(ready.tokenizer_folder),
+        allow_special_tokens=server.allow_special_tokens,
+        chat_template=chat_template,
+    )
     with contextlib.closing(tokenizer):
-        name = metrics.model = server.served_model_name or ready.model
+        names = model_names(server, ready.model)
+        name = metrics.model = names[0]
         eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
         freeze_gc()
-        settings = explain(replace(server, served_model_name=name), ready.config, ready.reasons, given)
-        backend.open(Service(name, tokenizer, ready.limits, eos_token_ids, client, settings, ready.memory))
-        print(announcement(url, name, ready, chat=tokenizer.has_chat_template), flush=True)
-        how = await supervisor.run()
+        new_seed = seed_source(ready.config.model.seed)
+
+        def serve_with(engine: Ready) -> None:
+            # What is derived for the first engine is set for later ones.
+            reasons = {**ready.reasons, **engine.reasons}
+            settings = explain(replace(server, served_model_name=",".join(names)), engine.config, reasons, given)
+            backend.open(
+                Service(
+                    names,
+                    tokenizer,
+                    engine.limits,
+                    eos_token_ids,
+                    client,
+                    settings,
+                    engine.memory,
+                    engine.sampling_defaults,
+                    new_seed,
+                )
+            )
+
+        serve_with(ready)
+        command = own_command(sys.argv[0], sys.executable)
+        print(announcement(url, name, ready, chat=tokenizer.has_chat_template, command=command), flush=True)
+        with LoopWatchdog(metrics.pauses.add):
+            how = await supervisor.run(serve_with)
         backend.close(how)
-    print(f"sluice: error: {how}", file=sys.stderr)
+    print(f"sluice: error: {one_line(how)}", file=sys.stderr)
     return how
 
 
@@ -249,27 +359,3 @@ def url_of(host: str, port: int) -> str:
     """Return the URL by which this machine reaches a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def announcement(url: str, name: str, ready: Ready, *, chat: bool) -> str:
-    """Return what a person who started the server needs to know: the model, its URL, and a command to try it."""
-    limits = ready.limits
-    lines = [f"Sluice serves {name} at {url}/v1 (up to {limits.max_request_tokens} tokens a request)."]
-    if ready.is_bundled:
-        lines.append(
-            "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."
-            " Serve a large one with: sluice serve MODEL"
-        )
-    lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
-    return "\n".join(lines)
-
-
-def curl(url: str, name: str, *, chat: bool) -> str:
-    """Return a command that streams an answer, ready to paste."""
-    question = "What is a sluice?"
-    body: dict[str, object] = {"model": name}
-    body |= {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": question}
-    body |= {"max_tokens": 64, "stream": True}
-    path = "chat/completions" if chat else "completions"
-    data = shlex.quote(json.dumps(body))
-    return f"curl -N {url}/v1/{path} -H 'Content-Type: application/json' -d {data}"

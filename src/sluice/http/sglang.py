@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -29,10 +29,17 @@ from sluice.http.generate_call import (
 )
 from sluice.http.generation import Generation, Usage, by_tier
 from sluice.http.logprobs import finite
-from sluice.text.text_stream import Piece
+from sluice.http.turns import JsonList, json_list, json_of
+from sluice.text.text_stream import Piece, TextOptions
 from sluice.types import FinishReason, TokenLogprobs
 
 PLACE = "sampling_params"
+MAX_RID = 256
+"""Characters of an id from the client, which every event of a stream repeats."""
+LARGE_EVENT = 1 << 15
+"""Bytes of an output above which not every token has an event."""
+GROWTH = 1 / 16
+"""Share of its bytes by which such an output must have grown since its last event."""
 AnyIds = Annotated[Any, documented(anyOf=[ID_SCHEMA, some(ID_SCHEMA)])]
 
 
@@ -43,6 +50,13 @@ class NativeSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     min_tokens: Count = msgspec.field(default=0, name="min_new_tokens")
     seed: Seed | None = msgspec.field(default=None, name="sampling_seed")
     top_k: TopK = -1
+
+
+class NativeText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Fields of `sampling_params` that concern the text alone."""
+
+    skip_special_tokens: bool = True
+    no_stop_trim: bool = False
 
 
 class NativeFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
@@ -59,15 +73,17 @@ class NativeFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = msgspec.field(default=None, name="extra_key")
 
 
+SAMPLING_NAMES: Mapping[str, str] = dict(
+    zip(NativeSampling.__struct_fields__, NativeSampling.__struct_encode_fields__, strict=True)
+)
+"""Fields of `SamplingParams` -> SGLang's names for them."""
 NAMES: Mapping[str, str] = {
-    **{
-        name: f"{PLACE}.{theirs}"
-        for name, theirs in zip(NativeSampling.__struct_fields__, NativeSampling.__struct_encode_fields__, strict=True)
-    },
+    **{name: f"{PLACE}.{theirs}" for name, theirs in SAMPLING_NAMES.items()},
     "logprobs": "top_logprobs_num",
     "prompt_logprobs": "top_logprobs_num",
+    "cache_salt": "extra_key",
 }
-"""Where a body has the fields of `SamplingParams`."""
+"""Where a body has the fields of `SamplingParams`, and other fields of OpenAI's API."""
 
 
 def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
@@ -78,7 +94,12 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
     """
     fields = read_fields(body, NativeFields, unsupported_fields.GENERATE)
     _check_logprobs(fields)
-    given = known_fields(fields.sampling_params, fields_of(NativeSampling), unsupported_fields.GENERATE_SAMPLING, PLACE)
+    length = len(fields.rid or "")
+    require(length <= MAX_RID, f"rid may have at most {MAX_RID} characters, got {length}", param="rid")
+    of_text = fields_of(NativeText)
+    known = fields_of(NativeSampling) | of_text
+    given = known_fields(fields.sampling_params, known, unsupported_fields.GENERATE_SAMPLING, PLACE)
+    text = convert({name: given.pop(name) for name in of_text & given.keys()}, NativeText, PLACE)
     logprobs = fields.top_logprobs_num if fields.return_logprob else None
     sampling = sampling_params(
         convert(given, NativeSampling, PLACE),
@@ -89,8 +110,10 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
     return GenerateCall(
         fields=fields,
         prompts=_prompts(fields, sampling.n),
-        request=new_request(fields, sampling, salt_name="extra_key"),
+        request=new_request(fields, sampling, salt_name=NAMES["cache_salt"]),
+        given=frozenset(name for name, theirs in SAMPLING_NAMES.items() if theirs in given),
         names=NAMES,
+        text=TextOptions(text.skip_special_tokens, text.no_stop_trim),
     )
 
 
@@ -113,13 +136,19 @@ def _prompts(fields: NativeFields, samples: int) -> tuple[str | list[int], ...]:
 
 
 class NativeAnswer:
-    """The answer to `POST /generate`. As in SGLang, every event of a stream repeats the whole of its choice."""
+    """The answer to `POST /generate`.
+
+    As in SGLang, an event of a stream repeats the whole output of its choice so far. So pieces that arrived together
+    become one event, and an event above `LARGE_EVENT` bytes waits until the output has grown by a share of its length:
+    the bytes of a stream grow with its length and not with the square of it. The log-probabilities of the prompt are in
+    the first event of a choice alone.
+    """
 
     def __init__(self, call: GenerateCall[NativeFields], generation: Generation) -> None:
         self._fields = call.fields
         self._generation = generation
         self._id = call.fields.rid or generation.id
-        self._so_far: dict[int, list[Piece]] = {}
+        self._so_far: dict[int, _Output] = {}
         ids = call.fields.input_ids
         is_single = isinstance(call.fields.text, str) or (ids is not None and type(ids[0]) is int)
         self._is_list = not is_single or call.sampling.n > 1
@@ -127,50 +156,76 @@ class NativeAnswer:
     def opening(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
-        pieces = self._so_far.setdefault(index, [])
-        pieces.append(piece)
-        chunk = self._choice(index, pieces)
-        return chunk | {"index": index} if self._is_list else chunk
+    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[dict[str, Any]]:
+        by_choice: dict[int, list[Piece]] = {}
+        for index, piece in arrived:
+            by_choice.setdefault(index, []).append(piece)
+        for index, pieces in by_choice.items():
+            is_first = index not in self._so_far
+            output = self._so_far.setdefault(index, _Output())
+            self._add(output, pieces)
+            if output.is_due():
+                chunk = self._choice(index, output.written(), has_prompt=is_first)
+                yield chunk | {"index": index} if self._is_list else chunk
 
     def closing(self, usage: Usage) -> dict[str, Any] | None:
         return None
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Any:
-        answers = [self._choice(index, pieces) for index, pieces in enumerate(choices)]
-        return answers if self._is_list else answers[0]
+        if not self._is_list:
+            return self._whole_choice(0, choices[0])
+        return JsonList(self._whole_choice(index, pieces) for index, pieces in enumerate(choices))
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         ids = [piece.token_id for piece in pieces if piece.token_id is not None]
+        items = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+        token_logprobs = json_list((self._token(item.token_id, item) for item in items), len(items))
+        top_logprobs = json_list((self._top(item) for item in items), len(items))
+        written = _Written(text_of(pieces), ids, len(ids), token_logprobs, top_logprobs, pieces[-1].finish_reason)
+        return self._choice(index, written, has_prompt=True)
+
+    def _add(self, output: _Output, pieces: Sequence[Piece]) -> None:
+        """Add pieces of a choice to its output."""
+        for piece in pieces:
+            output.text += json_of(piece.text)[1:-1]
+            if piece.token_id is not None:
+                output.ids.add(piece.token_id)
+            if piece.logprobs is not None:
+                output.token_logprobs.add(self._token(piece.logprobs.token_id, piece.logprobs))
+                output.top_logprobs.add(self._top(piece.logprobs))
+            output.finish_reason = piece.finish_reason
+
+    def _choice(self, index: int, output: _Written, *, has_prompt: bool) -> dict[str, Any]:
         choice = self._generation.choices[index]
         meta: dict[str, Any] = {
             "id": f"{self._id}_{index}" if self._is_list else self._id,
-            "finish_reason": _finish_reason(pieces[-1].finish_reason, len(ids)),
+            "finish_reason": _finish_reason(output.finish_reason, output.num_tokens),
             "prompt_tokens": len(choice.prompt),
-            "completion_tokens": len(ids),
+            "completion_tokens": output.num_tokens,
             "cached_tokens": choice.cached.total,
             "e2e_latency": self._generation.service.client.now() - self._generation.came_at,
         }
         meta |= by_tier(choice.cached)
         if self._fields.return_logprob:
-            of_prompt = self._generation.prompt_logprobs(index)
-            start = self._fields.logprob_start_len
-            prompt = [] if of_prompt is None else [*zip(choice.prompt, of_prompt, strict=True)][start:]
-            meta |= self._logprobs("input", prompt)
-            meta |= self._logprobs(
-                "output", [(piece.logprobs.token_id, piece.logprobs) for piece in pieces if piece.logprobs is not None]
-            )
-        return {"text": text_of(pieces), "output_ids": ids, "meta_info": meta}
+            if has_prompt:
+                meta |= self._of_prompt(index)
+            meta["output_token_logprobs"] = output.token_logprobs
+            if self._fields.top_logprobs_num:
+                meta["output_top_logprobs"] = output.top_logprobs
+        return {"text": output.text, "output_ids": output.ids, "meta_info": meta}
 
-    def _logprobs(self, kind: str, items: Sequence[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
-        meta: dict[str, Any] = {
-            f"{kind}_token_logprobs": [
-                [None if item is None else finite(item.logprob), token, self._spelled(token)] for token, item in items
-            ]
-        }
+    def _of_prompt(self, index: int) -> dict[str, Any]:
+        """Return the log-probabilities of a choice's prompt."""
+        of_prompt, start = self._generation.prompt_logprobs(index), self._fields.logprob_start_len
+        prompt = self._generation.choices[index].prompt
+        items = [] if of_prompt is None else [*zip(prompt, of_prompt, strict=True)][start:]
+        found = {"input_token_logprobs": json_list((self._token(*item) for item in items), len(items))}
         if self._fields.top_logprobs_num:
-            meta[f"{kind}_top_logprobs"] = [self._top(item) for _, item in items]
-        return meta
+            found["input_top_logprobs"] = json_list((self._top(item) for _, item in items), len(items))
+        return found
+
+    def _token(self, token: int, item: TokenLogprobs | None) -> list[Any]:
+        return [None if item is None else finite(item.logprob), token, self._spelled(token)]
 
     def _top(self, item: TokenLogprobs | None) -> list[list[Any]] | None:
         if item is None:
@@ -181,6 +236,59 @@ class NativeAnswer:
         if not self._fields.return_text_in_logprobs:
             return None
         return (self._generation.service.tokenizer.spelled(token) or b"").decode(errors="replace")
+
+
+class _Written(NamedTuple):
+    """The output of a choice as JSON values; those of a stream are encoded already."""
+
+    text: str | msgspec.Raw
+    ids: list[int] | msgspec.Raw
+    num_tokens: int
+    token_logprobs: list[Any] | JsonList | msgspec.Raw
+    top_logprobs: list[Any] | JsonList | msgspec.Raw
+    finish_reason: FinishReason | None
+
+
+class _Array:
+    """A JSON array that grows, encoded."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.content = bytearray()
+
+    def add(self, item: Any) -> None:
+        if self.count:
+            self.content += b","
+        self.content += json_of(item)
+        self.count += 1
+
+    def raw(self) -> msgspec.Raw:
+        return msgspec.Raw(b"[" + self.content + b"]")
+
+
+class _Output:
+    """The output of a choice so far, encoded: what an event repeats is copied and not made again."""
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        """A JSON string without its quotes."""
+        self.ids, self.token_logprobs, self.top_logprobs = _Array(), _Array(), _Array()
+        self.finish_reason: FinishReason | None = None
+        self._sent = 0
+
+    def written(self) -> _Written:
+        token_logprobs, top_logprobs = self.token_logprobs.raw(), self.top_logprobs.raw()
+        text = msgspec.Raw(b'"' + self.text + b'"')
+        return _Written(text, self.ids.raw(), self.ids.count, token_logprobs, top_logprobs, self.finish_reason)
+
+    def is_due(self) -> bool:
+        """Return whether an event is to be sent now, and count it as sent if so."""
+        size = sum(map(len, (self.text, self.ids.content, self.token_logprobs.content, self.top_logprobs.content)))
+        is_large = size > LARGE_EVENT and size < self._sent * (1 + GROWTH)
+        if is_large and self.finish_reason is None:
+            return False
+        self._sent = size
+        return True
 
 
 def _finish_reason(reason: FinishReason | None, num_tokens: int) -> dict[str, Any] | None:

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from sluice.http import unsupported_fields
 from sluice.http.backend import Service
-from sluice.http.body import read_fields
-from sluice.http.errors import bad_request, require
-from sluice.http.generate_call import ID_SCHEMA, GenerateCall, Prompt, documented
+from sluice.http.body import convert, fields_of, json_object, known_fields, read_fields
+from sluice.http.errors import bad_request, require, unavailable
+from sluice.http.generate_call import ID_SCHEMA, Conversation, GenerateCall, Prompt, documented
 from sluice.http.logprobs import completion_token
-from sluice.http.openai import AnyMessage, checked_messages
-from sluice.text.tokenizer import TokenizerError
+from sluice.http.messages import AnyMessage
+from sluice.http.template_fields import TemplateFields, conversation_of
+from sluice.http.tokenizer_threads import Check, TokenizerThreads, TooManyTokens, bounded_ids
+from sluice.text.tokenizer import TokenizerError, TokenizerUnavailable
 
 SLACK = 4
 """Characters that may become one before they are cut into tokens (Unicode's composed forms)."""
-LONG_TEXT = 512
-"""Characters from which a text is tokenized in another thread; below, it takes about 0.2 ms, as long as the change of
-threads."""
+CHARACTERS_PER_TOKEN = 16
+"""Most characters of a text for each token of the longest request. Texts of words have three to five."""
+FREE_CHARACTERS = 1 << 14
+"""Characters that are always counted exactly: an error that names tokens is more useful."""
+MAX_CALL_TOKENS = 1 << 21
+"""Most tokens of all prompts of a call. A longer single prompt is accepted where the model takes it."""
 
 
 class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -34,32 +39,47 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     return_token_strs: bool = False
 
 
+class TokenizeCall(NamedTuple):
+    """A checked body of `POST /tokenize`, and its prompt."""
+
+    fields: TokenizeFields
+    prompt: Prompt
+
+
 class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /detokenize`."""
 
     model: str | None = None
     tokens: Annotated[list[int], documented(items=ID_SCHEMA)]
+    skip_special_tokens: bool = False
 
 
-async def prompt_ids(service: Service, call: GenerateCall[Any]) -> list[list[int]]:
+async def prompt_ids(service: Service, threads: TokenizerThreads, call: GenerateCall[Any]) -> list[list[int]]:
     """Return the token ids of each prompt of a call.
 
     Raises:
-        ApiError: 400, a text that is no valid Unicode or far too long, or messages that the chat template refuses.
+        ApiError: 400, more context than there is, a text that is no valid Unicode, prompts that are far too long, or
+            messages that the chat template refuses; 503, the chat template's process failed.
     """
     param = call.names.get("prompt", "prompt")
+    most = service.limits.max_request_tokens
+    message = f"num_ctx {call.num_ctx} is above the {most} tokens that a request may have here; leave it out"
+    require(call.num_ctx is None or call.num_ctx <= most, message, param="num_ctx")
     for prompt in call.prompts:
         _check_length(service, prompt, param)
-    return [await _encode(service, prompt, param) for prompt in call.prompts]
+    texts = [await _rendered(service, prompt, param) for prompt in call.prompts]
+    encode = partial(_encode, service, texts, param, add_special_tokens=call.add_special_tokens)
+    return await threads.for_generation(sum(len(text) for text in texts if isinstance(text, str)), encode)
 
 
 def _check_length(service: Service, prompt: Prompt, param: str) -> None:
     """Refuse a text that is too long however it is cut into tokens: to count those of 30 MB takes many seconds."""
     length, tokens = _characters(prompt), service.limits.max_request_tokens
-    most = SLACK * tokens * service.tokenizer.longest_token
+    most = max(tokens * min(SLACK * service.tokenizer.longest_token, CHARACTERS_PER_TOKEN), FREE_CHARACTERS)
     if length > most:
         raise bad_request(
-            f"the prompt has {length} characters; {tokens} tokens, the most of a request, are fewer than {most}",
+            f"the prompt has {length} characters; for the {tokens} tokens that a request may have, at most {most} are"
+            " accepted",
             param=param,
             code="context_length_exceeded",
         )
@@ -69,73 +89,128 @@ def _characters(prompt: Prompt) -> int:
     match prompt:
         case str():
             return len(prompt)
-        case tuple():
-            return sum(len(message["content"]) for message in prompt)
+        case Conversation():
+            return prompt.characters
     return 0
 
 
-async def _encode(service: Service, prompt: Prompt, param: str, *, add_special_tokens: bool = True) -> list[int]:
-    if isinstance(prompt, list):
+async def _rendered(service: Service, prompt: Prompt, param: str) -> str | list[int]:
+    """Return a prompt with its messages, if it has any, as the text that the chat template makes of them."""
+    if not isinstance(prompt, Conversation):
         return prompt
     try:
-        if isinstance(prompt, tuple):
-            prompt, add_special_tokens = await service.tokenizer.render_chat(prompt), False
-            _check_length(service, prompt, param)
-        encode = partial(service.tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
-        return encode() if len(prompt) < LONG_TEXT else await asyncio.to_thread(encode)
+        text = await service.tokenizer.render_chat(prompt.messages, prompt.options)
+    except TokenizerUnavailable as error:
+        raise unavailable(str(error)) from error
+    except TokenizerError as error:
+        raise bad_request(str(error), param=param) from error
+    _check_length(service, text, param)
+    return text
+
+
+def _encode(
+    service: Service, texts: Sequence[str | list[int]], param: str, check: Check, *, add_special_tokens: bool
+) -> list[list[int]]:
+    """Return the ids of texts, and of prompts that are ids already, in a thread."""
+    most = service.limits.max_request_tokens
+    left = max(most, MAX_CALL_TOKENS)
+    found: list[list[int]] = []
+    for text in texts:
+        ids = text if isinstance(text, list) else _ids(service, text, param, check, add_special_tokens)
+        found.append(ids)
+        left -= len(ids)
+        if left < 0:
+            raise bad_request(
+                f"the prompts of the call have more than {max(most, MAX_CALL_TOKENS)} tokens together; send them in"
+                " several calls",
+                param=param,
+            )
+    return found
+
+
+def _ids(service: Service, text: str, param: str, check: Check, add_special_tokens: bool) -> list[int]:
+    most = service.limits.max_request_tokens
+    try:
+        return bounded_ids(service.tokenizer, text, most, check, add_special_tokens=add_special_tokens)
+    except TooManyTokens as error:
+        message = f"the prompt has more than {most} tokens, the most of a request"
+        raise bad_request(message, param=param, code="context_length_exceeded") from error
     except TokenizerError as error:
         raise bad_request(str(error), param=param) from error
 
 
-def parse_tokenize(body: bytes) -> TokenizeFields:
+def parse_tokenize(body: bytes) -> TokenizeCall:
     """Check the body of `POST /tokenize`.
 
     Raises:
         ApiError: 400, naming the field.
     """
-    fields = read_fields(body, TokenizeFields, unsupported_fields.TOKENIZE)
+    of_template = fields_of(TemplateFields)
+    content = known_fields(json_object(body), fields_of(TokenizeFields) | of_template, unsupported_fields.TOKENIZE)
+    template = {name: content.pop(name) for name in of_template & content.keys()}
+    fields = convert(content, TokenizeFields)
     require((fields.prompt is None) != (fields.messages is None), "send either prompt or messages", param="prompt")
     require(
         fields.messages is None or not fields.add_special_tokens,
         "add_special_tokens: true is not supported with messages, whose template has them; leave it out, or send false",
         param="add_special_tokens",
     )
-    return fields
-
-
-async def tokenize(service: Service, fields: TokenizeFields) -> dict[str, Any]:
-    """Return the token ids of a text, as a completion would have them, or of messages, as a chat would.
-
-    Raises:
-        ApiError: 400, naming the field; 404, another model.
-    """
-    service.check_model(fields.model)
     if fields.messages is not None:
-        messages = checked_messages(fields.messages)
-        _check_length(service, messages, "messages")
-        tokens = await _encode(service, messages, "messages")
-    else:
-        add = fields.add_special_tokens is not False
-        tokens = await _encode(service, fields.prompt or "", "prompt", add_special_tokens=add)
-    strings = [completion_token(service.tokenizer, token) for token in tokens] if fields.return_token_strs else None
-    return {
-        "count": len(tokens),
-        "max_model_len": service.limits.max_request_tokens,
-        "tokens": tokens,
-        "token_strs": strings,
-    }
+        return TokenizeCall(fields, conversation_of(fields.messages, convert(template, TemplateFields)))
+    require(not template, f"{', '.join(template)} can only be sent with messages", param=next(iter(template), None))
+    return TokenizeCall(fields, fields.prompt or "")
 
 
-def detokenize(service: Service, body: bytes) -> dict[str, Any]:
-    """Return the text of token ids, special tokens by their names.
+async def tokenize(service: Service, threads: TokenizerThreads, call: TokenizeCall) -> bytes:
+    """Return the token ids of a text, as a completion would have them, or of messages, as a chat would, in JSON.
+
+    Raises:
+        ApiError: 400, naming the field; 404, another model; 503, the chat template's process failed.
+    """
+    fields, prompt = call
+    service.check_model(fields.model)
+    param = "prompt" if fields.messages is None else "messages"
+    _check_length(service, prompt, param)
+    text = await _rendered(service, prompt, param)
+    add_special_tokens = fields.messages is None and fields.add_special_tokens is not False
+
+    def answer(check: Check) -> bytes:
+        (tokens,) = _encode(service, [text], param, check, add_special_tokens=add_special_tokens)
+        strings = [completion_token(service.tokenizer, token) for token in tokens] if fields.return_token_strs else None
+        longest = service.limits.max_request_tokens
+        content = {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": strings}
+        return msgspec.json.encode(content)
+
+    return await threads.apart(answer)
+
+
+def parse_detokenize(body: bytes) -> DetokenizeFields:
+    """Check the body of `POST /detokenize`.
+
+    Raises:
+        ApiError: 400, naming the field.
+    """
+    return read_fields(body, DetokenizeFields, unsupported_fields.DETOKENIZE)
+
+
+async def detokenize(service: Service, threads: TokenizerThreads, fields: DetokenizeFields) -> bytes:
+    """Return the text of token ids, by default special tokens by their names too, in JSON.
 
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = read_fields(body, DetokenizeFields, unsupported_fields.DETOKENIZE)
     service.check_model(fields.model)
+    most = service.limits.max_request_tokens
+    message = f"tokens has {len(fields.tokens)} ids; at most {most}, the most of a request, are accepted"
+    require(len(fields.tokens) <= most, message, param="tokens")
     last = service.limits.vocab_size - 1
     outside = next((token for token in fields.tokens if not 0 <= token <= last), None)
     message = f"token id {outside} is outside the vocabulary: ids are 0 to {last}"
     require(outside is None, message, param="tokens")
-    return {"prompt": service.tokenizer.decode(fields.tokens, skip_special_tokens=False)}
+
+    def answer(check: Check) -> bytes:
+        check()
+        text = service.tokenizer.decode(fields.tokens, skip_special_tokens=fields.skip_special_tokens)
+        return msgspec.json.encode({"prompt": text})
+
+    return await threads.apart(answer)

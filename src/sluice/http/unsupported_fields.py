@@ -1,7 +1,9 @@
-"""Fields of OpenAI's, vLLM's and SGLang's APIs that Sluice does not implement.
+"""Fields of other APIs that Sluice does not implement: those that change no answer, and those that would.
 
-A request may carry one as long as its value asks for nothing: null, or what the tables below accept. Any other value is
-refused, never ignored.
+A table maps a field to what is accepted of it. A JSON type: the field is harmless, it only labels the request or hints
+at how to serve it, so every value of the type is accepted and has no effect. A tuple: the field would change the
+answer, and only these values, which ask for nothing, and null are accepted. Fields that are in no table and no struct
+are unknown (see `unknown_fields`).
 """
 
 from __future__ import annotations
@@ -10,58 +12,158 @@ from collections.abc import Mapping
 from typing import Any
 
 Accepted = tuple[Any, ...] | type
-"""The accepted values, or a JSON type of which every value is: the field only labels the request, or hints at how to
-serve it."""
-KINDS: Mapping[type, str] = {str: "a text", dict: "an object", bool: "true or false"}
+KINDS: Mapping[type, str] = {str: "a text", dict: "an object", bool: "true or false", list: "a list", int: "an integer"}
+"""What a refusal calls a type; `object` takes every value."""
 
-_OPENAI: Mapping[str, Accepted] = {
+_NOWHERE: Mapping[str, Accepted] = dict.fromkeys(
+    (
+        "allowed_token_ids",
+        "bad_words",
+        "chat_template",
+        "custom_logit_processor",
+        "ebnf",
+        "enable_thinking",
+        "format",
+        "grammar",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "image_data",
+        "images",
+        "input_embeds",
+        "json_schema",
+        "kv_transfer_params",
+        "logits_processors",
+        "lora_path",
+        "max_length",
+        "max_new_tokens",
+        "mirostat",
+        "mm_processor_kwargs",
+        "n_predict",
+        "num_predict",
+        "options",
+        "prediction",
+        "prompt_embeds",
+        "raw",
+        "regex",
+        "sampling_params",
+        "samplers",
+        "structural_tag",
+        "structured_outputs",
+        "system",
+        "template",
+        "thinking",
+        "truncate_prompt_tokens",
+        "truncation",
+        "web_search_options",
+    ),
+    (),
+)
+"""Refused on every route that does not implement them: without them, the answer would be another one."""
+_SAMPLING: Mapping[str, Accepted] = {
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
     "length_penalty": (1,),
+    "repeat_penalty": (1,),
+    "tfs_z": (1,),
+    "top_a": (0,),
+    "typical_p": (1,),
     "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "return_token_ids": (False,),
-    "tools": ([],),
-    "response_format": ({"type": "text"},),
-    "user": str,
-    "metadata": dict,
-    "service_tier": str,
-    "prompt_cache_key": str,
-    "safety_identifier": str,
+    "xtc_probability": (0,),
 }
-COMPLETION: Mapping[str, Accepted] = {**_OPENAI, "suffix": ("",), "add_special_tokens": (True,)}
-CHAT: Mapping[str, Accepted] = {
-    **_OPENAI,
-    "echo": (False,),
-    "tool_choice": ("none", "auto"),
+_LABELS: Mapping[str, Accepted] = {
+    "cache_prompt": bool,
+    "chat_id": str,
+    "id_slot": int,
+    "keep_alive": object,
+    "metadata": dict,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "request_id": str,
+    "safety_identifier": str,
+    "service_tier": str,
+    "session_id": str,
+    "user": str,
+}
+_OPENAI: Mapping[str, Accepted] = {
+    **_NOWHERE,
+    **_SAMPLING,
+    **_LABELS,
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "modalities": (["text"],),
-    "store": (False,),
-    "reasoning_effort": ("none",),
-    "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
+    "input_ids": (),
+    "response_format": ({"type": "text"},),
+    "spaces_between_special_tokens": bool,
+    "text": (),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+}
+COMPLETION: Mapping[str, Accepted] = {
+    **_OPENAI,
     "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "messages": (),
+    "suffix": ("",),
+    "top_logprobs": (),
+}
+CHAT: Mapping[str, Accepted] = {
+    **_OPENAI,
+    "add_special_tokens": (False,),
+    "audio": (),
+    "echo": (False,),
+    "modalities": (["text"],),
+    "parallel_tool_calls": bool,
+    "prompt": (),
 }
 GENERATE: Mapping[str, Accepted] = {
+    **{name: accepted for name, accepted in _NOWHERE.items() if name != "sampling_params"},
+    **_LABELS,
     "log_metrics": bool,
-    "routing_key": str,
+    "max_tokens": (),
+    "messages": (),
+    "modalities": ([], ["text"]),
+    "prompt": (),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
-    "modalities": ([], ["text"]),
+    "routing_key": str,
+    "temperature": (),
 }
 GENERATE_SAMPLING: Mapping[str, Accepted] = {
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
-    "no_stop_trim": (False,),
+    **{name: accepted for name, accepted in _NOWHERE.items() if name != "max_new_tokens"},
+    **_SAMPLING,
     "custom_params": ({},),
+    "max_tokens": (),
+    "spaces_between_special_tokens": bool,
     "stream_interval": (1,),
 }
-TOKENIZE: Mapping[str, Accepted] = {
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template_kwargs": ({},),
-    "tools": ([],),
+TOKENIZE: Mapping[str, Accepted] = {"chat_template": (), "mm_processor_kwargs": (), "text": (), "tools": ([],)}
+DETOKENIZE: Mapping[str, Accepted] = {"ids": (), "text": ()}
+MESSAGE: Mapping[str, Accepted] = {
+    "annotations": list,
+    "audio": ({}, []),
+    "function_call": ({}, []),
+    "refusal": ("", []),
 }
-DETOKENIZE: Mapping[str, Accepted] = {"skip_special_tokens": (False,)}
+"""Of messages that clients repeat from answers."""
+TABLES: Mapping[str, Mapping[str, Accepted]] = {
+    "/v1/completions": COMPLETION,
+    "/v1/chat/completions": CHAT,
+    "messages": MESSAGE,
+    "/generate": GENERATE,
+    "sampling_params": GENERATE_SAMPLING,
+    "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
+}
+SEND_INSTEAD: Mapping[str, str] = {
+    "enable_thinking": 'chat_template_kwargs: {"enable_thinking": ...}',
+    "max_length": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    "system": "a message with role system",
+    "thinking": 'chat_template_kwargs: {"enable_thinking": ...}',
+}
+"""Fields by which other APIs say the same."""

@@ -202,6 +202,9 @@ class KVManager:
             raise ValueError(f"page_size must be at least 1, got {page_size}")
         self.page_size = page_size
         self.pool = PagePool(num_pages)
+        self.disabled_tiers = () if tiers is None else tiers.disabled
+        """Tiers that an engine before had, and that could not be opened again."""
+        self._least_loaded = 0 if tiers is None else tiers.load_back_pages
         self.tiers: LowerTiers = LowerTiers()
         if (prefix_caching or offload is not None) and tiers is not None and (tiers.host_pages or tiers.disk_pages):
             self.tiers = Tiers(tiers, page_size)
@@ -274,6 +277,10 @@ class KVManager:
     def loadable(self, tokens: array[int], path: Sequence[Node], limit: int, extra_key: str) -> list[Node]:
         """Return the nodes behind a path that was just matched that are worth loading, at most up to `limit` tokens."""
         return self.tiers.loadable(self.tree.match_below(path, tokens, limit, extra_key))
+
+    def num_loadable(self, below: int) -> int:
+        """Return how many of `below` nodes behind a path would be loaded: all, or none if they are too few."""
+        return below if below >= self._least_loaded else 0
 
     def is_loading(self, tokens: array[int], path: Sequence[Node], limit: int, extra_key: str) -> bool:
         """Return whether the page behind a path that was just matched is on its way to the device."""

@@ -74,6 +74,11 @@ class Node:
         self.used = 0
         """Tick of the tree at which it was last used."""
 
+    @property
+    def has_left(self) -> bool:
+        """Whether the node, of a tree with tiers, has left it."""
+        return self.copies is None or self.copies.gone
+
     def __repr__(self) -> str:
         return f"Node(page={self.page}, refs={self.refs}, used={self.used}, children={len(self.children)})"
 

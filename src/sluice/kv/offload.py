@@ -178,6 +178,10 @@ class OffloadPool:
         """Whether one more request may begin. All windows together take at most half of the device."""
         return self.num_window_pages + self.limits.window_pages <= self._most_window_pages
 
+    def num_readable(self, found: list[Node]) -> int:
+        """Return how many of the nodes equal to the beginning of a context a request would read on the tier."""
+        return len(self._tiers.readable(iter(found), self.limits.tier))
+
     def open(self, tokens: array[int], cacheable: int, num_tokens: int, extra_key: str) -> OffloadLease | None:
         """Reserve all pages that an offloaded request will ever hold. A window of pages must be available.
 
@@ -193,7 +197,9 @@ class OffloadPool:
             self._refusals -= 1
             return None
         tier = self.limits.tier
-        path = self._tiers.readable(self._tree.match_any(tokens, cacheable, extra_key), tier)
+        found: list[Node] = []
+        self._tree.match_any(found, tokens, cacheable, extra_key)
+        path = self._tiers.readable(iter(found), tier)
         shared = self._tiers.read(path, tier)  # first: making room must not take these
         own = self._tiers.take(tier, -(-num_tokens // self.page_size) - len(path))
         if own is None:

@@ -95,13 +95,15 @@ class PrefixTree(PrefixCache):
                 return
             yield node
 
-    def match_any(self, tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
-        node = self._roots.get(extra_key)
-        for index in range(limit // self._page_size):
+    def match_any(self, found: list[Node], tokens: array[int], limit: int, extra_key: str) -> None:
+        while found and found[-1].has_left:  # as in `match`
+            found.pop()
+        node = found[-1] if found else self._roots.get(extra_key)
+        for index in range(len(found), limit // self._page_size):
             node = None if node is None else node.children.get(self._key(tokens, index))
             if node is None:
                 return
-            yield node
+            found.append(node)
 
     def lock(self, path: Sequence[Node]) -> None:
         for node in path:

@@ -32,9 +32,9 @@ class PrefixCache:
         """Yield the nodes that follow a path that was just matched and are not on the device, in order."""
         return iter(())
 
-    def match_any(self, tokens: array[int], limit: int, extra_key: str) -> Iterator[Node]:
-        """Yield the nodes equal to the beginning of `tokens`, at most `limit` tokens, wherever they lie."""
-        return iter(())
+    def match_any(self, found: list[Node], tokens: array[int], limit: int, extra_key: str) -> None:
+        """Bring `found`, which was matched before or is empty, up to date: the nodes equal to the beginning of
+        `tokens`, at most `limit` tokens, wherever they lie."""
 
     def lock(self, path: Sequence[Node]) -> None:
         """Hold every node of a path."""

@@ -248,7 +248,7 @@ class Tiers(LowerTiers):
 
     def publish(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier, page: int) -> Node | None:
         pool, parent = self._pages.of(tier), path[-1] if path else None
-        if _has_left(parent):
+        if parent is not None and parent.has_left:  # the root stays
             return None
         node = self._pages.tree.child_or_new(parent, key, extra_key)
         copies = self._pages.note(node)
@@ -261,7 +261,7 @@ class Tiers(LowerTiers):
 
     def behind(self, path: Sequence[Node], key: bytes, extra_key: str, tier: Tier) -> Node | None:
         parent = path[-1] if path else None
-        if _has_left(parent):
+        if parent is not None and parent.has_left:  # the root stays
             return None
         node = self._pages.tree.child(parent, key, extra_key)
         return node if node is not None and _is_readable(node, self._pages.of(tier).level) else None
@@ -272,11 +272,6 @@ class Tiers(LowerTiers):
         self.num_read += copies.readers == 0
         copies.readers += 1
         return copies.pages[level]
-
-
-def _has_left(parent: Node | None) -> bool:
-    """Return whether a node that was read has left the tree. None stands for the root, which stays."""
-    return parent is not None and (parent.copies is None or parent.copies.gone)
 
 
 def _is_readable(node: Node, level: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from sluice.models.checkpoint import CheckpointError
 
@@ -16,23 +16,36 @@ BUNDLED = Path(__file__).parent / "sluice-nano"
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
 UNWANTED = ["*/*", "consolidated*"]
 """Folders and files with the same weights in other formats."""
+WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 
 
-def resolve_checkpoint(model: str, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
+def resolve_checkpoint(
+    model: str,
+    *,
+    revision: str | None = None,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+    weights: bool = True,
+) -> Path:
     """Return the folder with a model's files, downloading them if `model` is a hub id (`owner/name`).
 
     Args:
         model: an existing folder, or a hub id. A folder takes precedence.
+        revision: branch, tag or commit on the hub; None for its main branch.
         endpoint: address of the hub; None for Hugging Face's.
         cache: folder for downloads; None for the default of `huggingface_hub`.
+        weights: download them, too.
 
     Raises:
-        CheckpointError: no such folder, no such model on the hub, or the hub cannot be reached.
+        CheckpointError: no such folder, no such model or revision on the hub, or the hub cannot be reached; a revision
+            of a folder.
     """
     if not model:
         raise CheckpointError("model must be a folder or a hub id, got an empty text")
     folder = Path(model).expanduser()
     if folder.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"--revision {revision} needs a model on the hub, and {model!r} is a folder")
         return folder
     if folder.exists():
         raise CheckpointError(f"model must be a folder or a hub id, and {model!r} is a file")
@@ -41,11 +54,18 @@ def resolve_checkpoint(model: str, *, endpoint: str | None = None, cache: Path |
     try:
         return Path(
             snapshot_download(
-                model, allow_patterns=WANTED, ignore_patterns=UNWANTED, endpoint=endpoint, cache_dir=cache
+                model,
+                revision=revision,
+                allow_patterns=WANTED,
+                ignore_patterns=UNWANTED if weights else [*UNWANTED, *WEIGHTS],
+                endpoint=endpoint,
+                cache_dir=cache,
             )
         )
     except HFValidationError:
         raise CheckpointError(f"{model!r} is neither an existing folder nor a hub id (owner/name)") from None
+    except RevisionNotFoundError:
+        raise CheckpointError(f"{model!r} has no revision {revision!r} on the hub") from None
     except RepositoryNotFoundError:
         raise CheckpointError(
             f"{model!r} is neither an existing folder nor a model on the hub that you have access to"

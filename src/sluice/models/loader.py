@@ -6,7 +6,7 @@ through transformers (`fallback`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -26,6 +26,8 @@ ARCHITECTURES: Mapping[str, type[CausalLM]] = {
     **dict.fromkeys(LLAMA_ARCHITECTURES, Llama),
     "GPT2LMHeadModel": GPT2,
 }
+
+Report = Callable[[int, int], None]
 
 
 def is_native(architecture: str) -> bool:
@@ -63,6 +65,7 @@ def load_model(
     progress: bool,
     implementation: str = "auto",
     packer: Packer | None = None,
+    report: Report = lambda done, total: None,
 ) -> tuple[PagedLM, ModelSpec]:
     """Load the checkpoint in `folder`, filling every parameter exactly once.
 
@@ -72,6 +75,7 @@ def load_model(
         progress: draw a progress bar on standard error.
         implementation: "native", "transformers", or "auto": transformers if there is no native class.
         packer: lays out native weights; None keeps torch's layout.
+        report: called with the bytes of native weights that were read, and those of all.
 
     Raises:
         CheckpointError: the config is not supported, a file is missing or broken, or a tensor is missing,
@@ -83,12 +87,19 @@ def load_model(
         model: PagedLM = load_fallback(folder, checkpoint, dtype=chosen, device=device, progress=progress)
     else:
         packer = packer or Packer()
-        model = _load_native(folder, checkpoint, dtype=dtype, device=device, progress=progress, packer=packer)
+        model = _load_native(folder, checkpoint, dtype, device, packer, report, progress=progress)
     return model, model.spec
 
 
 def _load_native(
-    folder: Path, checkpoint: CheckpointConfig, *, dtype: str, device: torch.device, progress: bool, packer: Packer
+    folder: Path,
+    checkpoint: CheckpointConfig,
+    dtype: str,
+    device: torch.device,
+    packer: Packer,
+    report: Report,
+    *,
+    progress: bool,
 ) -> CausalLM:
     architecture = model_class(checkpoint.architecture)
     refuse_unsupported(checkpoint.fields)
@@ -96,11 +107,13 @@ def _load_native(
     with torch.device("meta"):
         model = architecture.from_checkpoint(checkpoint, chosen)
     filler = _Filler(model, device)
-    total = sum(path.stat().st_size for path in weight_files(folder))
+    done, total = 0, sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
         for tensor in stored_tensors(folder):
             filler.fill(tensor)
             bar.update(tensor.value.nbytes)
+            done += tensor.value.nbytes
+            report(done, total)
     filler.finish(packer)
     # Moves the buffers that were computed from the config.
     return model.to(device)

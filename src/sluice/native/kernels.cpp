@@ -129,6 +129,12 @@ struct sluice_engine {
 
 EXPORT int sluice_abi_version() { return ABI_VERSION; }
 
+// The digest of the sources that this library was compiled from (`sources.py`); empty if the build did not set it.
+#ifndef SLUICE_SOURCES
+#define SLUICE_SOURCES ""
+#endif
+EXPORT const char* sluice_sources() { return SLUICE_SOURCES; }
+
 EXPORT int sluice_has_level(int level) {
     return has(static_cast<Level>(level)) && kernels_of(static_cast<Level>(level));
 }

@@ -7,6 +7,8 @@ Without a compiler there is no library, and torch computes instead.
 from __future__ import annotations
 
 import ctypes
+import shlex
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +26,7 @@ from sluice.native.abi import (
     RotateStoreCall,
     SiluMulCall,
 )
+from sluice.native.sources import digest_of
 
 FOLDER = Path(__file__).parent
 MAX_HEAD_DIM = 512
@@ -65,6 +68,7 @@ class Library:
     """
 
     def __init__(self, folder: Path = FOLDER) -> None:
+        self._folder = folder
         found = [path for suffix in EXTENSION_SUFFIXES if (path := folder / f"_kernels{suffix}").exists()]
         if not found:
             raise KernelsUnavailable("they were not compiled when Sluice was installed: there was no C++ compiler")
@@ -81,6 +85,18 @@ class Library:
         self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
         self.functions.sluice_all.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         self.functions.sluice_pack_linear.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+
+    def why_outdated(self) -> str | None:
+        """Return a sentence for the user if the library was compiled from other sources than those beside it, with the
+        command that compiles it again. None if it was not, or if there are no sources."""
+        sources = digest_of(self._folder)
+        if not sources or sources == _sources(self.functions):
+            return None
+        project = self._folder.parents[2]
+        is_checkout = (project / "setup.py").is_file()
+        what = ["-e", str(project)] if is_checkout else ["--force-reinstall", "--no-deps", "sluice"]
+        command = shlex.join([sys.executable, "-m", "pip", "install", *what])
+        return f"the compiled kernels were built from other sources than those beside them; build them again: {command}"
 
     def has(self, level: Level) -> bool:
         """Return whether the processor and the operating system support a level."""
@@ -108,6 +124,17 @@ def _version(functions: ctypes.CDLL) -> int:
         return int(functions.sluice_abi_version())
     except AttributeError:
         return 0
+
+
+def _sources(functions: ctypes.CDLL) -> str:
+    """Return the digest of the sources of a library; empty for a library from before digests were added."""
+    try:
+        sources = functions.sluice_sources
+    except AttributeError:
+        return ""
+    sources.restype = ctypes.c_char_p
+    digest: bytes = sources()
+    return digest.decode()
 
 
 Call = AttentionCall | NormCall | RotateStoreCall | SiluMulCall | PackedLinearCall

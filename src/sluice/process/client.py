@@ -32,6 +32,8 @@ NO_ENGINE = "the engine died; another one is started"
 RATE_WINDOW = 64
 """Number of latest request starts that `StartRate` measures: about one batch."""
 MAX_RETRY_SECONDS = 60
+MAX_TOGETHER = 64
+"""Outputs of a call that are handled without a pause for the rest of the event loop."""
 
 
 class EngineGone(RuntimeError):
@@ -204,16 +206,21 @@ class EngineClient:
             start = len(self._open[culprit].output_ids)
             self.dispatch([Output(culprit, start, (), 0, FinishReason.ERROR, error)])
 
-    def submit(self, requests: Sequence[Submit]) -> Inbox:
+    def submit(self, requests: Sequence[Submit], inbox: Inbox | None = None) -> Inbox:
         """Number and send requests, and return the inbox for their outputs. The caller must `close` it.
+
+        Args:
+            inbox: of requests of the same call that were submitted before; None is a new one.
 
         Raises:
             EngineGone: there will be no other engine.
         """
         if self._closed_reason is not None:
             raise EngineGone(self._closed_reason)
-        inbox = Inbox(self, [next(self._ids) for _ in requests])
-        for request_id, request in zip(inbox.request_ids, requests, strict=True):
+        inbox = Inbox(self) if inbox is None else inbox
+        for request in requests:
+            request_id = next(self._ids)
+            inbox.request_ids.append(request_id)
             numbered = replace(request, request_id=request_id)
             self._open[request_id] = _OpenRequest(numbered, inbox)
             self._quarantine.add(request_id)
@@ -347,23 +354,28 @@ class EngineClient:
 class Inbox:
     """Receives the outputs of the requests of one HTTP call."""
 
-    def __init__(self, client: EngineClient, request_ids: Sequence[int]) -> None:
-        self.request_ids = tuple(request_ids)
+    def __init__(self, client: EngineClient) -> None:
+        self.request_ids: list[int] = []
         self._client = client
         self._queue: asyncio.Queue[Output | EngineGone] = asyncio.Queue()
+        self._is_behind = False
+        """More outputs had arrived than were taken."""
 
     def put(self, item: Output | EngineGone) -> None:
         self._queue.put_nowait(item)
 
     async def get(self) -> list[Output]:
-        """Wait for at least one output, and return all that have arrived.
+        """Wait for at least one output, and return those that have arrived, `MAX_TOGETHER` at most.
 
         Raises:
             EngineGone: the engine ended before the requests did.
         """
+        if self._is_behind:
+            await asyncio.sleep(0)  # a client that was slow may have thousands waiting
         items = [await self._queue.get()]
-        while not self._queue.empty():
+        while not self._queue.empty() and len(items) < MAX_TOGETHER:
             items.append(self._queue.get_nowait())
+        self._is_behind = not self._queue.empty()
         outputs = [item for item in items if isinstance(item, Output)]
         if not outputs:
             (gone,) = items

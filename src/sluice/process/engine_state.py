@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sluice.engine.meter import Histogram
 from sluice.process.heartbeat import Reading
+from sluice.types import Tier
 
 LOADING = "the model is loading"
 RESUME_SECONDS: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -42,6 +44,23 @@ class RecoveryStats:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How far an engine is loaded."""
+
+    reading: Reading
+    """The latest reading of its heartbeat."""
+    seconds: float
+    """Since its process was started."""
+
+    def __str__(self) -> str:
+        return f"{self.reading.progress()}, {self.seconds:.0f} s so far"
+
+    def as_json(self) -> dict[str, Any]:
+        part, done, total = self.reading.part.name.lower(), self.reading.loaded, self.reading.to_load
+        return {"part": part, "done": done, "total": total or None, "seconds": round(self.seconds, 1)}
+
+
 @dataclass(slots=True)
 class EngineState:
     """How the engine of a server is, whichever process it is at the moment."""
@@ -51,26 +70,46 @@ class EngineState:
     pid: int | None = None
     """None while no engine serves."""
     is_serving: bool = False
+    is_refusing: bool = False
+    """No engine can be started at the moment, so new requests are refused instead of waiting for one."""
     has_given_up: bool = False
     """No other engine will be started."""
+    disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
+    """Tiers without which the latest engine was started, although the first one had them -> why."""
     reading: Reading | None = None
     """The latest reading of its heartbeat."""
+    loading: Loading | None = None
+    """None while no engine loads."""
     silent_seconds: float = 0.0
     """Seconds without a tick, as of that reading."""
     stats: RecoveryStats = field(default_factory=RecoveryStats)
 
-    def serving(self, pid: int) -> None:
+    def serving(self, pid: int, disabled_tiers: Mapping[Tier, str]) -> None:
         """Record that a process takes requests."""
-        self.pid, self.is_serving = pid, True
+        self.pid, self.is_serving, self.is_refusing, self.loading = pid, True, False, None
+        self.disabled_tiers = disabled_tiers
 
     def away(self, status: str) -> None:
         """Record that no process takes requests, and why."""
-        self.status, self.pid, self.is_serving, self.reading = status, None, False, None
+        self.status, self.pid, self.is_serving, self.reading, self.loading = status, None, False, None, None
+
+    def cannot_start(self, status: str) -> None:
+        """Record that no other process can be started at the moment, and why."""
+        self.away(status)
+        self.is_refusing = True
+
+    def give_up(self, status: str) -> None:
+        """Record that no other process will be started, and why."""
+        self.away(status)
+        self.has_given_up = True
 
     def as_json(self) -> dict[str, Any]:
         """Return what health checks show."""
         facts = {"pid": self.pid, "restarts": self.stats.restarts, "silent_seconds": round(self.silent_seconds, 1)}
+        if self.loading is not None:
+            return facts | {"phase": "loading", "loading": self.loading.as_json()}
         if self.reading is None:
             return facts
-        _, phase, step, steps_done, tokens, *_ = self.reading
-        return facts | {"phase": phase.name.lower(), "step": step, "steps_done": steps_done, "tokens": tokens}
+        now = self.reading
+        steps = {"step": now.step, "steps_done": now.steps_done, "tokens": now.tokens}
+        return facts | {"phase": now.phase.name.lower()} | steps

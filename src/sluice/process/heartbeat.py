@@ -1,36 +1,25 @@
-"""The engine's heartbeat in shared memory, and the decision whether an engine is alive.
+"""The engine's heartbeat in shared memory.
 
 The heartbeat is a file of 64-bit integers that both processes map. The engine writes and the server reads at any time,
 so an engine that hangs can still be looked at. Each number is written in one piece, and stays readable after the
-writer's death.
-
-`LivenessWatch` decides from readings of it alone, by a clock that is handed in, that an engine is dead:
-
-    no tick for `heartbeat_timeout`                            the thread hangs or was stopped
-    one wait for the device for `step_timeout`                 the device hangs
-    idle, and message counts differ for `heartbeat_timeout`    a message was lost
-
-A step may take any time while it ticks. Loading a model is not watched here: it has a timeout of its own.
+writer's death. `liveness` decides from it whether an engine is alive.
 """
 
 from __future__ import annotations
 
 import mmap
-import sys
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from sluice.engine.heartbeat import Heartbeat, Phase
+from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
 
 MAX_IN_FLIGHT = 1 << 16
 """Ids that fit. If more requests are in flight, none is recorded."""
-TICKS, PHASE, STEP, STEPS_DONE, TOKENS, RECEIVED, SENT, IN_FLIGHT = range(8)
+TICKS, PHASE, STEP, STEPS_DONE, TOKENS, RECEIVED, SENT, PART, LOADED, TO_LOAD, IN_FLIGHT = range(11)
 IDS = IN_FLIGHT + 1
 SIZE = 8 * (IDS + MAX_IN_FLIGHT)
-MAX_LOOK_SECONDS = 1.0
-"""Time between two looks that counts. If more passed, the server itself was not running."""
 
 
 class Reading(NamedTuple):
@@ -47,6 +36,17 @@ class Reading(NamedTuple):
     """Messages from the server."""
     sent: int
     """Messages to the server."""
+    part: LoadingPart = LoadingPart.STARTING
+    """What it does while it loads."""
+    loaded: int = 0
+    """How much of this part is done."""
+    to_load: int = 0
+    """How much there is to do in this part; 0 if that is unknown."""
+
+    def progress(self) -> str:
+        """Return in words how far it has loaded."""
+        share = f", {100 * self.loaded // self.to_load}%" if self.to_load else ""
+        return f"{self.part.name.lower()}{share}"
 
 
 class SharedHeartbeat(Heartbeat):
@@ -59,11 +59,15 @@ class SharedHeartbeat(Heartbeat):
 
     @classmethod
     def create(cls, path: Path) -> None:
-        """Create the file. Its pages take no memory until they are written."""
+        """Create the file. All of it is written, since on a full disk a hole in it would kill its readers (SIGBUS).
+
+        Raises:
+            OSError: it exists, or there is no space.
+        """
+        numbers = array("q", bytes(SIZE))
+        numbers[STEP] = -1
         with path.open("xb") as file:
-            file.truncate(SIZE)
-            file.seek(8 * STEP)
-            file.write((-1).to_bytes(8, sys.byteorder, signed=True))
+            file.write(numbers)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -74,6 +78,12 @@ class SharedHeartbeat(Heartbeat):
         """
         with path.open("r+b") as file:
             return cls(mmap.mmap(file.fileno(), SIZE))
+
+    def loading(self, part: LoadingPart, done: int = 0, total: int = 0) -> None:
+        self._numbers[TO_LOAD] = 0  # a reader never sees more done than there is
+        self._numbers[PART] = part
+        self._numbers[LOADED] = done
+        self._numbers[TO_LOAD] = total
 
     def tick(self, phase: Phase) -> None:
         self._numbers[PHASE] = phase
@@ -98,8 +108,8 @@ class SharedHeartbeat(Heartbeat):
         self._numbers[SENT] = sent
 
     def read(self) -> Reading:
-        ticks, phase, *counts = self._numbers[:IN_FLIGHT]
-        return Reading(ticks, Phase(phase), *counts)
+        ticks, phase, step, steps_done, tokens, received, sent, part, *load = self._numbers[:IN_FLIGHT]
+        return Reading(ticks, Phase(phase), step, steps_done, tokens, received, sent, LoadingPart(part), *load)
 
     def in_flight(self) -> frozenset[int]:
         """Return the requests in flight, to be read after the writer's death; empty if they are unknown."""
@@ -117,55 +127,3 @@ class Counts(NamedTuple):
 
     sent: int
     received: int
-
-
-class LivenessWatch:
-    """Decides whether one engine is alive.
-
-    Args:
-        heartbeat_timeout: seconds without a tick, or idle with a message missing, after which the engine is dead.
-        step_timeout: the longest wait for the device, in seconds.
-        now: the present time, in seconds of any clock.
-    """
-
-    def __init__(self, heartbeat_timeout: float, step_timeout: float, now: float) -> None:
-        self._heartbeat_timeout = heartbeat_timeout
-        self._step_timeout = step_timeout
-        self._looked_at = now
-        self._ticks = -1
-        self._waits_after: int | None = None
-        """While the engine waits for the device: the steps done when the wait began."""
-        self.silent = 0.0
-        """Seconds since a tick was seen."""
-        self._waited = 0.0
-        """Seconds of the present wait for the device."""
-        self._missing = 0.0
-        """Seconds since the counts of messages differ while the engine is idle."""
-
-    def look(self, reading: Reading, counts: Counts, now: float) -> str | None:
-        """Return why the engine counts as dead, in words that follow "the engine", or None if it is alive."""
-        passed = min(now - self._looked_at, MAX_LOOK_SECONDS)
-        self._looked_at = now
-        if reading.phase is Phase.LOADING:
-            return None
-        waits_after = reading.steps_done if reading.phase is Phase.DEVICE else None
-        is_same_wait = waits_after is not None and waits_after == self._waits_after
-        is_missing = reading.phase is Phase.IDLE and counts != (reading.received, reading.sent)
-        self.silent = self.silent + passed if reading.ticks == self._ticks else 0.0
-        self._waited = self._waited + passed if is_same_wait else 0.0
-        self._missing = self._missing + passed if is_missing else 0.0
-        self._ticks, self._waits_after = reading.ticks, waits_after
-        return self._verdict(reading, counts)
-
-    def _verdict(self, reading: Reading, counts: Counts) -> str | None:
-        if self.silent >= self._heartbeat_timeout:
-            phase = reading.phase.name.lower()
-            return f"sent no heartbeat for {self.silent:.1f} s in step {reading.step} ({phase}) and was killed"
-        if self._waited >= self._step_timeout:
-            return f"waited {self._waited:.1f} s for step {reading.step} (--step-timeout) and was killed"
-        if self._missing >= self._heartbeat_timeout:
-            return (
-                f"lost a message and was killed: it received {reading.received} of {counts.sent} messages and sent"
-                f" {reading.sent}, of which {counts.received} arrived"
-            )
-        return None

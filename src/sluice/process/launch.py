@@ -7,15 +7,18 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 from sluice.config import ServerConfig
 from sluice.engine.messages import Message, Shutdown, Stats
+from sluice.process.activity import Activity, activity_of
 from sluice.process.client import OutputOrderError
-from sluice.process.heartbeat import LivenessWatch, Reading
-from sluice.process.wire import Failed, Outputs, Ready, Start, WireError
-from sluice.process.zmq_link import SocketFolder, ZmqChannel
+from sluice.process.heartbeat import Reading
+from sluice.process.liveness import LivenessWatch, LoadingWatch
+from sluice.process.socket_folder import SocketFolder
+from sluice.process.wire import Failed, Frame, Outputs, Ready, Start, WireError
+from sluice.process.zmq_link import ZmqChannel
 
 LOGGER = logging.getLogger("sluice.server")
 SHUTDOWN_SECONDS = 3.0
@@ -30,22 +33,43 @@ LATE_SECONDS = 0.02
 
 Deliver = Callable[[Outputs | Stats, int], None]
 OnReading = Callable[[Reading, float], None]
+Judge = Callable[[Reading], str | None]
+"""Returns why an engine counts as dead, or None."""
 
 
 class EngineStartError(RuntimeError):
     """The engine could not start; the message is one line for the user."""
 
 
-@dataclass(frozen=True, slots=True)
+class CannotStartNow(EngineStartError):
+    """The machine lacks something that an engine needs to start: descriptors, memory, a temporary folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTimeouts:
     """Limits on an engine's time, in seconds."""
 
     start: float = ServerConfig.start_timeout
     """To load the model."""
+    progress: float = ServerConfig.progress_timeout
+    """Without progress while the model loads."""
     heartbeat: float = ServerConfig.heartbeat_timeout
     """Between two ticks of the heartbeat."""
     step: float = ServerConfig.step_timeout
     """To wait for one step on the device."""
+    restart: float = ServerConfig.restart_timeout
+    """To wait until the machine has what another engine needs to start."""
+
+    @classmethod
+    def of(cls, server: ServerConfig) -> EngineTimeouts:
+        """Return the limits that a server's options set."""
+        return cls(
+            start=server.start_timeout,
+            progress=server.progress_timeout,
+            heartbeat=server.heartbeat_timeout,
+            step=server.step_timeout,
+            restart=server.restart_timeout,
+        )
 
 
 class EngineProcess:
@@ -65,7 +89,6 @@ class EngineProcess:
         self._channel = channel
         self._timeouts = timeouts
         self._ended = asyncio.create_task(process.wait(), name="engine-exit")
-        self._watch = LivenessWatch(timeouts.heartbeat, timeouts.step, time.monotonic())
         self._failure: str | None = None
         self._is_ready = False
         self._is_abandoned = False
@@ -73,23 +96,26 @@ class EngineProcess:
 
     @classmethod
     async def spawn(cls, start: Start, timeouts: EngineTimeouts | None = None) -> EngineProcess:
-        """Start a process that builds an engine. Returns before the model is loaded."""
-        folder = SocketFolder.fresh()
-        channel = ZmqChannel(folder, start.epoch)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "sluice.process.engine_process", str(folder.path)),
-                stdin=asyncio.subprocess.PIPE,  # its end shows the engine that the server has ended
-                stdout=sys.stderr.fileno(),
-                start_new_session=True,  # Ctrl-C in a terminal reaches only the server
-            )
-        except BaseException as error:
-            channel.close()
-            folder.remove()
-            if isinstance(error, OSError):
-                raise EngineStartError(f"the engine's process cannot be started: {error}") from error
-            raise
-        channel.send(start)
+        """Start a process that builds an engine. Returns before the model is loaded.
+
+        Raises:
+            CannotStartNow: the system does not give what it needs.
+        """
+        with ExitStack() as undo:
+            try:
+                folder = SocketFolder.fresh()
+                undo.callback(folder.remove)
+                channel = undo.enter_context(closing(ZmqChannel(folder, start.epoch)))
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "sluice.process.engine_process", str(folder.path)),
+                    stdin=asyncio.subprocess.PIPE,  # its end shows the engine that the server has ended
+                    stdout=sys.stderr.fileno(),
+                    start_new_session=True,  # Ctrl-C in a terminal reaches only the server
+                )
+            except (OSError, RuntimeError) as error:  # RuntimeError: asyncio cannot start the thread that waits for it
+                raise CannotStartNow(f"the engine's process cannot be started: {error}") from error
+            channel.send(start)
+            undo.pop_all()
         return cls(process, folder, channel, start.epoch, timeouts or EngineTimeouts())
 
     @property
@@ -100,32 +126,80 @@ class EngineProcess:
         """Return the requests in the unfinished steps of a process that died, as far as they are known."""
         return self._channel.heartbeat.in_flight()
 
-    async def ready(self) -> Ready:
+    async def ready(self, on_reading: OnReading = lambda reading, seconds: None) -> Ready:
         """Wait until the model is loaded.
+
+        Args:
+            on_reading: called with each reading of the heartbeat and the seconds since the start.
 
         Raises:
             EngineStartError: it cannot be loaded, or not in time.
         """
         receiving = asyncio.create_task(self._channel.receive())
-        done, _ = await asyncio.wait(
-            {receiving, self._ended}, timeout=self._timeouts.start, return_when=asyncio.FIRST_COMPLETED
-        )
-        if done:  # the last message of a process arrives before its end or shortly after
-            await asyncio.wait({receiving}, timeout=0.5)
-        if not receiving.done():
+        watching = asyncio.create_task(self._watch_loading(on_reading))
+        try:
+            waiting = {receiving, watching, self._ended}
+            await asyncio.wait(waiting, timeout=self._timeouts.start, return_when=asyncio.FIRST_COMPLETED)
+            if self._ended.done():  # the last message of a process arrives before its end or shortly after
+                await asyncio.wait({receiving}, timeout=0.5)
+            if receiving.done():
+                return self._answered(receiving)
+            if self._ended.done():
+                raise EngineStartError(f"the engine {self._how_it_ended()} before it was ready")
+            if watching.done():
+                raise EngineStartError(f"the engine {watching.result()}")
+            raise EngineStartError(f"the engine was not ready within {self._timeouts.start:g} s (--start-timeout)")
+        finally:
             receiving.cancel()
-            await asyncio.wait({receiving})
-            if not done:
-                raise EngineStartError(f"the engine was not ready within {self._timeouts.start:g} s (--start-timeout)")
-            raise EngineStartError(f"the engine {self._how_it_ended()} before it was ready")
-        match receiving.result():
+            watching.cancel()
+            await asyncio.wait({receiving, watching})
+
+    def _answered(self, receiving: asyncio.Task[Frame]) -> Ready:
+        """Return the engine's first message if it is `Ready`."""
+        try:
+            frame = receiving.result()
+        except WireError as error:
+            raise EngineStartError(f"the engine sent an invalid message before it was ready: {error}") from error
+        match frame:
             case Ready() as ready:
                 self._is_ready = True
                 return ready
-            case Failed(message):
-                raise EngineStartError(message)
+            case Failed(message, is_shortage):
+                raise CannotStartNow(message) if is_shortage else EngineStartError(message)
             case other:
                 raise EngineStartError(f"the engine's first message must be Ready or Failed, got {other!r}")
+
+    async def _watch_loading(self, on_reading: OnReading) -> str:
+        began = time.monotonic()
+        watch = LoadingWatch(self._timeouts.progress, began)
+
+        def judge(reading: Reading) -> str | None:
+            now = time.monotonic()
+            on_reading(reading, now - began)
+            return watch.look(reading, now, self._activity)
+
+        return await self._look(judge)
+
+    async def _watch_steps(self, on_reading: OnReading) -> str:
+        watch = LivenessWatch(self._timeouts.heartbeat, self._timeouts.step, time.monotonic())
+
+        def judge(reading: Reading) -> str | None:
+            verdict = watch.look(reading, self._channel.counts, time.monotonic(), self._activity)
+            on_reading(reading, watch.silent)
+            return verdict
+
+        return await self._look(judge)
+
+    async def _look(self, judge: Judge) -> str:
+        """Read the heartbeat until it shows that the engine is dead, and return why."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            verdict = judge(self._channel.heartbeat.read())
+            if verdict is not None:
+                return verdict
+
+    def _activity(self) -> Activity | None:
+        return activity_of(self.pid)
 
     def send(self, message: Message) -> None:
         self._channel.send(message)
@@ -141,7 +215,7 @@ class EngineProcess:
             How the process ended, in words that follow "the engine". All its messages have been delivered then.
         """
         delivering = asyncio.create_task(self._deliver(deliver))
-        watching = asyncio.create_task(self._look(on_reading))
+        watching = asyncio.create_task(self._watch_steps(on_reading))
         try:
             await asyncio.wait({delivering, watching, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done() and not self._ended.done():
@@ -164,6 +238,7 @@ class EngineProcess:
                 match frame:
                     case Outputs() | Stats():
                         deliver(frame, self.epoch)
+                        await asyncio.sleep(0)  # several may have arrived, and `receive` would not wait
                     case Failed(message):
                         self._failure = message
                     case other:
@@ -177,16 +252,6 @@ class EngineProcess:
         while not delivering.done() and count != self._channel.counts.received:
             count = self._channel.counts.received
             await asyncio.wait({delivering}, timeout=LATE_SECONDS)
-
-    async def _look(self, on_reading: OnReading) -> str:
-        """Read the heartbeat until it shows that the engine is dead, and return why."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            reading = self._channel.heartbeat.read()
-            verdict = self._watch.look(reading, self._channel.counts, time.monotonic())
-            on_reading(reading, self._watch.silent)
-            if verdict is not None:
-                return verdict
 
     async def _kill(self) -> None:
         """Kill the process and wait until it has ended, for `KILL_SECONDS` at most. A second call does nothing."""

@@ -14,15 +14,40 @@ STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "
 """Attributes that every record has; the others were passed as `extra`."""
 
 
+def one_line(text: str) -> str:
+    """Return a text in which every character that is not printable is escaped, as in Python's `repr`.
+
+    What clients and checkpoints choose can then neither begin a line nor send commands to a terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 class TextFormatter(logging.Formatter):
-    """Formats a line as time, level, logger, message and the id of the call."""
+    """Formats a message as time, level, logger, message and the id of the call, in one line.
+
+    The lines of an exception follow, each indented: what a client wrote into it cannot look like a message.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        text, request_id = super().format(record), _request_id(record)
-        return text if request_id is None else f"{text} [{request_id}]"
+        record.message, record.asctime = record.getMessage(), self.formatTime(record)
+        text, request_id = one_line(self.formatMessage(record)), _request_id(record)
+        if request_id is not None:
+            text += f" [{one_line(request_id)}]"
+        # Not `record.exc_text`, in which another handler's formatter may have left what it made.
+        if record.exc_info:
+            text += _indented(self.formatException(record.exc_info))
+        if record.stack_info:
+            text += _indented(self.formatStack(record.stack_info))
+        return text
+
+
+def _indented(text: str) -> str:
+    return "".join(f"\n    {one_line(line)}" for line in text.split("\n"))
 
 
 class JsonFormatter(logging.Formatter):

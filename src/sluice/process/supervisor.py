@@ -1,7 +1,8 @@
-"""Keeps an engine running: starts it, notices its end, starts another one, and gives up after too many restarts.
+"""Keeps an engine running: starts it, notices its end, starts another one, and gives up when that does not help.
 
-    loading --ready--> serving --died or hangs--> starting another --ready--> serving ...
-       |                                             |
+    loading --ready--> serving --died or hangs--> pause, starting another --ready--> serving ...
+       |                                             |         |
+       |                                             |         +--cannot start now: again, for `restart` seconds
        +--cannot start: an error for the user        +--too many in RESTART_WINDOW: gave up
 
 The client (`client`) keeps the requests meanwhile; `quarantine` finds the request that kills engines.
@@ -9,44 +10,33 @@ The client (`client`) keeps the requests meanwhile; `quarantine` finds the reque
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from sluice.config import EngineConfig
 from sluice.process.client import EngineClient
-from sluice.process.engine_state import EngineState
+from sluice.process.engine_state import EngineState, Loading
 from sluice.process.heartbeat import Reading
-from sluice.process.launch import EngineProcess, EngineStartError, EngineTimeouts
+from sluice.process.launch import CannotStartNow, EngineProcess, EngineStartError, EngineTimeouts
+from sluice.process.restarts import RESTART_WINDOW, Backoff, DescriptorReserve, RestartBudget
+from sluice.process.socket_folder import remove_abandoned
 from sluice.process.wire import Ready, Start
 
 LOGGER = logging.getLogger("sluice.server")
-RESTART_WINDOW = 600.0
-"""Seconds in which restarts are counted."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 15.0
+"""Seconds between two engines that soon die."""
+STEADY_SECONDS = 10.0
+"""An engine that served for so long does not count as one that soon dies."""
+LONGEST_WAIT = 5.0
+"""Seconds between two attempts to start an engine while the machine lacks something."""
 
 
-class RestartBudget:
-    """Limits how often an engine is restarted.
-
-    Args:
-        limit: restarts within the window; 0 allows none.
-        window: seconds.
-    """
-
-    def __init__(self, limit: int, window: float = RESTART_WINDOW) -> None:
-        self._limit = limit
-        self._window = window
-        self._spent: deque[float] = deque()
-
-    def spend(self, now: float) -> bool:
-        """Count a restart and return True, or return False if none is left."""
-        while self._spent and now - self._spent[0] > self._window:
-            self._spent.popleft()
-        if len(self._spent) >= self._limit:
-            return False
-        self._spent.append(now)
-        return True
+class GaveUp(Exception):
+    """No other engine is started; the message says why."""
 
 
 class Supervisor:
@@ -73,87 +63,150 @@ class Supervisor:
         self._state = state
         self._budget = RestartBudget(max_restarts)
         self._max_restarts = max_restarts
-        self._timeouts = timeouts
+        self._timeouts = timeouts or EngineTimeouts()
+        self._pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+        self._reserve = DescriptorReserve()
         self._epoch = 0
         self._pool_tokens: int | None = None
         self._engine: EngineProcess | None = None
 
     async def start(self) -> Ready:
-        """Start the first engine.
+        """Start the first engine. Before that, remove the socket folders of servers that were killed.
 
         Raises:
             EngineStartError: it cannot be started.
         """
+        remove_abandoned()
         engine, ready = await self._start()
         self._pool_tokens = ready.config.cache.max_total_tokens
-        self._serve(engine)
+        self._serve(engine, ready)
         return ready
 
-    async def run(self) -> str:
-        """Keep an engine running, first the one that `start` started. Returns why it gave up."""
-        while True:
-            how = await self._run_engine()
+    async def run(self, on_restart: Callable[[Ready], None] = lambda ready: None) -> str:
+        """Keep an engine running, first the one that `start` started. Returns why it gave up.
+
+        Args:
+            on_restart: called with what each later engine is like, before it gets requests.
+        """
+        try:
             while True:
-                if not self._budget.spend(time.monotonic()):
-                    return self._give_up(how)
-                LOGGER.warning("%s; starting another one", how)
-                self._state.stats.restarts += 1
-                self._epoch += 1
-                try:
-                    engine, _ = await self._start()
-                except EngineStartError as error:
-                    how = str(error)
-                    self._state.away(f"{how}; another one is started")
-                else:
-                    self._serve(engine)
-                    break
+                engine, ready = await self._replacement(await self._run_engine())
+                on_restart(ready)
+                self._serve(engine, ready)
+        except GaveUp as error:
+            self._state.give_up(str(error))
+            return str(error)
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the engine, if one runs. The caller must have cancelled `run`, or another engine is started."""
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close(at_once=at_once)
+        await self._end_engine(at_once=at_once)
+        self._reserve.release()
+
+    async def _replacement(self, how: str) -> tuple[EngineProcess, Ready]:
+        """Start another engine, after one that ended as `how` says.
+
+        Raises:
+            GaveUp: too many engines have ended, or none could be started for too long.
+        """
+        while True:
+            if not self._budget.spend(time.monotonic()):
+                raise GaveUp(self._too_many(how))
+            LOGGER.warning("%s; starting another one", how)
+            self._state.stats.restarts += 1
+            self._epoch += 1
+            await asyncio.sleep(self._pauses.next())
+            try:
+                return await self._start_when_possible(how)
+            except EngineStartError as error:
+                how = str(error)
+                self._state.away(f"{how}; another one is started")
+
+    async def _start_when_possible(self, how: str) -> tuple[EngineProcess, Ready]:
+        """Start an engine; while the machine lacks something for that, try again.
+
+        Raises:
+            EngineStartError: it cannot be started, for another reason.
+            GaveUp: something was lacking for too long.
+        """
+        began, waits, logged = time.monotonic(), Backoff(FIRST_PAUSE, LONGEST_WAIT), ""
+        waits.next()
+        while True:
+            try:
+                return await self._start()
+            except CannotStartNow as error:
+                lacking = f"{how}, and no other one can be started at the moment: {error}"
+                left = began + self._timeouts.restart - time.monotonic()
+                if left <= 0:
+                    raise GaveUp(
+                        f"{lacking}; given up after {self._timeouts.restart:g} s (--restart-timeout)"
+                    ) from error
+                self._state.cannot_start(lacking)
+                if lacking != logged:
+                    LOGGER.warning("%s; trying again for %.0f s", lacking, left)
+                    logged = lacking
+                await asyncio.sleep(min(waits.next(), left))
 
     async def _start(self) -> tuple[EngineProcess, Ready]:
+        """Start an engine with the descriptors of the reserve, and wait until it is ready.
+
+        Raises:
+            EngineStartError: it cannot be started.
+        """
         config = config_of(self._message.config, self._epoch, self._pool_tokens)
         message = replace(self._message, config=config, epoch=self._epoch)
-        self._engine = engine = await EngineProcess.spawn(message, self._timeouts)
         try:
-            return engine, await engine.ready()
+            self._reserve.fill()  # as many as a start needs; with fewer, libzmq may abort this process
+        except OSError as error:
+            raise CannotStartNow(f"no file descriptors: {error.strerror}") from error
+        self._reserve.release()
+        try:
+            self._engine = engine = await EngineProcess.spawn(message, self._timeouts)
+            return engine, await engine.ready(self._on_loading)
         except EngineStartError:
-            await self.close()
+            await self._end_engine()
             raise
+        finally:
+            with suppress(OSError):
+                self._reserve.fill()
 
-    def _serve(self, engine: EngineProcess) -> None:
-        self._state.serving(engine.pid)
+    def _serve(self, engine: EngineProcess, ready: Ready) -> None:
+        self._state.serving(engine.pid, ready.disabled_tiers)
         self._client.attach(engine.send, engine.epoch)
 
     async def _run_engine(self) -> str:
         """Serve with the engine until it ends, and return how it ended."""
-        engine = self._engine
+        engine, began = self._engine, time.monotonic()
         assert engine is not None, "no engine was started"
         how = await engine.run(self._client.deliver, self._on_reading)
         self._state.away(f"the engine {how}; another one is started")
         self._client.detach(how, engine.in_flight())
-        await self.close()
+        await self._end_engine()
+        if time.monotonic() - began >= STEADY_SECONDS:
+            self._pauses.reset()
         return f"the engine {how}"
+
+    async def _end_engine(self, *, at_once: bool = False) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close(at_once=at_once)
+
+    def _on_loading(self, reading: Reading, seconds: float) -> None:
+        self._state.loading = Loading(reading, seconds)
 
     def _on_reading(self, reading: Reading, silent_seconds: float) -> None:
         self._state.reading, self._state.silent_seconds = reading, silent_seconds
 
-    def _give_up(self, how: str) -> str:
-        self._state.has_given_up = True
+    def _too_many(self, how: str) -> str:
         limit = f"{self._max_restarts} restarts in {RESTART_WINDOW / 60:g} minutes (--max-engine-restarts)"
-        reason = how if self._max_restarts == 0 else f"{how}, after {limit}"
-        self._state.away(reason)
-        return reason
+        return how if self._max_restarts == 0 else f"{how}, after {limit}"
 
 
 def config_of(config: EngineConfig, epoch: int, pool_tokens: int | None) -> EngineConfig:
     """Return the options of the engine of this epoch.
 
     A later engine writes a trace file of its own, and its KV pool is as large as the first one's: sized by the memory
-    that is free at the moment, it might not hold the requests that the first one had admitted.
+    that is free at the moment, it might not hold the requests that the first one had admitted. A share of the memory,
+    which sized the first pool, would have no effect beside that size and be refused.
 
     Args:
         pool_tokens: tokens of the first engine's KV pool; None for the first engine.
@@ -162,4 +215,7 @@ def config_of(config: EngineConfig, epoch: int, pool_tokens: int | None) -> Engi
         return config
     if config.trace.trace is not None:
         config = replace(config, trace=replace(config.trace, trace=f"{config.trace.trace}.{epoch}"))
-    return replace(config, cache=replace(config.cache, max_total_tokens=pool_tokens))
+    if pool_tokens is None:
+        return config
+    model = replace(config.model, mem_fraction_static=None, gpu_memory_utilization=None)
+    return replace(config, model=model, cache=replace(config.cache, max_total_tokens=pool_tokens))

@@ -6,9 +6,10 @@ builds only values that their types allow, and needs no pickle. No other module 
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from sluice.config import EngineConfig
 from sluice.engine.messages import Abort, BlocksLoaded, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.footprint import Footprint
 from sluice.limits import Limits
-from sluice.types import Output, Submit
+from sluice.types import Output, SamplingDefaults, Submit, Tier, TokenLogprobs
 
 FACTORY = "sluice.process.engine_process:build"
 """The factory that `sluice serve` uses."""
@@ -43,8 +44,8 @@ class Ready:
     """Engine to server, once: the model is loaded."""
 
     model: str
-    folder: str
-    """Where the checkpoint lies, with its tokenizer."""
+    tokenizer_folder: str
+    """Where the tokenizer and the chat template lie."""
     limits: Limits
     eos_token_ids: tuple[int, ...]
     is_bundled: bool = False
@@ -53,8 +54,12 @@ class Ready:
     """Resolved."""
     reasons: Mapping[str, str] = field(default_factory=dict)
     """Option -> why it has its value, for options that were derived."""
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    """The model's own settings for what requests leave open."""
     memory: Footprint = field(default_factory=Footprint)
     """Allocated bytes, by part."""
+    disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
+    """Tiers that an engine before had, and that could not be opened again -> why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,8 @@ class Failed:
     """Engine to server: why it cannot start (instead of `Ready`) or continue, in one line for the user."""
 
     message: str
+    is_shortage: bool = False
+    """The machine lacked something that another attempt may find."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,17 @@ class Outputs:
     outputs: tuple[Output, ...]
 
 
-Frame = Message | Outputs | Stats | Start | Ready | Failed
+@dataclass(frozen=True, slots=True)
+class SubmitDelta:
+    """Server to engine: a `Submit` without the fields that it shares with the one sent before it."""
+
+    request: Submit
+    shares_prompt: bool
+    shares_bias: bool
+    """Its `logit_bias` is that of the request before it."""
+
+
+Frame = Message | Outputs | Stats | Start | Ready | Failed | SubmitDelta
 
 _TYPES: dict[str, Any] = {
     "submit": Submit,
@@ -86,12 +103,17 @@ _TYPES: dict[str, Any] = {
     "start": Start,
     "ready": Ready,
     "failed": Failed,
+    "submit_delta": SubmitDelta,
 }
 _TAGS = {kind: tag for tag, kind in _TYPES.items() if tag != "outputs"}
 _ENCODER = msgspec.msgpack.Encoder()
 _ENVELOPE = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 _DECODERS = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in _TYPES.items()}
 _STAMP = struct.Struct("<QQ")
+
+
+MAX_LOGPROBS = 4096
+"""Log-probabilities in a message: they take 2 to 4 ms to decode."""
 
 
 class WireError(ValueError):
@@ -103,6 +125,50 @@ def encode(frame: Frame) -> bytes:
     if isinstance(frame, Outputs):
         return encode_outputs(frame.outputs)
     return _ENCODER.encode((_TAGS[type(frame)], frame))
+
+
+def portions(outputs: Sequence[Output]) -> Iterator[Sequence[Output]]:
+    """Split the outputs of a step so that no message has more than `MAX_LOGPROBS` log-probabilities, or one token's.
+
+    To decode a message of a prompt's log-probabilities may take longer than the server's event loop may be blocked.
+    """
+    if not any(output.logprobs or output.prompt_logprobs for output in outputs):
+        yield outputs
+        return
+    portion: list[Output] = []
+    size = 0
+    for part in itertools.chain.from_iterable(map(_parts, outputs)):
+        weight = _weight(part.logprobs) + _weight(part.prompt_logprobs)
+        if portion and size + weight > MAX_LOGPROBS:
+            yield portion
+            portion, size = [], 0
+        portion.append(part)
+        size += weight
+    yield portion
+
+
+def _parts(output: Output) -> Iterator[Output]:
+    """Yield the log-probabilities of a prompt in parts, the last one with all else that the output has."""
+    scored = output.prompt_logprobs
+    each = max(1, MAX_LOGPROBS // (1 + len(scored[0].top))) if scored else 1
+    start = 0
+    while len(scored) - start > each:
+        part = scored[start : start + each]
+        yield Output(
+            output.request_id,
+            output.start,
+            (),
+            output.num_cached_tokens,
+            prompt_logprobs=part,
+            num_host_tokens=output.num_host_tokens,
+            num_disk_tokens=output.num_disk_tokens,
+        )
+        start += each
+    yield output._replace(prompt_logprobs=scored[start:]) if start else output
+
+
+def _weight(scored: Sequence[TokenLogprobs]) -> int:
+    return sum(1 + len(item.top) for item in scored)
 
 
 def encode_outputs(outputs: Sequence[Output]) -> bytes:
@@ -128,6 +194,49 @@ def decode(data: bytes) -> Frame:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(f"bad {tag!r} message: {error}") from error
     return Outputs(content) if tag == "outputs" else content
+
+
+class SharedFields:
+    """Omits from a `Submit` the fields that it shares with the one before it, or restores them at the other end.
+
+    The choices of a call share their prompt and `logit_bias`, so each of these is sent once, and is one object at both
+    ends. Each end of a connection has its own, from the first message on.
+    """
+
+    def __init__(self) -> None:
+        self._last: Submit | None = None
+
+    def omit(self, submit: Submit) -> Submit | SubmitDelta:
+        """Return the message to send. A field is omitted if it is the same object as in the request before."""
+        last, self._last = self._last, submit
+        if last is None:
+            return submit
+        bias = submit.sampling.logit_bias
+        shares_prompt, shares_bias = submit.prompt is last.prompt, bool(bias) and bias is last.sampling.logit_bias
+        if not (shares_prompt or shares_bias):
+            return submit
+        prompt = () if shares_prompt else submit.prompt
+        sampling = replace(submit.sampling, logit_bias=()) if shares_bias else submit.sampling
+        return SubmitDelta(replace(submit, prompt=prompt, sampling=sampling), shares_prompt, shares_bias)
+
+    def restore(self, frame: Submit | SubmitDelta) -> Submit:
+        """Return the request of a message.
+
+        Raises:
+            WireError: it shares fields with a request before it, and there is none.
+        """
+        submit = self._restored(frame) if isinstance(frame, SubmitDelta) else frame
+        self._last = submit
+        return submit
+
+    def _restored(self, delta: SubmitDelta) -> Submit:
+        last, submit = self._last, delta.request
+        if last is None:
+            raise WireError(f"request {submit.request_id} refers to a request before it, and there is none")
+        sampling = submit.sampling
+        if delta.shares_bias:
+            sampling = replace(sampling, logit_bias=last.sampling.logit_bias)
+        return replace(submit, prompt=last.prompt if delta.shares_prompt else submit.prompt, sampling=sampling)
 
 
 class Outgoing:

@@ -1,8 +1,10 @@
 """The two ends of the connection between the server and the engine: PUSH and PULL sockets in a private folder.
 
-Each side binds the socket it reads and connects the one it writes. A connected PUSH socket queues messages without
-limit and neither blocks nor drops any, even before the other side exists. The engine sends one message a step, however
-many requests run. A message is a stamp and a frame (`wire`). The heartbeat lies in the same folder.
+The engine binds both sockets and the server connects to them. A connected PUSH socket queues messages without limit and
+neither blocks nor drops any, even before the other side exists. The server accepts no connection here: without a free
+file descriptor libzmq aborts the process that accepts, but repeats a connection that fails. The engine sends one
+message a step, however many requests run. A message is a stamp and a frame (`wire`). The heartbeat lies in the same
+folder (`socket_folder`).
 """
 
 from __future__ import annotations
@@ -10,12 +12,9 @@ from __future__ import annotations
 import math
 import os
 import queue
-import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, closing, suppress
 
 import zmq
 import zmq.asyncio
@@ -23,46 +22,26 @@ import zmq.asyncio
 from sluice.engine.heartbeat import Phase
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.process.heartbeat import Counts, SharedHeartbeat
-from sluice.process.wire import Frame, Incoming, Outgoing, Start, WireError, decode, encode, encode_outputs
+from sluice.process.socket_folder import SocketFolder
+from sluice.process.wire import (
+    Frame,
+    Incoming,
+    Outgoing,
+    SharedFields,
+    Start,
+    SubmitDelta,
+    WireError,
+    decode,
+    encode,
+    encode_outputs,
+    portions,
+)
 from sluice.types import Output, Submit
 
-MAX_SOCKET_PATH = 104
-"""Bytes of a Unix socket's path (`sun_path`) without the final zero on macOS; Linux allows three more."""
 TICK_MS = 1000
 """Time between two ticks of an engine that waits for messages."""
-
-
-class SocketFolder:
-    """A folder that only this user can enter (mode 0700), with both sockets and the heartbeat."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.heartbeat = path / "heartbeat"
-        self.requests = f"ipc://{path}/requests"
-        """Endpoint of messages to the engine."""
-        self.outputs = f"ipc://{path}/outputs"
-        """Endpoint of messages from the engine."""
-
-    @classmethod
-    def fresh(cls) -> SocketFolder:
-        """Make a temporary folder with a new heartbeat.
-
-        Raises:
-            OSError: the path of every temporary folder is too long for a socket.
-        """
-        for parent in (tempfile.gettempdir(), "/tmp"):
-            folder = cls(Path(tempfile.mkdtemp(prefix="sluice-", dir=parent)))
-            if len(folder.requests.removeprefix("ipc://").encode()) <= MAX_SOCKET_PATH:
-                SharedHeartbeat.create(folder.heartbeat)
-                return folder
-            folder.remove()
-        raise OSError(
-            f"the path of the temporary folder {tempfile.gettempdir()} is too long for a socket; set TMPDIR to a"
-            " shorter one"
-        )
-
-    def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+RECONNECT_MS = 20
+"""Time between two attempts of the server to connect to an engine that has not bound its sockets yet."""
 
 
 class Mailbox:
@@ -110,36 +89,48 @@ class Mailbox:
             os.write(self._write, b"\0")
 
 
-def _unlimit(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, *, linger_ms: int = 0) -> None:
-    """Lift the limit on queued messages, so that none is dropped and no sender waits."""
-    socket.set(zmq.SNDHWM, 0)
-    socket.set(zmq.RCVHWM, 0)
-    socket.set(zmq.LINGER, linger_ms)
-
-
 class _End:
     """The parts that both ends have.
 
     Args:
         epoch: number of the engine; None takes that of the first message.
         linger_ms: how long `close` waits until queued messages are sent.
+
+    Raises:
+        OSError: the heartbeat cannot be opened, or there is no file descriptor or memory for a socket.
     """
 
     _receiver: zmq.Socket[bytes] | zmq.asyncio.Socket
 
-    def __init__(self, folder: SocketFolder, epoch: int | None, *, send_to: str, linger_ms: int) -> None:
-        self.heartbeat = SharedHeartbeat.open(folder.heartbeat)
+    def __init__(self, folder: SocketFolder, epoch: int | None, *, linger_ms: int) -> None:
         self._incoming, self._outgoing = Incoming(epoch), Outgoing(epoch or 0)
-        self._context = zmq.Context()
-        self._sender = self._context.socket(zmq.PUSH)
-        _unlimit(self._sender, linger_ms=linger_ms)
-        self._sender.connect(send_to)
+        with ExitStack() as undo:
+            try:
+                self.heartbeat = undo.enter_context(closing(SharedHeartbeat.open(folder.heartbeat)))
+                self._context = zmq.Context()
+                undo.callback(self._context.term)
+                self._receiver = undo.enter_context(closing(self._new_receiver()))
+                self._sender = undo.enter_context(closing(self._context.socket(zmq.PUSH)))
+                for socket in (self._receiver, self._sender):  # no limit: no message is dropped and no sender waits
+                    socket.set(zmq.SNDHWM, 0)
+                    socket.set(zmq.RCVHWM, 0)
+                    socket.set(zmq.LINGER, linger_ms)
+                    socket.set(zmq.RECONNECT_IVL, RECONNECT_MS)
+                self._join(folder)
+            except zmq.ZMQError as error:
+                raise OSError(error.errno, error.strerror) from error
+            self._opened = undo.pop_all()
+
+    def _new_receiver(self) -> zmq.Socket[bytes] | zmq.asyncio.Socket:
+        raise NotImplementedError
+
+    def _join(self, folder: SocketFolder) -> None:
+        """Bind or connect the sockets."""
+        raise NotImplementedError
 
     def close(self) -> None:
-        self.heartbeat.close()
-        self._receiver.close()
-        self._sender.close()
-        self._context.term()
+        """Close the sockets and the heartbeat. A second call does nothing."""
+        self._opened.close()
 
 
 class ZmqLink(_End):
@@ -151,16 +142,21 @@ class ZmqLink(_End):
     _receiver: zmq.Socket[bytes]
 
     def __init__(self, folder: SocketFolder) -> None:
-        super().__init__(folder, None, send_to=folder.outputs, linger_ms=1000)
+        super().__init__(folder, None, linger_ms=1000)
         self.lost: Collection[int] = ()
         """Numbers of messages to lose, counted from 0: an injected fault."""
-        self._receiver = self._context.socket(zmq.PULL)
-        _unlimit(self._receiver)
-        self._receiver.bind(folder.requests)
+        self._shared = SharedFields()
         self._posted = Mailbox()
         self._arrivals = zmq.Poller()
         self._arrivals.register(self._receiver, zmq.POLLIN)
         self._arrivals.register(self._posted.fileno(), zmq.POLLIN)
+
+    def _new_receiver(self) -> zmq.Socket[bytes]:
+        return self._context.socket(zmq.PULL)
+
+    def _join(self, folder: SocketFolder) -> None:
+        self._receiver.bind(folder.requests)
+        self._sender.bind(folder.outputs)
 
     def receive_start(self) -> Start:
         """Wait for the first message.
@@ -191,6 +187,8 @@ class ZmqLink(_End):
             except zmq.Again:
                 return messages
             for frame in frames:
+                if isinstance(frame, Submit | SubmitDelta):
+                    frame = self._shared.restore(frame)
                 if not isinstance(frame, Submit | Abort | QueryStats | FlushCache | Shutdown):
                     raise WireError(f"not a message to an engine: {frame!r}")
                 messages.append(frame)
@@ -209,8 +207,9 @@ class ZmqLink(_End):
                 return
 
     def send(self, outputs: Sequence[Output]) -> None:
-        """Queue the outputs of a step, and return at once."""
-        self._send(encode_outputs(outputs))
+        """Queue the outputs of a step, in several messages if they are long, and return at once."""
+        for portion in portions(outputs):
+            self._send(encode_outputs(portion))
 
     def answer(self, stats: Stats) -> None:
         """Queue the answer to a query, and return at once."""
@@ -251,13 +250,20 @@ class ZmqChannel(_End):
     _receiver: zmq.asyncio.Socket
 
     def __init__(self, folder: SocketFolder, epoch: int = 0) -> None:
-        super().__init__(folder, epoch, send_to=folder.requests, linger_ms=0)
-        self._receiver = zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
-        _unlimit(self._receiver)
-        self._receiver.bind(folder.outputs)
+        super().__init__(folder, epoch, linger_ms=0)
+        self._shared = SharedFields()
+
+    def _new_receiver(self) -> zmq.asyncio.Socket:
+        return zmq.asyncio.Context.shadow(self._context.underlying).socket(zmq.PULL)
+
+    def _join(self, folder: SocketFolder) -> None:
+        self._sender.connect(folder.requests)
+        self._receiver.connect(folder.outputs)
 
     def send(self, frame: Frame) -> None:
         """Queue a message, and return at once."""
+        if isinstance(frame, Submit):
+            frame = self._shared.omit(frame)
         self._sender.send_multipart((self._outgoing.stamp(), encode(frame)))
 
     @property

@@ -128,9 +128,15 @@ class DecodeGraphs:
         self._graphs: dict[int, Captured] = {}
 
     @torch.inference_mode()
-    def capture_all(self) -> None:
-        """Capture every size, the largest first. Called on the compute queue, before the first step."""
-        self._graphs = {size: self._captured(size) for size in reversed(self._sizes)}
+    def capture_all(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Capture every size, the largest first. Called on the compute queue, before the first step.
+
+        Args:
+            report: called with the number of sizes that are captured, and that of all.
+        """
+        for done, size in enumerate(reversed(self._sizes)):
+            report(done, len(self._sizes))
+            self._graphs[size] = self._captured(size)
 
     def _captured(self, size: int) -> Captured:
         static = self._static[size]

@@ -4,9 +4,9 @@
     offloaded   its context is longer than the device can hold; it is admitted without a chunk, and `offloading.py`
                 plans its work
 
-`kind_of` is the one place that decides. Its answer counts when a request gets a slot, and holds until the request
-leaves the slot; a request that was preempted, or is resumed by another engine, gets a new answer. While a request
-waits, the answer is tentative: windows of offloaded requests come and go.
+`prefix_match.is_offloaded` is the one place that decides. Its answer counts when a request gets a slot, and holds until
+the request leaves the slot; a request that was preempted, or is resumed by another engine, gets a new answer. While a
+request waits, the answer is tentative: windows of offloaded requests come and go.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sluice.kv.nodes import Node
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.preempt import preempt_for
 from sluice.scheduler.prefill import AddResult, PrefillAdder
-from sluice.scheduler.queue import cached_len
+from sluice.scheduler.prefix_match import cached_len, is_offloaded
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
-from sluice.types import Bound
+from sluice.types import Bound, why_none_longer
 
 NO_ROOM = (AddResult.NO_TOKEN, AddResult.NO_SLOT)
 """Refusals after which no other request is admitted in the step: small ones would keep taking what this one needs."""
@@ -122,24 +122,18 @@ RESIDENT, OFFLOADED = Resident(), Offloaded()
 
 
 def kind_of(kv: KVManager, request: Request) -> LeaseKind:
-    """Choose the kind of lease that a request gets if it is admitted now.
+    """Return the kind of lease that a request gets if it is admitted now."""
+    return OFFLOADED if is_offloaded(kv, request) else RESIDENT
 
-    A context, prompt and output, is offloaded if it is longer than the device; or, if the tier can hold it, if it is
-    longer than `OffloadLimits.above`, or than what windows leave of the device now. Else it would wait until an
-    offloaded request ends, and others behind it.
-    """
-    if not kv.can_offload:
-        return RESIDENT
-    length = request.prompt_len + request.max_tokens
-    pages = kv.pages_for(length)
-    if length <= kv.offload.limits.above and pages <= kv.num_pages - kv.num_window_pages:
-        return RESIDENT
-    return OFFLOADED if pages > kv.num_pages or pages <= kv.offload.num_pages else RESIDENT
+
+class NoTier(ValueError):
+    """A request needs a tier that this engine runs without, although an engine before had it."""
 
 
 def check_fits(kv: KVManager, request: Request) -> None:
     """
     Raises:
+        NoTier: an offloaded lease could hold the request, but its tier is disabled.
         ValueError: no kind of lease could ever hold the request.
     """
     length = request.prompt_len + request.max_tokens
@@ -148,7 +142,10 @@ def check_fits(kv: KVManager, request: Request) -> None:
         return
     asked = f"prompt of {request.prompt_len} tokens + max_tokens {request.max_tokens}"
     if not kv.can_offload:
-        raise ValueError(f"{asked} exceed the KV pool of {kv.num_pages * kv.page_size} tokens")
+        exceed = f"{asked} exceed the KV pool of {kv.num_pages * kv.page_size} tokens"
+        if kv.disabled_tiers:
+            raise NoTier(f"{exceed}, and {why_none_longer(kv.disabled_tiers[0])}")
+        raise ValueError(exceed)
     limits, there = kv.offload.limits, kv.offload.num_pages
     if pages > there:
         raise ValueError(

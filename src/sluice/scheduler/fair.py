@@ -17,6 +17,7 @@ from sluice.scheduler.admission import NO_ROOM, admit, admit_without_chunk
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.prefix_dedup import are_duplicates, is_follower
+from sluice.scheduler.prefix_match import reusable_len
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import SchedulerLimits
@@ -93,8 +94,12 @@ def remaining(state: SchedulerState, request: Request) -> int:
 
 def order(state: SchedulerState, limits: SchedulerLimits, request: Request) -> tuple[int, int, int]:
     """Return a sort key: class of priority, then the policy's own order, then arrival."""
-    work = remaining(state, request)
-    key = work - len(request.tokens) if limits.policy == "lpm" else work
+    if limits.policy != "lpm":
+        key = remaining(state, request)
+    elif request.status is Status.WAITING:
+        key = -reusable_len(state.kv, request)
+    else:
+        key = request.extend_len - len(request.tokens)
     return state.waiting.level(request), key, request.id
 
 

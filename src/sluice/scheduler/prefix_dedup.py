@@ -8,7 +8,7 @@ published, or the leader ends. Nothing has to be remembered.
 from __future__ import annotations
 
 from sluice.kv.manager import KVManager
-from sluice.scheduler.queue import cached_len
+from sluice.scheduler.prefix_match import cached_len
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 

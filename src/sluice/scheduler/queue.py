@@ -1,7 +1,7 @@
 """WaitingQueue: the order in which waiting requests are considered for admission.
 
     fcfs       in order of arrival
-    lpm        longest prefix match: the request with most of its prompt cached comes first
+    lpm        longest prefix match: the request with most of its prompt cached, on any tier, comes first
     priority   by priority, in order of arrival within one
 
 Under each policy a preempted request stands at the head of its class, and a request that has waited for `PROMOTE_AFTER`
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from sluice.kv.manager import KVManager
+from sluice.scheduler.prefix_match import reusable_len
 from sluice.scheduler.request import Request
 from sluice.types import SchedulerLimits
 
@@ -85,12 +86,5 @@ class WaitingQueue:
         """Return the requests to consider in this step, in order."""
         window = list(islice(self._requests, WINDOW))
         if self._policy == "lpm" and len(self._requests) <= WINDOW:
-            window.sort(key=lambda r: (r.id not in self._promoted, not r.was_running, -cached_len(kv, r), r.id))
+            window.sort(key=lambda r: (r.id not in self._promoted, not r.was_running, -reusable_len(kv, r), r.id))
         return window
-
-
-def cached_len(kv: KVManager, request: Request) -> int:
-    """Return how many tokens of a waiting request are cached on the device now, as far as it may use them. Brings its
-    `path` up to date."""
-    kv.match(request.tokens, request.cacheable, request.extra_key, request.path)
-    return len(request.path) * kv.page_size

@@ -5,7 +5,7 @@ A request that was accepted is never refused later: if it is preempted it waits 
 
 from __future__ import annotations
 
-from sluice.scheduler.queue import cached_len
+from sluice.scheduler.prefix_match import reusable_len
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import SchedulerLimits
@@ -18,7 +18,7 @@ class QueueFull(ValueError):
 class QueueLimits:
     """Bounds on what waits, in requests and in tokens.
 
-    The tokens are those to be prefilled before a newcomer gets its turn: of waiting requests those that are not cached,
+    The tokens are those to be prefilled before a newcomer gets its turn: of waiting requests those that no tier holds,
     of half-computed ones those that are not planned. They are counted when a request comes, and counted again, once a
     step at most, before a request is refused because of them.
     """
@@ -75,7 +75,7 @@ class QueueLimits:
         return request.extend_len - coming * self._state.kv.page_size
 
     def _uncached(self, request: Request) -> int:
-        return len(request.tokens) - cached_len(self._state.kv, request)
+        return len(request.tokens) - reusable_len(self._state.kv, request)
 
     def _recount(self) -> None:
         self._recounted_at = self._state.step

@@ -77,6 +77,7 @@ class Scheduler:
         Raises:
             DuplicateRequest: the id is in use.
             QueueFull: too much waits already.
+            NoTier: it needs a tier that is disabled.
             ValueError: an empty prompt, prompt + output that could never fit the KV pool, nothing left to do, or a
                 value that cannot be right.
         """
@@ -209,7 +210,9 @@ class Scheduler:
         for request in self.state.offloaded.values():
             lease_of(request).share_stored(request.tokens)
         lost = [(request, lease_of(request).error) for request in self.state.offloaded.values()]
-        return [self._end(request, FinishReason.ERROR, error) for request, error in lost if error is not None]
+        return [
+            self._end(request, FinishReason.TIER_UNAVAILABLE, error) for request, error in lost if error is not None
+        ]
 
     def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
         """Blocks were loaded, or cannot be read, for the chunk that `step` began, unless it is over."""
@@ -217,7 +220,7 @@ class Scheduler:
         if chunk is None or chunk.step != step:
             return []
         if error is not None:
-            return [self._end(chunk.request, FinishReason.ERROR, error)]
+            return [self._end(chunk.request, FinishReason.TIER_UNAVAILABLE, error)]
         chunk.ready = max(chunk.ready, ready)
         return []
 

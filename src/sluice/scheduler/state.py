@@ -189,7 +189,7 @@ class SchedulerState:
     def _give_back(self, request: Request) -> None:
         """Give all pages of a request back; those of a failed request are not cached."""
         assert request.lease is not None, f"request {request.id} drains without pages"
-        if request.finish_reason is FinishReason.ERROR:
+        if request.finish_reason is not None and request.finish_reason.is_error:
             request.lease.discard()
         else:
             request.lease.release(request.tokens, request.computed)
@@ -207,6 +207,7 @@ class SchedulerState:
         """Give a waiting request a slot and its lease."""
         self.waiting.remove(request)
         request.path = []
+        request.found = []
         request.slot = self.free_slots.pop()
         request.lease = lease
         request.prefill_end = len(request.tokens)

@@ -16,8 +16,11 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import msgspec
+
+from sluice.text.special_text import Spellings
 
 SECONDS = 2.0
 """Processor time to compile the template, and of each rendering."""
@@ -36,19 +39,51 @@ OUT_OF_MEMORY = 3
 """Exit status of a process whose template exceeded its memory."""
 SIZE = struct.Struct("<Q")
 """What a frame begins with: its length in bytes."""
+NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""Names that special tokens with a role have in checkpoints and in templates."""
+OWN_VARIABLES = (*NAMED_TOKENS, "raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner")
+"""Names in templates that a request may not give another meaning."""
+Message = Mapping[str, Any]
+"""At least "role" and "content", both texts. Other values are JSON, as the "tool_calls" of an assistant's message."""
 
 
 class ChatTemplateError(ValueError):
     """The template cannot be compiled, it refuses the messages, or it was stopped."""
 
 
+class ChatTemplateUnavailable(ChatTemplateError):
+    """There is no process to render, for which neither the template nor the messages are at fault."""
+
+
 class Load(msgspec.Struct, array_like=True):
-    """The first frame to the process: the template, and its limits as in `ChatTemplate`. A conversation is a list."""
+    """The first frame to the process: the template, and its limits as in `ChatTemplate`."""
 
     source: str
     special_tokens: dict[str, str]
     seconds: float
     memory_mb: int
+    spellings: Spellings | None
+
+
+class RenderOptions(msgspec.Struct, array_like=True, frozen=True):
+    """How one conversation is rendered."""
+
+    variables: dict[str, Any] = {}
+    """What the template sees besides the messages: JSON by name, as `enable_thinking`."""
+    add_generation_prompt: bool = True
+    """The prompt ends with the beginning of the assistant's next message."""
+    continue_final_message: bool = False
+    """The prompt ends where the content of the last message does, so that the model continues it."""
+
+
+class Render(msgspec.Struct, array_like=True):
+    """Every frame to the process after the first one: a conversation."""
+
+    messages: Sequence[dict[str, Any]]
+    options: RenderOptions
+
+
+DEFAULT = RenderOptions()
 
 
 class Rendered(msgspec.Struct, tag=True):
@@ -70,6 +105,8 @@ class ChatTemplate:
     process, whichever is first.
 
     Args:
+        spellings: of special tokens in a prompt whose messages may hold text that looks like them. None: such text is
+            left as it is.
         seconds: limit of the processor time to compile the template, and of each rendering.
         memory_mb: limit of the memory that a rendering takes, in MiB.
         timeout: seconds to wait for a rendering.
@@ -80,11 +117,12 @@ class ChatTemplate:
         source: str,
         special_tokens: Mapping[str, str],
         *,
+        spellings: Spellings | None = None,
         seconds: float = SECONDS,
         memory_mb: int = MEMORY_MB,
         timeout: float = TIMEOUT,
     ) -> None:
-        self._load = Load(source, dict(special_tokens), seconds, memory_mb)
+        self._load = Load(source, dict(special_tokens), seconds, memory_mb, spellings)
         self._timeout = timeout
         self._worker = ThreadPoolExecutor(1, "chat-template")
         """It alone uses the process."""
@@ -96,25 +134,24 @@ class ChatTemplate:
 
         Raises:
             ChatTemplateError: the template cannot be compiled.
+            ChatTemplateUnavailable: the process cannot be started.
         """
         self._worker.submit(self._started).result()
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the prompt for the next assistant message; as `submit`, for a caller that may wait."""
-        return self.submit(messages).result()
+    def render(self, messages: Sequence[Message], options: RenderOptions = DEFAULT) -> str:
+        """Return the prompt of a conversation; as `submit`, for a caller that may wait."""
+        return self.submit(messages, options).result()
 
-    def submit(self, messages: Sequence[Mapping[str, str]]) -> Future[str]:
-        """Begin to render the prompt for the next assistant message, when those before it are rendered.
-
-        Args:
-            messages: each with "role" and "content".
+    def submit(self, messages: Sequence[Message], options: RenderOptions = DEFAULT) -> Future[str]:
+        """Begin to render the prompt of a conversation, when those before it are rendered.
 
         Raises:
             ChatTemplateError: (the future) the template refuses these messages, with its own text, or was stopped.
-            UnicodeEncodeError: (the future) a message has an unpaired surrogate.
+            ChatTemplateUnavailable: (the future) the process cannot be started, was killed, or got no processor.
+            UnicodeEncodeError: (the future) a text has an unpaired surrogate.
         """
         self._check_open()
-        return self._worker.submit(self._render, messages)
+        return self._worker.submit(self._render, messages, options)
 
     def close(self) -> None:
         """End the process, and fail the renderings that have not ended. Does not wait."""
@@ -128,17 +165,17 @@ class ChatTemplate:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ChatTemplateError("the chat template is closed")
+            raise ChatTemplateUnavailable("the chat template is closed")
 
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        frame = msgspec.msgpack.encode(messages)
+    def _render(self, messages: Sequence[Message], options: RenderOptions) -> str:
+        frame = msgspec.msgpack.encode([messages, options])
         process = self._started()
         longest = FREE_BYTES + BYTES_PER_BYTE * len(frame)
         match self._exchange(process, frame, self._timeout, longest):
             case Rendered(text):
                 return text
             case Refused(reason):
-                raise ChatTemplateError(f"the checkpoint's chat template refuses the messages: {reason}")
+                raise ChatTemplateError(f"the chat template refuses the messages: {reason}")
 
     def _started(self) -> _RenderProcess:
         """Return the process, a new one if there is none or it has ended."""
@@ -149,13 +186,14 @@ class ChatTemplate:
         try:
             self._process = _RenderProcess()
         except OSError as error:
-            raise ChatTemplateError(f"the process that renders chat templates cannot be started: {error}") from error
+            message = f"the process that renders chat templates cannot be started: {error}"
+            raise ChatTemplateUnavailable(message) from error
         self._finalizer = weakref.finalize(self, self._process.end)
         self._check_open()  # `close` kills a process that it finds; this one it may have missed
         answer = self._exchange(self._process, msgspec.msgpack.encode(self._load), START_SECONDS, FREE_BYTES)
         if isinstance(answer, Refused):
             self._end()
-            raise ChatTemplateError(f"the checkpoint's chat template cannot be read: {answer.reason}")
+            raise ChatTemplateError(f"the chat template cannot be read: {answer.reason}")
         return self._process
 
     def _end(self) -> None:
@@ -168,21 +206,26 @@ class ChatTemplate:
         try:
             return process.exchange(frame, time.monotonic() + seconds, longest)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
-            reason = self._why_it_ended(process, error)
+            failure = self._failure(process, error)
             self._end()
-            raise ChatTemplateError(f"the checkpoint's chat template was stopped: it {reason}") from error
+            raise failure from error
 
-    def _why_it_ended(self, process: _RenderProcess, error: Exception) -> str:
+    def _failure(self, process: _RenderProcess, error: Exception) -> ChatTemplateError:
+        """Return why there is no answer. A slow template is ended by its processor time, long before the timeout."""
+        stopped = "the chat template was stopped: it"
         if isinstance(error, TimeoutError):
-            return "does not end in time"
+            return ChatTemplateUnavailable("the process that renders chat templates did not answer in time")
         if isinstance(error, _TooLong):
-            return "makes more text than a chat can need"
+            return ChatTemplateError(f"{stopped} makes more text than a chat can need")
         status = process.status()
         if status == OUT_OF_MEMORY:
-            return f"takes more than {self._load.memory_mb} MiB of memory"
+            return ChatTemplateError(f"{stopped} takes more than {self._load.memory_mb} MiB of memory")
         if status == -signal.SIGPROF:
-            return f"runs for more than {self._load.seconds:g} seconds"
-        return f"made its process send no answer: {error}" if status is None else f"ended its process: status {status}"
+            return ChatTemplateError(f"{stopped} runs for more than {self._load.seconds:g} seconds")
+        if status in (None, -signal.SIGKILL, -signal.SIGTERM):
+            what = f"sent no answer: {error}" if status is None else f"was killed: status {status}"
+            return ChatTemplateUnavailable(f"the process that renders chat templates {what}")
+        return ChatTemplateError(f"{stopped} ended its process: status {status}")
 
 
 class _TooLong(OSError):

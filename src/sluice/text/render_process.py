@@ -3,9 +3,9 @@
 Each frame on its standard input is answered by one on its standard output. Jinja's sandbox keeps the template from
 reaching Python; the kernel ends a process that exceeds its time, and gives it no more than its memory.
 
-The template and its special tokens come from the checkpoint, never from a request. Templates follow Hugging Face's
-conventions: blocks are trimmed, and `raise_exception`, `strftime_now`, `tojson`, `{% generation %}` and loop controls
-are available.
+The template and its special tokens come from the checkpoint or the operator, never from a request. Templates follow
+Hugging Face's conventions: blocks are trimmed, and `raise_exception`, `strftime_now`, `tojson`, `{% generation %}` and
+loop controls are available.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,33 +27,88 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from sluice.text.chat_template import OUT_OF_MEMORY, SIZE, Load, Refused, Rendered
+from sluice.text.chat_template import (
+    DEFAULT,
+    OUT_OF_MEMORY,
+    SIZE,
+    Load,
+    Message,
+    Refused,
+    Render,
+    Rendered,
+    RenderOptions,
+)
+from sluice.text.special_text import SpecialText, texts_of, unused_characters
 
 
 class Renderer:
     """A compiled template and its special tokens.
 
+    Args:
+        special_text: keeps text of messages from becoming special tokens; None: nothing does.
+
     Raises:
         Exception: the template cannot be compiled.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str], special_text: SpecialText | None = None) -> None:
         self._special_tokens = special_tokens
+        self._special_text = special_text
         self._template = _environment().from_string(source)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the prompt for the next assistant message.
+    def render(self, messages: Sequence[Message], options: RenderOptions = DEFAULT) -> str:
+        """Return the prompt of a conversation, with spelled special tokens if its texts may hold some.
 
         Raises:
             Exception: the template refuses these messages, or does not work with them.
         """
-        return self._template.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **self._special_tokens,
-        )
+        if not options.continue_final_message:
+            return self._prompt(messages, options, lambda prompt: prompt)
+        *others, last = messages
+        cut = _Cut(messages, options.variables)
+        return self._prompt([*others, {**last, "content": cut.marked(last["content"])}], options, cut.applied)
+
+    def _prompt(self, messages: Sequence[Message], options: RenderOptions, finish: Callable[[str], str]) -> str:
+        """Return the prompt of a conversation; `finish` is applied before its special tokens are spelled."""
+        special_text = self._special_text
+        marks = None if special_text is None else special_text.marks_for(messages, options.variables)
+        if special_text is None or marks is None:
+            return finish(self._rendered(messages, options.variables, options))
+        try:
+            marked = special_text.marked(messages, marks), special_text.marked_variables(options.variables, marks)
+            prompt = finish(self._rendered(*marked, options))
+        except jinja2.TemplateError as error:
+            raise jinja2.TemplateError(marks.removed_from(str(error))) from error
+        return special_text.spelled(prompt, marks)
+
+    def _rendered(self, messages: Sequence[Message], variables: Mapping[str, Any], options: RenderOptions) -> str:
+        own = {"messages": messages, "add_generation_prompt": options.add_generation_prompt}
+        return self._template.render({"tools": None, "documents": None, **variables, **own, **self._special_tokens})
+
+
+class _Cut:
+    """Ends a prompt where the content of its last message ends, by a character that the conversation does not use.
+
+    A space after the character shows whether the template trims the content; then the end of the prompt is trimmed.
+    """
+
+    def __init__(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> None:
+        texts = [*texts_of([*messages, variables])]
+        self._mark = next(unused_characters(set().union(*texts), texts))
+
+    def marked(self, content: str) -> str:
+        return f"{content}{self._mark} "
+
+    def applied(self, prompt: str) -> str:
+        """Return the prompt up to the mark.
+
+        Raises:
+            TemplateError: the template leaves the content out.
+        """
+        before, mark, after = prompt.rpartition(self._mark)
+        if not mark:
+            raise jinja2.TemplateError("it leaves out the content of the final message, which is to be continued")
+        return before if after.startswith(" ") else before.rstrip()
 
 
 class _Generation(Extension):
@@ -103,20 +158,22 @@ def main() -> None:
     """Answer frames until the standard input ends."""
     source, sink = open(0, "rb"), open(1, "wb")  # noqa: SIM115  (open until the process ends)
     load = msgspec.msgpack.decode(_frame(source), type=Load)
+    special_text = None if load.spellings is None else SpecialText(load.spellings)
     _limit(load.memory_mb)
     _begin_timing(load.seconds)
     try:
-        renderer = Renderer(load.source, load.special_tokens)
+        renderer = Renderer(load.source, load.special_tokens, special_text)
     except Exception as error:
         _send(sink, msgspec.msgpack.encode(_refusal(error)))
         return
     _send(sink, msgspec.msgpack.encode(Rendered("")))
-    decoder = msgspec.msgpack.Decoder(list[dict[str, str]])
+    decoder = msgspec.msgpack.Decoder(Render)
     while True:
         frame = _frame(source)
         _begin_timing(load.seconds)
         try:
-            answer = msgspec.msgpack.encode(Rendered(renderer.render(decoder.decode(frame))))
+            work = decoder.decode(frame)
+            answer = msgspec.msgpack.encode(Rendered(renderer.render(work.messages, work.options)))
         except Exception as error:
             answer = msgspec.msgpack.encode(_refusal(error))
         _send(sink, answer)

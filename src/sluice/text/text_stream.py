@@ -6,6 +6,7 @@ The HTTP server, `LLM` and the command line all use it, so their texts are equal
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.text.detokenizer import Detokenizer
@@ -17,10 +18,14 @@ class StopFinder:
 
     The first stop string is the one that is complete first, and of several that end together the longest. So the result
     does not depend on the pieces. Text that may be the beginning of a stop string is held back.
+
+    Args:
+        include_stop: the text ends behind the stop string.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Sequence[str], *, include_stop: bool = False) -> None:
+        self._stops = [_StopString(stop) for stop in stops]
+        self._include_stop = include_stop
         self._held = ""
         self.found = False
 
@@ -28,13 +33,15 @@ class StopFinder:
         """Add a piece, and return the text that certainly precedes any stop string."""
         if not self._stops or not text:
             return text
+        before = len(self._held)
+        ends = [(end, end - len(stop.text)) for stop in self._stops if (end := stop.push(text)) is not None]
         text = self._held + text
-        ends = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if ends:
             self.found = True
             self._held = ""
-            return text[: min(ends)[1]]
-        end = len(text) - max(_overlap(text, stop) for stop in self._stops)
+            end, start = min(ends)
+            return text[: before + (end if self._include_stop else start)]
+        end = len(text) - max(stop.matched for stop in self._stops)
         self._held = text[end:]
         return text[:end]
 
@@ -44,12 +51,44 @@ class StopFinder:
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
-    for length in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+class _StopString:
+    """Finds one stop string in a text that arrives in pieces, in a time that does not depend on its length.
+
+    Source: Knuth, Morris and Pratt, "Fast pattern matching in strings", 1977. Their table is made as far as the string
+    has matched, so a string that never matches costs nothing.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.matched = 0
+        """Characters of `text` that the text so far ends with: as many as possible, but not all."""
+        self._borders = [0]
+        """For each beginning of `text` that has matched, the length of the longest shorter one that it ends with."""
+
+    def push(self, text: str) -> int | None:
+        """Add a piece, and return where in it the string ends that is complete first, if one is."""
+        position = 0
+        while position < len(text):
+            if self.matched == 0:
+                position = text.find(self.text[0], position)
+                if position < 0:
+                    return None
+            self._add(text[position])
+            position += 1
+            if self.matched == len(self.text):
+                return position
+        return None
+
+    def _add(self, char: str) -> None:
+        self.matched = self._longest(self.matched, char)
+        if self.matched > len(self._borders):
+            self._borders.append(self._longest(self._borders[-1], char))
+
+    def _longest(self, length: int, char: str) -> int:
+        """Return how much matches after `char`, if `length` characters match before it."""
+        while length and self.text[length] != char:
+            length = self._borders[length - 1]
+        return length + (self.text[length] == char)
 
 
 class Piece(NamedTuple):
@@ -64,6 +103,18 @@ class Piece(NamedTuple):
     """Characters of text before the token, including those of a stop string."""
 
 
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """What the text of an output holds besides its ordinary tokens."""
+
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    """The stop string or the stop token that ends it."""
+
+
+DEFAULT_TEXT = TextOptions()
+
+
 class TextStream:
     """Turns the outputs of one request into pieces of text, one for each token.
 
@@ -71,12 +122,16 @@ class TextStream:
         detokenizer: continues the request's prompt.
         stop: strings that end the text.
         min_tokens: stop strings do not count in the text of this many first tokens.
+        include_stop: the text holds the stop string or the stop token that ends it.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
+    def __init__(
+        self, detokenizer: Detokenizer, stop: Sequence[str] = (), min_tokens: int = 0, *, include_stop: bool = False
+    ) -> None:
         self._detokenizer = detokenizer
         self._min_tokens = min_tokens
-        self._stops = StopFinder(stop)
+        self._stops = StopFinder(stop, include_stop=include_stop)
+        self._include_stop = include_stop
         self.num_tokens = 0
         """Tokens of the output, including the one that ended the text."""
         self.finish_reason: FinishReason | None = None
@@ -118,8 +173,8 @@ class TextStream:
     def _token(self, token: int, reason: FinishReason | None, logprobs: TokenLogprobs | None) -> Piece:
         self.num_tokens += 1
         offset = self._length
-        # A stop token ends the text and is not part of it.
-        own = "" if reason is FinishReason.STOP else self._detokenizer.push(token)
+        is_hidden = reason is FinishReason.STOP and not self._include_stop
+        own = "" if is_hidden else self._detokenizer.push(token)
         self._length += len(own)
         text = self._stops.push(own) if self.num_tokens > self._min_tokens else own
         if not self._stops.found and reason is not None:

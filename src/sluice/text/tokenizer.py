@@ -16,14 +16,25 @@ from typing import Any
 import tokenizers
 from tokenizers.processors import TemplateProcessing
 
-from sluice.text.chat_template import ChatTemplate, ChatTemplateError
+from sluice.text.chat_template import (
+    DEFAULT,
+    NAMED_TOKENS,
+    ChatTemplate,
+    ChatTemplateError,
+    ChatTemplateUnavailable,
+    Message,
+    RenderOptions,
+)
 from sluice.text.detokenizer import Detokenizer, Vocabulary, decode, spelling_of
-
-NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from sluice.text.special_tokens import SpecialTokens
 
 
 class TokenizerError(ValueError):
     """The checkpoint's tokenizer cannot be used, or cannot serve a request."""
+
+
+class TokenizerUnavailable(TokenizerError):
+    """A chat cannot be rendered at the moment; the same request may succeed later."""
 
 
 class Tokenizer:
@@ -38,8 +49,13 @@ class Tokenizer:
         *,
         eos_token_ids: Iterable[int] = (),
         chat_template: ChatTemplate | None = None,
+        special_tokens: SpecialTokens | None = None,
     ) -> None:
         """
+        Args:
+            special_tokens: encodes what the template makes of messages that hold text of special tokens. None: such
+                text becomes special tokens.
+
         Raises:
             TokenizerError: the backend's decoder is not supported.
         """
@@ -47,16 +63,26 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._chat_template = chat_template
+        self._special_tokens = special_tokens
         self._vocabulary = _vocabulary(backend)
         self._whole_vocabulary = self._vocabulary.with_special_tokens()
         self.eos_token_ids = frozenset(eos_token_ids)
 
     @classmethod
-    def from_folder(cls, folder: Path, *, chat: bool = True) -> Tokenizer:
+    def from_folder(
+        cls,
+        folder: Path,
+        *,
+        chat: bool = True,
+        allow_special_tokens: bool = False,
+        chat_template: str | None = None,
+    ) -> Tokenizer:
         """Load the tokenizer of a checkpoint.
 
         Args:
             chat: start the checkpoint's chat template too, if it has one.
+            allow_special_tokens: text in messages that looks like a special token becomes one.
+            chat_template: the source of a chat template in place of the checkpoint's.
 
         Raises:
             TokenizerError: `tokenizer.json` is missing, or a file cannot be read; the message names it.
@@ -67,14 +93,17 @@ class Tokenizer:
         special = _special_tokens(settings)
         _add_missing_tokens(backend, settings, special, folder)
         _apply_bos_eos(backend, settings, special)
-        source = _chat_template_source(folder, settings) if chat else None
-        chat_template = None if source is None else ChatTemplate(source, special)
+        source = (chat_template or _chat_template_source(folder, settings)) if chat else None
+        special_tokens = None if source is None or allow_special_tokens else SpecialTokens(backend, source)
+        spellings = None if special_tokens is None else special_tokens.spellings
+        template = None if source is None else ChatTemplate(source, special, spellings=spellings)
         try:
-            if chat_template is not None:
-                chat_template.start()
+            if template is not None:
+                template.start()
         except ChatTemplateError as error:
             raise TokenizerError(f"{folder}: {error}") from error
-        return cls(backend, eos_token_ids=_eos_ids(folder, backend, special), chat_template=chat_template)
+        eos_token_ids = _eos_ids(folder, backend, special)
+        return cls(backend, eos_token_ids=eos_token_ids, chat_template=template, special_tokens=special_tokens)
 
     @property
     def vocab_size(self) -> int:
@@ -93,6 +122,8 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with bos and eos as the checkpoint configures them if `add_special_tokens`.
 
+        A text of `render_chat` has its special tokens already; it says itself where they are.
+
         Raises:
             TokenizerError: the text has an unpaired surrogate, so it is not valid Unicode.
         """
@@ -100,26 +131,28 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise _not_unicode(error) from error
+        if self._special_tokens is not None and self._special_tokens.are_spelled_in(text):
+            return self._special_tokens.encode(text)
         # Only the batch call releases the GIL.
         return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    async def render_chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the text of a conversation, up to the beginning of the assistant's next message.
+    async def render_chat(self, messages: Sequence[Message], options: RenderOptions = DEFAULT) -> str:
+        """Return the text of a conversation, by default up to the beginning of the assistant's next message.
 
         It has its special tokens already: encode it with `add_special_tokens=False`.
 
-        Args:
-            messages: each with "role" and "content".
-
         Raises:
             TokenizerError: the checkpoint has no chat template, or its template refuses the messages or was stopped.
+            TokenizerUnavailable: there is no process to render.
         """
         if self._chat_template is None:
             raise TokenizerError(
                 "the checkpoint has no chat template, so it cannot chat; use /v1/completions with a prompt"
             )
         try:
-            return await asyncio.wrap_future(self._chat_template.submit(messages))
+            return await asyncio.wrap_future(self._chat_template.submit(messages, options))
+        except ChatTemplateUnavailable as error:
+            raise TokenizerUnavailable(str(error)) from error
         except ChatTemplateError as error:
             raise TokenizerError(str(error)) from error
         except UnicodeEncodeError as error:
@@ -138,9 +171,9 @@ class Tokenizer:
         """Return the bytes of one token by itself, perhaps a part of a character; None if the id is unknown."""
         return self._vocabulary.spelled(token_id)
 
-    def detokenizer(self, prompt: Sequence[int] = ()) -> Detokenizer:
+    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a detokenizer for text that continues `prompt`."""
-        return Detokenizer(self._vocabulary, prompt)
+        return Detokenizer(self._vocabulary if skip_special_tokens else self._whole_vocabulary, prompt)
 
 
 def _not_unicode(error: UnicodeEncodeError) -> TokenizerError:

@@ -41,6 +41,11 @@ class Blocks(Protocol):
         """Announce a read, so that the system may fetch the bytes meanwhile."""
         ...
 
+    def unlock(self) -> None:
+        """Let another engine open the file, although a read or write of this one may not have ended. Later ones fail
+        with OSError."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -49,10 +54,12 @@ class FileBlocks:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._is_unlocked = False
 
     def read(self, buffers: Sequence[memoryview], offset: int) -> None:
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
+            self._check_locked()
             count = os.preadv(self._descriptor, left[:MOST_BUFFERS], offset)
             if count == 0:
                 raise PageLost(f"the file ends at byte {os.fstat(self._descriptor).st_size}, before byte {offset + 1}")
@@ -62,6 +69,7 @@ class FileBlocks:
     def write(self, buffers: Sequence[memoryview | bytes], offset: int) -> None:
         left = [memoryview(buffer).cast("B") for buffer in buffers]
         while left:
+            self._check_locked()
             count = os.pwritev(self._descriptor, left[:MOST_BUFFERS], offset)
             if count == 0:
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -72,6 +80,16 @@ class FileBlocks:
         """Advise the system; some file systems take no advice."""
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
+    def unlock(self) -> None:
+        """Give up the lock and keep the descriptor: a call under way in another thread may be about to use it."""
+        self._is_unlocked = True
+        with suppress(OSError):  # closed meanwhile
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _check_locked(self) -> None:
+        if self._is_unlocked:
+            raise OSError(errno.ENOLCK, "the file was given to another engine")
 
     def close(self) -> None:
         """Close the file. Later calls fail, even if another file has the descriptor's number by then."""

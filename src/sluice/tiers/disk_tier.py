@@ -109,6 +109,8 @@ class DiskTier:
         self._is_open = True
         self._expected = 0
         """How many of the waiting loads, the first ones, the system was asked to fetch."""
+        self._current: Store | Load | Erase | None = None
+        """The job that was taken last from the queues."""
         self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
@@ -124,20 +126,28 @@ class DiskTier:
             self._changed.notify()
 
     def close(self) -> None:
-        """Finish what is to be written, in `CLOSE_SECONDS` at most, and close the file. May be called again.
+        """Finish what is to be written, in `CLOSE_SECONDS` at most, and give up the file. May be called again.
 
-        Stores that have not begun by then are dropped, so that the next engine waits for one copy at most. On a disk
-        that hangs, the thread and the file stay as they are until it responds.
+        Stores that have not ended by then are dropped, and another engine may open the file at once. On a disk that
+        hangs, the thread and the descriptor stay as they are until it responds. The file stays locked only for as long
+        as pages that were forgotten are not erased: they must not be found again. In the tier's own thread, which a
+        garbage collection may call it from, it returns at once, and the thread ends when everything is written.
         """
         with self._changed:
             self._is_open = False
             self._loads.clear()
             self._expected = 0
             self._changed.notify()
-        if threading.current_thread() is not self._thread:  # where a garbage collection may close an engine
-            self._thread.join(CLOSE_SECONDS)
+        if threading.current_thread() is self._thread:
+            return
+        self._thread.join(CLOSE_SECONDS)
         with self._changed:
             self._writes = deque(job for job in self._writes if isinstance(job, Erase))
+            must_erase = bool(self._writes) or isinstance(self._current, Erase)
+        if must_erase:
+            self._thread.join(CLOSE_SECONDS)
+        elif self._thread.is_alive():
+            self._file.unlock()
 
     def _run(self) -> None:
         done: list[CopyDone] = []
@@ -177,6 +187,7 @@ class DiskTier:
                 self._expected += len(soon) - 1
             elif self._writes:
                 job = self._writes.popleft()
+            self._current = job
         for page in soon:
             self._file.expect(page)
         return job
@@ -204,7 +215,7 @@ class DiskTier:
 
     def _warn(self, kind: str, error: Exception) -> None:
         """Log the first error of each kind: a full disk fails every store."""
-        if kind not in self._warned:
+        if kind not in self._warned and self._is_open:
             self._warned.add(kind)
             LOGGER.warning(
                 "a copy with the KV disk failed (logged once): %s; what is missing is computed again",

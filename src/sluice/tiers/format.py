@@ -16,6 +16,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from sluice.types import PageKey
 
@@ -191,10 +192,20 @@ def decode_header(data: bytes) -> FileLayout:
     body = data[_HEADER.size : _HEADER.size + length]
     if zlib.crc32(body) != checksum:
         raise ValueError("has a damaged header")
-    found = json.loads(body)
-    values = found["geometry"]
-    geometry = PageGeometry(**{item.name: values[item.name] for item in fields(PageGeometry)})
-    return FileLayout(geometry, found["num_slots"])
+    try:
+        found = json.loads(body)
+        values = found["geometry"]
+        geometry = PageGeometry(**{item.name: _typed(values[item.name], item.type) for item in fields(PageGeometry)})
+        return FileLayout(geometry, _typed(found["num_slots"], "int"))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError("has a damaged header") from error
+
+
+def _typed(value: object, kind: object) -> Any:
+    """Return a value of a header if it has the type that its field names, and is no negative number."""
+    if type(value).__name__ != kind or (isinstance(value, int) and value < 0):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,11 +272,16 @@ def decode_entry(data: bytes, geometry: PageGeometry) -> Entry | None:
     if zlib.crc32(data[_CRC.size :]) != found:
         return None
     _, whole, salt_bytes, digest_bytes, parent_bytes, count, number, digest, parent = _ENTRY.unpack_from(data)
-    assert count == geometry.page_size, f"an entry of {count} tokens in a file of pages of {geometry.page_size}"
+    if count != geometry.page_size:
+        return None
     at = ENTRY_HEAD_BYTES
-    salt = data[at : at + salt_bytes].decode()
+    try:
+        salt = data[at : at + salt_bytes].decode()
+    except UnicodeDecodeError:
+        return None
     tokens = struct.unpack_from(f"<{count}i", data, at + SALT_BYTES)
     layers = struct.unpack_from(f"<{geometry.num_layers}I", data, at + SALT_BYTES + count * TOKEN_BYTES)
     checksums = Checksums(layers)
-    assert checksums.whole == whole, f"layers of {checksums.whole:08x} in an entry of {whole:08x}"
+    if checksums.whole != whole:
+        return None
     return Entry(PageKey(digest[:digest_bytes], parent[:parent_bytes], tokens, salt), checksums, number)

@@ -13,7 +13,8 @@ from typing import Any
 
 from sluice.tiers.blocks import FileBlocks
 from sluice.tiers.format import BLOCK, FileLayout, PageFileError, PageLost, decode_header, split
-from sluice.tiers.page_file import PageFile, open_to_look, read_index, restored
+from sluice.tiers.opening import open_to_look
+from sluice.tiers.page_file import PageFile, read_index, restored
 from sluice.types import StoredPage
 
 
@@ -94,7 +95,7 @@ def inspect(path: Path, *, verify: bool) -> Inspection:
     blocks = FileBlocks(descriptor)
     try:
         layout = decode_header(os.pread(descriptor, BLOCK, 0))
-        index = dict(read_index(blocks, layout))
+        index = read_index(blocks, layout).entries
         damaged = None
         if verify:
             damaged = tuple(_damaged(PageFile(blocks, layout, index), sorted(index)))

@@ -94,20 +94,14 @@ class Converter:
             "args": {"decode": plan.num_decoded, "prefill": plan.num_tokens - plan.num_decoded},
         }
         yield from self._preempted(plan)
-        counts = {chunk.request_id: count for chunk, count in sampled(record)}
-        slices = {each.chunk.request_id: each for each in plan.slices}
-        rows = [("decode" if row < plan.num_decodes else "prefill", chunk) for row, chunk in enumerate(plan.chunks)]
-        rows = [(name, chunk) for name, chunk in rows if chunk.request_id not in slices]
-        rows += [("offloaded", each.chunk) for each in plan.slices]
-        for name, chunk in rows:
+        counts = {(chunk.request_id, chunk.start): count for chunk, count in sampled(record)}
+        for name, chunk, items in _rows(plan):
             thread = self._threads.get(chunk.request_id)
             if thread is None:
                 continue  # it ended while this was in flight
             if (since := self._waits_since.pop(chunk.request_id, None)) is not None and since < start:
                 yield _slice(thread, "waits", since, start, {})
-            args = _chunk_args(plan, chunk, counts.get(chunk.request_id, 0))
-            if (piece := slices.get(chunk.request_id)) is not None:
-                args |= {"from item": piece.first, "to item": piece.stop, "of items": piece.total}
+            args = _chunk_args(plan, chunk, counts.get((chunk.request_id, chunk.start), 0)) | items
             yield _slice(thread, name if name == "decode" else f"{name} {chunk.length}", start, end, args)
             self._ran_until[chunk.request_id] = end
         yield from self._ends(record.ends, end)
@@ -151,6 +145,19 @@ def step_name(plan: BatchPlan) -> str:
     if plan.num_decoded == len(plan.chunks):
         return "decode"
     return "mixed" if plan.num_decoded else "prefill"
+
+
+def _rows(plan: BatchPlan) -> Iterator[tuple[str, Chunk, Event]]:
+    """Yield what a step computes for each request: a kind, a chunk, and the work items of a slice of a chunk.
+
+    A step can hold two slices of a request: the last of one chunk, and the first of the next.
+    """
+    offloaded = {each.chunk.request_id for each in plan.slices}
+    for row, chunk in enumerate(plan.chunks):
+        if chunk.request_id not in offloaded:
+            yield "decode" if row < plan.num_decodes else "prefill", chunk, {}
+    for each in plan.slices:
+        yield "offloaded", each.chunk, {"from item": each.first, "to item": each.stop, "of items": each.total}
 
 
 def _step_args(plan: BatchPlan, record: Step) -> Event:

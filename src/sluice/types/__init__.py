@@ -16,7 +16,9 @@ from sluice.types.sampling import (
     MAX_TOP_K,
     REPETITION_PENALTIES,
     SEED_RANGE,
+    SamplingDefaults,
     SamplingParams,
+    seed_source,
 )
 from sluice.types.submit import Submit
-from sluice.types.tiers import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse
+from sluice.types.tiers import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse, why_none_longer

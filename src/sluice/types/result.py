@@ -22,10 +22,17 @@ class FinishReason(StrEnum):
     """Dropped: it had not begun at its start deadline."""
     TIMEOUT = "timeout"
     """Ended at its deadline."""
+    TIER_UNAVAILABLE = "tier_unavailable"
+    """Refused or ended: the tier that holds its context is disabled, or has failed."""
 
     @property
     def is_failure(self) -> bool:
         return self not in (FinishReason.STOP, FinishReason.LENGTH)
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the request itself failed, and its KV may be the cause."""
+        return self in (FinishReason.ERROR, FinishReason.TIER_UNAVAILABLE)
 
 
 class RowError(NamedTuple):

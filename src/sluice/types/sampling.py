@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import random
+import secrets
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -20,6 +23,8 @@ MAX_BIAS = 100
 MAX_PENALTY = 2
 """Largest presence or frequency penalty, up or down."""
 REPETITION_PENALTIES = (0.01, 100)
+MAX_COUNT = (1 << 63) - 1
+"""Largest `max_tokens` and `min_tokens`; the context holds far fewer."""
 SEED_RANGE = (-(1 << 63), (1 << 64) - 1)
 
 Check = Callable[[Any], bool]
@@ -76,12 +81,30 @@ _CHECKS: Mapping[str, tuple[Check, str]] = MappingProxyType(
 """Parameter -> its check, and what is accepted in words."""
 
 
-def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
+class _CheckedBias(tuple[tuple[int, float], ...]):
+    """A `logit_bias` that was checked, which parameters made of others share: it may have thousands of entries."""
+
+    __slots__ = ()
+
+
+def _checked_bias(given: Any) -> _CheckedBias:
     """Return `logit_bias` as pairs, from a mapping or pairs."""
+    if isinstance(given, _CheckedBias):
+        return given
     try:
-        return tuple((token, value) for token, value in (bias.items() if isinstance(bias, Mapping) else bias))
+        bias = tuple((token, value) for token, value in (given.items() if isinstance(given, Mapping) else given))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"logit_bias must be numbers by token id, got {bias!r}") from error
+        raise ValueError(f"logit_bias must be numbers by token id, got {given!r}") from error
+    for token, value in bias:
+        if not _is_token_id(token):
+            raise ValueError(f"logit_bias must be by token id, got {token!r}")
+        if not (_is_number(value) and abs(value) <= MAX_BIAS):
+            raise ValueError(
+                f"logit_bias must be a number from -{MAX_BIAS} to {MAX_BIAS} for each token, got { {token: value}!r}"
+            )
+    if len(dict(bias)) < len(bias):
+        raise ValueError(f"logit_bias must be one number for each token, got {bias!r}")
+    return _CheckedBias(bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,30 +152,22 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _pairs(self.logit_bias))
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        for name in ("max_tokens", "min_tokens"):
+            value = getattr(self, name)
+            if _is_int(value) and value > MAX_COUNT:
+                raise ValueError(f"{name} must be an integer of at most 64 bits, got {value!r}")
         for name, (is_valid, accepted) in _CHECKS.items():
             value = getattr(self, name)
             if not is_valid(value):
                 raise ValueError(f"{name} must be {accepted}, got {value!r}")
         self._check_min_tokens()
-        self._check_bias()
 
     def _check_min_tokens(self) -> None:
         most = math.inf if self.max_tokens is None else self.max_tokens
         if not _integer(0, most)(self.min_tokens):
             bound = "" if self.max_tokens is None else f" and at most {most}"
             raise ValueError(f"min_tokens must be an integer of at least 0{bound}, got {self.min_tokens!r}")
-
-    def _check_bias(self) -> None:
-        for token, bias in self.logit_bias:
-            if not _is_token_id(token):
-                raise ValueError(f"logit_bias must be by token id, got {token!r}")
-            if not (_is_number(bias) and abs(bias) <= MAX_BIAS):
-                raise ValueError(
-                    f"logit_bias must be a number from -{MAX_BIAS} to {MAX_BIAS} for each token, got { {token: bias}!r}"
-                )
-        if len(dict(self.logit_bias)) < len(self.logit_bias):
-            raise ValueError(f"logit_bias must be one number for each token, got {self.logit_bias!r}")
 
     @property
     def has_penalties(self) -> bool:
@@ -182,3 +197,46 @@ class SamplingParams:
             stop_token_ids=tuple(sorted(stop_ids)),
             n=1,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What requests get that leave sampling parameters open: a model's own settings. None: the API's default.
+
+    Raises:
+        ValueError: a field is out of range; the message names it, its value and what would be accepted.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    """Most tokens of an answer, where a request allows as many as the context holds."""
+
+    def __post_init__(self) -> None:
+        SamplingParams(**self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields that are set."""
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def fill(self, params: SamplingParams, given: Collection[str]) -> SamplingParams:
+        """Return parameters with these settings for the fields that are not among the given ones."""
+        open_fields = self.as_dict().keys() - {"max_tokens", *given}
+        return replace(params, **{name: getattr(self, name) for name in open_fields}) if open_fields else params
+
+    def room(self, params: SamplingParams, room: int) -> int:
+        """Return the most tokens of an answer.
+
+        Args:
+            room: tokens that the context still holds.
+        """
+        return room if self.max_tokens is None else min(room, max(self.max_tokens, params.min_tokens))
+
+
+def seed_source(seed: int | None) -> Callable[[], int]:
+    """Return a function that gives the seeds of requests without one: always the same ones for a given `seed`."""
+    return partial(secrets.randbits, 63) if seed is None else partial(random.Random(seed).getrandbits, 63)

@@ -15,6 +15,11 @@ class Tier(StrEnum):
     DISK = "disk"
 
 
+def why_none_longer(disabled: Tier) -> str:
+    """Return why no context may be longer than the device when a tier is disabled, as a clause for an error."""
+    return f"the {disabled} tier, which held longer ones, could not be opened when the engine was restarted"
+
+
 @dataclass(frozen=True, slots=True)
 class TierLimits:
     """Sizes of the tiers behind the device, and how pages are copied there. No pages: no such tier."""
@@ -30,6 +35,8 @@ class TierLimits:
     """Most planned copies that have not ended."""
     load_back_pages: int = 1
     """Smallest number of pages that is loaded; fewer are computed again."""
+    disabled: tuple[Tier, ...] = ()
+    """Tiers that an engine before had, and that could not be opened again."""
 
     def pages_on(self, tier: Tier) -> int:
         """Return the pages of a tier behind the device."""

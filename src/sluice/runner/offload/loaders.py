@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -194,6 +195,7 @@ class DiskLoader(Generic[Fence]):
         self._reader = Background("sluice-read-ahead")
         self._watch = Background("sluice-read-ahead-watch")
         self._closed = threading.Event()
+        weakref.finalize(self, self._closed.set)
         self._lock = threading.Lock()
         """Guards what follows."""
         self._reads: deque[_Read] = deque()
@@ -218,7 +220,7 @@ class DiskLoader(Generic[Fence]):
             must_watch, self._is_watched = not self._is_watched, True
         self._reader.submit(partial(self._run, read))
         if must_watch:
-            self._watch.submit(self._give_up_late_reads)
+            self._watch.submit(partial(_watch, weakref.ref(self), self._closed))
         return read
 
     def finish(self, handle: _Read) -> None:
@@ -285,20 +287,29 @@ class DiskLoader(Generic[Fence]):
         elif report is not None:
             self._report(report.ticket, report.ready, None)
 
-    def _give_up_late_reads(self) -> None:
-        """Report reads that do not end. Return when there was none to wait for at a look."""
-        left = GIVE_UP
-        while not self._closed.wait(left):
-            with self._lock:
-                awaited = [read for read in self._reads if not read.is_dropped]
-                if not awaited:
-                    self._is_watched = False
-                    return
-                ticket = awaited[0].load.ticket
-                left = max(awaited[0].asked_at, self._last_end) + GIVE_UP - time.perf_counter()
-                if left > 0:
-                    continue
-                for read in awaited:
-                    read.is_dropped = read.load.ticket == ticket
-            left = GIVE_UP
-            self._report(ticket, 0, f"what it reads did not come from the disk in {GIVE_UP:.0f} s")
+    def give_up_late_reads(self) -> float | None:
+        """Report reads that do not end. Return the seconds to the next look, or None if there is none to wait for."""
+        with self._lock:
+            awaited = [read for read in self._reads if not read.is_dropped]
+            if not awaited:
+                self._is_watched = False
+                return None
+            ticket = awaited[0].load.ticket
+            left = max(awaited[0].asked_at, self._last_end) + GIVE_UP - time.perf_counter()
+            if left > 0:
+                return left
+            for read in awaited:
+                read.is_dropped = read.load.ticket == ticket
+        self._report(ticket, 0, f"what it reads did not come from the disk in {GIVE_UP:.0f} s")
+        return GIVE_UP
+
+
+def _watch(watched: weakref.ref[DiskLoader[Any]], closed: threading.Event) -> None:
+    """Look for late reads of a loader until it has none, is closed, or is dropped, which this must not prevent."""
+    left: float | None = GIVE_UP
+    while left is not None and not closed.wait(left):
+        loader = watched()
+        if loader is None:
+            return
+        left = loader.give_up_late_reads()
+        del loader

@@ -18,6 +18,7 @@ from sluice.scheduler.laws.pages import (
     tree_is_reachable,
 )
 from sluice.scheduler.laws.tiers import (
+    found_nodes_are_found_again,
     loads_are_apart,
     offloaded_pages_are_conserved,
     offloaded_pages_cover_the_promise,
@@ -33,6 +34,7 @@ def check_state(state: SchedulerState) -> None:
     references_are_counted(state)
     tree_is_reachable(state.kv)
     tiers_are_conserved(state)
+    found_nodes_are_found_again(state)
     offloaded_pages_are_conserved(state)
     loads_are_apart(state)
     for request in state.requests.values():

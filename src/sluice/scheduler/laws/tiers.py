@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from sluice.kv.flights import OffloadStore, Store
+from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.laws.pages import offloaded_leases, require, resident_leases
@@ -46,6 +47,18 @@ def tiers_are_conserved(state: SchedulerState) -> None:
                 copies.pages[level] < 0 or children > 0 or copies.is_read or tier.is_offered(node),
                 f"law 3: {node} may leave {tier.tier} and is not queued for eviction",
             )
+
+
+def found_nodes_are_found_again(state: SchedulerState) -> None:
+    """3, for what waiting requests remember of the tree: brought up to date, it is what a new search finds."""
+    tree = state.kv.tree
+    for request in state.waiting:
+        if request.found:
+            remembered: list[Node] = list(request.found)
+            anew: list[Node] = []
+            for found in (remembered, anew):
+                tree.match_any(found, request.tokens, request.cacheable, request.extra_key)
+            require(remembered == anew, f"law 3: request {request.id} remembers {len(remembered)} of {len(anew)} nodes")
 
 
 def offloaded_pages_are_conserved(state: SchedulerState) -> None:
@@ -92,7 +105,8 @@ def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, l
 
 
 def loads_are_apart(state: SchedulerState) -> None:
-    """6, for loads: at most one request, a LOADING one, waits for each, and exactly the nodes of loads are marked."""
+    """6, for loads: at most one request, a LOADING one, waits for each, and exactly the nodes of loads are marked. A
+    load is over as soon as none of its copies is left to begin or to end."""
     tiers = state.kv.tiers
     waited_for = Counter(id(lease.load) for _, lease in resident_leases(state) if lease.load is not None)
     loads = tiers.loads if isinstance(tiers, Tiers) else []
@@ -110,3 +124,4 @@ def loads_are_apart(state: SchedulerState) -> None:
             len(load.nodes) == len(load.pages) == len(load.sources) and 0 <= load.open <= load.begun <= len(load.nodes),
             f"law 6: {len(load.nodes)} nodes go to {len(load.pages)} pages, {load.begun} begun, {load.open} open",
         )
+        require(load.open > 0 or load.begun < len(load.nodes), f"law 6: a load of {len(load.nodes)} nodes does not end")

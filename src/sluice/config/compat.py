@@ -1,0 +1,156 @@
+"""Flags of vLLM and SGLang that are no options of Sluice: what each sets here, or why it is refused.
+
+Flags that mean the same as one of our options are that option's aliases instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.config.base import ConfigError, flag
+from sluice.types import MAX_LOGPROBS
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """A flag that is on or off, and sets one of our options to a value. None: Sluice works that way anyway."""
+
+    option: str
+    on: str | int | bool | None
+    off: str | int | bool | None
+    includes: str | None = None
+    """A value of the option that may be given beside the flag, which goes further."""
+
+    def translated(self, name: str, value: Any) -> tuple[str, Any] | None:
+        """Return the option and its value; None if there is nothing to set.
+
+        Raises:
+            ConfigError: the value is not true or false.
+        """
+        if not isinstance(value, bool):
+            raise ConfigError(f"{flag(name)} must be true or false, got {value!r}")
+        chosen = self.on if value else self.off
+        return None if chosen is None else (self.option, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A flag for something that Sluice does in one way, or not at all."""
+
+    accepted: tuple[str | int | bool, ...]
+    """The values that ask for what Sluice does anyway."""
+    otherwise: str
+    """What to do instead of sending another value."""
+    short: str = ""
+    """The flag's short form."""
+    takes_value: bool = True
+    """Whether a value follows the flag on the command line. Others are on or off."""
+
+    def translated(self, name: str, value: Any) -> None:
+        """Accept a value that changes nothing.
+
+        Raises:
+            ConfigError: any other value.
+        """
+        if any(str(value).lower() == str(known).lower() for known in self.accepted):
+            return
+        values = " or ".join(f"{flag(name)} {str(known).lower()}" for known in self.accepted)
+        only = f"only {values} is supported" if self.takes_value and values else "it is not supported"
+        raise ConfigError(f"{flag(name)} {value}: {only}; {self.otherwise}")
+
+
+ONE_DEVICE = "a model runs on one device"
+TEXT_ONLY = "models of text alone are served"
+NO_TOOLS = "leave it out; tools are not supported"
+NO_QUANTIZED = "serve a checkpoint in bfloat16, float16 or float32"
+NO_SPECULATION = "leave it out; every step generates one token for each request"
+NO_LORA = "merge the adapter into the checkpoint"
+NO_TRANSFER = "leave it out; prefill and decode share one engine"
+REQUEST_LOG = "--log-level info logs one line for every call"
+
+
+def _one(short: str = "") -> Fixed:
+    return Fixed((1,), ONE_DEVICE, short)
+
+
+def _on_or_off(accepted: tuple[bool, ...], otherwise: str) -> Fixed:
+    return Fixed(accepted, otherwise, takes_value=False)
+
+
+FOREIGN: Mapping[str, Switch | Fixed] = {
+    "enable_mixed_chunk": Switch("schedule", "mixed", "prefill-first"),
+    "disable_radix_cache": Switch("enable_prefix_caching", False, True),
+    "enable_chunked_prefill": Switch("chunked_prefill_size", None, -1),
+    "disable_overlap_schedule": Switch("enable_overlap", False, True),
+    "enable_dynamic_chunking": Switch("dynamic_chunking", 0, None),
+    "enable_priority_scheduling": Switch("schedule_policy", "priority", None, includes="fcfs"),
+    # Devices and processes
+    "tensor_parallel_size": _one("-tp"),
+    "tp_size": _one(),
+    "tp": _one(),
+    "pipeline_parallel_size": _one("-pp"),
+    "pp_size": _one(),
+    "data_parallel_size": Fixed((1,), "start one server for each replica", "-dp"),
+    "dp_size": Fixed((1,), "start one server for each replica"),
+    "ep_size": _one(),
+    "enable_expert_parallel": _on_or_off((False,), ONE_DEVICE),
+    "enable_dp_attention": _on_or_off((False,), ONE_DEVICE),
+    "nnodes": _one(),
+    "node_rank": Fixed((0,), ONE_DEVICE),
+    "dist_init_addr": Fixed((), ONE_DEVICE),
+    "api_server_count": Fixed((1,), "one process serves HTTP"),
+    "distributed_executor_backend": Fixed(("mp", "uni"), "the engine is one process"),
+    # Checkpoints
+    "trust_remote_code": _on_or_off((True, False), "code of a checkpoint never runs"),
+    "load_format": Fixed(("auto", "safetensors"), "convert the weights to safetensors"),
+    "tokenizer_mode": Fixed(("auto", "hf", "fast"), "the checkpoint's tokenizer.json is used"),
+    "quantization": Fixed(("none",), NO_QUANTIZED, "-q"),
+    "skip_tokenizer_init": _on_or_off((False,), "send token ids as prompts; they need no tokenizer"),
+    "hf_overrides": Fixed(("{}",), "change the checkpoint's config.json"),
+    "json_model_override_args": Fixed(("{}",), "change the checkpoint's config.json"),
+    "rope_scaling": Fixed((), "write it into the checkpoint's config.json"),
+    "task": Fixed(("auto", "generate"), "leave it out; text is generated"),
+    "runner": Fixed(("auto", "generate"), "leave it out; text is generated"),
+    "is_embedding": _on_or_off((False,), "leave it out; text is generated"),
+    "language_model_only": _on_or_off((True,), TEXT_ONLY),
+    "limit_mm_per_prompt": Fixed(("{}",), TEXT_ONLY),
+    "enable_lora": _on_or_off((False,), NO_LORA),
+    "lora_modules": Fixed((), NO_LORA),
+    "lora_paths": Fixed((), NO_LORA),
+    # Memory
+    "swap_space": Fixed((0,), "--kv-host-bytes keeps KV in host memory, --kv-disk on a disk"),
+    "cpu_offload_gb": Fixed((0,), "weights stay on the device"),
+    "num_gpu_blocks_override": Fixed((), "--max-total-tokens sets the size of the KV pool"),
+    "kv_cache_memory_bytes": Fixed((), "--max-total-tokens sets the size of the KV pool"),
+    "enable_hierarchical_cache": _on_or_off((False,), "--kv-host-bytes keeps KV in host memory"),
+    "hicache_size": Fixed((0,), "--kv-host-bytes keeps KV in host memory"),
+    "hicache_ratio": Fixed((), "--kv-host-bytes keeps KV in host memory"),
+    "kv_transfer_config": Fixed((), NO_TRANSFER),
+    "disaggregation_mode": Fixed(("null",), NO_TRANSFER),
+    # Steps
+    "stream_interval": Fixed((1,), "every token is sent as soon as it is known"),
+    "sampling_backend": Fixed(("pytorch",), "leave it out"),
+    "grammar_backend": Fixed(("none",), "leave it out; structured output is not supported"),
+    "structured_outputs_config": Fixed((), "leave it out; structured output is not supported"),
+    "guided_decoding_backend": Fixed((), "leave it out; structured output is not supported"),
+    "compilation_config": Fixed((), "--disable-cuda-graph and --cuda-graph-max-bs control CUDA graphs", "-O"),
+    "enable_torch_compile": _on_or_off((False,), "leave it out; fused kernels are used where there are any"),
+    "max_seq_len_to_capture": Fixed((), "leave it out; CUDA graphs hold contexts of every length"),
+    "speculative_config": Fixed((), NO_SPECULATION),
+    "speculative_algorithm": Fixed((), NO_SPECULATION),
+    "max_logprobs": Fixed((MAX_LOGPROBS,), f"up to {MAX_LOGPROBS} alternatives of a token are given"),
+    # The server
+    "enable_metrics": _on_or_off((True,), "/metrics is always served"),
+    "disable_log_stats": _on_or_off((True,), "/metrics and /server_info show them"),
+    "disable_log_requests": _on_or_off((True,), REQUEST_LOG),
+    "enable_log_requests": _on_or_off((False,), REQUEST_LOG),
+    "log_requests": _on_or_off((False,), REQUEST_LOG),
+    "uvicorn_log_level": Fixed((), REQUEST_LOG),
+    "log_level_http": Fixed((), REQUEST_LOG),
+    "response_role": Fixed(("assistant",), "leave it out"),
+    "enable_auto_tool_choice": _on_or_off((False,), NO_TOOLS),
+    "tool_call_parser": Fixed((), NO_TOOLS),
+    "reasoning_parser": Fixed((), "leave it out; reasoning is part of the text"),
+}

@@ -1,0 +1,61 @@
+"""What a server prints when it can be used: the model, its URL, and commands that can be pasted as they are."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from sluice.process.wire import Ready
+
+
+def announcement(url: str, name: str, ready: Ready, *, chat: bool, command: str) -> str:
+    """Return what a person who started the server needs to know: the model, its URL, and a command to try it.
+
+    Args:
+        url: by which this machine reaches the server.
+        name: the served model's.
+        chat: the model has a chat template.
+        command: `own_command`.
+    """
+    limits = ready.limits
+    lines = [f"Sluice serves {name} at {url}/v1 (up to {limits.max_request_tokens} tokens a request)."]
+    if ready.is_bundled:
+        lines.append(
+            "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."
+            f" Serve a large one with: {command} serve MODEL"
+        )
+    lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
+    return "\n".join(lines)
+
+
+def curl(url: str, name: str, *, chat: bool) -> str:
+    """Return a command that streams an answer, ready to paste."""
+    question = "What is a sluice?"
+    body: dict[str, object] = {"model": name}
+    body |= {"messages": [{"role": "user", "content": question}]} if chat else {"prompt": question}
+    body |= {"max_tokens": 64, "stream": True}
+    path = "chat/completions" if chat else "completions"
+    data = shlex.quote(json.dumps(body))
+    return f"curl -N {url}/v1/{path} -H 'Content-Type: application/json' -d {data}"
+
+
+def own_command(script: str, interpreter: str) -> str:
+    """Return the command that runs this program again: `sluice` is on the path in an active environment only.
+
+    Args:
+        script: `sys.argv[0]`.
+        interpreter: `sys.executable`.
+    """
+    if Path(script).name == "__main__.py":
+        return f"{_shown(interpreter)} -m sluice"
+    return _shown(script)
+
+
+def _shown(file: str) -> str:
+    """Return the path of a file for a shell, from the current folder where it is below that."""
+    path, here = Path(file), Path.cwd()
+    if path.is_relative_to(here):
+        path = path.relative_to(here)
+        return shlex.quote(str(path) if path.parent.name else f"./{path}")
+    return shlex.quote(str(path))

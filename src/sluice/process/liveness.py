@@ -1,0 +1,142 @@
+"""Decides from readings of an engine's heartbeat, by a clock that is handed in, that the engine is dead.
+
+While it loads (`LoadingWatch`):
+
+    no progress for `progress_timeout`                         the process hangs or was stopped (only on Linux)
+
+When it is ready (`LivenessWatch`):
+
+    no tick for `heartbeat_timeout`, and no computing          the thread hangs or was stopped
+    no tick for `step_timeout`                                 the computation hangs
+    one wait for the device for `step_timeout`                 the device hangs
+    idle, and message counts differ for `heartbeat_timeout`    a message was lost
+
+A step may take any time while it ticks. A call of compiled code may take longer than `heartbeat_timeout`, one layer of
+a long prompt for example. It does not tick, but the operating system shows that its process computes (`activity`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sluice.engine.heartbeat import Phase
+from sluice.process.activity import Activity
+from sluice.process.heartbeat import Counts, Reading
+
+MAX_LOOK_SECONDS = 1.0
+"""Time between two looks that counts. If more passed, the server itself was not running."""
+
+GetActivity = Callable[[], Activity | None]
+"""Returns the activity of a process, or None if the system does not say."""
+
+
+def unknown() -> None:
+    """Return that the activity of a process is unknown."""
+
+
+class LivenessWatch:
+    """Decides whether one engine is alive.
+
+    Args:
+        heartbeat_timeout: seconds without a tick, or idle with a message missing, after which the engine is dead.
+        step_timeout: the longest wait for the device, and the longest computation without a tick, in seconds.
+        now: the present time, in seconds of any clock.
+    """
+
+    def __init__(self, heartbeat_timeout: float, step_timeout: float, now: float) -> None:
+        self._heartbeat_timeout = heartbeat_timeout
+        self._step_timeout = step_timeout
+        self._looked_at = now
+        self._ticks = -1
+        self._activity: Activity | None = None
+        self._waits_after: int | None = None
+        """While the engine waits for the device: the steps done when the wait began."""
+        self.silent = 0.0
+        """Seconds since a tick was seen."""
+        self._still = 0.0
+        """Seconds since a tick or a computation was seen."""
+        self._waited = 0.0
+        """Seconds of the present wait for the device."""
+        self._missing = 0.0
+        """Seconds since the counts of messages differ while the engine is idle."""
+
+    def look(self, reading: Reading, counts: Counts, now: float, activity: GetActivity = unknown) -> str | None:
+        """Return why the engine counts as dead, in words that follow "the engine", or None if it is alive.
+
+        Args:
+            activity: returns that of its process. It is called only if the engine is silent.
+        """
+        passed = min(now - self._looked_at, MAX_LOOK_SECONDS)
+        is_silent = reading.ticks == self._ticks
+        found = activity() if is_silent and reading.phase is not Phase.IDLE else None
+        computes = _computes(self._activity, found, now - self._looked_at)
+        self._looked_at, self._activity = now, found
+        waits_after = reading.steps_done if reading.phase is Phase.DEVICE else None
+        is_same_wait = waits_after is not None and waits_after == self._waits_after
+        is_missing = reading.phase is Phase.IDLE and counts != (reading.received, reading.sent)
+        self.silent = self.silent + passed if is_silent else 0.0
+        self._still = self._still + passed if is_silent and not computes else 0.0
+        self._waited = self._waited + passed if is_same_wait else 0.0
+        self._missing = self._missing + passed if is_missing else 0.0
+        self._ticks, self._waits_after = reading.ticks, waits_after
+        return self._verdict(reading, counts)
+
+    def _verdict(self, reading: Reading, counts: Counts) -> str | None:
+        phase = reading.phase.name.lower()
+        if self._still >= self._heartbeat_timeout:
+            return f"sent no heartbeat for {self.silent:.1f} s in step {reading.step} ({phase}) and was killed"
+        if self._waited >= self._step_timeout:
+            return f"waited {self._waited:.1f} s for step {reading.step} (--step-timeout) and was killed"
+        if self.silent >= self._step_timeout:
+            return (
+                f"computed for {self.silent:.1f} s without a heartbeat in step {reading.step} ({phase},"
+                " --step-timeout) and was killed"
+            )
+        if self._missing >= self._heartbeat_timeout:
+            return (
+                f"lost a message and was killed: it received {reading.received} of {counts.sent} messages and sent"
+                f" {reading.sent}, of which {counts.received} arrived"
+            )
+        return None
+
+
+class LoadingWatch:
+    """Decides whether an engine that loads makes progress: it reports some, or its process computes, reads or writes.
+
+    Args:
+        timeout: seconds without progress after which it hangs.
+        now: the present time, in seconds of any clock.
+    """
+
+    def __init__(self, timeout: float, now: float) -> None:
+        self._timeout = timeout
+        self._looked_at = now
+        self._reading: Reading | None = None
+        self._activity: Activity | None = None
+        self._still = 0.0
+        """Seconds since progress was seen."""
+
+    def look(self, reading: Reading, now: float, activity: GetActivity = unknown) -> str | None:
+        """Return how the engine hangs, in words that follow "the engine", or None if it makes progress.
+
+        Args:
+            activity: returns that of its process. It is called only if the engine reports no progress.
+        """
+        passed, before = now - self._looked_at, self._activity
+        found = activity() if reading == self._reading else None
+        # Where the system does not say what the process does, a part without reports may take any time.
+        is_known = found is not None and before is not None
+        is_still = is_known and not _computes(before, found, passed) and not _reads_or_writes(before, found)
+        self._looked_at, self._reading, self._activity = now, reading, found
+        self._still = self._still + min(passed, MAX_LOOK_SECONDS) if is_still else 0.0
+        if self._still < self._timeout:
+            return None
+        return f"made no progress for {self._still:.1f} s while it loaded (--progress-timeout): {reading.progress()}"
+
+
+def _computes(earlier: Activity | None, activity: Activity | None, seconds: float) -> bool:
+    return earlier is not None and activity is not None and activity.computes_since(earlier, seconds)
+
+
+def _reads_or_writes(earlier: Activity | None, activity: Activity | None) -> bool:
+    return earlier is not None and activity is not None and activity.io != earlier.io

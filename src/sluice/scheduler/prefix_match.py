@@ -1,0 +1,42 @@
+"""How much of a waiting request is cached: on the device, and on all tiers together."""
+
+from __future__ import annotations
+
+from sluice.kv.manager import KVManager
+from sluice.scheduler.request import Request
+
+
+def cached_len(kv: KVManager, request: Request) -> int:
+    """Return how many tokens of a waiting request are cached on the device now, as far as it may use them. Brings its
+    `path` up to date."""
+    kv.match(request.tokens, request.cacheable, request.extra_key, request.path)
+    return len(request.path) * kv.page_size
+
+
+def reusable_len(kv: KVManager, request: Request) -> int:
+    """Return how many tokens of a waiting request it will not have to compute, if nothing is evicted before it starts:
+    those cached on the device, and those that it would load from a tier, or read there. Pages on their way to a tier
+    count as well. Brings its `path` and `found` up to date."""
+    cached = cached_len(kv, request)
+    if not kv.tiers.order:
+        return cached
+    kv.tree.match_any(request.found, request.tokens, request.cacheable, request.extra_key)
+    if is_offloaded(kv, request):
+        return kv.offload.num_readable(request.found) * kv.page_size
+    return cached + kv.num_loadable(len(request.found) - len(request.path)) * kv.page_size
+
+
+def is_offloaded(kv: KVManager, request: Request) -> bool:
+    """Return whether a request would be offloaded if it were admitted now.
+
+    A context, prompt and output, is offloaded if it is longer than the device; or, if the tier can hold it, if it is
+    longer than `OffloadLimits.above`, or than what windows leave of the device now. Else it would wait until an
+    offloaded request ends, and others behind it.
+    """
+    if not kv.can_offload:
+        return False
+    length = request.prompt_len + request.max_tokens
+    pages = kv.pages_for(length)
+    if length <= kv.offload.limits.above and pages <= kv.num_pages - kv.num_window_pages:
+        return False
+    return pages > kv.num_pages or pages <= kv.offload.num_pages

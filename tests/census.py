@@ -1,0 +1,119 @@
+"""A lawful scheduler that counts what random lives meet: statuses, ends, and events in each of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from sluice.kv.flights import LoadedPage, Store
+from sluice.kv.manager import ResidentLease
+from sluice.kv.tiers import Tiers
+from sluice.scheduler.laws import Lawful
+from sluice.scheduler.queue_limits import QueueFull
+from sluice.scheduler.request import Request, Status
+from sluice.scheduler.scheduler import Scheduler
+from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Output, Submit
+
+
+class Observed(Lawful):
+    """A lawful scheduler that counts what it meets.
+
+    Args:
+        met: name of an event -> how often it was met; counts are added to it.
+    """
+
+    def __init__(self, scheduler: Scheduler, met: Counter[str]) -> None:
+        super().__init__(scheduler)
+        self._met = met
+        self._seen: set[tuple[int, Status]] = set()
+
+    def add(self, submit: Submit) -> None:
+        try:
+            super().add(submit)
+        except QueueFull:
+            self._met["refused: the queue is full"] += 1
+            raise
+
+    def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
+        request = self.state.requests.get(request_id)
+        status = Status.GONE if request is None else request.status
+        self._met[f"abort while {status.value}{'' if request is None else self._progress(request)}"] += 1
+        return super().abort(request_id, reason)
+
+    def schedule(self) -> BatchPlan | None:
+        before = {request.id: (request.status, preemptions(request)) for request in self.state.requests.values()}
+        plan = super().schedule()
+        for request in self.state.requests.values():
+            status, count = before[request.id]
+            if preemptions(request) > count:
+                self._met[f"preempted while {status.value}"] += 1
+            if (request.id, request.status) not in self._seen:
+                self._seen.add((request.id, request.status))
+                self._met[request.status.value] += 1
+        if plan is not None:
+            self._met[f"bound by {plan.bound_by}"] += 1
+        return plan
+
+    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+        self._copies_ended(result.copies)
+        self._met["row failed"] += len(result.errors)
+        self._met["slice failed"] += len(result.slice_errors)
+        return super().commit(plan, result)
+
+    def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
+        self._met["step failed" if launched else "launch failed"] += 1
+        self._met["copies failed with their step"] += len(plan.copies) > 0
+        return super().fail(plan, error, launched=launched)
+
+    def copied(self, done: Sequence[CopyDone]) -> list[Output]:
+        self._copies_ended(done)
+        return super().copied(done)
+
+    def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
+        self._met["blocks loaded" if error is None else "block unreadable"] += 1
+        return super().blocks_loaded(step, ready, error)
+
+    def flush_cache(self) -> int:
+        self._met["flush while loading" if self.state.loading else "flush"] += 1
+        return super().flush_cache()
+
+    def forget_device(self) -> None:
+        self._met["device lost while loading" if self.state.loading else "device lost"] += 1
+        super().forget_device()
+
+    def _checked(self, outputs: list[Output]) -> list[Output]:
+        for output in super()._checked(outputs):
+            if output.finish_reason is not None:
+                self._met[f"end: {output.finish_reason}"] += 1
+                self._met["prefix from the host"] += output.num_host_tokens > 0
+                self._met["prefix from the disk"] += output.num_disk_tokens > 0
+        return outputs
+
+    def _progress(self, request: Request) -> str:
+        """Return how far the load of a loading request, or the open chunk of an offloaded one, has come."""
+        chunk = self.state.open_chunk
+        if chunk is not None and chunk.request is request:
+            return ", in a chunk"
+        if request.status is not Status.LOADING or not isinstance(request.lease, ResidentLease):
+            return ""
+        load = request.lease.load
+        if load is None:
+            return ", loaded"
+        return ", under way" if load.open else ", no copy under way"
+
+    def _copies_ended(self, done: Iterable[CopyDone]) -> None:
+        tiers = self.state.kv.tiers
+        for each in done:
+            flight = tiers.flights.tickets.get(each.ticket) if isinstance(tiers, Tiers) else None
+            if flight is None:
+                continue  # of a device that was lost
+            level = flight.load.sources[flight.index][0] if isinstance(flight, LoadedPage) else flight.level
+            kind = "load" if isinstance(flight, LoadedPage) else "store" if isinstance(flight, Store) else "offload"
+            end = "failed" if each.error is not None else "ended"
+            assert isinstance(tiers, Tiers)
+            self._met[f"{kind} of the {tiers.order[level]} {end}"] += 1
+
+
+def preemptions(request: Request) -> int:
+    """Return how often a request was preempted, for want of memory or for another one."""
+    return request.preemptions + request.priority_preemptions

@@ -1,0 +1,159 @@
+"""Command lines of vLLM and SGLang: each starts, or is refused for the reason that is stated."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from sluice import cli
+from sluice.assembly.resolve import resolve
+from sluice.config import ConfigError
+
+VLLM = {
+    "": "",
+    "--dtype auto --api-key token-abc123": "",
+    "--dtype half": "",
+    "--host 0.0.0.0 --port 8001": "",
+    "--max-model-len 4096": "",
+    "--max-model-len 32K --max-num-seqs 16": "",
+    "--gpu-memory-utilization 0.9": "",
+    "--gpu-memory-utilization 1.2": "--gpu-memory-utilization must be a share between 0 and 1, got 1.2",
+    "--tensor-parallel-size 1 --pipeline-parallel-size 1": "",
+    "--tensor-parallel-size 4": "--tensor-parallel-size 4: only --tensor-parallel-size 1 is supported; a model runs",
+    "-tp 8 -pp 2": "a model runs on one device",
+    "-tp=1": "",
+    "--data-parallel-size 4": "start one server for each replica",
+    "--enable-expert-parallel": "--enable-expert-parallel True: it is not supported; a model runs on one device",
+    "--distributed-executor-backend ray": "the engine is one process",
+    "--enable-chunked-prefill --max-num-batched-tokens 2048": "",
+    "--no-enable-chunked-prefill": "",
+    "--no-enable-prefix-caching": "",
+    "--enable-prefix-caching --block-size 16": "",
+    "--enforce-eager": "",
+    "--trust-remote-code": "",
+    "--quantization awq": "serve a checkpoint in bfloat16",
+    "--kv-cache-dtype fp8": "",
+    "--served-model-name my-model,gpt-4": "",
+    "--enable-auto-tool-choice --tool-call-parser hermes": "tools are not supported",
+    "--reasoning-parser deepseek_r1": "reasoning is part of the text",
+    "--enable-lora --lora-modules sql=./adapter": "merge the adapter into the checkpoint",
+    """--speculative-config '{"method": "ngram"}'""": "every step generates one token",
+    """--kv-transfer-config '{"kv_role": "kv_both"}'""": "prefill and decode share one engine",
+    """--limit-mm-per-prompt '{"image": 4}'""": "models of text alone are served",
+    "-O3": "--disable-cuda-graph and --cuda-graph-max-bs control CUDA graphs",
+    "--load-format auto": "",
+    "--load-format dummy": "convert the weights to safetensors",
+    "--seed 42": "",
+    "--tokenizer some/tokenizer --tokenizer-mode auto": "",
+    "--revision main --download-dir /models": "",
+    "--swap-space 16": "--kv-host-bytes keeps KV in host memory",
+    "--cpu-offload-gb 10": "weights stay on the device",
+    "--disable-log-requests": "",
+    "--enable-log-requests": "--log-level info",
+    "--scheduling-policy priority --async-scheduling": "",
+    "--long-prefill-token-threshold 512 --max-num-partial-prefills 2": "",
+    "--max-logprobs 20": "",
+    "--max-logprobs 100": "up to 20 alternatives",
+    "--uvicorn-log-level warning": "--log-level info",
+    "--runner pooling": "text is generated",
+    "--api-server-count 2": "one process serves HTTP",
+    "--num-gpu-blocks-override 1024": "--max-total-tokens sets the size of the KV pool",
+    "--max-cudagraph-capture-size 64": "",
+    "--max-num-batched-token 512": "did you mean --max-num-batched-tokens?",
+}
+SGLANG = {
+    "--port 30000": "",
+    "--tp 2": "a model runs on one device",
+    "--tp-size 1 --dp-size 1 --pp-size 1": "",
+    "--nnodes 2 --node-rank 0 --dist-init-addr 10.0.0.1:5000": "a model runs on one device",
+    "--mem-fraction-static 0.7": "",
+    "--chunked-prefill-size 4096 --max-prefill-tokens 16384": "",
+    "--disable-radix-cache": "",
+    "--schedule-policy lpm": "",
+    "--schedule-policy dfs-weight": "got 'dfs-weight'; the nearest is lpm",
+    "--schedule-policy lof": "got 'lof'; the nearest is fcfs",
+    "--schedule-policy random": "got 'random'; the nearest is fcfs",
+    "--schedule-conservativeness 0.3": "",
+    "--enable-mixed-chunk": "",
+    "--enable-dynamic-chunking": "",
+    "--enable-priority-scheduling --schedule-low-priority-values-first": "",
+    "--context-length 8192": "",
+    "--attention-backend flashinfer --sampling-backend pytorch": "",
+    "--attention-backend torch_native": "",
+    "--grammar-backend xgrammar": "structured output is not supported",
+    "--enable-metrics": "",
+    "--quantization fp8": "serve a checkpoint in bfloat16",
+    "--enable-torch-compile": "fused kernels are used",
+    "--random-seed 7": "",
+    "--max-running-requests 128 --max-total-tokens 64K": "",
+    "--stream-interval 1": "",
+    "--stream-interval 8": "every token is sent as soon as it is known",
+    "--disable-cuda-graph": "",
+    "--cuda-graph-max-bs 16": "",
+    "--disable-overlap-schedule": "",
+    "--speculative-algorithm EAGLE": "every step generates one token",
+    "--lora-paths a=./adapter": "merge the adapter",
+    "--log-requests": "--log-level info",
+    "--watchdog-timeout 300": "",
+    "--enable-hierarchical-cache --hicache-ratio 2": "--kv-host-bytes keeps KV in host memory",
+    "--kv-cache-dtype fp8_e5m2 --page-size 16": "",
+    "--tokenizer-path some/tokenizer --trust-remote-code": "",
+    "--is-embedding": "text is generated",
+    "--disaggregation-mode prefill": "prefill and decode share one engine",
+    "--prefill-max-requests 4": "",
+    "--enable-priority-scheduling --schedule-policy fcfs": "",
+    "--enable-priority-scheduling --schedule-policy lpm": "contradict each other",
+    "--disable-radix-cache --no-enable-prefix-caching": "",
+    "--no-enable-chunked-prefill --chunked-prefill-size 512": "contradict each other",
+    "--skip-tokenizer-init": "send token ids",
+}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
+COMMANDS = re.findall(r"`sluice ([^`]+)`", PAGE.read_text())
+
+
+def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Return why a command line is refused; an empty text: it is not."""
+    try:
+        given = vars(cli.build_parser().parse_args(["serve", *arguments]))
+        given.pop("run")
+        _, engine, _ = cli._configs(given)
+        resolve(engine, "cuda")
+    except ConfigError as error:
+        return str(error)
+    except SystemExit:
+        return capsys.readouterr().err
+    return ""
+
+
+@pytest.mark.parametrize(("line", "reason"), VLLM.items())
+def test_vllm(capsys: pytest.CaptureFixture[str], line: str, reason: str) -> None:
+    refused = outcome(capsys, "some/model", *shlex.split(line))
+    assert bool(refused) == bool(reason), refused
+    assert reason in refused
+
+
+@pytest.mark.parametrize(("line", "reason"), SGLANG.items())
+def test_sglang(capsys: pytest.CaptureFixture[str], line: str, reason: str) -> None:
+    refused = outcome(capsys, "--model-path", "some/model", *shlex.split(line))
+    assert bool(refused) == bool(reason), refused
+    assert reason in refused
+
+
+def test_two_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "some/model and --model-path other/model contradict each other" in outcome(
+        capsys, "some/model", "--model", "other/model"
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_commands_of_the_page(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    name, *arguments = shlex.split(command)
+    if name == "serve":
+        assert outcome(capsys, *arguments) == ""
+    else:
+        cli.build_parser().parse_args([name, *arguments])

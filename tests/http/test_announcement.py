@@ -1,0 +1,46 @@
+"""What `sluice serve` prints works as it is printed."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import sluice
+from sluice.http.announcement import own_command
+
+
+@pytest.mark.parametrize(
+    "script", [Path(sysconfig.get_path("scripts")) / "sluice", Path(sluice.__file__).with_name("__main__.py")]
+)
+@pytest.mark.parametrize("folder", [".", "..", "bin"])
+def test_the_own_command_runs_as_printed(
+    script: Path, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After `make serve` the banner named a `sluice` that was not on the path."""
+    home = tmp_path / "a folder"
+    (home / "bin").mkdir(parents=True)
+    link = home / "bin" / script.name
+    link.symlink_to(script)
+    monkeypatch.chdir(home / folder)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    printed = own_command(str(link), sys.executable)
+    shown = subprocess.run(f"{printed} --version", shell=True, capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("sluice 0.")
+
+
+def test_a_program_below_the_current_folder_is_named_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert own_command(".venv/bin/sluice", "python") == ".venv/bin/sluice"
+    assert own_command(str(tmp_path / ".venv/bin/sluice"), "python") == ".venv/bin/sluice"
+    assert own_command(str(tmp_path / "sluice"), "python") == "./sluice"
+    assert own_command("/opt/my tools/sluice", "python") == "'/opt/my tools/sluice'"
+    module = str(tmp_path / "site-packages/sluice/__main__.py")
+    assert own_command(module, str(tmp_path / ".venv/bin/python")) == ".venv/bin/python -m sluice"
+    assert shlex.split(own_command("/opt/my tools/sluice", "python")) == ["/opt/my tools/sluice"]

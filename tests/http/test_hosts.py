@@ -1,0 +1,157 @@
+"""The Host header: a page on another site must not reach a server of this machine through a name of its own."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from serving import run, serving
+from sluice.config import ConfigError, ServerConfig
+from sluice.http.hosts import answered_names
+from sluice.http.options import check_server
+
+LOOPBACK = "127.0.0.1"
+OWN = ["localhost", "LOCALHOST:80", "localhost.", "a.localhost:8000", "127.0.0.1:8000", "192.168.0.7", "[::1]:8000"]
+FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "notlocalhost", ""]
+FORGED = ["a b", "[::1", "::1", "localhost@evil.example", "localhost:80:80", "evil.example\x1b[2K\r\x00", "[evil]"]
+
+
+def names(address: str = LOOPBACK, **options: str) -> frozenset[str] | None:
+    return answered_names(ServerConfig(**options), address)
+
+
+def answers(accepted: frozenset[str] | None, *headers: str | None, path: str = "/version") -> list[httpx.Response]:
+    """The answer to a GET with each of these Hosts."""
+    found: list[httpx.Response] = []
+
+    async def test() -> None:
+        async with serving(hosts=accepted) as one:
+            for header in headers:
+                request = one.http.build_request("GET", path)
+                own = [] if header is None else [(b"host", header.encode("latin-1"))]
+                request.headers = httpx.Headers([*own, (b"accept", b"*/*")])
+                found.append(await one.http.send(request))
+
+    run(test)
+    return found
+
+
+def statuses(accepted: frozenset[str] | None, *headers: str | None, path: str = "/version") -> set[int]:
+    return {answer.status_code for answer in answers(accepted, *headers, path=path)}
+
+
+def test_own_names() -> None:
+    assert statuses(names(), *OWN) == {200}
+
+
+def test_other_names_are_refused() -> None:
+    for header, answer in zip(FOREIGN + FORGED, answers(names(), *FOREIGN, *FORGED), strict=True):
+        assert answer.status_code == 403
+        message = answer.json()["error"]["message"]
+        assert "--allowed-hosts" in message
+        assert repr(header) in message
+        assert message.isprintable(), "control characters of a client"
+
+
+def test_probes_answer_to_any() -> None:
+    for path in ("/health", "/live", "/ready"):
+        assert statuses(names(), "pod-7.cluster.internal", None, path=path) == {200}
+
+
+def test_a_request_with_two_hosts_or_none_is_refused() -> None:
+    """A proxy in front may have checked the other one."""
+    assert statuses(names(), None) == {403}
+
+    async def test() -> None:
+        async with serving(hosts=names()) as one:
+            both = [(b"host", b"localhost"), (b"host", b"evil.example")]
+            answer = await one.http.get("/version", headers=both)
+            assert answer.status_code == 403
+            assert answer.json()["error"]["code"] == "host_not_allowed"
+
+    run(test)
+
+
+def test_a_refused_host_reaches_neither_the_key_nor_the_engine() -> None:
+    async def test() -> None:
+        async with serving(hosts=names(), api_keys={"key"}) as one:
+            headers = {"host": "evil.example", "authorization": "Bearer key"}
+            answer = await one.http.post("/v1/completions", json={"prompt": "a"}, headers=headers)
+            assert answer.status_code == 403
+            assert one.sent == []
+
+    run(test)
+
+
+OWN_PAGES = [
+    "http://localhost",
+    "https://localhost:3000",
+    "http://a.localhost",
+    "http://127.0.0.1:5000",
+    "http://[::1]",
+]
+OTHER_PAGES = [
+    *("null", "", "http://", "https://evil.example", "http://evil.example:8000", "http://localhost.evil.example"),
+    *("http://203.0.113.7", "http://[2001:db8::7]", "localhost", "http://localhost@evil.example", "file://"),
+]
+
+
+def posted(
+    accepted: frozenset[str] | None, *origins: str, host: str = "127.0.0.1:8000", method: str = "POST"
+) -> set[int]:
+    """The statuses of a call that a page can make without asking: of plain text, with each of these Origins."""
+    found: set[int] = set()
+
+    async def test() -> None:
+        async with serving(hosts=accepted) as one:
+            path = "/flush_cache" if method == "POST" else "/version"
+            for origin in origins:
+                headers = {"host": host, "origin": origin, "content-type": "text/plain"}
+                answer = await one.http.request(method, path, headers=headers)
+                found.add(answer.status_code)
+                if answer.status_code == 403:
+                    error = answer.json()["error"]
+                    assert error["code"] == "origin_not_allowed"
+                    assert "--allowed-hosts" in error["message"]
+                    assert repr(origin) in error["message"]
+            assert (await one.http.post("/flush_cache", headers={"host": host})).status_code == 200, "no browser"
+
+    run(test)
+    return found
+
+
+def test_pages_of_other_sites_cannot_post() -> None:
+    """A browser sends such a call before it asks, and only hides the answer from the page."""
+    assert posted(names(), *OTHER_PAGES) == {403}
+    assert posted(names(), *OWN_PAGES) == {200}
+    assert posted(names(), *OTHER_PAGES, method="GET") == {200}, "it changes nothing, and browsers hide the answer"
+    assert posted(None, *OTHER_PAGES) == {200}
+
+
+def test_pages_of_the_servers_own_names_can_post() -> None:
+    named = names(allowed_hosts="chat.example, *.lan, 192.0.2.7", host="box.home")
+    assert posted(named, "http://192.0.2.7", "https://Chat.Example", "http://a.lan:8080", "http://box.home:8000") == {
+        200
+    }
+    assert posted(named, "http://a.chat.example", "http://box.homes") == {403}
+    assert posted(names(), "http://192.168.0.7:8000", "http://192.168.0.7", host="192.168.0.7:8000") == {200}
+    assert posted(names(), "http://192.168.0.8:8000", host="192.168.0.7:8000") == {403}
+
+
+def test_the_options_name_more() -> None:
+    named = names(allowed_hosts="Chat.Example, *.lan", host="box.home")
+    assert statuses(named, "chat.example:443", "a.lan", "a.b.lan", "localhost", LOOPBACK, "Box.Home") == {200}
+    assert statuses(named, "lan", "a.chat.example", "alan", "a.box.home") == {403}
+
+
+def test_when_hosts_are_checked() -> None:
+    assert names("0.0.0.0") is None, "behind a name of its own a server answers to that name"
+    assert names("::1") is not None
+    assert names("192.0.2.7", allowed_hosts="chat.example") is not None
+    assert names(allowed_hosts="*") is None
+
+
+@pytest.mark.parametrize("given", ["", "a,,b", "http://a", "a:80", "a b", "*.", "a.*", "-a"])
+def test_names_that_cannot_be(given: str) -> None:
+    with pytest.raises(ConfigError, match="--allowed-hosts must be names without port"):
+        check_server(ServerConfig(allowed_hosts=given))
