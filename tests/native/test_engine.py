@@ -13,8 +13,8 @@ import sluice.assembly.devices
 from compiled import TILES, library
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
-from sluice.llm import Result
 from sluice.native.library import NAMES, Library
+from sluice.outputs import Result
 
 LIBRARY = library()
 LEVELS = [name for name, level in NAMES.items() if LIBRARY.has(level)]

@@ -17,7 +17,7 @@ from sluice.assembly.offloading import Costs, OffloadSetup, Sizes, offload_limit
 from sluice.assembly.tiers import TierSetup
 from sluice.config import EngineConfig, OffloadConfig
 from sluice.engine.messages import Copied, Submit
-from sluice.llm import Result
+from sluice.outputs import Result
 from sluice.types import Tier, TierLimits
 from tier_schedules import BlockingLink, greedy, run_out
 

@@ -10,7 +10,7 @@ import pytest
 
 import tiny_models
 from sluice import LLM, SamplingParams
-from sluice.llm import Result, Sample
+from sluice.outputs import Result, Sample
 from sluice.types import TokenLogprobs
 from worlds import assert_same_logprobs
 
