@@ -195,6 +195,11 @@ def known_fields(
     return kept
 
 
+def take_fields(content: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Remove a struct's fields from a body's content, and return them."""
+    return {name: content.pop(name) for name in fields_of(kind) & content.keys()}
+
+
 def _check_unsupported(name: str, value: Any, accepted: Accepted, instead: str | None) -> None:
     if isinstance(accepted, type):
         # In JSON, true is no integer.

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from sluice.http import unsupported_fields
-from sluice.http.body import convert, fields_of, json_object, known_fields
+from sluice.http.body import convert, fields_of, json_object, known_fields, take_fields
 from sluice.http.errors import require
 from sluice.http.generate_call import (
     ID_SCHEMA,
@@ -137,11 +137,10 @@ def _read(
 
     The last value is the names of the fields of sampling that the body has.
     """
-    of_sampling = fields_of(SamplingFields)
     of_template = fields_of(TemplateFields) if kind is ChatFields else frozenset[str]()
-    content = known_fields(json_object(body), fields_of(kind) | of_sampling | of_template, unsupported)
-    sampling = {name: content.pop(name) for name in of_sampling & content.keys()}
-    template = {name: content.pop(name) for name in of_template & content.keys()}
+    content = known_fields(json_object(body), fields_of(kind) | fields_of(SamplingFields) | of_template, unsupported)
+    sampling = take_fields(content, SamplingFields)
+    template = take_fields(content, TemplateFields)
     settings = convert(sampling, SamplingFields), convert(template, TemplateFields)
     return convert(content, kind), *settings, frozenset(sampling)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.http import unsupported_fields
 from sluice.http.answers import text_of
-from sluice.http.body import convert, fields_of, known_fields, read_fields
+from sluice.http.body import convert, fields_of, known_fields, read_fields, take_fields
 from sluice.http.errors import require
 from sluice.http.generate_call import (
     ID_SCHEMA,
@@ -96,10 +96,9 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
     _check_logprobs(fields)
     length = len(fields.rid or "")
     require(length <= MAX_RID, f"rid may have at most {MAX_RID} characters, got {length}", param="rid")
-    of_text = fields_of(NativeText)
-    known = fields_of(NativeSampling) | of_text
+    known = fields_of(NativeSampling) | fields_of(NativeText)
     given = known_fields(fields.sampling_params, known, unsupported_fields.GENERATE_SAMPLING, PLACE)
-    text = convert({name: given.pop(name) for name in of_text & given.keys()}, NativeText, PLACE)
+    text = convert(take_fields(given, NativeText), NativeText, PLACE)
     logprobs = fields.top_logprobs_num if fields.return_logprob else None
     sampling = sampling_params(
         convert(given, NativeSampling, PLACE),

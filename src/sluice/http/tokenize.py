@@ -10,7 +10,7 @@ import msgspec
 
 from sluice.http import unsupported_fields
 from sluice.http.backend import Service
-from sluice.http.body import convert, fields_of, json_object, known_fields, read_fields
+from sluice.http.body import convert, fields_of, json_object, known_fields, read_fields, take_fields
 from sluice.http.errors import bad_request, require, unavailable
 from sluice.http.generate_call import ID_SCHEMA, Conversation, GenerateCall, Prompt, documented
 from sluice.http.logprobs import completion_token
@@ -145,9 +145,9 @@ def parse_tokenize(body: bytes) -> TokenizeCall:
     Raises:
         ApiError: 400, naming the field.
     """
-    of_template = fields_of(TemplateFields)
-    content = known_fields(json_object(body), fields_of(TokenizeFields) | of_template, unsupported_fields.TOKENIZE)
-    template = {name: content.pop(name) for name in of_template & content.keys()}
+    known = fields_of(TokenizeFields) | fields_of(TemplateFields)
+    content = known_fields(json_object(body), known, unsupported_fields.TOKENIZE)
+    template = take_fields(content, TemplateFields)
     fields = convert(content, TokenizeFields)
     require((fields.prompt is None) != (fields.messages is None), "send either prompt or messages", param="prompt")
     require(
