@@ -138,3 +138,10 @@ def test_dynamic_chunking_needs_chunks() -> None:
     with pytest.raises(ConfigError, match="--dynamic-chunking must be a position, or 0, got -1"):
         resolve(dynamic_chunking=-1)
     assert resolve(dynamic_chunking=300).scheduler.limits().dynamic_chunking == 300
+
+
+@pytest.mark.parametrize("name", ["schedule_policy", "scheduling_policy", "scheduling-policy"])
+def test_the_policy_beside_priorities_under_any_name(name: str) -> None:
+    """The policy that priorities include would contradict them under vLLM's name, in `LLM(...)`."""
+    config = EngineConfig.from_options({"enable_priority_scheduling": True, name: "fcfs"})
+    assert config == EngineConfig.from_options({"schedule_policy": "priority"})

@@ -78,9 +78,9 @@ def canonical(options: Mapping[str, Any]) -> dict[str, Any]:
             if (translated := foreign.translated(name, value)) is None:
                 continue
             name, value = translated
-        elif value is not None and included.get(name) == value:
-            continue
         name = aliases.get(name, name)
+        if foreign is None and value is not None and included.get(name) == value:
+            continue
         if name not in known:
             raise ConfigError(_unknown(given, [*known, *aliases, *FOREIGN]))
         value = known[name].spelled(value)
