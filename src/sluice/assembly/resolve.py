@@ -144,18 +144,20 @@ def _refuse_fraction(config: EngineConfig, device_type: str) -> None:
     static, whole = config.model.mem_fraction_static, config.model.gpu_memory_utilization
     if static is not None and whole is not None:
         raise ConfigError(f"--mem-fraction-static {static} and --gpu-memory-utilization {whole}: give one of them")
-    for name, fraction in (("--mem-fraction-static", static), ("--gpu-memory-utilization", whole)):
-        if fraction is None:
-            continue
-        if not 0 < fraction < 1 and (fraction, name) != (1, "--gpu-memory-utilization"):
-            raise ConfigError(f"{name} must be a share between 0 and 1, got {fraction}")
-        if device_type != "cuda":
-            raise ConfigError(
-                f"{name} {fraction} needs --device cuda, got {device_type}; there --max-total-tokens sets"
-                f" the size of the KV pool"
-            )
-        if tokens is not None:
-            raise ConfigError(f"{name} {fraction} has no effect with --max-total-tokens {tokens}")
+    name, fraction = ("--mem-fraction-static", static) if whole is None else ("--gpu-memory-utilization", whole)
+    if fraction is None:
+        return
+    # What is static leaves room for activations; what is used may be everything.
+    is_share = 0 < fraction < 1 if whole is None else 0 < fraction <= 1
+    if not is_share:
+        raise ConfigError(f"{name} must be a share between 0 and 1, got {fraction}")
+    if device_type != "cuda":
+        raise ConfigError(
+            f"{name} {fraction} needs --device cuda, got {device_type}; there --max-total-tokens sets"
+            f" the size of the KV pool"
+        )
+    if tokens is not None:
+        raise ConfigError(f"{name} {fraction} has no effect with --max-total-tokens {tokens}")
 
 
 def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
