@@ -15,6 +15,8 @@ import pytest
 from tokenizer_makers import byte_tokenizer
 
 TESTS = Path(__file__).parent
+PATIENCE = 40.0
+"""Seconds after which something hangs, on a machine however busy. Every time that a test forbids is longer."""
 SHADOW = """
 import gc
 import json

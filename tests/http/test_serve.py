@@ -22,7 +22,7 @@ import pytest
 import processes
 from collecting import collector
 from processes import free_port
-from serve_process import announced, server, shadow
+from serve_process import PATIENCE, announced, server, shadow
 from serving import expected_text, parse_events
 
 
@@ -42,7 +42,7 @@ def statuses_until_ready(process: subprocess.Popen[str], url: str) -> list[int]:
 
 def stops(process: subprocess.Popen[str], number: signal.Signals = signal.SIGINT) -> int:
     process.send_signal(number)
-    return process.wait(timeout=10)
+    return process.wait(timeout=PATIENCE)
 
 
 def test_a_server_does_not_stand_still_for_its_garbage(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_serve_the_bundled_model() -> None:
             assert stops(process) == 0
             rest = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
             assert "shutting down" in rest[-1]["error"]["message"]
-        assert processes.ends(engine, 5), "the engine outlived the server"
+        assert processes.ends(engine, PATIENCE), "the engine outlived the server"
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
 
@@ -140,7 +140,7 @@ def test_the_end_of_the_last_engine(tmp_path: Path) -> None:
         announced(process)
         (engine,) = processes.children(process.pid)
         os.kill(engine, signal.SIGKILL)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert errors == "sluice: error: the engine was killed by signal 9\n"
         assert process.returncode == 1
 
@@ -151,7 +151,7 @@ def test_a_server_gives_up_if_no_engine_can_be_started(tmp_path: Path) -> None:
         announced(process)
         (engine,) = processes.children(process.pid)
         os.kill(engine, signal.SIGKILL)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         *_, last = errors.splitlines()
         lacking = "the engine was killed by signal 9, and no other one can be started at the moment: no memory left"
         assert last == f"sluice: error: {lacking}; given up after 0.2 s (--restart-timeout)"
@@ -255,7 +255,7 @@ def test_a_drain_finishes_what_runs(tmp_path: Path) -> None:
             refused = http.post(f"http://127.0.0.1:{port}/v1/completions", json={"prompt": "a", "stream": True})
             assert refused.status_code == 503
             assert text_of(begun + list(events)) == expected_text("ab", 150)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 def test_a_drain_is_bounded(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_drain_is_bounded(tmp_path: Path) -> None:
             next(events)
             process.send_signal(signal.SIGTERM)
             assert "shutting down" in json.loads(list(events)[-1])["error"]["message"]
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE) == 0
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
@@ -279,13 +279,13 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals) 
             next(events)
             process.send_signal(first)
             process.send_signal(signal.SIGINT if first is signal.SIGTERM else signal.SIGTERM)
-            assert process.wait(timeout=5) == 0
-        assert processes.ends(engine, 5)
+            assert process.wait(timeout=PATIENCE) == 0
+        assert processes.ends(engine, PATIENCE)
 
 
 def test_a_model_that_loads_too_long_ends_the_server(tmp_path: Path) -> None:
     with server(*shadow(0, tmp_path, "shadow_engine:hang", start_timeout=0.5)) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert errors == "sluice: error: the engine was not ready within 0.5 s (--start-timeout)\n"
         assert process.returncode == 1
 
@@ -327,7 +327,7 @@ def test_stopping_while_the_model_loads(tmp_path: Path) -> None:
 )
 def test_an_engine_that_does_not_start_ends_the_server(tmp_path: Path, factory: str, said: str) -> None:
     with server(*shadow(0, tmp_path, factory)) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert errors == said.format(folder=tmp_path)
         assert process.returncode == 1
 
@@ -336,7 +336,7 @@ def test_a_checkpoint_without_a_tokenizer_ends_the_server(tmp_path: Path) -> Non
     command = shadow(0, tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with server(*command) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert errors.startswith(f"sluice: error: {tmp_path} has no tokenizer.json")
         assert errors.count("\n") == 1
         assert process.returncode == 1
@@ -368,7 +368,7 @@ def test_what_is_seen_of_a_call(tmp_path: Path) -> None:
 
 def test_traces_that_cannot_be_sent_end_the_server_at_once(tmp_path: Path) -> None:
     with server(*shadow(0, tmp_path, otlp_traces_endpoint="localhost:4318")) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert errors.startswith("sluice: error: --otlp-traces-endpoint must be a URL")
         assert errors.count("\n") == 1
         assert process.returncode == 2
@@ -407,7 +407,7 @@ def test_keys_that_cannot_be(tmp_path: Path, content: bytes | None, said: str) -
     if content is not None:
         keys.write_bytes(content)
     with server("-m", "sluice", "serve", "--port", "0", "--api-key-file", str(keys)) as process:
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 2
         assert said in errors
         assert "two words" not in errors
