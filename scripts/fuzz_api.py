@@ -26,8 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from api_cases import OPERATIONS, Sent, case_of, complaint
-from sluice.http.openapi import BODIES
+from api_cases import OPERATIONS, WITH_BODY, Sent, case_of, complaint
 
 PATIENCE = 60.0
 """Seconds after which a request counts as hung."""
@@ -111,11 +110,10 @@ def main() -> int:
     args = parser.parse_args()
     statuses: Counter[int] = Counter()
     with nullcontext(args.url) if args.url else bundled() as url:
-        with_body = [("POST", path) for path in BODIES]
         problems: list[str] = []
         for operation in OPERATIONS:
             # Other operations take no argument, so their requests are all alike.
-            count = max(1, args.requests // len(with_body)) if operation in with_body else 20
+            count = max(1, args.requests // len(WITH_BODY)) if operation in WITH_BODY else 20
             problems += fuzz(url, operation, count, args.seed, statuses)
         problems += at_rest(url)
     counts = ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items()))

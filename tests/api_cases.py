@@ -10,9 +10,16 @@ import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
+from sluice.http.app import make_routes
+from sluice.http.backend import Backend
+from sluice.http.body import BodyLimits, BodyReader
+from sluice.http.isolation import CacheIsolation
+from sluice.http.metrics import Metrics
 from sluice.http.openapi import openapi
 
-SCHEMA = schemathesis.openapi.from_dict(openapi("0"))
+ROUTES = make_routes(Backend(), BodyReader(BodyLimits()), CacheIsolation(), Metrics(), lambda: 0.0)
+SCHEMA = schemathesis.openapi.from_dict(openapi(ROUTES.operations, "0"))
+WITH_BODY = [(each.method, each.path) for each in ROUTES.operations if each.body is not None]
 OPERATIONS = [(method.upper(), path) for path, methods in SCHEMA.raw_schema["paths"].items() for method in methods]
 MOST = {"max_tokens": 30, "max_completion_tokens": 30, "min_tokens": 3, "n": 4, "best_of": 4}
 """What is tested is the way in, not the engine's patience."""

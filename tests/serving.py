@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from held_link import HeldLink
 from shadow_engine import OPTIONS, VOCAB, limits_of, resolution, shadow_engine
@@ -66,7 +66,7 @@ def expected_text(prompt: str | Sequence[int], max_tokens: int, *, seed: int = 0
 class Server:
     """What a test may touch."""
 
-    app: FastAPI
+    app: Starlette
     http: httpx.AsyncClient
     backend: Backend
     client: EngineClient

@@ -162,7 +162,7 @@ def test_no_other_site_may_call_from_a_browser() -> None:
 
 
 def test_no_pages_that_describe_the_server() -> None:
-    """FastAPI's own pages load scripts from elsewhere."""
+    """Pages that frameworks add load scripts from elsewhere."""
 
     async def test() -> None:
         async with serving() as server:

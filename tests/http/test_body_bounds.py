@@ -10,8 +10,10 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from fastapi.responses import StreamingResponse
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from serving import Caller, run, serving
 from sluice.http import generation
@@ -105,7 +107,6 @@ async def endless_answer(receive_bytes: int) -> AsyncIterator[tuple[TimeLimitedP
         receive_bytes: of the client's buffer in the kernel.
     """
     is_over = asyncio.Event()
-    app = FastAPI()
 
     async def endless() -> Any:
         try:
@@ -115,9 +116,10 @@ async def endless_answer(receive_bytes: int) -> AsyncIterator[tuple[TimeLimitedP
         finally:
             is_over.set()
 
-    @app.get("/")
-    async def get() -> StreamingResponse:
+    async def get(request: Request) -> StreamingResponse:
         return StreamingResponse(endless())
+
+    app = Starlette(routes=[Route("/", get)])
 
     server, listener = HttpServer.of(app), listen("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

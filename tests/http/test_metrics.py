@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
-from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families as parse
+from starlette.applications import Starlette
 
 from serving import MODEL, run, serving
 from sluice.engine.messages import Message, QueryStats, Stats
 from sluice.engine.meter import Totals
 from sluice.http.backend import Backend
 from sluice.http.metrics import Metrics, Page, add_metrics
+from sluice.http.routes import Routes
 from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.testing import Faults, resolved
 from sluice.types import FinishReason, Occupancy, Output, Submit, Tier, TierUse
@@ -168,8 +169,9 @@ def test_a_long_step_does_not_hold_a_scrape_up() -> None:
             client = EngineClient(asked.append)
             backend = Backend(server.backend.engine)
             backend.open(replace(server.backend.service(), client=client))
-            app = FastAPI()
-            add_metrics(app, backend, server.metrics, wait_seconds=0.001)
+            routes = Routes()
+            add_metrics(routes, backend, server.metrics, wait_seconds=0.001)
+            app = Starlette(routes=routes.starlette_routes())
             async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
                 samples = await scrape(http)
                 assert value(samples, "sluice:engine_up") == 1

@@ -6,8 +6,9 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import TypeVar
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 
 from sluice.http.answers import (
     Answer,
@@ -23,16 +24,25 @@ from sluice.http.backend import Backend
 from sluice.http.body import BodyLimits, BodyReader
 from sluice.http.calls import Calls, Listener
 from sluice.http.connections import RefuseExtra
-from sluice.http.errors import CLIENT_LEFT, add_error_handlers, bad_request
+from sluice.http.errors import CLIENT_LEFT, ERROR_HANDLERS, bad_request
 from sluice.http.generate_call import F, GenerateCall
 from sluice.http.generation import Generation
 from sluice.http.hosts import HostChecked
-from sluice.http.info import add_health, add_info
+from sluice.http.info import add_description, add_health, add_info
 from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics, add_metrics
-from sluice.http.openai import parse_chat, parse_completion
-from sluice.http.sglang import NativeAnswer, parse_generate
-from sluice.http.tokenize import detokenize, parse_detokenize, parse_tokenize, prompt_ids, tokenize
+from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
+from sluice.http.routes import Routes
+from sluice.http.sglang import GENERATE_BODY, NativeAnswer, parse_generate
+from sluice.http.tokenize import (
+    DETOKENIZE_BODY,
+    TOKENIZE_BODY,
+    detokenize,
+    parse_detokenize,
+    parse_tokenize,
+    prompt_ids,
+    tokenize,
+)
 from sluice.http.tokenizer_threads import TokenizerThreads
 from sluice.http.turns import BegunInTurns, Turns
 
@@ -50,7 +60,7 @@ def create_app(
     clock: Callable[[], float] = time.time,
     metrics: Metrics | None = None,
     listeners: Sequence[Listener] = (),
-) -> FastAPI:
+) -> Starlette:
     """Return the HTTP application over a backend that may open and close at any time.
 
     Args:
@@ -64,13 +74,9 @@ def create_app(
         listeners: receive every call when it is over, besides the metrics.
     """
     metrics = Metrics() if metrics is None else metrics
-    app = FastAPI(title="Sluice", docs_url=None, redoc_url=None, openapi_url=None)
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
-    _add_routes(app, backend, bodies, isolation or CacheIsolation(), clock)
-    add_info(app, backend, int(clock()))
-    add_metrics(app, backend, metrics)
-    add_health(app, backend)
-    add_error_handlers(app)
+    routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock)
+    app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
     if api_keys:
         app.add_middleware(KeyRequired, keys=api_keys)
     if hosts is not None:
@@ -81,8 +87,21 @@ def create_app(
     return app
 
 
-def _add_routes(
-    app: FastAPI, backend: Backend, bodies: BodyReader, isolation: CacheIsolation, clock: Callable[[], float]
+def make_routes(
+    backend: Backend, bodies: BodyReader, isolation: CacheIsolation, metrics: Metrics, clock: Callable[[], float]
+) -> Routes:
+    """Return all routes. The arguments are those of `create_app`."""
+    routes = Routes()
+    _add_generation(routes, backend, bodies, isolation, clock)
+    add_info(routes, backend, int(clock()))
+    add_metrics(routes, backend, metrics)
+    add_health(routes, backend)
+    add_description(routes)
+    return routes
+
+
+def _add_generation(
+    routes: Routes, backend: Backend, bodies: BodyReader, isolation: CacheIsolation, clock: Callable[[], float]
 ) -> None:
     threads, turns = TokenizerThreads(), Turns()
 
@@ -109,31 +128,31 @@ def _add_routes(
 
         return await while_client_is_there(request, begun())
 
-    @app.post("/v1/completions")
+    @routes.add("POST", "/v1/completions", summary="Continue prompts (OpenAI)", body=COMPLETION_BODY, answer=dict)
     async def completions(request: Request) -> Response:
         return await generate(request, parse_completion, CompletionAnswer)
 
-    @app.post("/v1/chat/completions")
+    @routes.add("POST", "/v1/chat/completions", summary="Continue a conversation (OpenAI)", body=CHAT_BODY, answer=dict)
     async def chat_completions(request: Request) -> Response:
         return await generate(request, parse_chat, ChatAnswer)
 
-    @app.post("/generate")
+    @routes.add("POST", "/generate", summary="Continue prompts (SGLang)", body=GENERATE_BODY, answer=dict)
     async def native_generate(request: Request) -> Response:
         return await generate(request, parse_generate, NativeAnswer)
 
-    @app.post("/v1/embeddings")
+    @routes.add("POST", "/v1/embeddings", summary="Refused: no model here computes embeddings (OpenAI)", answer=dict)
     async def embeddings(request: Request) -> Response:
         raise bad_request(
             "embeddings are not supported: this server only generates text",
             code="unsupported",
         )
 
-    @app.post("/tokenize")
+    @routes.add("POST", "/tokenize", summary="Text to token ids (vLLM)", body=TOKENIZE_BODY, answer=dict)
     async def to_tokens(request: Request) -> Response:
         call = await bodies.read(request, parse_tokenize)
         return await while_client_is_there(request, in_json(tokenize(backend.service(), threads, call)))
 
-    @app.post("/detokenize")
+    @routes.add("POST", "/detokenize", summary="Token ids to text (vLLM)", body=DETOKENIZE_BODY, answer=dict)
     async def to_text(request: Request) -> Response:
         fields = await bodies.read(request, parse_detokenize)
         return await while_client_is_there(request, in_json(detokenize(backend.service(), threads, fields)))

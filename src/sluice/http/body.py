@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-from fastapi import Request
+from starlette.requests import Request
 
 from sluice.http.calls import CALL, Call
 from sluice.http.errors import ApiError, bad_request

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
 
 RETRY_SECONDS = 5
 """When to try again with a server that has no engine at the moment."""
@@ -15,6 +17,20 @@ LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
 """Characters. A message names the value that it refuses, which may be megabytes long."""
 CLIENT_LEFT = 499
 """The status in logs, metrics and traces of a call whose client left before the answer."""
+
+
+class ErrorDetails(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    """The field at fault, as a path (`messages[0].role`)."""
+    code: str | None
+
+
+class Error(msgspec.Struct):
+    """The body of answers other than 2xx, in the shape of OpenAI's API."""
+
+    error: ErrorDetails
 
 
 class ApiError(Exception):
@@ -71,21 +87,25 @@ def unavailable(reason: str) -> ApiError:
     return ApiError(503, f"cannot serve requests: {reason}", code="service_unavailable", retry_after=RETRY_SECONDS)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error in OpenAI's shape."""
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error.response()
 
-    @app.exception_handler(ApiError)
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return error.response()
 
-    @app.exception_handler(ClientDisconnect)
-    async def client_left(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=CLIENT_LEFT)
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
 
-    @app.exception_handler(HTTPException)
-    async def http_error(request: Request, error: HTTPException) -> Response:
-        known = {404: "there is no such path", 405: "the path exists, but not for this method"}
-        message = f"{request.method} {request.url.path}: {known.get(error.status_code, error.detail)}"
-        response = ApiError(error.status_code, message).response()
-        response.headers.update(error.headers or {})
-        return response
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = {404: "there is no such path", 405: "the path exists, but not for this method"}
+    message = f"{request.method} {request.url.path}: {known.get(error.status_code, error.detail)}"
+    response = ApiError(error.status_code, message).response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+ERROR_HANDLERS: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = MappingProxyType(
+    {ApiError: _api_error, ClientDisconnect: _client_left, HTTPException: _http_error}
+)
+"""How the application answers each kind of error. Starlette would call a plain function in a thread."""

@@ -6,14 +6,16 @@ from collections.abc import Awaitable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse, Response
+import msgspec
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from sluice.engine.messages import Stats
 from sluice.engine.trace import StepRecord
 from sluice.http.backend import Backend, Service
 from sluice.http.errors import RETRY_SECONDS
 from sluice.http.openapi import openapi
+from sluice.http.routes import Routes
 from sluice.process.client import EngineGone
 from sluice.process.engine_state import EngineState
 from sluice.types import Occupancy
@@ -25,7 +27,17 @@ FORMER_NAMES: Mapping[str, str] = {
 """Keys of options in /server_info before they were renamed. Clients may still read them."""
 
 
-def add_health(app: FastAPI, backend: Backend) -> None:
+class Status(msgspec.Struct):
+    status: str
+    """`ok`, or why it is not."""
+
+
+class Health(Status):
+    engine: dict[str, Any]
+    """Its process, its phase, and its step or how far it is loaded."""
+
+
+def add_health(routes: Routes, backend: Backend) -> None:
     """Add the routes of health checks, which are answered from the engine's heartbeat even during a long step.
 
     GET /live    should this process live on? Not once it has given its engine up and is about to end.
@@ -33,17 +45,35 @@ def add_health(app: FastAPI, backend: Backend) -> None:
     GET /health  the same as /ready, with the engine's step and phase
     """
 
-    @app.get("/live")
-    async def live() -> Response:
+    @routes.add(
+        "GET",
+        "/live",
+        summary="Whether its process should live on: 200 or 503",
+        answer=Status,
+        unavailable=Status,
+    )
+    async def live(request: Request) -> Response:
         gone = backend.is_closed or backend.engine.has_given_up
         return JSONResponse({"status": backend.status if gone else "ok"}, status_code=503 if gone else 200)
 
-    @app.get("/ready")
-    async def ready() -> Response:
+    @routes.add(
+        "GET",
+        "/ready",
+        summary="Whether new work may be sent to it: 200 or 503",
+        answer=Status,
+        unavailable=Status,
+    )
+    async def ready(request: Request) -> Response:
         return _readiness(backend, {"status": backend.status})
 
-    @app.get("/health")
-    async def health() -> Response:
+    @routes.add(
+        "GET",
+        "/health",
+        summary="Whether it can be used: 200 or 503; and the engine's step and phase",
+        answer=Health,
+        unavailable=Health,
+    )
+    async def health(request: Request) -> Response:
         return _readiness(backend, {"status": backend.status, "engine": backend.engine.as_json()})
 
 
@@ -53,32 +83,37 @@ def _readiness(backend: Backend, body: dict[str, Any]) -> Response:
     return JSONResponse(body, status_code=503, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
-def add_info(app: FastAPI, backend: Backend, started: int) -> None:
+def add_info(routes: Routes, backend: Backend, started: int) -> None:
     """Add the routes that describe the model and the server.
 
     Args:
         started: when the server was, in Unix seconds.
     """
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    @routes.add("GET", "/v1/models", summary="The model that is served (OpenAI)", answer=dict)
+    async def models(request: Request) -> Response:
         service = backend.service()
         return JSONResponse({"object": "list", "data": [_model(service, name, started) for name in service.models]})
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    @routes.add("GET", "/v1/models/{name:path}", summary="One model (OpenAI)", answer=dict)
+    async def model(request: Request) -> Response:
         service = backend.service()
+        name = request.path_params["name"]
         service.check_model(name)
         return JSONResponse(_model(service, name, started))
 
-    @app.get("/server_info")
-    @app.get("/get_server_info")
-    async def info() -> Response:
+    @routes.add(
+        "GET",
+        "/server_info",
+        "/get_server_info",
+        summary="Every option with its reason, and the state of the engine",
+        answer=dict,
+    )
+    async def info(request: Request) -> Response:
         return JSONResponse(await server_info(backend.service(), backend.engine))
 
-    @app.get("/model_info")
-    @app.get("/get_model_info")
-    async def model_info() -> Response:
+    @routes.add("GET", "/model_info", "/get_model_info", summary="The model that is served (SGLang)", answer=dict)
+    async def model_info(request: Request) -> Response:
         service = backend.service()
         return JSONResponse(
             {
@@ -90,20 +125,24 @@ def add_info(app: FastAPI, backend: Backend, started: int) -> None:
             }
         )
 
-    @app.post("/flush_cache")
-    async def flush_cache() -> Response:
+    @routes.add("POST", "/flush_cache", summary="Forget what is cached and not in use (SGLang)", answer=dict)
+    async def flush_cache(request: Request) -> Response:
         """Forget what is cached and not in use. While there is no engine, there is no cache."""
         stats = await _or_none(backend.service().client.flush_cache())
         cached = 0 if stats is None else stats.occupancy.cached_pages
         return JSONResponse({"success": True, "cached_pages": cached})
 
-    @app.get("/version")
-    async def show_version() -> Response:
+    @routes.add("GET", "/version", summary="The version of the server", answer=dict)
+    async def show_version(request: Request) -> Response:
         return JSONResponse({"version": version("sluice")})
 
-    @app.get("/openapi.json")
-    async def schema() -> Response:
-        return JSONResponse(openapi(version("sluice")))
+
+def add_description(routes: Routes) -> None:
+    """Add the route that describes all routes, those that are added later too."""
+
+    @routes.add("GET", "/openapi.json", summary="This document (OpenAPI)", answer=dict)
+    async def schema(request: Request) -> Response:
+        return JSONResponse(openapi(routes.operations, version("sluice")))
 
 
 def _model(service: Service, name: str, created: int) -> dict[str, object]:

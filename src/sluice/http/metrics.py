@@ -13,20 +13,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from fastapi import FastAPI
-from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+from starlette.requests import Request
+from starlette.responses import Response
 
 from sluice.engine.messages import Stats
 from sluice.engine.meter import REQUEST_SECONDS, Histogram, Tally
 from sluice.http.backend import Backend
 from sluice.http.calls import CALL, Call
 from sluice.http.loop_watchdog import PauseLog
+from sluice.http.routes import Routes
 from sluice.process.client import EngineClient, EngineGone, Observer
 from sluice.process.engine_state import RecoveryStats
 from sluice.types import Bound, FinishReason, Output, Submit, Tier, TierUse
@@ -305,15 +306,15 @@ class Page(Collector):
         return generate_latest(registry)
 
 
-def add_metrics(app: FastAPI, backend: Backend, metrics: Metrics, *, wait_seconds: float = WAIT_SECONDS) -> None:
+def add_metrics(routes: Routes, backend: Backend, metrics: Metrics, *, wait_seconds: float = WAIT_SECONDS) -> None:
     """Add the route.
 
     Args:
         wait_seconds: after which the engine's numbers are those of its last answer.
     """
 
-    @app.get("/metrics")
-    async def show_metrics() -> Response:
+    @routes.add("GET", "/metrics", summary="Metrics (Prometheus)", media_type=CONTENT_TYPE)
+    async def show_metrics(request: Request) -> Response:
         service = backend.service() if backend.has_service else None
         stats = None if service is None else await _stats(service.client, wait_seconds)
         page = Page(metrics.model)

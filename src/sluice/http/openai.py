@@ -27,6 +27,7 @@ from sluice.http.generate_call import (
     some,
 )
 from sluice.http.messages import AnyMessage
+from sluice.http.routes import Body
 from sluice.http.template_fields import TemplateFields, conversation_of
 from sluice.text.text_stream import TextOptions
 from sluice.types import MAX_LOGPROBS, SamplingParams
@@ -79,6 +80,8 @@ class ChatFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Logprobs = 0
 
 
+COMPLETION_BODY = Body((CompletionFields, SamplingFields))
+CHAT_BODY = Body((ChatFields, SamplingFields, TemplateFields))
 B = TypeVar("B", bound=OpenAIFields)
 
 

@@ -1,110 +1,111 @@
-"""`GET /openapi.json`: the API described for machines, by the types that bodies are checked against."""
+"""`GET /openapi.json`: the API described for machines, from the table of routes and the types that it names."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from sluice.http.generate_call import SamplingFields
-from sluice.http.openai import ChatFields, CompletionFields
-from sluice.http.sglang import NativeFields, NativeSampling, NativeText
-from sluice.http.template_fields import TemplateFields
-from sluice.http.tokenize import DetokenizeFields, TokenizeFields
+from sluice.http.errors import Error
+from sluice.http.routes import JSON, Body, Fields, Operation
 
-BODIES: Mapping[str, tuple[str, type[msgspec.Struct]]] = {
-    "/v1/completions": ("Continue prompts (OpenAI)", CompletionFields),
-    "/v1/chat/completions": ("Continue a conversation (OpenAI)", ChatFields),
-    "/generate": ("Continue prompts (SGLang)", NativeFields),
-    "/tokenize": ("Text to token ids (vLLM)", TokenizeFields),
-    "/detokenize": ("Token ids to text (vLLM)", DetokenizeFields),
-}
-EITHER: Mapping[str, tuple[str, str]] = {
-    "NativeFields": ("text", "input_ids"),
-    "TokenizeFields": ("prompt", "messages"),
-}
-"""Fields of which exactly one is given."""
+REF = "#/components/schemas/{name}"
+EVENTS = "text/event-stream"
 NOT_NULL = {"not": {"type": "null"}}
-READINGS: Mapping[str, str] = {
-    "/v1/models": "The model that is served (OpenAI)",
-    "/health": "Whether it can be used: 200 or 503; and the engine's step and phase",
-    "/live": "Whether its process should live on: 200 or 503",
-    "/ready": "Whether new work may be sent to it: 200 or 503",
-    "/server_info": "Every option with its reason, and the state of the engine",
-    "/model_info": "The model that is served (SGLang)",
-    "/version": "The version of the server",
-}
+Schema = dict[str, Any]
 
 
-class ErrorDetails(msgspec.Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
+    """Return the OpenAPI document of some operations.
 
-
-class Error(msgspec.Struct):
-    """The body of every answer other than 2xx."""
-
-    error: ErrorDetails
-
-
-def openapi(version: str) -> dict[str, Any]:
-    """Return the document. Besides the listed fields, those that ask for nothing (`user`, `tools: []`) are accepted."""
-    schemas, components = msgspec.json.schema_components(
-        [*(kind for _, kind in BODIES.values()), NativeSampling, SamplingFields, TemplateFields, NativeText, Error],
-        ref_template="#/components/schemas/{name}",
-    )
-    sampling = components.pop("SamplingFields")["properties"]
-    for kind in (CompletionFields, ChatFields):
-        components[kind.__name__]["properties"] |= sampling
-    components["NativeSampling"]["properties"] |= components.pop("NativeText")["properties"]
-    template = components.pop("TemplateFields")["properties"]
-    for name in ("ChatFields", "TokenizeFields"):
-        components[name]["properties"] |= template
-    components["NativeFields"]["properties"]["sampling_params"] = {"$ref": "#/components/schemas/NativeSampling"}
-    for name, either in EITHER.items():
-        components[name]["oneOf"] = [{"required": [field], "properties": {field: NOT_NULL}} for field in either]
-    paths: dict[str, Any] = {
-        path: {"post": _with_body(summary, schema)}
-        for (path, (summary, _)), schema in zip(BODIES.items(), schemas, strict=False)
-    }
-    paths |= {path: {"get": _operation(summary)} for path, summary in READINGS.items()}
-    paths["/v1/models/{name}"] = {
-        "get": _operation("One model (OpenAI)")
-        | {"parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]}
-    }
-    paths["/flush_cache"] = {"post": _operation("Forget what is cached and not in use (SGLang)")}
+    Besides the fields of a body that it lists, others are accepted and ignored, or refused by name.
+    """
+    types = [*dict.fromkeys(_types(operations))]
+    schemas, components = msgspec.json.schema_components(types, ref_template=REF)
+    schema_of = dict(zip(types, schemas, strict=True))
+    for operation in operations:
+        if operation.body is not None:
+            _join(operation.body, components)
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        path = re.sub(r"{(\w+):\w+}", r"{\1}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schema_of)
+    used = {name: schema for name, schema in components.items() if _is_used(name, components, paths)}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice", "version": version},
         "paths": paths,
-        "components": {
-            "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": used, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
 
 
-def _operation(summary: str) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _types(operations: Sequence[Operation]) -> Iterator[Any]:
+    yield Error
+    for operation in operations:
+        if operation.body is not None:
+            yield from operation.body.fields
+            for fields in operation.body.nested.values():
+                yield from fields
+        yield from (each for each in (operation.answer, operation.events, operation.unavailable) if each is not None)
+
+
+def _join(body: Body, components: dict[str, Schema]) -> None:
+    """Add to the schema of a body's first struct what the body holds besides the struct's own fields."""
+    schema = components[_name(body.fields)]
+    _merge(body.fields, components)
+    for field, fields in body.nested.items():
+        _merge(fields, components)
+        schema["properties"][field] = {"$ref": REF.format(name=_name(fields))}
+    if body.either:
+        schema["oneOf"] = [{"required": [field], "properties": {field: NOT_NULL}} for field in body.either]
+
+
+def _merge(fields: Fields, components: dict[str, Schema]) -> None:
+    for other in fields[1:]:
+        components[_name(fields)]["properties"] |= components[other.__name__]["properties"]
+
+
+def _name(fields: Fields) -> str:
+    return fields[0].__name__
+
+
+def _is_used(name: str, components: dict[str, Schema], paths: dict[str, Any]) -> bool:
+    """Return whether a schema is referred to: those whose fields were merged into another are not."""
+    ref = f'"{REF.format(name=name)}"'.encode()
+    others = [schema for other, schema in components.items() if other != name]
+    return ref in msgspec.json.encode([paths, others])
+
+
+def _operation(operation: Operation, schema_of: dict[Any, Schema]) -> dict[str, Any]:
+    described: dict[str, Any] = {"summary": operation.summary, "responses": _responses(operation, schema_of)}
+    if names := re.findall(r"{(\w+)", operation.path):
+        described["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+        ]
+    if operation.body is not None:
+        content = {JSON: {"schema": schema_of[operation.body.fields[0]]}}
+        described["requestBody"] = {"required": True, "content": content}
+    return described
+
+
+def _responses(operation: Operation, schema_of: dict[Any, Schema]) -> dict[str, Any]:
+    error = {JSON: {"schema": schema_of[Error]}}
+    text = {"type": "string"}
+    content = {operation.media_type: {"schema": text if operation.answer is None else schema_of[operation.answer]}}
+    described = "What was asked for"
+    if operation.events is not None:
+        content[EVENTS] = {"schema": schema_of[operation.events]}
+        described += "; with `stream: true` as server-sent events, each with such data, and a last one, `[DONE]`"
     return {
-        "summary": summary,
-        "responses": {
-            "200": {"description": "What was asked for", "content": {"application/json": {}}},
-            "4XX": {"description": "The request is at fault", "content": error},
-            "503": {
-                "description": "It may succeed later",
-                "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
-                "content": error,
-            },
+        "200": {"description": described, "content": content},
+        "4XX": {"description": "The request is at fault", "content": error},
+        "500": {"description": "The engine failed the request", "content": error},
+        "503": {
+            "description": "It may succeed later",
+            "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
+            "content": {JSON: {"schema": schema_of[operation.unavailable]}},
         },
     }
-
-
-def _with_body(summary: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    operation = _operation(summary)
-    operation["responses"]["200"]["content"] |= {"text/event-stream": {}}
-    return operation | {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from sluice.assembly.explain import explain
 from sluice.config import ConfigError, EngineConfig, ServerConfig
@@ -80,7 +80,7 @@ class HttpServer(uvicorn.Server):
         self._acceptors: list[Acceptor] = []
 
     @classmethod
-    def of(cls, app: FastAPI, limit: int = MOST_CONNECTIONS) -> Self:
+    def of(cls, app: ASGIApp, limit: int = MOST_CONNECTIONS) -> Self:
         config = uvicorn.Config(
             app,
             http=TimeLimitedProtocol,

@@ -29,6 +29,7 @@ from sluice.http.generate_call import (
 )
 from sluice.http.generation import Generation, Usage, by_tier
 from sluice.http.logprobs import finite
+from sluice.http.routes import Body
 from sluice.http.turns import JsonList, json_list, json_of
 from sluice.text.text_stream import Piece, TextOptions
 from sluice.types import FinishReason, TokenLogprobs
@@ -73,6 +74,7 @@ class NativeFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = msgspec.field(default=None, name="extra_key")
 
 
+GENERATE_BODY = Body((NativeFields,), {"sampling_params": (NativeSampling, NativeText)}, either=("text", "input_ids"))
 SAMPLING_NAMES: Mapping[str, str] = dict(
     zip(NativeSampling.__struct_fields__, NativeSampling.__struct_encode_fields__, strict=True)
 )

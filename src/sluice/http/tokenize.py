@@ -15,6 +15,7 @@ from sluice.http.errors import bad_request, require, unavailable
 from sluice.http.generate_call import ID_SCHEMA, Conversation, GenerateCall, Prompt, documented
 from sluice.http.logprobs import completion_token
 from sluice.http.messages import AnyMessage
+from sluice.http.routes import Body
 from sluice.http.template_fields import TemplateFields, conversation_of
 from sluice.http.tokenizer_threads import Check, TokenizerThreads, TooManyTokens, bounded_ids
 from sluice.text.tokenizer import TokenizerError, TokenizerUnavailable
@@ -52,6 +53,10 @@ class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     model: str | None = None
     tokens: Annotated[list[int], documented(items=ID_SCHEMA)]
     skip_special_tokens: bool = False
+
+
+TOKENIZE_BODY = Body((TokenizeFields, TemplateFields), either=("prompt", "messages"))
+DETOKENIZE_BODY = Body((DetokenizeFields,))
 
 
 async def prompt_ids(service: Service, threads: TokenizerThreads, call: GenerateCall[Any]) -> list[list[int]]:
