@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from api_cases import OPERATIONS, WITH_BODY, Sent, case_of, complaint
+from api_cases import MODEL, OPERATIONS, WITH_BODY, Sent, case_of, complaint
 
 PATIENCE = 60.0
 """Seconds after which a request counts as hung."""
@@ -37,8 +37,8 @@ def bundled() -> Iterator[str]:
     """Start a server of the bundled model. Returns its URL."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--max-queued-requests", "16"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "sluice", "serve", "--port", str(port), "--served-model-name", MODEL]
+    with subprocess.Popen([*command, "--max-queued-requests", "16"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
             while "curl" not in (line := process.stdout.readline()):
@@ -79,7 +79,7 @@ def fuzz(url: str, operation: tuple[str, str], count: int, seed_: int, statuses:
         sent = data.draw(case_of(*operation))
         status, headers, body = send(url, sent)
         statuses[status] += 1
-        problem = complaint(status, headers, body)
+        problem = complaint(sent.path, status, headers, body)
         if problem is not None and len(found) < 5:
             found.append(f"{sent.method} {sent.path} {sent.body[:1000]!r}: {problem}")
 

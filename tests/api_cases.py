@@ -21,6 +21,7 @@ ROUTES = make_routes(Backend(), BodyReader(BodyLimits()), CacheIsolation(), Metr
 SCHEMA = schemathesis.openapi.from_dict(openapi(ROUTES.operations, "0"))
 WITH_BODY = [(each.method, each.path) for each in ROUTES.operations if each.body is not None]
 OPERATIONS = [(method.upper(), path) for path, methods in SCHEMA.raw_schema["paths"].items() for method in methods]
+MODEL = "shadow"
 MOST = {"max_tokens": 30, "max_completion_tokens": 30, "min_tokens": 3, "n": 4, "best_of": 4}
 """What is tested is the way in, not the engine's patience."""
 
@@ -58,6 +59,10 @@ def _usable(draw: st.DrawFn, path: str, body: Any) -> Any:
     for name, most in MOST.items():
         if isinstance(body.get(name), int | float):
             body[name] = min(body[name], most)
+    if path.startswith("/api/"):
+        body["model"] = MODEL
+    if isinstance(body.get("options"), dict):
+        body["options"] |= {"num_predict": MOST["max_tokens"]}
     for name in ("prompt", "input_ids", "tokens", "stop_token_ids"):
         body[name] = _known_ids(body.get(name))
     if isinstance(body.get("logit_bias"), dict) and draw(st.booleans()):
@@ -79,7 +84,7 @@ def _known_ids(value: Any) -> Any:
     return int(value) % 100 if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else value
 
 
-def complaint(status: int, headers: Mapping[str, str], body: bytes) -> str | None:
+def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes) -> str | None:
     """Return what is wrong with an answer, independent of what was sent."""
     if status >= 500 and status != 503:
         return f"status {status}: {body[:500]!r}"
@@ -87,6 +92,8 @@ def complaint(status: int, headers: Mapping[str, str], body: bytes) -> str | Non
         return f"status 503 without a time to come back: {dict(headers)}"
     if status >= 400:
         error = json.loads(body)["error"]
+        if path.startswith("/api/"):
+            return None if isinstance(error, str) and error else f"status {status} without a message: {body[:500]!r}"
         if set(error) != {"message", "type", "param", "code"} or not error["message"]:
             return f"status {status} in a shape of its own: {body[:500]!r}"
     return None

@@ -39,6 +39,25 @@ def test_no_get_has_an_effect() -> None:
     run(test)
 
 
+def test_a_head_is_answered_like_a_get() -> None:
+    """Probes send HEAD, and take 405 for a server that is not well. (uvicorn leaves the body out.)"""
+
+    async def test() -> None:
+        async with serving() as server:
+            for route in routes(server):
+                if "GET" in methods(route):
+                    path = route.path.replace("{name:path}", MODEL)
+                    head = await server.http.head(path)
+                    got = await server.http.get(path)
+                    assert (head.status_code, got.status_code) == (200, 200), path
+                    assert head.headers["content-type"] == got.headers["content-type"]
+            server.backend.close("the end")
+            assert (await server.http.head("/health")).status_code == 503
+            assert (await server.http.head("/owl")).status_code == 404
+
+    run(test)
+
+
 def test_other_routes_refuse_a_get() -> None:
     """A browser follows any link: a GET to a route that acts says which method acts."""
 
@@ -47,10 +66,11 @@ def test_other_routes_refuse_a_get() -> None:
             acting = [route for route in routes(server) if not methods(route) & READ_ONLY]
             assert "/flush_cache" in {route.path for route in acting}
             for route in acting:
-                answer = await server.http.get(route.path)
-                assert answer.status_code == 405, route.path
-                assert answer.headers["allow"] == "POST"
-                assert "not for this method" in answer.json()["error"]["message"]
+                for method in ("GET", "HEAD"):
+                    answer = await server.http.request(method, route.path)
+                    assert answer.status_code == 405, route.path
+                    assert {answer.headers["allow"]} == methods(route) <= {"POST", "DELETE"}
+                assert "not for this method" in (await server.http.get(route.path)).text
             assert server.sent == []
 
     run(test)

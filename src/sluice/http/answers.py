@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form: one object, or a stream of server-sent events with one event per token."""
+"""Answers as one object, or as a stream of events, and their content in OpenAI's form with an event per token."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from sluice.http.errors import ApiError
+from sluice.http.framing import SERVER_SENT, Framing
 from sluice.http.generate_call import GenerateCall
 from sluice.http.generation import Choice, Generation, Usage
 from sluice.http.logprobs import (
@@ -25,15 +26,19 @@ from sluice.http.logprobs import (
     scored_pieces,
 )
 from sluice.http.openai import ChatFields, CompletionFields
-from sluice.http.turns import Turns, at_once, fragments, in_turns, json_list, pieces
+from sluice.http.turns import Turns, fragments, in_turns, json_list, pieces
 from sluice.text.text_stream import Piece
 
 T = TypeVar("T")
-DONE = b"data: [DONE]\n\n"
 
 
 class Answer(Protocol):
     """How one route spells its answer."""
+
+    @property
+    def framing(self) -> Framing:
+        """How its streams are framed."""
+        ...
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """Return what comes before the first token of a choice, in a stream."""
@@ -57,13 +62,15 @@ def text_of(pieces: Sequence[Piece]) -> str:
 
 
 class _OpenAIAnswer(ABC):
-    """What the answers of completions and chats have in common.
+    """What the answers of completions and chats have in common: one event for each token.
 
     Args:
         prefix: of the id.
         kind: the `object` of a whole answer.
         event_kind: the `object` of an event.
     """
+
+    framing = SERVER_SENT
 
     def __init__(
         self, call: GenerateCall[Any], generation: Generation, *, prefix: str, kind: str, event_kind: str
@@ -224,7 +231,7 @@ async def whole(generation: Generation, answer: Answer) -> Any:
 
 
 async def events(generation: Generation, answer: Answer, turns: Turns) -> AsyncGenerator[bytes, None]:
-    """Yield the answer of a call as server-sent events. Tokens that arrived together are sent together.
+    """Yield the answer of a call as a stream. Tokens that arrived together are sent together.
 
     Nothing comes before the first token, so a call that fails until then can be answered with an error's status. A
     later failure is an event with an `error`, and no `[DONE]` follows it.
@@ -232,14 +239,14 @@ async def events(generation: Generation, answer: Answer, turns: Turns) -> AsyncG
     Raises:
         ApiError: as `Generation.pieces`, before the first event.
     """
-    has_begun = False
+    has_begun, framing = False, answer.framing
     try:
         with generation:
             await generation.submit()
             async for arrived in generation.pieces():
                 openings = [] if has_begun else map(answer.opening, range(len(generation.choices)))
                 contents = itertools.chain(openings, answer.chunks(arrived))
-                made = pieces(_events(contents))
+                made = pieces(framing.frames(contents))
                 data, is_last = next(made)
                 if data:
                     has_begun = True
@@ -247,25 +254,11 @@ async def events(generation: Generation, answer: Answer, turns: Turns) -> AsyncG
                 if not is_last:
                     async for data in in_turns(turns, made):
                         yield data
-            yield b"".join(_events([answer.closing(generation.usage())])) + DONE
+            yield b"".join(framing.frames([answer.closing(generation.usage())])) + framing.done
     except ApiError as error:
         if not has_begun:
             raise
-        yield b"".join(_events([error.body()]))
-
-
-def _events(contents: Iterable[dict[str, Any] | None]) -> Iterator[bytes]:
-    """Yield server-sent events, long ones in fragments."""
-    for content in contents:
-        if content is None:
-            continue
-        whole = at_once(content)
-        if whole is not None:
-            yield b"data: " + whole + b"\n\n"
-        else:
-            yield b"data: "
-            yield from fragments(content)
-            yield b"\n\n"
+        yield b"".join(framing.frames([framing.failure(error)]))
 
 
 class Streamed(StreamingResponse):
@@ -293,7 +286,7 @@ class Streamed(StreamingResponse):
 
 
 async def event_stream(generation: Generation, answer: Answer, turns: Turns) -> Response:
-    """Return a stream of server-sent events, once the first of them is there.
+    """Return a stream of events, once the first of them is there.
 
     Raises:
         ApiError: as `Generation.pieces`, before the first event.
@@ -302,7 +295,7 @@ async def event_stream(generation: Generation, answer: Answer, turns: Turns) -> 
     # The status is sent with the first event, so a call that fails before it is answered as an error.
     first = await anext(rest)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return Streamed(first, rest, "text/event-stream", **headers)
+    return Streamed(first, rest, answer.framing.media_type, **headers)
 
 
 async def json_response(content: Any, turns: Turns) -> Response:

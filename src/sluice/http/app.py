@@ -31,6 +31,7 @@ from sluice.http.hosts import HostChecked
 from sluice.http.info import add_description, add_health, add_info
 from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics, add_metrics
+from sluice.http.ollama_routes import add_ollama
 from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
 from sluice.http.routes import Routes
 from sluice.http.sglang import GENERATE_BODY, NativeAnswer, parse_generate
@@ -127,6 +128,8 @@ def _add_generation(
             return await json_response(await whole(generation, answer), turns)
 
         return await while_client_is_there(request, begun())
+
+    add_ollama(routes, backend, bodies, generate, int(clock()))
 
     @routes.add("POST", "/v1/completions", summary="Continue prompts (OpenAI)", body=COMPLETION_BODY, answer=dict)
     async def completions(request: Request) -> Response:

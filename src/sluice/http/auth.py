@@ -16,7 +16,7 @@ from sluice.http.errors import ApiError
 SENT_KEY = "sluice.api_key"
 """Where the scope of a request has the bytes of its key."""
 GOOD_KEY = re.compile(r"[\x21-\x7e]+")
-OPEN_PATHS = frozenset({"/health", "/live", "/ready"})
+OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/ready"})
 """A load balancer has no key, and no name of ours."""
 
 
@@ -63,7 +63,7 @@ class KeyRequired:
             return
         response = ApiError(
             401, "this server needs an API key, sent as Authorization: Bearer KEY", code="invalid_api_key"
-        ).response()
+        ).response(scope["path"])
         response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)
 

@@ -32,6 +32,8 @@ class Service:
     """What requests get for the sampling parameters that they leave open."""
     new_seed: Callable[[], int] = field(default_factory=partial(seed_source, None))
     """Gives the seeds of requests without one."""
+    architecture: str = ""
+    """The name in the checkpoint's `config.json`."""
 
     @property
     def model(self) -> str:

@@ -167,13 +167,19 @@ def fields_of(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def known_fields(
-    content: Mapping[str, Any], known: frozenset[str], unsupported: Mapping[str, Accepted], place: str = ""
+    content: Mapping[str, Any],
+    known: frozenset[str],
+    unsupported: Mapping[str, Accepted],
+    place: str = "",
+    *,
+    instead: Mapping[str, str] = SEND_INSTEAD,
 ) -> dict[str, Any]:
     """Return the known fields that are not null. Unknown ones are noted as ignored (`unknown_fields`).
 
     Args:
         unsupported: fields beside these, with the values that are accepted.
         place: where the fields stand in the body, as a path.
+        instead: fields by which this API says the same as by some of these.
 
     Raises:
         ApiError: 400, a field whose value is not accepted, or that misspells a known one.
@@ -186,7 +192,7 @@ def known_fields(
         if name in known:
             kept[name] = value
         elif name in unsupported:
-            _check_unsupported(f"{place}.{name}" if place else name, value, unsupported[name], SEND_INSTEAD.get(name))
+            _check_unsupported(f"{place}.{name}" if place else name, value, unsupported[name], instead.get(name))
         else:
             unknown.append(name)
     if unknown:

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sluice.http.errors import CLIENT_LEFT, ApiError
+from sluice.http.framing import LINES, SERVER_SENT
 from sluice.process.logs import REQUEST_ID
 from sluice.types import FinishReason, SamplingParams
 
@@ -21,6 +22,8 @@ LOGGER = logging.getLogger("sluice.server")
 REQUESTS = logging.getLogger("sluice.requests")
 ID_HEADER = b"x-request-id"
 IGNORED_HEADER = b"x-sluice-ignored-fields"
+STREAMS = tuple(framing.media_type.encode() for framing in (SERVER_SENT, LINES))
+"""Content types of answers that are streams."""
 IGNORED_NAMES = 16
 """Most names in that header."""
 GOOD_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
@@ -53,7 +56,7 @@ class Call:
     status: int = 0
     """499 (`CLIENT_LEFT`): the client left before the answer. 0: the server ended before it."""
     streams: bool = False
-    """It is answered with server-sent events."""
+    """It is answered with a stream."""
     first_chunk: float | None = None
     """When the first bytes of the answer's body were sent."""
     ended: float | None = None
@@ -111,7 +114,7 @@ class Calls:
                 headers = [*message.get("headers", ()), (ID_HEADER, call.request_id.encode())]
                 if call.ignored_fields:
                     headers.append((IGNORED_HEADER, _names_of(call.ignored_fields)))
-                call.streams = any(value.startswith(b"text/event-stream") for _, value in headers)
+                call.streams = any(value.startswith(STREAMS) for _, value in headers)
                 message = {**message, "headers": headers}
             elif call.first_chunk is None and message.get("body"):
                 call.first_chunk = time.perf_counter()
@@ -123,7 +126,8 @@ class Calls:
             if call.status:
                 raise
             LOGGER.exception("%s %s failed", call.method, call.path)
-            await ApiError(500, f"internal error: {type(error).__name__}").response()(scope, receive, answer)
+            failure = ApiError(500, f"internal error: {type(error).__name__}")
+            await failure.response(scope["path"])(scope, receive, answer)
         finally:
             CALL.reset(tokens[0])
             REQUEST_ID.reset(tokens[1])

@@ -192,5 +192,5 @@ class RefuseExtra:
             "the server has as many connections as it accepts (--max-connections)",
             code="too_many_connections",
             retry_after=RETRY_SECONDS,
-        ).response()
+        ).response(scope["path"])
         await response(scope, receive, closing)

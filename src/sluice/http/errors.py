@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's API, and how the application answers with them."""
+"""Errors in the shape of OpenAI's API, or of Ollama's on its paths, and how the application answers with them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ RETRY_SECONDS = 5
 """When to try again with a server that has no engine at the moment."""
 LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
 """Characters. A message names the value that it refuses, which may be megabytes long."""
+OLLAMA_PREFIX = "/api/"
+"""What the paths of Ollama's API begin with."""
 CLIENT_LEFT = 499
 """The status in logs, metrics and traces of a call whose client left before the answer."""
 
@@ -31,6 +33,12 @@ class Error(msgspec.Struct):
     """The body of answers other than 2xx, in the shape of OpenAI's API."""
 
     error: ErrorDetails
+
+
+class OllamaError(msgspec.Struct):
+    """The same in the shape of Ollama's API."""
+
+    error: str
 
 
 class ApiError(Exception):
@@ -59,12 +67,19 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> dict[str, Any]:
+        """Return the error in the shape of OpenAI's API."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def ollama_body(self) -> dict[str, Any]:
+        """Return the error in the shape of Ollama's API."""
+        return {"error": self.message}
+
+    def response(self, path: str) -> JSONResponse:
+        """Return the answer to a request of a path."""
         headers = None if self.retry_after is None else {"Retry-After": str(self.retry_after)}
-        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+        body = self.ollama_body() if path.startswith(OLLAMA_PREFIX) else self.body()
+        return JSONResponse(body, status_code=self.status, headers=headers)
 
 
 def _clipped(text: str, length: int) -> str:
@@ -89,7 +104,7 @@ def unavailable(reason: str) -> ApiError:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error.response()
+    return error.response(request.url.path)
 
 
 async def _client_left(request: Request, error: Exception) -> Response:
@@ -100,7 +115,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = {404: "there is no such path", 405: "the path exists, but not for this method"}
     message = f"{request.method} {request.url.path}: {known.get(error.status_code, error.detail)}"
-    response = ApiError(error.status_code, message).response()
+    response = ApiError(error.status_code, message).response(request.url.path)
     response.headers.update(error.headers or {})
     return response
 

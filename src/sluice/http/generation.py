@@ -92,6 +92,10 @@ class Generation:
         self._inbox: Inbox | None = None
         self._index: dict[int, int] = {}
         self._num_ended = 0
+        self.submitted_at: float | None = None
+        """When its first request was given to the engine, in the client's seconds."""
+        self.began_at: float | None = None
+        """When its first token arrived."""
 
     def __enter__(self) -> Self:
         return self
@@ -125,6 +129,7 @@ class Generation:
             ApiError: 503, no engine, or the server has too many requests.
         """
         self._check_room(len(self.choices))
+        self.submitted_at = self._client.now()
         await self._in_parts(self._submit, self.choices, AT_ONCE)
 
     def _submit(self, choices: Sequence[Choice]) -> None:
@@ -172,6 +177,8 @@ class Generation:
                         yield arrived  # the tokens that came before the failure are sent before it
                     raise self._failure(output, output.finish_reason)
                 arrived += self._receive(output)
+            if arrived and self.began_at is None:
+                self.began_at = self._client.now()
             yield arrived
 
     def _receive(self, output: Output) -> list[tuple[int, Piece]]:
@@ -258,6 +265,8 @@ def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) 
     except TierDisabled as error:
         raise _no_tier(str(error), call.names.get(error.param, error.param)) from error
     except LimitError as error:
-        raise bad_request(str(error), param=call.names.get(error.param, error.param), code=error.code) from error
+        param = call.names.get(error.param, error.param)
+        message = str(error) if error.param == "prompt" else str(error).replace(error.param, param, 1)
+        raise bad_request(message, param=param, code=error.code) from error
     room = service.sampling_defaults.room(call.sampling, room)
     return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=service.new_seed())

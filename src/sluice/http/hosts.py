@@ -57,7 +57,7 @@ class HostChecked:
             await self._app(scope, receive, send)
             return
         refusal = self._refusal(scope)
-        await (self._app if refusal is None else refusal.response())(scope, receive, send)
+        await (self._app if refusal is None else refusal.response(scope["path"]))(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         hosts, origins = _values(scope, b"host"), _values(scope, b"origin")

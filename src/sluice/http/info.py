@@ -43,6 +43,7 @@ def add_health(routes: Routes, backend: Backend) -> None:
     GET /live    should this process live on? Not once it has given its engine up and is about to end.
     GET /ready   may new work be sent here? Not while the model loads, another engine is started, or it shuts down.
     GET /health  the same as /ready, with the engine's step and phase
+    GET /ping    the same, for SageMaker
     """
 
     @routes.add(
@@ -69,6 +70,7 @@ def add_health(routes: Routes, backend: Backend) -> None:
     @routes.add(
         "GET",
         "/health",
+        "/ping",
         summary="Whether it can be used: 200 or 503; and the engine's step and phase",
         answer=Health,
         unavailable=Health,

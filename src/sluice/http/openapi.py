@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.errors import Error
 from sluice.http.routes import JSON, Body, Fields, Operation
 
 REF = "#/components/schemas/{name}"
@@ -43,13 +42,16 @@ def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
 
 
 def _types(operations: Sequence[Operation]) -> Iterator[Any]:
-    yield Error
     for operation in operations:
         if operation.body is not None:
             yield from operation.body.fields
             for fields in operation.body.nested.values():
                 yield from fields
-        yield from (each for each in (operation.answer, operation.events, operation.unavailable) if each is not None)
+        yield from (
+            each
+            for each in (operation.answer, operation.events, operation.error, operation.unavailable)
+            if each is not None
+        )
 
 
 def _join(body: Body, components: dict[str, Schema]) -> None:
@@ -92,7 +94,7 @@ def _operation(operation: Operation, schema_of: dict[Any, Schema]) -> dict[str, 
 
 
 def _responses(operation: Operation, schema_of: dict[Any, Schema]) -> dict[str, Any]:
-    error = {JSON: {"schema": schema_of[Error]}}
+    error = {JSON: {"schema": schema_of[operation.error]}}
     text = {"type": "string"}
     content = {operation.media_type: {"schema": text if operation.answer is None else schema_of[operation.answer]}}
     described = "What was asked for"

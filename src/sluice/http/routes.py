@@ -19,7 +19,7 @@ from sluice.http.errors import Error
 
 JSON = "application/json"
 Handler = Callable[[Request], Awaitable[Response]]
-Method = Literal["GET", "POST"]
+Method = Literal["GET", "POST", "DELETE"]
 Fields = tuple[type[msgspec.Struct], ...]
 """Structs whose fields stand side by side in one JSON object."""
 
@@ -54,6 +54,8 @@ class Operation:
     """Type of the answer with status 200, as `msgspec` describes it; None: text."""
     events: Any = None
     """Type of the data of server-sent events, which the same request may be answered with. None: it never is."""
+    error: Any = Error
+    """Type of answers that are refusals or failures."""
     unavailable: Any = Error
     """Type of the answer with status 503."""
     media_type: str = JSON

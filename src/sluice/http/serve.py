@@ -311,6 +311,7 @@ async def live(
                     engine.memory,
                     engine.sampling_defaults,
                     new_seed,
+                    engine.architecture,
                 )
             )
 

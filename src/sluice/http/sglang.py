@@ -11,6 +11,7 @@ from sluice.http import unsupported_fields
 from sluice.http.answers import text_of
 from sluice.http.body import convert, fields_of, known_fields, read_fields, take_fields
 from sluice.http.errors import require
+from sluice.http.framing import SERVER_SENT
 from sluice.http.generate_call import (
     ID_SCHEMA,
     Count,
@@ -144,6 +145,8 @@ class NativeAnswer:
     the bytes of a stream grow with its length and not with the square of it. The log-probabilities of the prompt are in
     the first event of a choice alone.
     """
+
+    framing = SERVER_SENT
 
     def __init__(self, call: GenerateCall[NativeFields], generation: Generation) -> None:
         self._fields = call.fields

@@ -140,6 +140,70 @@ GENERATE_SAMPLING: Mapping[str, Accepted] = {
 }
 TOKENIZE: Mapping[str, Accepted] = {"chat_template": (), "mm_processor_kwargs": (), "text": (), "tools": ([],)}
 DETOKENIZE: Mapping[str, Accepted] = {"ids": (), "text": ()}
+_OLLAMA: Mapping[str, Accepted] = {
+    **{name: accepted for name, accepted in _NOWHERE.items() if name not in ("options", "raw", "system")},
+    **_LABELS,
+    "_debug_render_only": (False,),
+    "format": ("",),
+    "frequency_penalty": (),
+    "images": ([],),
+    "max_tokens": (),
+    "min_p": (),
+    "num_ctx": (),
+    "presence_penalty": (),
+    "repeat_penalty": (),
+    "seed": (),
+    "shift": bool,
+    "stop": (),
+    "temperature": (),
+    "template": ("",),
+    "top_k": (),
+    "top_p": (),
+    "truncate": bool,
+}
+OLLAMA_CHAT: Mapping[str, Accepted] = {
+    **_OLLAMA,
+    "prompt": ("",),
+    "raw": (False,),
+    "system": ("",),
+    "tools": ([],),
+}
+OLLAMA_GENERATE: Mapping[str, Accepted] = {
+    **_OLLAMA,
+    "context": ([],),
+    "height": (0,),
+    "messages": (),
+    "steps": (0,),
+    "suffix": ("",),
+    "width": (0,),
+}
+OLLAMA_OPTIONS: Mapping[str, Accepted] = {
+    "draft_num_predict": int,
+    "embedding_only": (False,),
+    "f16_kv": bool,
+    "logits_all": (False,),
+    "low_vram": bool,
+    "main_gpu": int,
+    "max_tokens": (),
+    "mirostat": (0,),
+    "mirostat_eta": object,
+    "mirostat_tau": object,
+    "num_batch": int,
+    "num_gpu": int,
+    "num_keep": int,
+    "num_thread": int,
+    "numa": bool,
+    "penalize_newline": (True,),
+    "repetition_penalty": (),
+    "tfs_z": (1,),
+    "typical_p": (1,),
+    "use_mlock": bool,
+    "use_mmap": bool,
+    "vocab_only": (False,),
+}
+"""Of Ollama's `options`. Nothing is ever shifted out of a context, so `num_keep` keeps nothing."""
+OLLAMA_MESSAGE: Mapping[str, Accepted] = {"images": ([],)}
+OLLAMA_SHOW: Mapping[str, Accepted] = {"options": dict, "system": ("",), "template": ("",), "verbose": bool}
 MESSAGE: Mapping[str, Accepted] = {
     "annotations": list,
     "audio": ({}, []),
@@ -155,6 +219,11 @@ TABLES: Mapping[str, Mapping[str, Accepted]] = {
     "sampling_params": GENERATE_SAMPLING,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
+    "/api/chat": OLLAMA_CHAT,
+    "/api/generate": OLLAMA_GENERATE,
+    "options": OLLAMA_OPTIONS,
+    "/api/chat messages": OLLAMA_MESSAGE,
+    "/api/show": OLLAMA_SHOW,
 }
 SEND_INSTEAD: Mapping[str, str] = {
     "enable_thinking": 'chat_template_kwargs: {"enable_thinking": ...}',
@@ -167,3 +236,18 @@ SEND_INSTEAD: Mapping[str, str] = {
     "thinking": 'chat_template_kwargs: {"enable_thinking": ...}',
 }
 """Fields by which other APIs say the same."""
+_OF_OPTIONS = (
+    *("frequency_penalty", "min_p", "num_ctx", "num_predict", "presence_penalty", "repeat_penalty", "seed", "stop"),
+    *("temperature", "top_k", "top_p"),
+)
+OLLAMA_SEND_INSTEAD: Mapping[str, str] = {
+    **{name: f"options.{name}" for name in _OF_OPTIONS},
+    **dict.fromkeys(("max_length", "max_new_tokens", "max_tokens", "n_predict"), "options.num_predict"),
+    "context": "the conversation so far to /api/chat",
+    "enable_thinking": "think",
+    "prompt": "a message with role user",
+    "raw": "the text to /api/generate",
+    "system": "a message with role system",
+    "thinking": "think",
+}
+"""The same for bodies of Ollama's API."""

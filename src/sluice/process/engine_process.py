@@ -121,6 +121,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         reasons=info.reasons,
         sampling_defaults=info.sampling_defaults,
         memory=info.memory,
+        architecture=info.architecture,
         disabled_tiers=info.disabled_tiers,
     )
 

@@ -58,6 +58,8 @@ class Ready:
     """The model's own settings for what requests leave open."""
     memory: Footprint = field(default_factory=Footprint)
     """Allocated bytes, by part."""
+    architecture: str = ""
+    """The name in the checkpoint's `config.json`."""
     disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
     """Tiers that an engine before had, and that could not be opened again -> why."""
 

@@ -122,6 +122,7 @@ class ChatTemplate:
         memory_mb: int = MEMORY_MB,
         timeout: float = TIMEOUT,
     ) -> None:
+        self.source = source
         self._load = Load(source, dict(special_tokens), seconds, memory_mb, spellings)
         self._timeout = timeout
         self._worker = ThreadPoolExecutor(1, "chat-template")

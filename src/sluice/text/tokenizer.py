@@ -119,6 +119,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    @property
+    def chat_template_source(self) -> str | None:
+        return None if self._chat_template is None else self._chat_template.source
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of a text, with bos and eos as the checkpoint configures them if `add_special_tokens`.
 

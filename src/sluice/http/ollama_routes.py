@@ -1,0 +1,95 @@
+"""The routes of Ollama's API. They generate as those of other APIs do, with requests and answers of their own form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from sluice.http.answers import Answer
+from sluice.http.backend import Backend
+from sluice.http.body import BodyReader
+from sluice.http.errors import ApiError, OllamaError
+from sluice.http.generate_call import F, GenerateCall
+from sluice.http.generation import Generation
+from sluice.http.ollama import OLLAMA_CHAT_BODY, OLLAMA_GENERATE_BODY, parse_ollama_chat, parse_ollama_generate
+from sluice.http.ollama_answers import OllamaChatAnswer, OllamaGenerateAnswer
+from sluice.http.ollama_models import SHOW_BODY, parse_show, running, show, tags
+from sluice.http.routes import Handler, Routes
+
+API_VERSION = "0.12.11"
+"""The version of Ollama whose API this is. Clients refuse to talk to versions that lack what they need."""
+RESTART = "start the server with another model: sluice serve MODEL"
+REFUSED = {
+    "/api/pull": "the server serves the one model that it was started with, and downloads it at its start",
+    "/api/push": "use the tools of the model's hub to upload a checkpoint",
+    "/api/create": "a model is a checkpoint, and its chat template can be set by --chat-template; " + RESTART,
+    "/api/copy": "give the model several names by --served-model-name a,b",
+    "/api/embed": "this server only generates text",
+    "/api/embeddings": "this server only generates text",
+}
+"""What to do instead of a POST that is not supported."""
+
+
+class Generate(Protocol):
+    """Checks a call, runs it for as long as its client is there, and answers it."""
+
+    async def __call__(
+        self,
+        request: Request,
+        parse: Callable[[bytes], GenerateCall[F]],
+        make_answer: Callable[[GenerateCall[F], Generation], Answer],
+    ) -> Response: ...
+
+
+def add_ollama(routes: Routes, backend: Backend, bodies: BodyReader, generate: Generate, started: int) -> None:
+    """Add the routes of Ollama's API.
+
+    Args:
+        started: when the server was, in Unix seconds.
+    """
+    add = partial(routes.add, answer=dict, error=OllamaError, unavailable=OllamaError)
+
+    @add("POST", "/api/chat", summary="Continue a conversation (Ollama)", body=OLLAMA_CHAT_BODY)
+    async def chat(request: Request) -> Response:
+        return await generate(request, partial(parse_ollama_chat, backend.service(for_new=True)), OllamaChatAnswer)
+
+    @add("POST", "/api/generate", summary="Answer a prompt (Ollama)", body=OLLAMA_GENERATE_BODY)
+    async def ollama_generate(request: Request) -> Response:
+        parse = partial(parse_ollama_generate, backend.service(for_new=True))
+        return await generate(request, parse, OllamaGenerateAnswer)
+
+    @add("GET", "/api/tags", summary="The model that is served, by each of its names (Ollama)")
+    async def list_models(request: Request) -> Response:
+        return JSONResponse(tags(backend.service(), started))
+
+    @add("GET", "/api/ps", summary="The same, with its memory (Ollama)")
+    async def list_running(request: Request) -> Response:
+        return JSONResponse(running(backend.service()))
+
+    @add("POST", "/api/show", summary="What is known of the model (Ollama)", body=SHOW_BODY)
+    async def show_model(request: Request) -> Response:
+        name = await bodies.read(request, parse_show)
+        return JSONResponse(show(backend.service(), name, started))
+
+    @add("GET", "/api/version", summary="The version of Ollama whose API this is")
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": API_VERSION})
+
+    @routes.add("GET", "/", summary="Whether there is a server (Ollama)", media_type="text/plain")
+    async def greet(request: Request) -> Response:
+        return PlainTextResponse("Sluice is running")
+
+    for path, instead in REFUSED.items():
+        add("POST", path, summary=f"Refused: {instead} (Ollama)")(_refusal(path, instead))
+    add("DELETE", "/api/delete", summary=f"Refused: {RESTART} (Ollama)")(_refusal("/api/delete", RESTART))
+
+
+def _refusal(path: str, instead: str) -> Handler:
+    async def refuse(request: Request) -> Response:
+        raise ApiError(400, f"{path} is not supported: {instead}", code="unsupported")
+
+    return refuse
