@@ -31,6 +31,7 @@ from sluice.http.body import BodyLimits
 from sluice.http.calls import Listener
 from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics
+from sluice.http.origins import Origins
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.socket_folder import SocketFolder
@@ -177,6 +178,7 @@ async def serving(
     max_body_seconds: float = PATIENCE,
     api_keys: Collection[str] = (),
     hosts: Collection[str] | None = None,
+    origins: Origins | None = None,
     isolation: CacheIsolation | None = None,
     listeners: Sequence[Listener] = (),
     sampling_defaults: SamplingDefaults | None = None,
@@ -216,6 +218,7 @@ async def serving(
         strict_fields=strict_fields,
         api_keys=api_keys,
         hosts=hosts,
+        origins=origins,
         isolation=isolation,
         clock=lambda: 1234.5,
         metrics=metrics,

@@ -83,61 +83,6 @@ def test_a_refused_host_reaches_neither_the_key_nor_the_engine() -> None:
     run(test)
 
 
-OWN_PAGES = [
-    "http://localhost",
-    "https://localhost:3000",
-    "http://a.localhost",
-    "http://127.0.0.1:5000",
-    "http://[::1]",
-]
-OTHER_PAGES = [
-    *("null", "", "http://", "https://evil.example", "http://evil.example:8000", "http://localhost.evil.example"),
-    *("http://203.0.113.7", "http://[2001:db8::7]", "localhost", "http://localhost@evil.example", "file://"),
-]
-
-
-def posted(
-    accepted: frozenset[str] | None, *origins: str, host: str = "127.0.0.1:8000", method: str = "POST"
-) -> set[int]:
-    """The statuses of a call that a page can make without asking: of plain text, with each of these Origins."""
-    found: set[int] = set()
-
-    async def test() -> None:
-        async with serving(hosts=accepted) as one:
-            path = "/flush_cache" if method == "POST" else "/version"
-            for origin in origins:
-                headers = {"host": host, "origin": origin, "content-type": "text/plain"}
-                answer = await one.http.request(method, path, headers=headers)
-                found.add(answer.status_code)
-                if answer.status_code == 403:
-                    error = answer.json()["error"]
-                    assert error["code"] == "origin_not_allowed"
-                    assert "--allowed-hosts" in error["message"]
-                    assert repr(origin) in error["message"]
-            assert (await one.http.post("/flush_cache", headers={"host": host})).status_code == 200, "no browser"
-
-    run(test)
-    return found
-
-
-def test_pages_of_other_sites_cannot_post() -> None:
-    """A browser sends such a call before it asks, and only hides the answer from the page."""
-    assert posted(names(), *OTHER_PAGES) == {403}
-    assert posted(names(), *OWN_PAGES) == {200}
-    assert posted(names(), *OTHER_PAGES, method="GET") == {200}, "it changes nothing, and browsers hide the answer"
-    assert posted(None, *OTHER_PAGES) == {200}
-
-
-def test_pages_of_the_servers_own_names_can_post() -> None:
-    named = names(allowed_hosts="chat.example, *.lan, 192.0.2.7", host="box.home")
-    assert posted(named, "http://192.0.2.7", "https://Chat.Example", "http://a.lan:8080", "http://box.home:8000") == {
-        200
-    }
-    assert posted(named, "http://a.chat.example", "http://box.homes") == {403}
-    assert posted(names(), "http://192.168.0.7:8000", "http://192.168.0.7", host="192.168.0.7:8000") == {200}
-    assert posted(names(), "http://192.168.0.8:8000", host="192.168.0.7:8000") == {403}
-
-
 def test_the_options_name_more() -> None:
     named = names(allowed_hosts="Chat.Example, *.lan", host="box.home")
     assert statuses(named, "chat.example:443", "a.lan", "a.b.lan", "localhost", LOOPBACK, "Box.Home") == {200}

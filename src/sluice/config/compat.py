@@ -68,6 +68,7 @@ NO_QUANTIZED = "serve a checkpoint in bfloat16, float16 or float32"
 NO_SPECULATION = "leave it out; every step generates one token for each request"
 NO_LORA = "merge the adapter into the checkpoint"
 NO_TRANSFER = "leave it out; prefill and decode share one engine"
+NO_CLIENT_CERTIFICATES = "clients send API keys and no certificates; a proxy in front can check these"
 REQUEST_LOG = "--log-level info logs one line for every call"
 
 
@@ -142,6 +143,13 @@ FOREIGN: Mapping[str, Switch | Fixed] = {
     "speculative_algorithm": Fixed((), NO_SPECULATION),
     "max_logprobs": Fixed((MAX_LOGPROBS,), f"up to {MAX_LOGPROBS} alternatives of a token are given"),
     # The server
+    "allow_credentials": _on_or_off((False,), "leave it out; the server uses no cookies"),
+    "allowed_methods": Fixed(('["*"]',), "leave it out; pages may send GET, HEAD and POST"),
+    "allowed_headers": Fixed(('["*"]',), "leave it out; pages may send every header"),
+    "ssl_ca_certs": Fixed((), NO_CLIENT_CERTIFICATES),
+    "ssl_cert_reqs": Fixed((0,), NO_CLIENT_CERTIFICATES),
+    "ssl_keyfile_password": Fixed((), "decrypt the key: openssl pkey -in key.pem -out plain.pem"),
+    "enable_ssl_refresh": _on_or_off((False,), "start the server again when there is another certificate"),
     "enable_metrics": _on_or_off((True,), "/metrics is always served"),
     "disable_log_stats": _on_or_off((True,), "/metrics and /server_info show them"),
     "disable_log_requests": _on_or_off((True,), REQUEST_LOG),

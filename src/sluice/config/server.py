@@ -23,9 +23,36 @@ class ServerConfig:
         unset="local names",
         more="Against DNS rebinding. Unset, a server on a loopback interface accepts localhost and IP addresses, and"
         " others accept any name. localhost and IP addresses are always accepted. `*.name`: every name below it; `*`:"
-        " any. `/health`, `/ready` and `/live` accept any. Where it is checked, a POST of a web page needs one of these"
-        " names as Origin, too.",
+        " any. `/health`, `/ping`, `/ready` and `/live` accept any. Web pages of these names may send POST"
+        " requests, too.",
         metavar="NAMES",
+    )
+    allowed_origins: str | None = option(
+        None,
+        "web pages of other sites that may call the server (CORS), separated by commas",
+        unset="none",
+        more="Such as `https://chat.example,http://localhost:*`, with `*` for any text, or `*` for any page. They must"
+        " send `Content-Type: application/json`. vLLM's lists in JSON are accepted, too. See [security](security.md).",
+        vllm="--allowed-origins",
+        metavar="ORIGINS",
+    )
+    ssl_certfile: str | None = option(
+        None,
+        "file with the TLS certificate and its chain (PEM)",
+        unset="no TLS",
+        more="The server then speaks HTTPS only. The file is read at the start.",
+        sglang="--ssl-certfile",
+        vllm="--ssl-certfile",
+        metavar="FILE",
+    )
+    ssl_keyfile: str | None = option(
+        None,
+        "file with the private key of --ssl-certfile (PEM)",
+        unset="in --ssl-certfile",
+        more="It must not be encrypted.",
+        sglang="--ssl-keyfile",
+        vllm="--ssl-keyfile",
+        metavar="FILE",
     )
     served_model_name: str | None = option(
         None,
@@ -40,8 +67,8 @@ class ServerConfig:
         None,
         "API key that every request must send",
         unset="no key needed",
-        more="Clients send it as `Authorization: Bearer KEY`; only `/health`, `/ready` and `/live` need none. Other"
-        " users of the machine can read the command line, so --api-key-file is safer.",
+        more="Clients send it as `Authorization: Bearer KEY`; only `/health`, `/ping`, `/ready` and `/live` need none."
+        " Other users of the machine can read the command line, so --api-key-file is safer.",
         sglang="--api-key",
         vllm="--api-key",
         metavar="KEY",

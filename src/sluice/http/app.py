@@ -24,6 +24,7 @@ from sluice.http.backend import Backend
 from sluice.http.body import BodyLimits, BodyReader
 from sluice.http.calls import Calls, Listener
 from sluice.http.connections import RefuseExtra
+from sluice.http.cross_site import CrossSiteChecked, with_cors
 from sluice.http.errors import CLIENT_LEFT, ERROR_HANDLERS, bad_request
 from sluice.http.generate_call import F, GenerateCall
 from sluice.http.generation import Generation
@@ -33,6 +34,7 @@ from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics, add_metrics
 from sluice.http.ollama_routes import add_ollama
 from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
+from sluice.http.origins import Origins
 from sluice.http.routes import Routes
 from sluice.http.sglang import GENERATE_BODY, NativeAnswer, parse_generate
 from sluice.http.tokenize import (
@@ -57,6 +59,7 @@ def create_app(
     strict_fields: bool = False,
     api_keys: Collection[str] = (),
     hosts: Collection[str] | None = None,
+    origins: Origins | None = None,
     isolation: CacheIsolation | None = None,
     clock: Callable[[], float] = time.time,
     metrics: Metrics | None = None,
@@ -69,6 +72,7 @@ def create_app(
         strict_fields: unknown fields are refused.
         api_keys: every request must carry one of them; without any, none needs a key.
         hosts: names that it answers to, besides localhost and IP addresses. None: any.
+        origins: other sites whose pages may call it. None: no site.
         isolation: of cached prefixes; None: requests share them unless they send a salt.
         clock: Unix seconds.
         metrics: what /metrics shows, watching the engine's client. None counts HTTP calls alone.
@@ -80,6 +84,10 @@ def create_app(
     app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
     if api_keys:
         app.add_middleware(KeyRequired, keys=api_keys)
+    origins = origins or Origins()
+    app.add_middleware(CrossSiteChecked, names=hosts or (), origins=origins)
+    if origins.patterns:
+        app.add_middleware(with_cors, origins=origins)
     if hosts is not None:
         app.add_middleware(HostChecked, names=hosts)
     app.add_middleware(RefuseExtra)

@@ -11,8 +11,11 @@ import contextlib
 import logging
 import resource
 import socket
+import ssl
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -42,6 +45,8 @@ LOG_SECONDS = 60.0
 REFUSED = "sluice.refused"
 """Key of a request's `state` that says that its connection is one too many."""
 RETRY_SECONDS = 1
+TLS_SECONDS: Mapping[str, Any] = MappingProxyType({"ssl_handshake_timeout": 20.0, "ssl_shutdown_timeout": 5.0})
+"""For a client to open an encrypted connection, and to end it when the server has."""
 DRAIN_SECONDS = 1.0
 """For the body of a request that is refused."""
 
@@ -91,6 +96,7 @@ class Acceptor:
         make_protocol: returns the protocol of a connection; True: it is one too many.
         num_open: returns how many connections are open.
         limit: of the connections that are served.
+        tls: what connections are opened with; None: they are not encrypted.
         failed_seconds: pause after an accept that failed.
     """
 
@@ -101,12 +107,14 @@ class Acceptor:
         num_open: Callable[[], int],
         limit: int,
         *,
+        tls: ssl.SSLContext | None = None,
         failed_seconds: float = FAILED_SECONDS,
     ) -> None:
         self._listener = listener
         self._make_protocol = make_protocol
         self._num_open = num_open
         self._limit = limit
+        self._tls = {} if tls is None else {"ssl": tls, **TLS_SECONDS}
         self._most = with_extra(limit)
         self._failed_seconds = failed_seconds
         self._loop = asyncio.get_running_loop()
@@ -152,7 +160,7 @@ class Acceptor:
 
     async def _open(self, connection: socket.socket, *, is_refused: bool) -> None:
         try:
-            await self._loop.connect_accepted_socket(lambda: self._make_protocol(is_refused), connection)
+            await self._loop.connect_accepted_socket(lambda: self._make_protocol(is_refused), connection, **self._tls)
         except OSError as error:
             _warn(self._failures, f"a connection cannot be opened: {error}")
             connection.close()

@@ -6,6 +6,7 @@ import re
 
 from sluice.config import ConfigError, ServerConfig, check_values, flag
 from sluice.faults import FaultError, parse_faults
+from sluice.http.origins import allowed_origins
 
 SHORTEST_HEARTBEAT = 2.0
 """Seconds: an engine that waits gives a sign of life every second."""
@@ -38,6 +39,7 @@ def check_server(config: ServerConfig) -> None:
         if seconds <= 0:
             raise ConfigError(f"{flag(name)} must be more than 0 seconds, got {seconds:g}")
     allowed_hosts(config)
+    allowed_origins(config)
     if config.cache_isolation == "key" and config.api_key is None and config.api_key_file is None:
         raise ConfigError("--cache-isolation key needs API keys (--api-key-file FILE or --api-key KEY)")
     model_names(config, "")

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -38,8 +39,10 @@ from sluice.http.isolation import read_isolation
 from sluice.http.loop_watchdog import LoopWatchdog
 from sluice.http.metrics import Metrics
 from sluice.http.options import model_names
+from sluice.http.origins import allowed_origins
 from sluice.http.otel import open_traces
 from sluice.http.timeouts import RefusedProtocol, TimeLimitedProtocol
+from sluice.http.tls import read_certificate
 from sluice.http.unknown_fields import IgnoredFieldsLog
 from sluice.process.client import EngineClient
 from sluice.process.engine_process import freeze_gc
@@ -72,15 +75,17 @@ class HttpServer(uvicorn.Server):
 
     Args:
         limit: of connections.
+        tls: what connections are opened with; None: they are not encrypted.
     """
 
-    def __init__(self, config: uvicorn.Config, limit: int) -> None:
+    def __init__(self, config: uvicorn.Config, limit: int, tls: ssl.SSLContext | None = None) -> None:
         super().__init__(config)
         self._limit = limit
+        self._tls = tls
         self._acceptors: list[Acceptor] = []
 
     @classmethod
-    def of(cls, app: ASGIApp, limit: int = MOST_CONNECTIONS) -> Self:
+    def of(cls, app: ASGIApp, limit: int = MOST_CONNECTIONS, tls: ssl.SSLContext | None = None) -> Self:
         config = uvicorn.Config(
             app,
             http=TimeLimitedProtocol,
@@ -92,7 +97,7 @@ class HttpServer(uvicorn.Server):
         )
         # Below, uvicorn logs a line or two for every request that is no HTTP, as many as a client likes.
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        return cls(config, limit)
+        return cls(config, limit, tls)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -102,7 +107,8 @@ class HttpServer(uvicorn.Server):
         await super().startup(sockets=[])
         connections = self.server_state.connections
         self._acceptors = [
-            Acceptor(listener, self._protocol, lambda: len(connections), self._limit) for listener in sockets or ()
+            Acceptor(listener, self._protocol, lambda: len(connections), self._limit, tls=self._tls)
+            for listener in sockets or ()
         ]
         for acceptor in self._acceptors:
             acceptor.start()
@@ -182,11 +188,12 @@ async def serve(
 
     Raises:
         CannotListen: the port is in use, or the address is not this machine's.
-        ConfigError: the API keys, the secret of --cache-isolation or the chat template cannot be read, or there are
-            too few descriptors.
+        ConfigError: the API keys, the certificate, the secret of --cache-isolation or the chat template cannot be
+            read, or there are too few descriptors.
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
     keys = read_keys(server)
+    tls = read_certificate(server)
     isolation = read_isolation(server, engine.cache)
     chat_template = await asyncio.to_thread(read_chat_template, server)
     server = replace(server, max_connections=max_connections(server.max_connections, descriptor_limit()))
@@ -206,13 +213,14 @@ async def serve(
         strict_fields=server.strict_fields,
         api_keys=keys,
         hosts=answered_names(server, address),
+        origins=allowed_origins(server),
         isolation=isolation,
         metrics=metrics,
         listeners=listeners,
     )
-    http = HttpServer.of(app, server.max_connections)
+    http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
-    url = url_of(server.host, port)
+    url = url_of(server.host, port, scheme="http" if tls is None else "https")
     living = asyncio.create_task(
         live(backend, supervisor, client, server, url, metrics, chat_template, given=given), name="engine"
     )
@@ -356,7 +364,7 @@ def exposure_warning(address: str, *, has_key: bool) -> str | None:
     )
 
 
-def url_of(host: str, port: int) -> str:
+def url_of(host: str, port: int, *, scheme: str = "http") -> str:
     """Return the URL by which this machine reaches a server that listens on `host`."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
