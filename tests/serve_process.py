@@ -59,3 +59,9 @@ def announced(process: subprocess.Popen[str]) -> str:
             return line.strip()
     assert process.stderr is not None
     pytest.fail(f"the server ended: {process.stderr.read()}")
+
+
+def errors_of(process: subprocess.Popen[str]) -> str:
+    """What a server wrote to stderr until its end, without the pauses of its event loop, which a busy machine makes."""
+    _, errors = process.communicate(timeout=PATIENCE)
+    return "".join(line for line in errors.splitlines(keepends=True) if "the event loop was blocked" not in line)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import tiny_models
-from serve_process import PATIENCE, announced, server, shadow
+from serve_process import announced, errors_of, server, shadow
 from serving import run, serving
 from sluice.http.serve import exposure_warning
 from sluice.models.hub import WANTED
@@ -189,7 +189,7 @@ def test_a_server_says_that_its_door_is_open(tmp_path: Path) -> None:
     with server(*shadow(0, tmp_path, host="0.0.0.0")) as process:
         announced(process)
         process.terminate()
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
     assert errors.count("\n") == 1
     assert "WARNING sluice.server: listening on 0.0.0.0 without an API key" in errors
 
@@ -199,7 +199,7 @@ def test_the_default_is_this_machine_only(tmp_path: Path) -> None:
         announced(process)
         listening = listeners_of(process.pid)
         process.terminate()
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
     assert listening == {"0100007F"}, "127.0.0.1, as the kernel writes it"
     assert errors == ""
 

@@ -22,7 +22,7 @@ import pytest
 import processes
 from collecting import collector
 from processes import free_port
-from serve_process import PATIENCE, announced, server, shadow
+from serve_process import PATIENCE, announced, errors_of, server, shadow
 from serving import expected_text, parse_events
 
 
@@ -140,7 +140,7 @@ def test_the_end_of_the_last_engine(tmp_path: Path) -> None:
         announced(process)
         (engine,) = processes.children(process.pid)
         os.kill(engine, signal.SIGKILL)
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
         assert errors == "sluice: error: the engine was killed by signal 9\n"
         assert process.returncode == 1
 
@@ -151,7 +151,7 @@ def test_a_server_gives_up_if_no_engine_can_be_started(tmp_path: Path) -> None:
         announced(process)
         (engine,) = processes.children(process.pid)
         os.kill(engine, signal.SIGKILL)
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
         *_, last = errors.splitlines()
         lacking = "the engine was killed by signal 9, and no other one can be started at the moment: no memory left"
         assert last == f"sluice: error: {lacking}; given up after 0.2 s (--restart-timeout)"
@@ -285,7 +285,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals) 
 
 def test_a_model_that_loads_too_long_ends_the_server(tmp_path: Path) -> None:
     with server(*shadow(0, tmp_path, "shadow_engine:hang", start_timeout=0.5)) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
         assert errors == "sluice: error: the engine was not ready within 0.5 s (--start-timeout)\n"
         assert process.returncode == 1
 
@@ -327,7 +327,7 @@ def test_stopping_while_the_model_loads(tmp_path: Path) -> None:
 )
 def test_an_engine_that_does_not_start_ends_the_server(tmp_path: Path, factory: str, said: str) -> None:
     with server(*shadow(0, tmp_path, factory)) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
         assert errors == said.format(folder=tmp_path)
         assert process.returncode == 1
 
@@ -336,7 +336,7 @@ def test_a_checkpoint_without_a_tokenizer_ends_the_server(tmp_path: Path) -> Non
     command = shadow(0, tmp_path)
     (tmp_path / "tokenizer.json").unlink()
     with server(*command) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
         assert errors.startswith(f"sluice: error: {tmp_path} has no tokenizer.json")
         assert errors.count("\n") == 1
         assert process.returncode == 1
@@ -368,7 +368,7 @@ def test_what_is_seen_of_a_call(tmp_path: Path) -> None:
 
 def test_traces_that_cannot_be_sent_end_the_server_at_once(tmp_path: Path) -> None:
     with server(*shadow(0, tmp_path, otlp_traces_endpoint="localhost:4318")) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
         assert errors.startswith("sluice: error: --otlp-traces-endpoint must be a URL")
         assert errors.count("\n") == 1
         assert process.returncode == 2
@@ -407,7 +407,7 @@ def test_keys_that_cannot_be(tmp_path: Path, content: bytes | None, said: str) -
     if content is not None:
         keys.write_bytes(content)
     with server("-m", "sluice", "serve", "--port", "0", "--api-key-file", str(keys)) as process:
-        _, errors = process.communicate(timeout=PATIENCE)
+        errors = errors_of(process)
         assert process.returncode == 2
         assert said in errors
         assert "two words" not in errors
