@@ -215,7 +215,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/prefill.py",
-        "floor = 0 if self._num_prompts else self.state.kv.page_size",
+        "floor = 0 if self._planned else self.state.kv.page_size",
         "floor = 0",
         "decodes use up the prefill budget and prompts starve",
     ),
@@ -233,13 +233,13 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/prefill.py",
-        "if left < extend_len and self._is_left_whole(extend_len):",
+        "if left < extend_len and not planned and self._is_left_whole(extend_len):",
         "if False:",
         "a prompt over the prefill budget is cut behind others",
     ),
     (
         "scheduler/prefill.py",
-        "        self._num_prompts += 1\n",
+        "        self._planned[request.id] = planned + length\n",
         "",
         "the number of prompts in a step is not limited",
     ),
@@ -287,8 +287,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/fair.py",
-        "        if is_due(state, request):\n            adder.add_partial(request, at_most=state.kv.page_size)\n",
-        "        pass\n",
+        "if request.status is Status.PARTIAL and is_due(state, request):",
+        "if False:",
         "a half-computed prompt may wait without end",
     ),
     (
@@ -299,9 +299,39 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/fair.py",
-        "may_admit = offer(adder, first, guaranteed(state, adder, rest)) not in NO_ROOM",
-        "may_admit = bool(offer(adder, first, guaranteed(state, adder, rest)))",
+        "may_admit = offer(adder, first, guaranteed(state, adder, shorter)) not in NO_ROOM",
+        "may_admit = bool(offer(adder, first, guaranteed(state, adder, shorter)))",
         "small prompts keep taking the memory a large one waits for",
+    ),
+    (
+        "scheduler/fair.py",
+        "    if first.status is Status.PARTIAL:\n        adder.add_partial(first)\n",
+        "",
+        "what is kept for prompts that cannot be taken stays empty",
+    ),
+    (
+        "scheduler/fair.py",
+        "among(waiting, shorter) if first.status is Status.PARTIAL else waiting",
+        "among(waiting, shorter)",
+        "a short prompt takes the place of the one that has ended before an older one does",
+    ),
+    (
+        "scheduler/fair.py",
+        "(shorter if remaining(state, request) * MUCH_SHORTER <= work else others)",
+        "shorter",
+        "prompts of one length share each step, and all end late",
+    ),
+    (
+        "scheduler/batch.py",
+        "new_pages=before.new_pages + more.new_pages,",
+        "new_pages=more.new_pages,",
+        "pages of a chunk that was lengthened never reach the device",
+    ),
+    (
+        "scheduler/prefill.py",
+        "if request is self.state.oldest_running() and request.id not in self._planned:",
+        "if request is self.state.oldest_running():",
+        "a request is preempted to lengthen another one's chunk",
     ),
     (
         "scheduler/prefix_dedup.py",

@@ -306,6 +306,18 @@ def test_a_budget_overrun_breaks_law_7(limits: object) -> None:
         laws.check_plan(bench.scheduler.state, limits, plan)
 
 
+def test_an_unused_budget_breaks_law_17() -> None:
+    """A half-computed prompt gets half of the step, and no other prompt takes the rest."""
+    bench, plan = planned()
+    state, limits = bench.scheduler.state, bench.scheduler.scheduler.limits
+    laws.no_budget_is_unused(state, limits, plan)
+    state.partial[2].scheduled -= 2
+    plan = with_chunk(plan, 2, length=2, token_ids=plan.chunks[2].token_ids[:2])
+    with pytest.raises(LawBroken, match=r"law 17: plan \d+ leaves 2 tokens unused, request 2 lacks"):
+        laws.no_budget_is_unused(state, limits, plan)
+    laws.no_budget_is_unused(state, limits_of(chunk=4, batch=5, running=3), plan)
+
+
 def test_running_further_ahead_than_allowed_breaks_law_8() -> None:
     bench, plan = planned()
     bench.scheduler.state.decoding[0].pending += 1

@@ -68,8 +68,8 @@ def test_a_prompt_that_reaches_the_prefill_budget_is_not_cut_behind_another(leng
 
 def test_a_prompt_that_may_not_be_cut_is_reported() -> None:
     """As many prompts are half computed as may be: the next one goes whole or waits."""
-    bench = bench_of(chunk=32, max_partial_prefills=2)
-    queue(bench, 0, 400)
+    bench = bench_of(pages=4000, chunk=32, max_partial_prefills=2)
+    queue(bench, 0, 2000)
     queue(bench, 1, 300)
     steps_of(bench)
     queue(bench, 2, 20)
@@ -81,7 +81,7 @@ def test_a_partly_computed_prompt_that_gets_nothing_is_reported() -> None:
     bench = bench_of(chunk=16, policy="priority", max_partial_prefills=2, max_prefill_requests=1)
     queue(bench, 0, 100)
     steps_of(bench)
-    queue(bench, 1, 100, priority=1)
+    queue(bench, 1, 400, priority=1)
     (plan,) = steps_of(bench)
     assert ([chunk.request_id for chunk in plan.chunks], plan.bound_by) == ([1], Bound.MAX_PREFILL_REQUESTS)
 

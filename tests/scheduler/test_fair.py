@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,7 +55,7 @@ def test_the_shortest_of_the_others_goes_first() -> None:
 def test_a_short_prompt_that_fits_whole_needs_no_partial_place() -> None:
     """Two long prompts hold both places; short ones go by all the same."""
     bench = bench_of(chunk=32, running=8)
-    queue(bench, 0, 400)
+    queue(bench, 0, 2000)
     queue(bench, 1, 400)
     steps_of(bench)
     queue(bench, 2, 300)
@@ -116,16 +118,16 @@ def test_of_duplicates_among_the_short_ones_one_is_computed() -> None:
     queue(bench, 0, 1000)
     queue(bench, 1, 12, token=5)
     queue(bench, 2, 12, token=5)
-    assert shapes_of(bench) == [[(0, 0, 40), (1, 0, 12)]]
+    assert shapes_of(bench) == [[(0, 0, 52), (1, 0, 12)]]
 
 
 def test_a_waiting_prompt_of_a_higher_class_is_the_first_while_a_place_is_free() -> None:
     bench = bench_of(chunk=32, running=8, policy="priority")
     queue(bench, 0, 100)
     steps_of(bench)
-    queue(bench, 1, 100, priority=1)
+    queue(bench, 1, 300, priority=1)
     assert shapes_of(bench) == [[(1, 0, 16), (0, 32, 16)]]
-    queue(bench, 2, 100, priority=2)
+    queue(bench, 2, 300, priority=2)
     assert shapes_of(bench) == [[(1, 16, 16), (0, 48, 16)]], "both places are taken"
 
 
@@ -164,15 +166,15 @@ def test_what_a_half_computed_prompt_takes_is_no_longer_reserved_for_it() -> Non
 def test_what_is_due_to_all_leaves_room_for_who_waits() -> None:
     bench = bench_of(chunk=32, running=50)
     queue(bench, 0, 400)
-    queue(bench, 1, 400)
+    queue(bench, 1, 100)
     steps_of(bench)
     for request in bench.scheduler.state.partial.values():
         request.planned_at -= DUE_AFTER
     queue(bench, 2, 8)
-    assert shapes_of(bench) == [[(0, 16, 4), (1, 16, 4), (2, 0, 8)]]
+    assert shapes_of(bench) == [[(0, 16, 16), (1, 16, 8), (2, 0, 8)]]
 
 
-def test_what_is_due_is_given_once_a_step() -> None:
+def test_what_is_due_is_lengthened_in_its_row() -> None:
     """Two rows of one request in a step would be two writers of its pages."""
     bench = bench_of(chunk=32, running=50)
     queue(bench, 0, 4000)
@@ -180,7 +182,7 @@ def test_what_is_due_is_given_once_a_step() -> None:
     steps_of(bench)
     bench.scheduler.state.requests[1].planned_at -= DUE_AFTER
     queue(bench, 2, 4)
-    assert shapes_of(bench) == [[(1, 16, 4), (0, 16, 24), (2, 0, 4)]]
+    assert shapes_of(bench) == [[(1, 16, 16), (0, 16, 12), (2, 0, 4)]]
 
 
 def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() -> None:
@@ -201,7 +203,7 @@ def test_one_that_is_due_may_take_the_pages_of_another_half_computed_prompt() ->
     plan = bench.scheduler.scheduler.schedule()
     assert plan is not None
     assert last.preemptions == 1
-    assert [(chunk.request_id, chunk.length) for chunk in plan.chunks] == [(0, 4), (1, 8), (2, 8)]
+    assert [(chunk.request_id, chunk.length) for chunk in plan.chunks] == [(0, 8), (1, 8), (2, 8)]
 
 
 def test_duplicates_that_will_wait_take_nothing_from_the_first() -> None:
@@ -218,14 +220,15 @@ def test_half_computed_prompts_with_a_common_beginning_go_on_together() -> None:
     queue(bench, 0, 4, max_tokens=1, token=5)
     steps_of(bench, 2)
     for request_id in (1, 2):
-        bench.scheduler.add(Submit(request_id, (5,) * 4 + (request_id + 10,) * 96, resolved(1)))
+        length = {1: 496, 2: 96}[request_id]
+        bench.scheduler.add(Submit(request_id, (5,) * 4 + (request_id + 10,) * length, resolved(1)))
     assert shapes_of(bench, 2) == [[(1, 4, 16), (2, 4, 16)], [(1, 20, 16), (2, 20, 16)]]
 
 
 def test_equal_prompts_are_computed_together_without_a_prefix_cache() -> None:
     world = World(limits_of(chunk=32, max_partial_prefills=2), num_pages=400, page_size=4, prefix_caching=False)
     bench = Bench.of(world)
-    queue(bench, 0, 40, token=5)
+    queue(bench, 0, 160, token=5)
     queue(bench, 1, 40, token=5)
     assert shapes_of(bench) == [[(0, 0, 16), (1, 0, 16)]]
 
@@ -246,6 +249,88 @@ def test_prompts_alike_without_a_page_to_share_do_not_wait_for_each_other(length
         queue(bench, request_id, length, token=5)
     (chunks,) = shapes_of(bench)
     assert sorted(chunks) == [(0, 0, lengths[0]), (1, 0, lengths[1])]
+
+
+def steps_to_first_tokens(bench: Bench, request_ids: Collection[int]) -> dict[int, int]:
+    """Step until these requests have their first token. Returns after how many steps each has it."""
+    steps: dict[int, int] = {}
+    count = 0
+    while len(steps) < len(request_ids):
+        (plan,) = steps_of(bench)
+        count += 1
+        for chunk in plan.chunks:
+            if chunk.samples and chunk.request_id in request_ids:
+                steps.setdefault(chunk.request_id, count)
+    return steps
+
+
+def test_prompts_of_one_length_finish_in_order() -> None:
+    """If they shared their steps, all would end when the last one does."""
+    for partial in (1, 4):
+        bench = bench_of(chunk=64, running=8, max_partial_prefills=partial)
+        for request_id in range(4):
+            queue(bench, request_id, 512, max_tokens=1)
+        assert steps_to_first_tokens(bench, range(4)) == {0: 8, 1: 16, 2: 24, 3: 32}
+
+
+def test_a_second_long_prompt_leaves_the_first_its_time_and_short_ones_theirs() -> None:
+    """The first of two long prompts ends in the step in which it would without the second; a short prompt has its first
+    token in the step in which it arrives, beside one long prompt or two."""
+    for num_long in (1, 2):
+        bench = bench_of(chunk=128, page_size=16, running=50, max_partial_prefills=4)
+        for request_id in range(num_long):
+            queue(bench, request_id, 3200, max_tokens=1)
+        ends: dict[int, int] = {}
+        for step in range(28):
+            if step % 5 == 0:
+                queue(bench, 10 + step, 60, max_tokens=1)
+            (plan,) = steps_of(bench)
+            ends |= {chunk.request_id: step for chunk in plan.chunks if chunk.samples}
+        assert ends == {0: 27} | {10 + step: step for step in range(0, 28, 5)}
+
+
+def test_a_prompt_with_a_quarter_of_the_work_shares() -> None:
+    bench = bench_of(chunk=64, running=8)
+    queue(bench, 0, 400)
+    queue(bench, 1, 101)
+    assert shapes_of(bench) == [[(0, 0, 64)]], "101 tokens are more than a quarter of 400"
+    queue(bench, 2, 84)
+    assert shapes_of(bench) == [[(0, 64, 32), (2, 0, 32)]], "84 tokens are a quarter of 336, which are left"
+
+
+def test_a_short_prompt_is_cut_although_an_older_one_may_not_share() -> None:
+    """Places go in order of arrival. One that waits until the first has ended keeps no place from shorter ones."""
+    bench = bench_of(chunk=32, running=8, max_partial_prefills=2)
+    queue(bench, 0, 1000)
+    queue(bench, 1, 1000)
+    queue(bench, 2, 24)
+    assert shapes_of(bench, 2) == [[(0, 0, 16), (2, 0, 16)], [(0, 16, 24), (2, 16, 8)]]
+
+
+def test_the_place_of_a_prompt_that_ends_is_for_the_next_in_order() -> None:
+    """A short prompt that is cut and takes the place would be before an older one, which waits for a place to begin."""
+    bench = bench_of(chunk=128, running=20, policy="priority")
+    queue(bench, 0, 600)
+    steps_of(bench)
+    queue(bench, 1, 60, priority=1)
+    queue(bench, 2, 100, priority=1)
+    for request_id in range(3, 8):
+        queue(bench, request_id, 15, priority=1)
+    assert shapes_of(bench) == [[(1, 0, 60), *((request_id, 0, 15) for request_id in range(3, 7)), (2, 0, 8)]]
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"running": 1}, {"max_prefill_requests": 1}, {"max_prefill_tokens": 40}, {"pages": 250, "reserve": "full"}],
+    ids=["no slot", "no second prompt a step", "not cut behind others", "no memory"],
+)
+def test_what_a_waiting_prompt_cannot_take_goes_to_the_first(limits: dict[str, object]) -> None:
+    """Half of every step would stay empty: 990 tokens in 62 steps of 16 instead of 31 of 32."""
+    bench = bench_of(**{"chunk": 32, "running": 8, "max_partial_prefills": 4, **limits})
+    queue(bench, 0, 990, max_tokens=1)
+    for request_id in range(1, 4):
+        queue(bench, request_id, 200, max_tokens=1)
+    assert steps_to_first_tokens(bench, [0]) == {0: 31}
 
 
 def test_what_bound_a_step_of_several_prompts_is_reported() -> None:

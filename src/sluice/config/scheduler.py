@@ -89,7 +89,7 @@ class SchedulerConfig:
         "maximum partly computed prompts",
         unset="4",
         more="1: prompts run one after the other. More: short prompts overtake long ones, and the oldest prompt gets"
-        " half of every step. The default is 1 if prompts are never cut.",
+        " half of every step at least. The default is 1 if prompts are never cut.",
         aliases=("max_num_partial_prefills",),
         vllm="--max-num-partial-prefills",
         positive=True,

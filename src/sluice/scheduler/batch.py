@@ -61,6 +61,20 @@ class BatchBuilder:
         request.pending += samples
         request.in_flight += 1
 
+    def lengthen(self, request: Request, length: int) -> None:
+        """Plan `length` tokens more of a resident request whose prompt has a chunk in this step, in the same row."""
+        row = next(row for row, chunk in enumerate(self._chunks) if chunk.request_id == request.id)
+        self.promise(request, length)
+        more, before = self._chunks.pop(), self._chunks[row]
+        request.in_flight -= 1
+        self._chunks[row] = before._replace(
+            length=before.length + more.length,
+            token_ids=before.token_ids + more.token_ids,
+            new_pages=before.new_pages + more.new_pages,
+            samples=more.samples,
+            targets=request.targets(before.start, more.end) if more.targets else before.targets,
+        )
+
     def add_slice(self, chunk_slice: ChunkSlice) -> None:
         """Plan work on an offloaded chunk."""
         self._slices.append(chunk_slice)

@@ -43,7 +43,8 @@ class PrefillAdder:
         self._chunk = budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking)
         self._offloaded = 0
         """Tokens that offloaded work costs the step."""
-        self._num_prompts = 0
+        self._planned: dict[int, int] = {}
+        """Request -> tokens of its prompt in this step."""
         self._reserved: int | None = None
         self.tier_is_full = False
         """The tier had no room for an offloaded request in this step."""
@@ -76,12 +77,12 @@ class PrefillAdder:
         return left <= 0
 
     def add_partial(self, request: Request, at_most: int = UNLIMITED) -> AddResult:
-        """Add the next chunk of a request whose prompt is half computed.
+        """Add the next chunk of a request whose prompt is half computed, or lengthen the one that the step holds.
 
         It goes by the pages there are, not by what is reserved. A half-computed prompt is never skipped because others
         may need memory later, or its pages would be held for ever.
         """
-        length, cut_by = self.fit(request.scheduled, request.extend_len, at_most)
+        length, cut_by = self.fit(request.scheduled, request.extend_len, at_most, self._planned.get(request.id, 0))
         if length == 0:
             self.note(cut_by)
             return AddResult.OTHER
@@ -128,30 +129,32 @@ class PrefillAdder:
         self._batch.open_slot(request)
         self._take(request, length, is_new=is_new)
 
-    def fit(self, start: int, extend_len: int, at_most: int) -> tuple[int, Bound]:
+    def fit(self, start: int, extend_len: int, at_most: int, planned: int = 0) -> tuple[int, Bound]:
         """Cut a chunk to the budgets of this step.
 
         Args:
             start: position of its first token.
             extend_len: tokens that are wanted.
             at_most: a share of the step, in tokens as they cost at the beginning of a prompt.
+            planned: tokens before `start` that this step computes; the chunk lengthens theirs.
 
         Returns:
             The tokens that fit, 0 meaning "not this step", and what cuts them.
         """
         limits = self.limits
-        if limits.max_prefill_requests and self._num_prompts >= limits.max_prefill_requests:
+        if limits.max_prefill_requests and not planned and len(self._planned) >= limits.max_prefill_requests:
             return 0, Bound.MAX_PREFILL_REQUESTS
         left, bound = self._room(start)
         if not limits.chunked_prefill_size:
-            if extend_len <= left or self._num_prompts == 0:
+            if extend_len <= left or not self._planned:
                 return extend_len, Bound.NOTHING
             return 0, bound
-        if left < extend_len and self._is_left_whole(extend_len):
+        if left < extend_len and not planned and self._is_left_whole(extend_len):
             return 0, Bound.MAX_PREFILL_TOKENS
         wanted, cut_by = self._chunk.tokens_at_depth(at_most, start), Bound.NOTHING
-        if limits.long_prefill_token_threshold and wanted >= limits.long_prefill_token_threshold:
-            wanted, cut_by = limits.long_prefill_token_threshold, Bound.LONG_PREFILL_TOKEN_THRESHOLD
+        if limits.long_prefill_token_threshold and planned + wanted >= limits.long_prefill_token_threshold:
+            wanted = limits.long_prefill_token_threshold - planned
+            cut_by = Bound.LONG_PREFILL_TOKEN_THRESHOLD
         if left <= wanted:
             wanted, cut_by = left, bound
         if wanted >= extend_len:
@@ -194,7 +197,7 @@ class PrefillAdder:
         if self.limits.max_prefill_tokens:
             # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
             # budget of admission, and none of it would be starvation.
-            floor = 0 if self._num_prompts else self.state.kv.page_size
+            floor = 0 if self._planned else self.state.kv.page_size
             prefill_left = max(floor, self.limits.max_prefill_tokens - used)
             if prefill_left < left:
                 left, bound = prefill_left, Bound.MAX_PREFILL_TOKENS
@@ -205,19 +208,19 @@ class PrefillAdder:
     def _is_left_whole(self, extend_len: int) -> bool:
         """Return whether a prompt waits to be the first of a step: with a prefill budget, one that would reach it is
         not cut behind others."""
-        if not self.limits.max_prefill_tokens or self._num_prompts == 0:
+        if not self.limits.max_prefill_tokens or not self._planned:
             return False
         return extend_len >= self.limits.max_prefill_tokens - self._batch.num_tokens
 
     def _find_pages(self, request: Request, length: int) -> int:
         """Return the part of a chunk that fits the budgets for which there are pages. For the oldest running request
-        others are preempted. Chunks start on a page boundary."""
+        others are preempted, but not to lengthen a chunk. Chunks start on a page boundary."""
         lease, kv = request.lease, self.state.kv
         assert isinstance(lease, ResidentLease) and lease.load is None, f"request {request.id} is not resident: {lease}"
         if lease.missing(request.scheduled + length) <= kv.available:
             return length
         self.note(Bound.KV_PAGES)
-        if request is self.state.oldest_running():
+        if request is self.state.oldest_running() and request.id not in self._planned:
             make_room(self.state, [request])
             self.recount()
         room = lease.capacity + kv.available * kv.page_size - request.scheduled
@@ -229,9 +232,13 @@ class PrefillAdder:
 
     def _take(self, request: Request, length: int, *, is_new: bool = False) -> None:
         before = 0 if is_new else self._lacks(request)
-        self._batch.promise(request, length)
+        planned = self._planned.get(request.id, 0)
+        if planned:
+            self._batch.lengthen(request, length)
+        else:
+            self._batch.promise(request, length)
+        self._planned[request.id] = planned + length
         self._chunk.take(request.scheduled - length, length)
-        self._num_prompts += 1
         request.planned_at = self.state.step
         if request.scheduled == request.prefill_end:
             self.state.prefilled(request)

@@ -1,8 +1,8 @@
 """Laws of the scheduler: what must hold at every moment, one function a law.
 
-The numbers are those of the design. Laws 1-6 are about the state, 7-9 about a plan, 10-12 about a whole run, 15 about
-the end of one, 16 about reports of what was read. (13, all modes agree, and 14, plans are a function of the calls, need
-several runs; they live in the tests.) `Lawful` wraps a scheduler and checks them after every call.
+The numbers are those of the design. Laws 1-6 are about the state, 7-9 and 17 about a plan, 10-12 about a whole run, 15
+about the end of one, 16 about reports of what was read. (13, all modes agree, and 14, plans are a function of the
+calls, need several runs; they live in the tests.) `Lawful` wraps a scheduler and checks them after every call.
 """
 
 from sluice.scheduler.laws.lawful import Lawful
@@ -19,6 +19,7 @@ from sluice.scheduler.laws.pages import (
 from sluice.scheduler.laws.plans import check_plan, steps_to_prefill, writes_are_private
 from sluice.scheduler.laws.state import check_state, counters_are_ordered, quiet_means_empty, requests_have_one_status
 from sluice.scheduler.laws.tiers import loads_are_apart, tiers_are_conserved
+from sluice.scheduler.laws.unused import no_budget_is_unused
 
 __all__ = (
     "LawBroken",
@@ -28,6 +29,7 @@ __all__ = (
     "counters_are_ordered",
     "live",
     "loads_are_apart",
+    "no_budget_is_unused",
     "pages_are_conserved",
     "pages_cover_the_promise",
     "quiet_means_empty",

@@ -10,6 +10,7 @@ from sluice.kv.offload import OffloadLease
 from sluice.scheduler.laws.pages import LawBroken, live, require
 from sluice.scheduler.laws.plans import check_plan, resident, tokens_of_row
 from sluice.scheduler.laws.state import check_state
+from sluice.scheduler.laws.unused import no_budget_is_unused
 from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import PROTECT_AFTER
 from sluice.scheduler.scheduler import Scheduler
@@ -97,6 +98,7 @@ class Lawful:
             )
             return None
         check_plan(self.state, self.scheduler.limits, plan)
+        no_budget_is_unused(self.state, self.scheduler.limits, plan)
         self._preemptions_are_bounded()
         self._decodes_go_first(plan)
         for new in plan.new_slots:

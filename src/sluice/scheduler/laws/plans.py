@@ -169,15 +169,13 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
     )
     for each in plan.slices:
         offload = state.kv.offload.limits
-        length, per_layer = each.chunk.length, each.total // offload.num_layers
+        per_layer = each.total // offload.num_layers
         require(
             per_layer - 1 == offload.groups(each.base // size, is_decode=each.is_decode)
             and per_layer * offload.num_layers == each.total,
             f"law 8: {each} has another number of work items than its context",
         )
-        rests = sum(item % per_layer == per_layer - 1 for item in range(each.first, each.stop))
-        groups = each.stop - each.first - rests
-        cost = rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(length, size)
+        cost = cost_of_slice(state, each)
         most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
         most *= 1 if resident(plan) else ALONE
         begins = offload.reports_loads and each.first == each.stop == 0
@@ -190,6 +188,15 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
             or limits.schedule == "mixed",
             f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
         )
+
+
+def cost_of_slice(state: SchedulerState, each: ChunkSlice) -> float:
+    """Return what a slice costs, in tokens of the step's budget."""
+    offload, length = state.kv.offload.limits, each.chunk.length
+    per_layer = each.total // offload.num_layers
+    rests = sum(item % per_layer == per_layer - 1 for item in range(each.first, each.stop))
+    groups = each.stop - each.first - rests
+    return rests * offload.cost_of_rest(length) + groups * offload.cost_of_group(length, state.kv.page_size)
 
 
 def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence[int]) -> int:
