@@ -54,11 +54,11 @@ class Observed(Lawful):
             self._met[f"bound by {plan.bound_by}"] += 1
         return plan
 
-    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+    def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
         self._copies_ended(result.copies)
         self._met["row failed"] += len(result.errors)
         self._met["slice failed"] += len(result.slice_errors)
-        return super().commit(plan, result)
+        return super().commit(plan, result, micros)
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         self._met["step failed" if launched else "launch failed"] += 1

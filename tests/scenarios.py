@@ -13,7 +13,18 @@ from sluice.scheduler.request import Request, Status
 from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.recorder import Journal
 from sluice.types import FinishReason, SamplingParams
-from worlds import VOCAB, Bench, SlowDisk, World, check_ends, enough_steps, random_limits, random_offload, random_tiers
+from worlds import (
+    VOCAB,
+    Bench,
+    SlowDisk,
+    World,
+    check_ends,
+    enough_steps,
+    random_limits,
+    random_offload,
+    random_target,
+    random_tiers,
+)
 
 ABORTS = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.EXPIRED)
 AIMS = (Status.WAITING, Status.LOADING, Status.PARTIAL, Status.DECODING, Status.OFFLOADED, Status.DRAINING)
@@ -41,7 +52,7 @@ def random_scenario(seed: int) -> Scenario:
     draw = random.Random(seed)
     page_size = draw.choice([1, 2, 4, 16, 64])
     depth, running = draw.randint(1, 3), draw.randint(1, 5)
-    limits = random_limits(draw, page_size, running, depth)
+    limits = random_target(random.Random(seed), random_limits(draw, page_size, running, depth))
     world = World(limits, draw.randint(3, 24), page_size, draw.random() < 0.6, depth, draw.random() < 0.5)
     faulty = draw.random() < 0.5
     world = replace(world, tiers=random_tiers(draw), disk_fails=draw.choice([0.0, 0.0, 0.1, 0.3, 1.0]))
@@ -61,7 +72,8 @@ def random_reload_scenario(seed: int) -> Scenario:
         copies_per_step=per_step,
         copies_in_flight=per_step * draw.choice([1, 4]),
     )
-    limits = replace(random_limits(draw, page_size, running, depth), max_queued_requests=0, max_queued_tokens=0)
+    limits = random_target(random.Random(seed), random_limits(draw, page_size, running, depth))
+    limits = replace(limits, max_queued_requests=0, max_queued_tokens=0)
     world = World(limits, draw.randint(4, 10), page_size, True, depth, draw.random() < 0.5, tiers)
     world = replace(world, disk_fails=draw.choice([0.0, 0.0, 0.1, 0.3]))
     return Scenario(

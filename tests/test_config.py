@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -145,3 +146,32 @@ def test_the_policy_beside_priorities_under_any_name(name: str) -> None:
     """The policy that priorities include would contradict them under vLLM's name, in `LLM(...)`."""
     config = EngineConfig.from_options({"enable_priority_scheduling": True, name: "fcfs"})
     assert config == EngineConfig.from_options({"schedule_policy": "priority"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"itl_target": "soon"}, "--itl-target must be a time such as 200ms or 1.5s, or off, got 'soon'"),
+        ({"itl_target": "200"}, "--itl-target must be a time such as 200ms or 1.5s, or off, got '200'"),
+        ({"itl_target": "0ms"}, "--itl-target must be a time"),
+        ({"itl_target": "1s", "chunked_prefill_size": -1}, "--itl-target 1s needs prompts that may be cut"),
+        ({"itl_target": "1s", "schedule": "prefill-first"}, "--itl-target 1s needs --schedule mixed"),
+        ({"itl_target": "1s", "dynamic_chunking": 0}, "--dynamic-chunking 0 has no effect with --itl-target 1s"),
+        ({"itl_target": "1s", "itl_quantile": 1.0}, "--itl-quantile must be from 0.5 to 0.999, got 1.0"),
+        ({"itl_quantile": 0.9}, "--itl-quantile 0.9 needs a target"),
+        ({"itl_target": "off", "cost_model": "file"}, "--cost-model file needs a target"),
+    ],
+)
+def test_an_itl_target_that_cannot_be_kept_is_refused(options: dict[str, Any], message: str) -> None:
+    """It would be accepted, and streams would stand still for longer all the same."""
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        resolve(**options)
+
+
+def test_an_itl_target_is_a_duration() -> None:
+    """And chunks may be larger with it, as their time is known; a size that is set is the most."""
+    assert resolve(itl_target="off").scheduler.limits().itl_target == 0
+    for text, micros in (("900us", 900), ("200ms", 200_000), ("1.5s", 1_500_000)):
+        assert resolve(itl_target=text).scheduler.limits().itl_target == micros
+    assert resolve(itl_target="1s").scheduler.limits().chunked_prefill_size == 512
+    assert resolve(itl_target="1s", chunked_prefill_size=64).scheduler.limits().chunked_prefill_size == 64

@@ -25,6 +25,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "schedule": ("mixed", "prefill-first"),
     "chunked_prefill_size": (-1, 7),
     "dynamic_chunking": (5,),
+    "itl_target": ("3ms", "off"),
+    "itl_quantile": (0.5,),
     "max_batch_tokens": (8, 30),
     "max_running_requests": (1, 3),
     "max_prefill_tokens": (5, 20),

@@ -38,6 +38,7 @@ class Case(NamedTuple):
 BY_PRIORITY = {"schedule_policy": "priority", "max_running_requests": 1}
 RANKED = [ask(0, 5), ask(1, 5, first=0, priority=1), ask(2, 6, priority=2)]
 ON_DISK = {"kv_disk": "pages"}
+TARGET = {"itl_target": "3ms"}
 OFFLOADED = ON_DISK | {"offload_above": 12, "ring_block_tokens": 4}
 CASES = {
     "page_size": Case({"page_size": 4}, {"page_size": 8}),
@@ -50,6 +51,8 @@ CASES = {
     "schedule": Case({"schedule": "mixed"}, {"schedule": "prefill-first"}),
     "chunked_prefill_size": Case({"chunked_prefill_size": 8}, {"chunked_prefill_size": 16}),
     "dynamic_chunking": Case({"dynamic_chunking": 4}, {"dynamic_chunking": 1000}),
+    "itl_target": Case({}, {"itl_target": "3ms"}),
+    "itl_quantile": Case(TARGET | {"itl_quantile": 0.5}, TARGET | {"itl_quantile": 0.99}),
     "max_batch_tokens": Case({}, {"max_batch_tokens": 12}),
     "max_running_requests": Case({"max_running_requests": 1}, {"max_running_requests": 4}),
     "max_prefill_tokens": Case({}, {"max_prefill_tokens": 8}),
@@ -106,6 +109,7 @@ ELSEWHERE = {
     "debug_uninitialized_reads": "assembly/test_select_attention.py::test_poison_is_noticed",
     "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",
+    "cost_model": "assembly/test_pacing.py::test_a_later_engine_knows_the_machine",
     "host": "cli/test_cli.py::test_an_address_of_another_machine",
     "port": "cli/test_cli.py::test_a_port_in_use",
     "allowed_hosts": "http/test_tenant_options.py::test_a_server_with_tenants",

@@ -103,6 +103,8 @@ class Bench:
     scheduler: Lawful
     link: ManualLink
     engine: Engine
+    clock: VirtualClock
+    """The engine's, if steps have a target or are recorded."""
     disk: Callable[[], None] = lambda: None
     """Lets the disk go on for a while."""
 
@@ -119,10 +121,12 @@ class Bench:
         scheduler, link, clock = world.scheduler(met), ManualLink(), VirtualClock()
         runner = runner or world.shadow()
         if journal is None:
-            return cls(world, scheduler, link, Engine(scheduler, runner, link, depth=world.depth))
+            timed = clock if world.limits.itl_target else None
+            engine = Engine(scheduler, runner, link, depth=world.depth, clock=timed)
+            return cls(world, scheduler, link, engine, clock)
         recorder = Recorder(scheduler, NullTrace(), journal, clock)
         engine = Engine(recorder, runner, link, depth=world.depth, clock=clock, trace=recorder)
-        return cls(world, scheduler, link, engine)
+        return cls(world, scheduler, link, engine, clock)
 
     @property
     def is_idle(self) -> bool:
@@ -130,7 +134,10 @@ class Bench:
         return self.engine.is_idle and not self.scheduler.awaits_disk
 
     def step(self) -> None:
+        """Let the disk go on, and the engine, on a machine whose steps take anything from 0 to 12 ms."""
         self.disk()
+        if self.world.limits.itl_target:
+            self.clock.advance(self.scheduler.state.step * 7919 % 13 / 1000)
         self.engine.step()
 
     def drain(self, max_steps: int) -> None:
@@ -289,6 +296,14 @@ def random_limits(draw: random.Random, page_size: int, running: int, depth: int)
     )
 
 
+def random_target(draw: random.Random, limits: SchedulerLimits) -> SchedulerLimits:
+    """The same with an ITL target, every other time where there can be one: one that is far, near, or infeasible."""
+    if not limits.chunked_prefill_size or draw.random() < 0.5:
+        return limits
+    target, quantile = draw.choice([1, 3000, 10_000, 50_000]), draw.choice([0.5, 0.95])
+    return replace(limits, schedule="mixed", dynamic_chunking=0, itl_target=target, itl_quantile=quantile)
+
+
 def random_tiers(draw: random.Random) -> TierLimits:
     """Nothing behind the device, or tiers in which everything runs short."""
     per_step = draw.choice([1, 2, 5, 64])
@@ -349,6 +364,7 @@ def worlds(draw: st.DrawFn) -> World:
     depth = draw(st.integers(1, 3))
     running = draw(st.integers(1, 5))
     limits = random_limits(draw(st.randoms(use_true_random=False)), page_size, running, depth)
+    limits = random_target(draw(st.randoms(use_true_random=False)), limits)
     return World(
         limits=limits,
         num_pages=draw(st.integers(3, 24)),

@@ -171,9 +171,9 @@ class SlowPlanner:
         self.clock.advance(1)
         return self.inner.schedule()
 
-    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+    def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
         self.clock.advance(3)
-        return self.inner.commit(plan, result)
+        return self.inner.commit(plan, result, micros)
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         self.clock.advance(5)

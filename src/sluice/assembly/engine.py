@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
+from sluice.assembly.pacing import kept_costs, read_costs
 from sluice.assembly.shortage import memory_shortage
 from sluice.assembly.tiers import DiskUnusable, check_disk, without_disk
 from sluice.config import ConfigError, EngineConfig, TraceConfig
@@ -51,7 +52,7 @@ def build_engine(
         MemoryShortage: the memory that is free at the moment is too small.
         CheckpointError: a model that cannot be found or loaded.
     """
-    build = partial(_build, link=link, progress=progress, heartbeat=heartbeat, faults=faults)
+    build = partial(_build, link=link, progress=progress, heartbeat=heartbeat, faults=faults, follows=follows)
     disabled: Mapping[Tier, str] = {}
     # First, since a path that cannot be used or written should be reported before minutes of loading.
     try:
@@ -60,6 +61,8 @@ def build_engine(
         if not follows:
             raise
         config, disabled = _without_disk(config, error)
+    if config.trace.cost_model is not None and not follows:
+        read_costs(Path(config.trace.cost_model))
     config, trace = _new_trace(config, must_have=not follows)
     try:
         return build(config, trace=trace, disabled=disabled, must_exist=follows)
@@ -80,6 +83,7 @@ def _build(
     faults: Sequence[Fault],
     trace: Path | None,
     disabled: Mapping[Tier, str],
+    follows: bool = False,
     must_exist: bool = False,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it, with exactly the tiers of the config.
@@ -89,6 +93,9 @@ def _build(
         ConfigError, MemoryShortage, CheckpointError: as `build_engine`.
     """
     loaded = load(config, progress=progress, disabled=disabled, heartbeat=heartbeat)
+    costs = kept_costs(loaded.info.config, loaded.info.device, follows=follows)
+    if costs is not None and loaded.pacing is not None:
+        loaded = replace(loaded, pacing=replace(loaded.pacing, learnt=costs.learnt))
     state = loaded.state()
     tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)), must_exist=must_exist)
     with ExitStack() as undo:
@@ -96,7 +103,7 @@ def _build(
         runner = loaded.runner(heartbeat, faults, state, tiers, lambda *blocks: link.post(BlocksLoaded(*blocks)))
         undo.callback(runner.close)
         info = loaded.built(runner)
-        engine = loaded.engine(link, runner, tiers, trace=trace)
+        engine = loaded.engine(link, runner, tiers, trace=trace, costs=costs)
         undo.pop_all()
     return engine, info
 

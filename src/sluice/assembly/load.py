@@ -18,6 +18,7 @@ from sluice.assembly.info import EngineInfo
 from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.memory import Memory, plan_memory
 from sluice.assembly.offloading import OffloadSetup, Sizes, check_effect, costs_of, offload_limits
+from sluice.assembly.pacing import pacing_of
 from sluice.assembly.resolve import offload_tier
 from sluice.assembly.small_operations import fuse_small_operations
 from sluice.assembly.tiers import TierSetup, tier_setup
@@ -100,7 +101,9 @@ def load(
     if values := defaults.as_dict():
         reasons["generation_config"] = ", ".join(f"{name} {value}" for name, value in values.items())
     info = _info(resolved, checkpoint, spec, memory, tiers, offload, weights_bytes, defaults, reasons, disabled)
-    return LoadedModel(model, spec, memory.shape, info, kernels, backend, memory.graph_rows, tiers, offload, logit_ops)
+    pacing = pacing_of(resolved, spec, memory.kv_sizes, weights_bytes, memory.graph_rows)
+    shape, rows = memory.shape, memory.graph_rows
+    return LoadedModel(model, spec, shape, info, kernels, backend, rows, tiers, offload, logit_ops, pacing)
 
 
 def _find_checkpoint(config: ModelConfig) -> Checkpoint:

@@ -13,6 +13,7 @@ from pathlib import Path
 from sluice.assembly.graphs import captured_graphs, kernels_compute
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.offloading import OffloadSetup
+from sluice.assembly.pacing import CostKeeper, KeptCosts
 from sluice.assembly.tiers import NO_TIERS, OpenTiers, TierSetup
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.ticking import TickingAttention
@@ -21,7 +22,7 @@ from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
 from sluice.engine.protocols import Link, Runner
-from sluice.engine.trace import ChunkLog, RecentSteps
+from sluice.engine.trace import ChunkLog, PaceLog, RecentSteps, TraceSink
 from sluice.faults import Fault, FaultKind
 from sluice.footprint import device_footprint
 from sluice.models.spec import ModelSpec
@@ -33,6 +34,7 @@ from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
 from sluice.runner.runner import TorchRunner
+from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.tracing.file import TraceFile
@@ -58,6 +60,8 @@ class LoadedModel:
     offload: OffloadSetup | None
     """How contexts longer than the device are served. None: they are refused."""
     logit_ops: LogitOps = TORCH_LOGIT_OPS
+    pacing: Pacing | None = None
+    """What is known of the time that steps take, if they have a target."""
 
     @property
     def new_kv(self) -> KVMaker:
@@ -145,6 +149,7 @@ class LoadedModel:
             prefix_caching=config.cache.enable_prefix_caching,
             tiers=self.tiers.limits,
             offload=None if self.offload is None else self.offload.limits,
+            pacing=self.pacing,
         )
 
     def scheduler(self) -> Scheduler:
@@ -156,6 +161,7 @@ class LoadedModel:
         runner: Runner | None = None,
         tiers: OpenTiers = NO_TIERS,
         trace: Path | None = None,
+        costs: KeptCosts | None = None,
     ) -> Engine:
         """Return an engine over a new scheduler.
 
@@ -163,13 +169,18 @@ class LoadedModel:
             runner: as empty as the scheduler; None: a new one.
             tiers: to which the runner copies.
             trace: file to record to, made by `tracing.file.create`.
+            costs: where to keep what is learnt of the time that steps take.
 
         Raises:
             OSError: the trace cannot be written.
         """
         clock = WallClock()
-        scheduler, log = self.scheduler(), ChunkLog(RecentSteps())
-        recorder = None
+        scheduler, recorder = self.scheduler(), None
+        log: TraceSink = ChunkLog(RecentSteps())
+        if scheduler.state.pacer is not None:
+            log = PaceLog(log)
+            if costs is not None:
+                log = CostKeeper(log, scheduler.state.pacer, costs, clock)
         if trace is not None:
             recorder = Recorder(scheduler, log, self._trace_file(trace), clock, start=clock.now())
         if tiers.stored:

@@ -22,6 +22,7 @@ from sluice.config import (
     SchedulerConfig,
     check_values,
     flag,
+    itl_micros,
 )
 from sluice.types import Tier
 
@@ -31,6 +32,9 @@ UNCHUNKED_BATCH_TOKENS = 8192
 PARTIAL_PREFILLS = 4
 """Default number of prompts half computed at once. Measured in `docs/fairness.md`: what matters is to have more than
 one; beyond a few, each further one only spreads the same tokens over more prompts."""
+
+TIMED_CHUNKS = 4
+"""Times the default chunk that a step with an ITL target may prefill if there is time for it."""
 
 MAX_PAGE_SIZE = 1024
 
@@ -110,6 +114,7 @@ def _refuse_without_effect(config: EngineConfig) -> None:
                 f"--dynamic-chunking {scheduler.dynamic_chunking} needs prompts that may be cut,"
                 f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
             )
+    _refuse_target(config)
     if is_unchunked and (scheduler.max_partial_prefills or 1) > 1:
         raise ConfigError(
             f"--max-partial-prefills {scheduler.max_partial_prefills} needs prompts that may be cut,"
@@ -127,6 +132,33 @@ def _refuse_without_effect(config: EngineConfig) -> None:
         raise ConfigError(
             f"--schedule-conservativeness {scheduler.schedule_conservativeness} needs --reserve ratio, got 'full'"
         )
+
+
+def _refuse_target(config: EngineConfig) -> None:
+    """Refuse an ITL target that cannot be kept, and options that need one."""
+    scheduler, quantile = config.scheduler, config.scheduler.itl_quantile
+    if not itl_micros(scheduler.itl_target):
+        if quantile is not None:
+            raise ConfigError(f"--itl-quantile {quantile} needs a target (--itl-target TIME)")
+        if config.trace.cost_model is not None:
+            raise ConfigError(f"--cost-model {config.trace.cost_model} needs a target (--itl-target TIME)")
+        return
+    shown = f"--itl-target {scheduler.itl_target}"
+    if scheduler.chunked_prefill_size in CHUNKING_OFF:
+        raise ConfigError(
+            f"{shown} needs prompts that may be cut, but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
+        )
+    if scheduler.schedule != "mixed":
+        raise ConfigError(
+            f"{shown} needs --schedule mixed, got {scheduler.schedule!r}: there prompts keep streams waiting"
+        )
+    if scheduler.dynamic_chunking is not None:
+        raise ConfigError(
+            f"--dynamic-chunking {scheduler.dynamic_chunking} has no effect with {shown}, which sizes every chunk by"
+            f" the time it takes; give one of them"
+        )
+    if quantile is not None and not 0.5 <= quantile <= 0.999:
+        raise ConfigError(f"--itl-quantile must be from 0.5 to 0.999, got {quantile}")
 
 
 def _refuse_graphs_of_a_cpu(model: ModelConfig, device_type: str) -> None:
@@ -308,6 +340,9 @@ def _sizes(
     if chunk is None:
         with_amx = " with AMX" if defaults.chunk == AMX_CHUNK else ""
         chunk, why["chunked_prefill_size"] = defaults.chunk, f"default on {device_type}{with_amx}"
+        if itl_micros(config.itl_target):
+            chunk *= TIMED_CHUNKS
+            why["chunked_prefill_size"] += f", times {TIMED_CHUNKS} as --itl-target sizes chunks"
         if chunk < page_size:
             chunk, why["chunked_prefill_size"] = page_size, "one page"
         if batch is not None and batch < chunk:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from types import MappingProxyType
 from typing import Any
 
 
@@ -52,6 +54,18 @@ class Option:
 def option(default: Any, help: str, **rest: Any) -> Any:
     """Return a dataclass field with an `Option`, whose further fields are `rest`."""
     return field(default=default, metadata={"option": Option(help, **rest)})
+
+
+UNITS: Mapping[str, int] = MappingProxyType({"us": 1, "ms": 1000, "s": 1_000_000})
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+
+
+def micros_of(text: str) -> int | None:
+    """Return the microseconds of a duration such as `200ms`, `1.5s` or `900us`; None if it is none, or below 1."""
+    found = DURATION.fullmatch(text)
+    if found is None:
+        return None
+    return round(float(found[1]) * UNITS[found[2]]) or None
 
 
 def flag(name: str) -> str:

@@ -308,7 +308,7 @@ class OffloadConfig:
 
 @dataclass(frozen=True)
 class TraceConfig:
-    """The record of every step."""
+    """Files that an engine writes about its steps."""
 
     trace: str | None = option(
         None,
@@ -322,4 +322,13 @@ class TraceConfig:
         True,
         "record token ids in the trace",
         more="If off, only their numbers are recorded, and the trace cannot be replayed. Needs --trace.",
+    )
+    cost_model: str | None = option(
+        None,
+        "file that keeps what --itl-target learns of the machine",
+        unset="learnt anew",
+        more="Read at the start, written while the engine runs and at its end, so a later engine, or one that is"
+        " started in the place of another, knows from its first step how long steps take. What was learnt on another"
+        " machine, or of another model, dtype, number of threads or kernels, is left alone. Needs --itl-target.",
+        metavar="FILE",
     )

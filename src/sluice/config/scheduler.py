@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluice.config.base import option
+from sluice.config.base import ConfigError, micros_of, option
 from sluice.types import SchedulerLimits
 
 CHUNKING_OFF = (-1, 0)
+ITL_OFF = "off"
+ITL_QUANTILE = 0.95
+
+
+def itl_micros(target: str | None) -> int:
+    """Return the microseconds of an ITL target; 0: it is off.
+
+    Raises:
+        ConfigError: it is no duration.
+    """
+    if target is None or target == ITL_OFF:
+        return 0
+    micros = micros_of(target)
+    if micros is None:
+        raise ConfigError(f"--itl-target must be a time such as 200ms or 1.5s, or off, got {target!r}")
+    return micros
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,23 @@ class SchedulerConfig:
         " the model's sizes. Chunks have at least a quarter of --chunked-prefill-size.",
         sglang="--enable-dynamic-chunking",
         metavar="POSITION",
+    )
+    itl_target: str | None = option(
+        None,
+        "time that a stream may stand still in a step",
+        unset="off",
+        more="Such as 200ms or 1.5s. Steps then take as much prefill as is predicted to end within this time; how long"
+        " steps take is learnt from those that ran ([chunks by time](itl-target.md)). --chunked-prefill-size is the"
+        " most prefill of a step, by default 4 times what it is without a target. Requests may have a longer target of"
+        " their own (`itl_target`). Needs --schedule mixed and prompts that may be cut.",
+        metavar="TIME",
+    )
+    itl_quantile: float | None = option(
+        None,
+        "share of the steps that --itl-target is to hold for",
+        unset="0.95",
+        more="From 0.5 to 0.999. Needs --itl-target.",
+        metavar="X",
     )
     max_batch_tokens: int | None = option(
         None,
@@ -201,4 +234,6 @@ class SchedulerConfig:
             max_queued_requests=self.max_queued_requests or 0,
             max_queued_tokens=self.max_queued_tokens or 0,
             dynamic_chunking=self.dynamic_chunking or 0,
+            itl_target=itl_micros(self.itl_target),
+            itl_quantile=ITL_QUANTILE if self.itl_quantile is None else self.itl_quantile,
         )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -27,6 +29,16 @@ def usable_cores() -> int:
     cores = physical_cores(usable_processors())
     quota = time_quota()
     return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def processor_name(root: Path = ROOT) -> str:
+    """Return the name of the machine's processor, as far as it is known."""
+    with suppress(OSError):
+        for line in (root / "proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or "unknown processor"
 
 
 def usable_processors() -> frozenset[int]:

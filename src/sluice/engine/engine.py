@@ -15,6 +15,7 @@ from sluice.engine.deadlines import Deadlines
 from sluice.engine.messages import Abort, BlocksLoaded, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
 from sluice.engine.meter import Meter
 from sluice.engine.protocols import Link, Pending, Planner, Runner
+from sluice.engine.step_timer import StepTimer
 from sluice.engine.trace import NullTrace, StepTimes, TraceSink
 from sluice.scheduler.admission import NoTier
 from sluice.scheduler.queue_limits import QueueFull
@@ -60,6 +61,7 @@ class Engine:
         self.trace = NullTrace() if trace is None else trace
         self.meter = Meter()
         self.in_flight: deque[InFlight] = deque()
+        self._timer = StepTimer(self.clock.now())
         self._deadlines = Deadlines()
         self._awaits_disk = False
         """Nothing could be planned, nothing is in flight, and data is to come from the disk."""
@@ -95,7 +97,11 @@ class Engine:
         return not self.in_flight and not self.scheduler.has_work
 
     def _receive(self) -> None:
-        for message in self.link.receive(block=self.is_idle or self._awaits_disk, timeout=self._timeout()):
+        waits = self.is_idle or self._awaits_disk
+        messages = self.link.receive(block=waits, timeout=self._timeout())
+        if waits:
+            self._timer.woke(self.clock.now())
+        for message in messages:
             self._send(self._handle(message))
 
     def _timeout(self) -> float | None:
@@ -161,8 +167,11 @@ class Engine:
             while self.in_flight:
                 self._commit_oldest()
             self._fail(plan, StepTimes(launched_at, self.clock.now(), launch_seconds, 0.0), error, launched=False)
+            self._timer.woke(self.clock.now())
         else:
-            self.in_flight.append(InFlight(plan, pending, launched_at, self.clock.now() - launched_at))
+            launch_seconds = self.clock.now() - launched_at
+            self._timer.launched(launch_seconds)
+            self.in_flight.append(InFlight(plan, pending, launched_at, launch_seconds))
 
     def _commit_oldest(self) -> None:
         plan, pending, launched_at, launch_seconds = self.in_flight.popleft()
@@ -177,7 +186,7 @@ class Engine:
             times = self._times(launched_at, launch_seconds, waits_at)
             self.trace.ended(plan, result, times)
             self.meter.ended(plan, times, failed=False)
-            self._send(self.scheduler.commit(plan, result))
+            self._send(self.scheduler.commit(plan, result, times.micros))
 
     def _fail(self, plan: BatchPlan, times: StepTimes, error: Exception, *, launched: bool = True) -> None:
         self.trace.ended(plan, None, times)
@@ -187,7 +196,8 @@ class Engine:
     def _times(self, launched_at: float, launch_seconds: float, waits_at: float) -> StepTimes:
         """Return the times of a step that was just waited for."""
         ended_at = self.clock.now()
-        return StepTimes(launched_at, ended_at, launch_seconds, ended_at - waits_at)
+        micros = self._timer.ended(ended_at, launch_seconds)
+        return StepTimes(launched_at, ended_at, launch_seconds, ended_at - waits_at, micros)
 
     def _send(self, outputs: list[Output]) -> None:
         if outputs:

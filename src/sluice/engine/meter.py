@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.engine.trace import StepTimes
-from sluice.types import BatchPlan, Bound, Output
+from sluice.types import BatchPlan, Bound, Output, Pace, Regime
 
 STEP_TOKENS: tuple[float, ...] = tuple(1 << power for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
 STEP_SECONDS: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -20,6 +20,8 @@ REQUEST_SECONDS: tuple[float, ...] = (
     *(50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 """vLLM's buckets for times of a request, with finer ones at the lower end."""
+LATE_BY: tuple[float, ...] = (0.0, 0.1, 0.25)
+"""Shares of the target."""
 
 
 class Tally(NamedTuple):
@@ -53,6 +55,31 @@ class Histogram:
         return Tally(self._bounds, tuple(self._counts), self._total)
 
 
+class PaceTotals(NamedTuple):
+    """Predicted and measured times of the steps of one kind, in seconds."""
+
+    steps: int = 0
+    predicted: float = 0.0
+    measured: float = 0.0
+    error: float = 0.0
+    """Sum of the differences, without their signs."""
+
+
+class ItlTotals(NamedTuple):
+    """How steps keep the ITL target."""
+
+    target: float
+    """Seconds that the latest step could take."""
+    margin: float
+    """Predicted time of the latest step at the quantile over its prediction."""
+    regimes: dict[Regime, PaceTotals]
+    """By the kind of step (`Pace.regime`)."""
+    late: tuple[int, ...]
+    """Steps with streams that took longer than a feasible target, by more than each of `LATE_BY`."""
+    infeasible: int
+    """Steps whose decodes alone exceeded it."""
+
+
 class Totals(NamedTuple):
     """Counts since the engine began."""
 
@@ -76,6 +103,8 @@ class Totals(NamedTuple):
     """From its first token to its end."""
     inference_seconds: Tally | None = None
     """From the launch of its first step to its end, if it got a token."""
+    itl: ItlTotals | None = None
+    """None without an ITL target, and before the first step."""
 
 
 @dataclass(slots=True)
@@ -87,6 +116,39 @@ class _Times:
     first: float | None = None
 
 
+class PaceMeter:
+    """Compares how long steps took with what was predicted."""
+
+    def __init__(self) -> None:
+        self._latest: Pace | None = None
+        self._regimes: dict[Regime, PaceTotals] = {}
+        self._late = [0] * len(LATE_BY)
+        self._infeasible = 0
+
+    def ended(self, pace: Pace, micros: int, *, has_streams: bool) -> None:
+        """Count a step that was timed."""
+        self._latest = pace
+        seen = self._regimes.get(pace.regime, PaceTotals())
+        predicted, measured = pace.predicted / 1e6, micros / 1e6
+        self._regimes[pace.regime] = PaceTotals(
+            seen.steps + 1,
+            seen.predicted + predicted,
+            seen.measured + measured,
+            seen.error + abs(predicted - measured),
+        )
+        self._infeasible += pace.is_infeasible
+        if has_streams and not pace.is_infeasible:
+            for index, share in enumerate(LATE_BY):
+                self._late[index] += micros > pace.target * (1 + share)
+
+    def totals(self) -> ItlTotals | None:
+        latest = self._latest
+        if latest is None:
+            return None
+        margin = latest.at_quantile / max(1, latest.predicted)
+        return ItlTotals(latest.target / 1e6, margin, dict(self._regimes), tuple(self._late), self._infeasible)
+
+
 class Meter:
     """Counts steps and times requests. Times are seconds of the engine's clock."""
 
@@ -94,6 +156,7 @@ class Meter:
         self._open: dict[int, _Times] = {}
         self._steps = self._failed = self._decodes = self._chunks = self._prefill = 0
         self._bound_by = dict.fromkeys(Bound, 0)
+        self._pace = PaceMeter()
         self._tokens = Histogram(STEP_TOKENS)
         self._step_seconds = Histogram(STEP_SECONDS)
         self._queue = Histogram(REQUEST_SECONDS)
@@ -129,6 +192,8 @@ class Meter:
         self._bound_by[plan.bound_by] += 1
         self._tokens.add(tokens)
         self._step_seconds.add(times.launch_seconds + times.wait_seconds)
+        if plan.pace is not None and not failed:
+            self._pace.ended(plan.pace, times.micros, has_streams=decodes > 0)
 
     def sent(self, outputs: Sequence[Output], now: float) -> None:
         """Count outputs that are about to be sent."""
@@ -161,4 +226,5 @@ class Meter:
             prefill_seconds=self._to_first.tally(),
             decode_seconds=self._to_end.tally(),
             inference_seconds=self._inference.tally(),
+            itl=self._pace.totals(),
         )

@@ -42,7 +42,13 @@ class Planner(Protocol):
 
     def schedule(self) -> BatchPlan | None: ...
 
-    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]: ...
+    def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
+        """Take the result of the oldest plan in flight.
+
+        Args:
+            micros: microseconds that the step took; 0: not measured.
+        """
+        ...
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         """End the requests of the oldest plan in flight, which failed as a whole. If it was not launched, none of its

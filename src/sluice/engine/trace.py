@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from typing import NamedTuple, Protocol
 
-from sluice.types import BatchPlan, BatchResult, Bound, Chunk
+from sluice.types import BatchPlan, BatchResult, Bound, Chunk, Pace
 
 LOGGER = logging.getLogger("sluice.engine")
 KEPT_STEPS = 128
@@ -27,6 +27,8 @@ class StepTimes(NamedTuple):
     """Time in `Runner.launch`."""
     wait_seconds: float
     """Time in `Pending.wait`."""
+    micros: int = 0
+    """What it added to the time between the tokens of a stream, in microseconds (`StepTimer`)."""
 
 
 class StepRecord(NamedTuple):
@@ -45,6 +47,10 @@ class StepRecord(NamedTuple):
     launched_at: float
     ended_at: float
     """When its result was there; with several steps in flight this includes waiting for the ones before."""
+    micros: int = 0
+    """What it added to the time between the tokens of a stream, in microseconds."""
+    pace: Pace | None = None
+    """What it was expected to take, if there is an ITL target."""
 
 
 def record_of(plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> StepRecord:
@@ -62,6 +68,8 @@ def record_of(plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> 
         failed=result is None,
         launched_at=times.launched_at,
         ended_at=times.ended_at,
+        micros=times.micros,
+        pace=plan.pace,
     )
 
 
@@ -124,6 +132,35 @@ class RecentSteps:
 
     def close(self) -> None:
         """Keep the records."""
+
+
+class PaceLog:
+    """A trace sink in front of another one that warns once if the ITL target cannot be kept.
+
+    Metrics and `/server_info` count these steps.
+    """
+
+    def __init__(self, inner: TraceSink) -> None:
+        self._inner = inner
+        self._has_warned = False
+
+    @property
+    def latest(self) -> StepRecord | None:
+        return self._inner.latest
+
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        if plan.pace is not None and plan.pace.is_infeasible and not self._has_warned:
+            self._has_warned = True
+            LOGGER.warning(
+                "the ITL target of %.1f ms is infeasible: a step of decodes alone (rows: %d) takes longer; prefill goes"
+                " on for a share of their time (sluice:infeasible_steps counts such steps; this is logged once)",
+                plan.pace.target / 1000,
+                plan.num_decodes,
+            )
+        self._inner.ended(plan, result, times)
+
+    def close(self) -> None:
+        self._inner.close()
 
 
 class ChunkLog:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from sluice.engine.messages import Stats
+from sluice.engine.meter import LATE_BY, ItlTotals
 from sluice.engine.trace import StepRecord
 from sluice.http.backend import Backend, Service
 from sluice.http.errors import RETRY_SECONDS
@@ -179,6 +180,7 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         "disabled_tiers": dict(engine.disabled_tiers),
         **occupancy_as_json(occupancy),
         "memory": service.memory.as_dict(),
+        "itl": None if stats is None or stats.totals.itl is None else itl_as_json(stats.totals.itl),
         "last_step": None if stats is None or stats.last_step is None else _step(stats.last_step),
     }
 
@@ -202,4 +204,12 @@ def _step(record: StepRecord) -> dict[str, Any]:
     """Return a step with its length in place of its times, which are seconds of a clock without a known zero."""
     numbers = record._asdict()
     seconds = numbers.pop("ended_at") - numbers.pop("launched_at")
-    return numbers | {"seconds": seconds}
+    pace = None if record.pace is None else record.pace._asdict()
+    return numbers | {"pace": pace, "seconds": seconds}
+
+
+def itl_as_json(itl: ItlTotals) -> dict[str, Any]:
+    """Return how steps keep the ITL target, in seconds."""
+    late = {f"over_{share:.0%}": count for share, count in zip(LATE_BY, itl.late, strict=True)}
+    regimes = {str(name): totals._asdict() for name, totals in itl.regimes.items()}
+    return itl._asdict() | {"regimes": regimes, "late": late}

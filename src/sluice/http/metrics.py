@@ -23,14 +23,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sluice.engine.messages import Stats
-from sluice.engine.meter import REQUEST_SECONDS, Histogram, Tally
+from sluice.engine.meter import LATE_BY, REQUEST_SECONDS, Histogram, ItlTotals, PaceTotals, Tally
 from sluice.http.backend import Backend
 from sluice.http.calls import CALL, Call
 from sluice.http.loop_watchdog import PauseLog
 from sluice.http.routes import Routes
 from sluice.process.client import EngineClient, EngineGone, Observer
 from sluice.process.engine_state import RecoveryStats
-from sluice.types import Bound, FinishReason, Output, Submit, Tier, TierUse
+from sluice.types import Bound, FinishReason, Output, Regime, Submit, Tier, TierUse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
@@ -254,12 +254,30 @@ class Page(Collector):
         self.counter("sluice:prefill_tokens", "Tokens of these chunks.", totals.prefill_tokens)
         self.counter("sluice:decode_tokens", "Rows that decoded, a token each.", totals.decode_tokens)
         self.counter("sluice:bound_by", "Steps, by the limit that kept them from holding more.", bound_by, "limit")
+        self.add_pace(totals.itl)
         self.histogram("vllm:iteration_tokens_total", "Tokens of a step.", totals.tokens)
         self.histogram("sluice:step_seconds", "In the runner, of a step.", totals.step_seconds)
         self.histogram("vllm:request_queue_time_seconds", "From arrival to the first step.", totals.queue_seconds)
         self.histogram("vllm:request_prefill_time_seconds", "From there to the first token.", totals.prefill_seconds)
         self.histogram("vllm:request_decode_time_seconds", "From there to the last.", totals.decode_seconds)
         self.histogram("vllm:request_inference_time_seconds", "The two together.", totals.inference_seconds)
+
+    def add_pace(self, itl: ItlTotals | None) -> None:
+        """Add how steps keep the ITL target. Without one there are zeros."""
+        itl = itl or ItlTotals(0.0, 0.0, {}, (0,) * len(LATE_BY), 0)
+        late = {f"{share:.0%}": count for share, count in zip(LATE_BY, itl.late, strict=True)}
+        self.gauge("sluice:itl_target_seconds", "What the latest step could take; 0: no target.", itl.target)
+        self.gauge("sluice:itl_margin", "Its predicted time at the quantile over its predicted time.", itl.margin)
+        self.counter("sluice:late_steps", "Steps with streams above the target by more than this.", late, "over")
+        self.counter("sluice:infeasible_steps", "Steps whose decodes alone exceed the target.", itl.infeasible)
+        for name, help, field in (
+            ("sluice:timed_steps", "Steps whose time was predicted.", "steps"),
+            ("sluice:predicted_step_seconds", "Their predicted times.", "predicted"),
+            ("sluice:measured_step_seconds", "Their times.", "measured"),
+            ("sluice:step_error_seconds", "Differences of the two, without signs.", "error"),
+        ):
+            values = {str(regime): itl.regimes.get(regime, PaceTotals())._asdict()[field] for regime in Regime}
+            self.counter(name, help, values, "regime")
 
     def add_tiers(self, uses: Sequence[TierUse]) -> None:
         """Add the tiers other than the device. A tier that is not there has no pages."""

@@ -6,8 +6,9 @@ A chunk is a promise: when it is added, its pages are taken and the counters of 
 from __future__ import annotations
 
 from sluice.kv.manager import ResidentLease
+from sluice.scheduler.cost import Load
 from sluice.scheduler.request import Request
-from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, PageCopy
+from sluice.types import BatchPlan, Bound, Chunk, ChunkSlice, NewSlot, Pace, PageCopy
 
 
 class BatchBuilder:
@@ -18,7 +19,12 @@ class BatchBuilder:
         self._chunks: list[Chunk] = []
         self._slices: list[ChunkSlice] = []
         self.num_tokens = 0
-        self._num_decodes = 0
+        self.num_decodes = 0
+        self._context = 0
+        """Keys that decodes read."""
+        self._pairs = 0
+        """Of a query and a key, of prompts."""
+        self._offloaded = Load()
 
     def __len__(self) -> int:
         return len(self._chunks) + len(self._slices)
@@ -27,6 +33,24 @@ class BatchBuilder:
     def has_slices(self) -> bool:
         """Whether it holds work on an offloaded chunk."""
         return bool(self._slices)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens of prompts, without offloaded ones."""
+        return self.num_tokens - self.num_decodes
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether it holds more than decodes."""
+        return len(self._chunks) > self.num_decodes or self.has_slices
+
+    @property
+    def load(self) -> Load:
+        """What the step has to do so far."""
+        tokens, rows, context, pairs, loaded = self._offloaded
+        return Load(
+            self.num_tokens + tokens, len(self._chunks) + rows, self._context + context, self._pairs + pairs, loaded
+        )
 
     def open_slot(self, request: Request) -> None:
         """Put the request in a new slot of the plan."""
@@ -56,7 +80,11 @@ class BatchBuilder:
             )
         )
         self.num_tokens += length
-        self._num_decodes += start >= request.prefill_end
+        if start >= request.prefill_end:
+            self.num_decodes += 1
+            self._context += end
+        else:
+            self._pairs += length * start + length * (length + 1) // 2
         request.scheduled = end
         request.pending += samples
         request.in_flight += 1
@@ -75,11 +103,22 @@ class BatchBuilder:
             targets=request.targets(before.start, more.end) if more.targets else before.targets,
         )
 
-    def add_slice(self, chunk_slice: ChunkSlice) -> None:
-        """Plan work on an offloaded chunk."""
+    def add_slice(self, chunk_slice: ChunkSlice, load: Load) -> None:
+        """Plan work on an offloaded chunk, which adds to the step's load."""
         self._slices.append(chunk_slice)
+        tokens, rows, context, pairs, loaded = self._offloaded
+        self._offloaded = Load(
+            tokens + load.tokens, rows + load.rows, context + load.context, pairs + load.pairs, loaded + load.loaded
+        )
 
-    def freeze(self, step: int, bound_by: Bound, copies: tuple[PageCopy, ...], dropped: tuple[int, ...]) -> BatchPlan:
+    def freeze(
+        self,
+        step: int,
+        bound_by: Bound,
+        copies: tuple[PageCopy, ...],
+        dropped: tuple[int, ...],
+        pace: Pace | None = None,
+    ) -> BatchPlan:
         """Return the plan."""
         done = [each.chunk for each in self._slices if each.completes]
         return BatchPlan(
@@ -87,8 +126,9 @@ class BatchBuilder:
             tuple(self._new_slots),
             (*self._chunks, *done),
             bound_by,
-            self._num_decodes,
+            self.num_decodes,
             copies,
             dropped,
             tuple(self._slices),
+            pace,
         )

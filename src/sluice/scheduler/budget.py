@@ -11,11 +11,18 @@ from __future__ import annotations
 from math import isqrt
 from typing import Protocol
 
+from sluice.types import Bound
+
 UNLIMITED = 1 << 60
 
 
 class ChunkBudget(Protocol):
     """The prompt tokens that one step takes."""
+
+    @property
+    def bound(self) -> Bound:
+        """The limit that it stands for, after `left`."""
+        ...
 
     def left(self, start: int) -> int:
         """Return the most tokens that a chunk from position `start` may have."""
@@ -23,6 +30,10 @@ class ChunkBudget(Protocol):
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         """Return how many tokens from position `start` take as long as `tokens` from the beginning; a page at least."""
+        ...
+
+    def cut(self, start: int, wanted: int) -> int:
+        """Return the part of `wanted` tokens from position `start` that a chunk has if it is not a prompt's last."""
         ...
 
     def take(self, start: int, length: int) -> None:
@@ -35,16 +46,26 @@ class ChunkBudget(Protocol):
 
 
 class FixedBudget:
-    """A fixed number of tokens, wherever in their prompts they are."""
+    """A fixed number of tokens, wherever in their prompts they are.
 
-    def __init__(self, tokens: int) -> None:
+    Args:
+        page_size: tokens; chunks are cut to whole pages.
+    """
+
+    bound = Bound.CHUNKED_PREFILL_SIZE
+
+    def __init__(self, tokens: int, page_size: int) -> None:
         self._tokens = tokens
+        self._page_size = page_size
 
     def left(self, start: int) -> int:
         return self._tokens
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         return tokens
+
+    def cut(self, start: int, wanted: int) -> int:
+        return wanted - wanted % self._page_size
 
     def take(self, start: int, length: int) -> None:
         self._tokens -= length
@@ -67,6 +88,8 @@ class EqualTimeBudget:
         doubles_at: D, at least 1.
     """
 
+    bound = Bound.CHUNKED_PREFILL_SIZE
+
     def __init__(self, tokens: int, page_size: int, doubles_at: int) -> None:
         self._tokens = tokens
         self._page_size = page_size
@@ -80,6 +103,9 @@ class EqualTimeBudget:
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         return max(self._page_size, self._length(self._cost_of(0, tokens), start))
+
+    def cut(self, start: int, wanted: int) -> int:
+        return wanted - wanted % self._page_size
 
     def take(self, start: int, length: int) -> None:
         self._tokens -= length
@@ -106,4 +132,6 @@ def budget_for(tokens: int, page_size: int, doubles_at: int) -> ChunkBudget:
         page_size: tokens of a page.
         doubles_at: position at which a token costs twice as much as the first one; 0: chunks are not dynamic.
     """
-    return EqualTimeBudget(tokens, page_size, doubles_at) if tokens and doubles_at else FixedBudget(tokens or UNLIMITED)
+    if tokens and doubles_at:
+        return EqualTimeBudget(tokens, page_size, doubles_at)
+    return FixedBudget(tokens or UNLIMITED, page_size)

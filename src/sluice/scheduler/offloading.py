@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.cost import Load
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import OpenChunk, SchedulerState
 from sluice.types import Chunk, ChunkSlice, OffloadLimits
@@ -153,7 +154,7 @@ def plan_slice(
         total=open_chunk.total,
         is_decode=not is_prefill(request),
     )
-    batch.add_slice(part)
+    batch.add_slice(part, load_of(limits, part, size))
     lease.known = open_chunk.base
     lease.bases.append(open_chunk.base)
     request.in_flight += 1
@@ -178,6 +179,19 @@ def cost_of(state: SchedulerState, limits: OffloadLimits, open_chunk: OpenChunk,
     if item % (open_chunk.groups + 1) == open_chunk.groups:
         return limits.cost_of_rest(length)
     return limits.cost_of_group(length, state.kv.page_size)
+
+
+def load_of(limits: OffloadLimits, piece: ChunkSlice, page_size: int) -> Load:
+    """Return what a slice adds to its step, in tokens of the whole model."""
+    per_layer, length = piece.total // limits.num_layers, piece.chunk.length
+    rests = piece.stop // per_layer - piece.first // per_layer
+    keys = limits.group_blocks * limits.block_pages * page_size * (piece.stop - piece.first - rests)
+    return Load(
+        tokens=length * rests / limits.num_layers,
+        rows=rests / limits.num_layers,
+        pairs=keys * length / limits.num_layers,
+        loaded=keys * limits.page_bytes / page_size / limits.num_layers,
+    )
 
 
 def lease_of(request: Request) -> OffloadLease:

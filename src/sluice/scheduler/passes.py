@@ -77,7 +77,7 @@ def offloaded(
     room = adder.room()
     if room <= 0 and len(batch):
         return
-    if not (len(batch) or state.decoding or state.partial or state.waiting or state.loading):
+    if state.pacer is None and not (len(batch) or state.decoding or state.partial or state.waiting or state.loading):
         room *= ALONE
     adder.spend(plan_offloaded(state, state.kv.offload.limits, batch, room, kinds))
 

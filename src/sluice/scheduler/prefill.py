@@ -12,11 +12,11 @@ from enum import Enum
 
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.batch import BatchBuilder
-from sluice.scheduler.budget import UNLIMITED, budget_for
+from sluice.scheduler.budget import UNLIMITED, ChunkBudget, budget_for
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
-from sluice.types import Bound, SchedulerLimits
+from sluice.types import Bound, Pace, SchedulerLimits
 
 
 class AddResult(Enum):
@@ -40,7 +40,12 @@ class PrefillAdder:
         self.state = state
         self.limits = limits
         self._batch = batch
-        self._chunk = budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking)
+        self._timed = None if state.pacer is None else state.pacer.budget(batch, limits, state.streams())
+        self._chunk: ChunkBudget = (
+            budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking)
+            if self._timed is None
+            else self._timed
+        )
         self._offloaded = 0
         """Tokens that offloaded work costs the step."""
         self._planned: dict[int, int] = {}
@@ -68,6 +73,10 @@ class PrefillAdder:
         if tokens:
             self._chunk.take(0, tokens)
         self._offloaded += tokens
+
+    def pace(self) -> Pace | None:
+        """Return how long the step is expected to take, if steps are timed, and note that it was planned."""
+        return None if self._timed is None else self._timed.pace(self.state.step)
 
     def is_full(self) -> bool:
         """Return whether no prefill token is left, and note the limit that says so."""
@@ -159,7 +168,7 @@ class PrefillAdder:
             wanted, cut_by = left, bound
         if wanted >= extend_len:
             return extend_len, Bound.NOTHING
-        return max(0, wanted - wanted % self.state.kv.page_size), cut_by
+        return max(0, self._chunk.cut(start, wanted)), cut_by
 
     def reserved_pages(self) -> int:
         """Return the pages reserved for running requests beyond those they hold. Summed once a step, then kept up to
@@ -193,7 +202,7 @@ class PrefillAdder:
     def _room(self, start: int = 0) -> tuple[int, Bound]:
         """Return what the tightest budget leaves for tokens from position `start` on, and which budget it is."""
         used = self._batch.num_tokens + self._offloaded
-        left, bound = self._chunk.left(start), Bound.CHUNKED_PREFILL_SIZE
+        left, bound = self._chunk.left(start), self._chunk.bound
         if self.limits.max_prefill_tokens:
             # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
             # budget of admission, and none of it would be starvation.

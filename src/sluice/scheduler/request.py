@@ -45,6 +45,8 @@ class Request:
     tokens: array[int] = field(init=False)
     extra_key: str = field(init=False)
     priority: int = field(init=False)
+    itl_target: int = field(init=False)
+    """Microseconds; 0: the scheduler's."""
     max_tokens: int = field(init=False)
     stop_ids: frozenset[int] = field(init=False)
     status: Status = Status.WAITING
@@ -93,6 +95,7 @@ class Request:
         submit, sampling = self.submit, self.submit.sampling
         assert sampling.max_tokens is not None and sampling.seed is not None, sampling
         self.id, self.extra_key, self.priority = submit.request_id, submit.extra_key, submit.priority
+        self.itl_target = submit.itl_target
         self.tokens = array("i", submit.prompt)
         self.prompt_len = len(self.tokens)
         self.tokens.extend(submit.output_ids)

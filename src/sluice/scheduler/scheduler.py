@@ -19,6 +19,7 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import check_fits
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
+from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.passes import Pass, groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
@@ -52,11 +53,19 @@ class Scheduler:
         kv: an empty pool.
         groups: passes that fill a step, instead of those of `limits.schedule`; the first group that fills anything is
             the step.
+        pacing: what is known of the machine's speed; used with an ITL target.
     """
 
-    def __init__(self, limits: SchedulerLimits, kv: KVManager, groups: Sequence[Sequence[Pass]] | None = None) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        kv: KVManager,
+        groups: Sequence[Sequence[Pass]] | None = None,
+        pacing: Pacing | None = None,
+    ) -> None:
         self.limits = limits
-        self.state = SchedulerState(kv, limits)
+        pacer = Pacer(limits, kv.page_size, pacing or Pacing()) if limits.itl_target else None
+        self.state = SchedulerState(kv, limits, pacer)
         self._groups = groups_of(limits) if groups is None else groups
         self._queue_limits = QueueLimits(self.state, limits)
         self._page_size = kv.page_size
@@ -150,13 +159,21 @@ class Scheduler:
         copies, dropped = state.kv.tiers.take_copies()
         if not len(batch) and not copies and not dropped:
             return None
-        plan = batch.freeze(state.step, adder.bound_by, copies, dropped)
+        pace = adder.pace() if len(batch) else None
+        plan = batch.freeze(state.step, adder.bound_by, copies, dropped, pace)
         state.step += 1
         return plan
 
-    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
-        """Fold the result of the oldest plan in flight into its requests."""
+    def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
+        """Fold the result of the oldest plan in flight into its requests.
+
+        Args:
+            micros: microseconds that the step took, which the next ones are planned by if there is an ITL target; 0 if
+                they were not measured.
+        """
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
+        if self.state.pacer is not None:
+            self.state.pacer.ended(plan.step, micros)
         self._release_windows(plan)
         outputs = self.copied(result.copies)
         outputs += self._end_failed_slices(plan, result)
@@ -231,6 +248,8 @@ class Scheduler:
             launched: whether the plan was begun: then its copies with the disk will end by themselves, and the pages
                 that it drops are dropped.
         """
+        if self.state.pacer is not None:
+            self.state.pacer.failed(plan.step)
         self._release_windows(plan)
         if not launched:
             self.state.kv.tiers.forget_again(plan.dropped)

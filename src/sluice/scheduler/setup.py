@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sluice.kv.manager import KVManager
+from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
 from sluice.types import OffloadLimits, SchedulerLimits, TierLimits
 
@@ -22,6 +23,8 @@ class SchedulerSetup:
     """Sizes of the tiers. Without prefix caching they hold offloaded requests alone."""
     offload: OffloadLimits | None = None
     """How contexts longer than the device are held. None: they are refused."""
+    pacing: Pacing | None = None
+    """What is known of the machine's speed. Used with an ITL target."""
 
     def build(self) -> Scheduler:
         """Return a scheduler with an empty pool.
@@ -36,4 +39,4 @@ class SchedulerSetup:
             tiers=self.tiers,
             offload=self.offload,
         )
-        return Scheduler(self.limits, kv)
+        return Scheduler(self.limits, kv, pacing=self.pacing)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease, ResidentLease
+from sluice.scheduler.pacer import Pacer
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.reserve import reservation_of
@@ -53,8 +54,10 @@ class OpenChunk:
 class SchedulerState:
     """The requests of one engine by status, and the slots and pages they hold."""
 
-    def __init__(self, kv: KVManager, limits: SchedulerLimits) -> None:
+    def __init__(self, kv: KVManager, limits: SchedulerLimits, pacer: Pacer | None = None) -> None:
         self.kv = kv
+        self.pacer = pacer
+        """Measures prefill by its time; None without an ITL target."""
         self.reservation = reservation_of(limits)
         self.step = 0
         """Number of the next plan."""
@@ -95,6 +98,11 @@ class SchedulerState:
     def seated(self) -> list[Request]:
         """Return every request that has a slot and is to go on."""
         return [*self.started(), *self.offloaded.values()]
+
+    def streams(self) -> Iterator[Request]:
+        """Yield the requests that wait for their next token, or will when the steps in flight have ended."""
+        yield from self.decoding.values()
+        yield from (each for each in self.offloaded.values() if each.scheduled >= each.prefill_end)
 
     def ready(self) -> list[Request]:
         """Return the loading requests that wait for nothing but their turn, in order of arrival."""

@@ -3,7 +3,7 @@
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
 are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
 `docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; lines of version 1 are upgraded
-as they are read.
+as they are read, and those of version 2 lack only what has a default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
-VERSION = 2
+VERSION = 3
 
 
 class TraceError(ValueError):
@@ -154,6 +154,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """Milliseconds in the runner: launching, and waiting for the result."""
     wait_ms: float = 0.0
     """Of these, waiting."""
+    micros: int = 0
+    """What the scheduler was told that the step took."""
     plan: BatchPlan
     tokens: tuple[tuple[int, ...], ...] | None = None
     """Sampled tokens of each row that samples; None without token ids, or if the step failed."""

@@ -143,12 +143,12 @@ class Recorder:
         self._open[plan.step].times = times
         self._trace.ended(plan, result, times)
 
-    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+    def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
         (number, at), outputs = self._call(), []
         try:
-            outputs = self._planner.commit(plan, result)
+            outputs = self._planner.commit(plan, result, micros)
         finally:
-            self._write(self._step(self._open.pop(plan.step), number, at, outputs, result=result))
+            self._write(self._step(self._open.pop(plan.step), number, at, outputs, result=result, micros=micros))
         return outputs
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
@@ -201,11 +201,13 @@ class Recorder:
         result: BatchResult | None = None,
         error: str | None = None,
         launched: bool = True,
+        micros: int = 0,
     ) -> Step:
         """Return the record of a step.
 
         Args:
             number: of the call that ended it, made at `at`, in seconds of the clock; None if it is still in flight.
+            micros: that the call was given.
         """
         found, times = result or BatchResult(step.plan.step, ()), step.times or StepTimes(0.0, 0.0, 0.0, 0.0)
         host_seconds = step.seconds + (0.0 if number is None else self._clock.now() - at)
@@ -218,6 +220,7 @@ class Recorder:
             host_ms=_ms(host_seconds),
             device_ms=_ms(times.launch_seconds + times.wait_seconds),
             wait_ms=_ms(times.wait_seconds),
+            micros=micros,
             plan=step.plan,
             tokens=None if result is None else found.token_ids,
             prompt_logprobs=tuple(len(row) for row in found.prompt_logprobs),

@@ -240,7 +240,7 @@ class Player:
             copies=step.copies,
             slice_errors=step.slice_errors,
         )
-        return self._scheduler.commit(plan, result)
+        return self._scheduler.commit(plan, result, step.micros)
 
 
 def place_of(action: Action) -> str:
@@ -274,6 +274,7 @@ def first_difference(recorded: BatchPlan, replayed: BatchPlan) -> Difference:
         ("slices", recorded.slices, replayed.slices),
         ("copies", recorded.copies, replayed.copies),
         ("dropped", recorded.dropped, replayed.dropped),
+        ("pace", recorded.pace, replayed.pace),
     ):
         if one != other:
             return name, _show(one), _show(other)

@@ -5,7 +5,7 @@ is one `BatchResult`. Everything here is plain data: no tensor, no clock, no tex
 """
 
 from sluice.types.limits import Bound, OffloadLimits, SchedulerLimits
-from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, PlanError
+from sluice.types.plan import BatchPlan, Chunk, ChunkSlice, NewSlot, Pace, PlanError, Regime
 from sluice.types.result import BatchResult, CachedTokens, FinishReason, Occupancy, Output, RowError, TokenLogprobs
 from sluice.types.sampling import (
     MAX_BIAS,

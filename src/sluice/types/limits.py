@@ -15,7 +15,10 @@ class SchedulerLimits:
     `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`,
     `max_prefill_requests`, `max_queued_requests` and `max_queued_tokens` means no limit.
     `max_running_requests < max_batch_tokens`, so decodes alone never fill a step. `dynamic_chunking` is the position at
-    which a prompt token takes twice as long as the first one; 0: all tokens count the same.
+    which a prompt token takes twice as long as the first one; 0: all tokens count the same. `itl_target` is the time of
+    a step with streams, in microseconds, which the share `itl_quantile` of these steps is to be within; 0: steps are
+    not timed. It needs prompts that may be cut, where `chunked_prefill_size` is the most prefill of a step, and the
+    schedule `mixed`.
     """
 
     schedule: str
@@ -35,6 +38,8 @@ class SchedulerLimits:
     max_queued_requests: int = 0
     max_queued_tokens: int = 0
     dynamic_chunking: int = 0
+    itl_target: int = 0
+    itl_quantile: float = 0.95
 
 
 class Bound(StrEnum):
@@ -52,6 +57,7 @@ class Bound(StrEnum):
     PREFILL_FIRST = "prefill_first"
     TIER_PAGES = "tier_pages"
     """A context longer than the device waits for room on its tier."""
+    ITL_TARGET = "itl_target"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from sluice.types.limits import Bound
@@ -96,6 +97,30 @@ class NewSlot(NamedTuple):
         return self.submit.sample_index
 
 
+class Regime(StrEnum):
+    """Kinds of steps, which take their time for different work."""
+
+    DECODE = "decode"
+    GRAPH = "decode_graph"
+    """Decodes that replay a captured graph."""
+    MIXED = "mixed"
+    """Decodes and prefill."""
+    PREFILL = "prefill"
+
+
+class Pace(NamedTuple):
+    """What a step is expected to take, in microseconds."""
+
+    regime: Regime
+    target: int
+    """What it may take."""
+    predicted: int
+    at_quantile: int
+    """The same with the margin: it takes no longer with the probability that is asked for."""
+    is_infeasible: bool = False
+    """Decodes alone exceed the target."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
     """One step. Decodes come first in `chunks`; result rows follow the order of the chunks that sample."""
@@ -112,6 +137,8 @@ class BatchPlan:
     """Pages of the disk tier to forget, before the copies: no restart may restore them."""
     slices: tuple[ChunkSlice, ...] = ()
     """Work on offloaded chunks. Those that it completes are the last of `chunks`, in the same order."""
+    pace: Pace | None = None
+    """None without an ITL target, and for copies alone."""
 
     @property
     def num_decoded(self) -> int:

@@ -27,6 +27,9 @@ class Submit:
     """Namespace of the prefix cache: equal tokens under different keys share nothing."""
     priority: int = 0
     """Class under the policy `priority`, ignored under the others."""
+    itl_target: int = 0
+    """Microseconds that its stream may stand still in a step. It counts if it is above the scheduler's own target,
+    which is meant by 0, and which holds for requests beside it that ask for less."""
     output_ids: tuple[int, ...] = ()
     prompt_logprobs_sent: int = 0
     is_resumed: bool = False

@@ -112,10 +112,10 @@ class Lawful:
         self._pending_is_in_flight()
         return plan
 
-    def commit(self, plan: BatchPlan, result: BatchResult) -> list[Output]:
+    def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
         require(self.in_flight[0][0] is plan, f"plan {plan.step} is committed out of order")
         del self.in_flight[0]
-        return self._checked(self.scheduler.commit(plan, result))
+        return self._checked(self.scheduler.commit(plan, result, micros))
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         require(self.in_flight[0][0] is plan, f"plan {plan.step} fails out of order")

@@ -9,6 +9,7 @@ from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.laws.pages import require
 from sluice.scheduler.offloading import ALONE
+from sluice.scheduler.pacer import QUANTUM
 from sluice.scheduler.state import SchedulerState
 from sluice.types import BatchPlan, Chunk, ChunkSlice, SchedulerLimits
 
@@ -79,8 +80,9 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
 
 
 def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
-    """8, for one plan: each request has one row, decodes come first, chunks are cut on page boundaries, and a chunk
-    samples if and only if it reaches the end of what is known."""
+    """8, for one plan: each request has one row, decodes come first, and a chunk samples if and only if it reaches the
+    end of what is known. Chunks are cut on page boundaries; where steps have a target and the context is on the device,
+    on those of quanta."""
     ids = [chunk.request_id for chunk in (*resident(plan), *(each.chunk for each in working(plan)))]
     require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
     done = tuple(each.chunk for each in plan.slices if each.completes)
@@ -91,6 +93,7 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
         plan.num_decodes == kinds.count(False),
         f"law 8: plan {plan.step} says it has {plan.num_decodes} decodes, it has {kinds.count(False)}",
     )
+    cut = state.kv.page_size if state.pacer is None else state.pacer.quantum
     for chunk in plan.chunks:
         request = state.requests[chunk.request_id]
         require(chunk.length > 0, f"law 8: empty chunk {chunk}")
@@ -114,8 +117,8 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
         asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.prompt_logprobs_sent < end else ()
         require(chunk.targets == asked, f"law 8: {chunk} should have the targets {asked}")
         require(
-            chunk.samples or chunk.end % state.kv.page_size == 0,
-            f"law 8: {chunk} is cut inside a page of {state.kv.page_size}",
+            chunk.samples or chunk.end % (state.kv.page_size if chunk in done else cut) == 0,
+            f"law 8: {chunk} is cut inside {cut} tokens of a page of {state.kv.page_size}",
         )
 
 
@@ -208,7 +211,8 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
     It holds as long as there are pages and a slot for the prompt that came first; `fair.py` describes the shares. Each
     of the other half-computed prompts is due for a page at most once in `DUE_AFTER` steps. If all of them fit into half
     of the smallest step, the first has a quarter of it always. If not, or where chunks deep in a prompt are shorter,
-    they take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps.
+    they take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps. So it does where steps
+    have a target, with one quantum.
     """
     decodes, partial = limits.max_running_requests, limits.max_partial_prefills
     room = min(limits.chunked_prefill_size, limits.max_batch_tokens - decodes)
@@ -218,6 +222,9 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
     crowded = room < 2 * partial * page_size or 0 < limits.max_prefill_requests <= partial
     if crowded or limits.dynamic_chunking:
         tokens, turn = 1, DUE_AFTER + partial
+    if limits.itl_target:
+        quantum = min(QUANTUM, page_size)
+        return sum(-(-length // quantum) * (DUE_AFTER + partial) for length in uncached)
     if limits.long_prefill_token_threshold:
         tokens = min(tokens, limits.long_prefill_token_threshold // page_size)
     return sum(-(-length // (tokens * page_size)) * turn for length in uncached)

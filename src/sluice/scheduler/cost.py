@@ -1,0 +1,277 @@
+"""StepCost: how long a step takes, learnt from the steps that ran.
+
+A step's time is taken to be a sum of non-negative parts: one for the step itself, and one for each token, row, key that
+decodes read, pair of a query and a key of prompts, and byte loaded for offloaded contexts. Steps of different kinds
+(`Regime`) have coefficients of their own, since they run different kernels.
+
+Coefficients minimise decayed squares of relative errors, by coordinate descent within the non-negative numbers, and
+are drawn to a prior that is scaled to what was measured: so only the proportions of the prior matter, and only until
+there are measurements. A faster average of measured over fitted time follows a machine whose speed changes.
+
+The arithmetic is +, -, *, / and comparisons of floats alone, each rounded as IEEE 754 says and in a fixed order: the
+same observations give the same bits on every machine, so a recorded run plans the same when it is replayed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
+
+from sluice.types import Regime
+
+NUM = 6
+DECAY = 0.99
+"""Of the weight of an observation with each later one of its regime: about a hundred count."""
+PRIOR_WEIGHT = 0.02
+"""Weight of the scaled prior, in observations."""
+SWEEPS = 2
+"""Of coordinate descent with each observation. It goes on from where it was."""
+GAIN_RATE = 0.35
+"""Weight of the latest step in the machine's speed."""
+GAIN_CLIP = 3.0
+"""One step moves the speed as if it had taken at most this many times what was predicted: a lone pause is no trend."""
+KEPT_RATIOS = 100
+UNSEEN_RATIOS = tuple(0.7 + 0.03 * index for index in range(21))
+"""Stand for ratios of measured to predicted time before there are some: from 0.7 to 1.3."""
+WARM_UP = 3
+"""First observations of a regime, whose predictions came from the prior and say nothing about the spread."""
+MIN_MARGIN, MAX_MARGIN = 1.0, 3.0
+
+
+ONES = (1.0,) * NUM
+
+
+class Load(NamedTuple):
+    """What a step has to do, in counts."""
+
+    tokens: float = 0
+    """Input tokens, decodes included. Offloaded work counts with its share of the layers."""
+    rows: float = 0
+    context: float = 0
+    """Keys that decodes read."""
+    pairs: float = 0
+    """Pairs of a query and a key of prompts."""
+    loaded: float = 0
+    """Bytes loaded for offloaded contexts."""
+
+    def with_chunk(self, start: int, length: int) -> Load:
+        """Return the load with one more chunk of a prompt."""
+        pairs = self.pairs + length * start + length * (length + 1) // 2
+        return Load(self.tokens + length, self.rows + 1, self.context, pairs, self.loaded)
+
+
+@dataclass(frozen=True, slots=True)
+class CostPrior:
+    """Microseconds before anything was measured. Only their proportions matter for long; each is above 0."""
+
+    step: float = 1000.0
+    token: float = 100.0
+    row: float = 10.0
+    key: float = 0.02
+    pair: float = 0.02
+    byte: float = 0.0005
+
+    def __post_init__(self) -> None:
+        if not all(0 < each < float("inf") for each in self.values):
+            raise ValueError(f"every cost must be above 0 and finite, got {self.values}")
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """All of them, in the order of a step's features: 1 and then those of `Load`."""
+        return self.step, self.token, self.row, self.key, self.pair, self.byte
+
+
+class LearntRegime(NamedTuple):
+    """What was learnt of one regime."""
+
+    num_steps: int
+    matrix: tuple[tuple[float, ...], ...]
+    vector: tuple[float, ...]
+    sums: tuple[float, float]
+    factors: tuple[float, ...]
+    gain: float
+    ratios: tuple[float, ...]
+
+
+class LearntCosts(NamedTuple):
+    """All that a `StepCost` has learnt; another one goes on from it."""
+
+    prior: CostPrior
+    regimes: dict[Regime, LearntRegime]
+
+
+class Ratios:
+    """The latest ratios of measured to predicted time, and their quantiles.
+
+    Args:
+        values: oldest first.
+    """
+
+    def __init__(self, values: Sequence[float] = UNSEEN_RATIOS) -> None:
+        self._latest = deque(values)
+        self._sorted = sorted(values)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Oldest first."""
+        return tuple(self._latest)
+
+    def add(self, ratio: float) -> None:
+        self._latest.append(ratio)
+        insort(self._sorted, ratio)
+        if len(self._latest) > KEPT_RATIOS:
+            del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
+
+    def quantile(self, share: float) -> float:
+        """Return the smallest ratio that `share` of them do not exceed."""
+        return self._sorted[max(0, ceil(share * len(self._sorted)) - 1)]
+
+
+class RegimeCost:
+    """The costs of one kind of steps, in multiples of the prior's.
+
+    The unknowns are the factors u of the prior's costs. An observation z, which is the prior's cost of every part over
+    the measured time, says that u * z is 1.
+    """
+
+    def __init__(self, learnt: LearntRegime | None = None) -> None:
+        if learnt is None:
+            learnt = LearntRegime(0, ((0.0,) * NUM,) * NUM, (0.0,) * NUM, (0.0, 0.0), (1.0,) * NUM, 1.0, UNSEEN_RATIOS)
+        self.num_steps = learnt.num_steps
+        self.factors = list(learnt.factors)
+        self.gain = learnt.gain
+        """Measured over fitted time, lately."""
+        self.ratios = Ratios(learnt.ratios)
+        self._matrix = [list(row) for row in learnt.matrix]
+        self._vector = list(learnt.vector)
+        self.sums = learnt.sums
+        """Of the observations' prior costs, and of their squares, each over the measured time."""
+
+    def learnt(self) -> LearntRegime:
+        """Return what another one is to go on from."""
+        matrix = tuple(tuple(row) for row in self._matrix)
+        factors, vector = tuple(self.factors), tuple(self._vector)
+        return LearntRegime(self.num_steps, matrix, vector, self.sums, factors, self.gain, self.ratios.values)
+
+    def observe(self, costs: Sequence[float], micros: float) -> None:
+        """Learn from a step.
+
+        Args:
+            costs: of its parts, by the prior.
+        """
+        self.num_steps += 1
+        scaled = [cost / micros for cost in costs]
+        self._matrix = [
+            [DECAY * old + one * other for old, other in zip(row, scaled, strict=True)]
+            for row, one in zip(self._matrix, scaled, strict=True)
+        ]
+        self._vector = [DECAY * old + one for old, one in zip(self._vector, scaled, strict=True)]
+        whole = dot(scaled, ONES)
+        self.sums = DECAY * self.sums[0] + whole, DECAY * self.sums[1] + whole * whole
+        scale = self.sums[0] / self.sums[1]
+        if self.num_steps == 1:
+            self.factors = [scale] * NUM
+        self._descend(scale)
+        ratio = 1 / dot(self.factors, scaled)
+        self.gain += GAIN_RATE * (min(max(ratio, self.gain / GAIN_CLIP), self.gain * GAIN_CLIP) - self.gain)
+
+    def _descend(self, scale: float) -> None:
+        """Improve one factor after the other.
+
+        Args:
+            scale: best common factor of the prior, to which each factor is drawn.
+        """
+        factors, weight = self.factors, PRIOR_WEIGHT / (scale * scale)
+        drawn = weight * scale
+        for _ in range(SWEEPS):
+            for index, row in enumerate(self._matrix):
+                own = row[index]
+                rest = self._vector[index] + drawn - dot(row, factors) + own * factors[index]
+                factors[index] = max(0.0, rest / (own + weight))
+
+
+def dot(one: Sequence[float], other: Sequence[float]) -> float:
+    """Return the scalar product of two vectors of `NUM` numbers, added from left to right."""
+    a, b, c, d, e, f = one
+    u, v, w, x, y, z = other
+    return a * u + b * v + c * w + d * x + e * y + f * z
+
+
+class StepCost:
+    """Predicts how long steps take, and learns from those that ran.
+
+    Args:
+        prior: costs to begin with.
+        learnt: what another one has learnt, with its prior.
+    """
+
+    def __init__(self, prior: CostPrior | None = None, learnt: LearntCosts | None = None) -> None:
+        self._prior = learnt.prior if learnt is not None else prior or CostPrior()
+        known = {} if learnt is None else learnt.regimes
+        self._regimes = {regime: RegimeCost(known.get(regime)) for regime in Regime}
+        self._micros: dict[Regime, tuple[float, ...]] = {}
+        for regime in Regime:
+            self._refresh(regime)
+
+    def learnt(self) -> LearntCosts:
+        """Return what was learnt."""
+        return LearntCosts(self._prior, {name: each.learnt() for name, each in self._regimes.items() if each.num_steps})
+
+    def costs(self, regime: Regime) -> tuple[float, ...]:
+        """Return the fitted microseconds of a step, a token, a row, a key, a pair and a byte, at the machine's usual
+        speed."""
+        return self._micros[regime]
+
+    def speed(self, regime: Regime) -> float:
+        """Return what times are lately multiplied by."""
+        return self._regimes[regime].gain
+
+    def margin(self, regime: Regime, quantile: float) -> float:
+        """Return the factor that a step's time exceeds its prediction by in no more than 1 - `quantile` of the latest
+        steps; from 1 to 3."""
+        return min(max(self._regimes[regime].ratios.quantile(quantile), MIN_MARGIN), MAX_MARGIN)
+
+    def fitted(self, regime: Regime, load: Load) -> float:
+        """Return a step's microseconds at the machine's usual speed."""
+        return dot(self._micros[regime], (1, *load))
+
+    def predict(self, regime: Regime, load: Load) -> float:
+        """Return a step's microseconds at the machine's speed of late. It does not fall when a count rises."""
+        return self._regimes[regime].gain * self.fitted(regime, load)
+
+    def observe(self, regime: Regime, load: Load, micros: float) -> None:
+        """Learn from a step.
+
+        Args:
+            micros: measured, above 0.
+        """
+        cost = self._regimes[regime]
+        if cost.num_steps >= WARM_UP:
+            cost.ratios.add(micros / self.predict(regime, load))
+        step, token, row, key, pair, byte = self._prior.values
+        tokens, rows, context, pairs, loaded = load
+        costs = (step, token * tokens, row * rows, key * context, pair * pairs, byte * loaded)
+        cost.observe(costs, micros)
+        self._refresh(regime)
+        for other, each in self._regimes.items():
+            if not each.num_steps:
+                self._refresh(other)
+
+    def _refresh(self, regime: Regime) -> None:
+        """Bring a regime's costs up to date. One that was never seen has the prior's, scaled as fits the others."""
+        cost = self._regimes[regime]
+        if not cost.num_steps:
+            cost.factors = [self._scale()] * NUM
+        self._micros[regime] = tuple(
+            [factor * prior for factor, prior in zip(cost.factors, self._prior.values, strict=True)]
+        )
+
+    def _scale(self) -> float:
+        first = second = 0.0
+        for each in self._regimes.values():
+            first, second = first + each.sums[0], second + each.sums[1]
+        return first / second if second else 1.0

@@ -1,0 +1,195 @@
+"""Chunks by time: how much a step prefills so that streams beside it do not stand still for longer than the target."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluice.scheduler.cost import CostPrior
+from sluice.scheduler.laws.plans import steps_to_prefill
+from sluice.scheduler.pacer import Pacing, tokens_within
+from sluice.types import BatchPlan, Bound, SchedulerLimits
+from timed import Timed, time_of
+from worlds import limits_of
+
+MS = 1000
+
+
+def target_of(millis: float, **changed: object) -> SchedulerLimits:
+    limits = limits_of(chunk=1024, running=16, max_partial_prefills=4, itl_target=round(millis * MS))
+    return replace(limits, **changed)
+
+
+def mix(timed: Timed, streams: int = 4, prompts: int = 6) -> None:
+    """Streams, and long prompts beside them."""
+    for _ in range(streams):
+        timed.ask(20, 400)
+    for length in range(prompts):
+        timed.ask(1500 + 100 * length, 10)
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("millis", [60, 100, 300])
+def test_no_step_beside_streams_exceeds_the_target(millis: int, factor: float) -> None:
+    """From the first step on, on a machine that is nothing like the prior."""
+    prior = CostPrior(*(factor * each for each in (30_000, 300.0, 50.0, 0.05, 0.1, 0.001)))
+    timed = Timed(target_of(millis), pacing=Pacing(prior))
+    mix(timed)
+    mixed = [step for step in timed.run() if step.is_mixed]
+    assert max(step.micros for step in mixed[:50]) <= 1.5 * millis * MS
+    assert max(step.micros for step in mixed[50:]) <= 1.02 * millis * MS
+
+
+@pytest.mark.parametrize("millis", [60, 100, 300])
+def test_the_time_is_used(millis: int) -> None:
+    """A target that is kept by prefilling next to nothing keeps everybody waiting."""
+    timed = Timed(target_of(millis, itl_quantile=0.5))
+    mix(timed)
+    mixed = [step for step in timed.run() if step.is_mixed]
+    full = [step for step in mixed[40:] if step.plan.bound_by is Bound.ITL_TARGET]
+    assert len(full) > 10
+    assert min(step.micros for step in full) >= 0.75 * millis * MS
+
+
+def test_an_unknown_machine_is_approached_slowly() -> None:
+    """The prior may be wrong by anything: what is planned at most doubles what was seen."""
+    timed = Timed(target_of(10_000), pacing=Pacing(CostPrior(token=0.001, pair=1e-9)))
+    timed.ask(8, 200)
+    timed.run(3)
+    timed.ask(1500, 4)
+    chunks = [step.prefill for step in timed.run() if step.is_mixed]
+    assert chunks[0] <= 16
+    assert all(after <= 2 * max(8, before) for before, after in pairwise(chunks))
+    assert max(chunks) >= 256
+
+
+def test_prompts_without_streams_are_capped_as_well() -> None:
+    """A lonely prompt took a step of 6.8 s, for which every newcomer waited."""
+    timed = Timed(target_of(100))
+    timed.ask(4000, 1)
+    steps = timed.run()
+    assert max(step.micros for step in steps) <= 2.1 * 100 * MS
+    assert max(step.prefill for step in steps) >= 128
+
+
+def test_an_infeasible_target_is_said_and_chunks_stay_steady() -> None:
+    """Decodes alone take longer than the target: prefill must go on, and in even chunks, not in fits and starts."""
+    timed = Timed(target_of(21))
+    mix(timed, streams=12, prompts=3)
+    mixed = [step for step in timed.run() if step.plan.num_decodes >= 12 and step.prefill]
+    late = mixed[60:]
+    assert len(late) > 50
+    assert all(step.plan.pace is not None and step.plan.pace.is_infeasible for step in late)
+    deep = [step.prefill for step in late if not any(chunk.samples for chunk in step.plan.chunks[12:])]
+    assert all(abs(after - before) <= 8 for before, after in pairwise(deep))
+    assert timed.engine.meter.totals().itl is not None
+
+
+def test_a_target_just_feasible_leaves_a_quantum_to_prefill() -> None:
+    """However little time is left beside decodes, a prompt that waits gets something in every step."""
+    alone = 20_000 + 4 * (900 + 150) + 0.2 * 4 * 200
+    timed = Timed(target_of(alone * 1.1 / MS))
+    for _ in range(4):
+        timed.ask(20, 400)
+    timed.run(20)
+    timed.ask(400, 1)
+    prefill = [step.prefill for step in timed.run(20)]
+    assert set(prefill) == {8}
+
+
+def test_pages_are_cut_where_a_whole_one_costs_too_much() -> None:
+    """A page of 32 tokens took 30 ms here: with whole pages alone the target would be missed, or prefill starve."""
+    timed = Timed(target_of(50))
+    mix(timed)
+    mixed = [step for step in timed.run() if step.is_mixed]
+    ends = {chunk.end % 32 for step in mixed for chunk in step.plan.chunks if not chunk.samples}
+    assert ends <= {0, 8, 16, 24}
+    assert ends > {0}
+
+
+def test_a_machine_at_half_speed_is_within_the_target_again_soon() -> None:
+    """A busy neighbour on one core, in mid-run."""
+    slow = False
+
+    def time(plan: BatchPlan) -> float:
+        return time_of(plan) * (2 if slow else 1)
+
+    timed = Timed(target_of(150), time)
+    mix(timed, prompts=20)
+    timed.run(150)
+    slow = True
+    mixed = [step for step in timed.run(60) if step.is_mixed]
+    assert mixed[0].micros > 1.5 * 150 * MS
+    assert max(step.micros for step in mixed[10:]) <= 1.1 * 150 * MS
+
+
+def test_the_strictest_stream_counts() -> None:
+    """A batch request may stand still for a second, and beside it another one may not."""
+    timed = Timed(target_of(60))
+    timed.ask(20, 300, itl_target=400 * MS)
+    timed.run(5)
+    timed.ask(6000, 1)
+    loose = timed.run(25)
+    assert max(step.micros for step in loose) > 200 * MS
+    timed.ask(20, 100)
+    steps = timed.run(30)
+    beside = [step for step in steps if step.plan.num_decodes == 2 and step.prefill]
+    assert beside
+    assert max(step.micros for step in beside) <= 1.1 * 60 * MS
+
+
+def test_no_stream_asks_for_less_than_the_server_grants() -> None:
+    """One request with a target of a microsecond would stop all prefill."""
+    timed = Timed(target_of(100))
+    timed.ask(20, 300, itl_target=1)
+    timed.run(5)
+    timed.ask(3000, 1)
+    assert max(step.micros for step in timed.run(40)) > 70 * MS
+
+
+@given(st.floats(0, 1e4), st.floats(0, 100), st.integers(0, 10**6), st.floats(-1e6, 1e9))
+def test_tokens_within_a_time(token: float, pair: float, start: int, micros: float) -> None:
+    """Against the sum that it inverts: as many as fit, and not one more."""
+    costs = (0.0, token, 0.0, 0.0, pair, 0.0)
+
+    def time(tokens: int) -> float:
+        return token * tokens + pair * (tokens * start + tokens * (tokens + 1) / 2)
+
+    found = tokens_within(costs, micros, start)
+    assert found >= 0
+    if micros > 0 and found < 10**9:
+        assert time(found) <= micros * (1 + 1e-6)
+        assert time(found + 1) >= micros * (1 - 1e-6)
+
+
+@settings(max_examples=8)
+@given(st.integers(0, 2**32))
+def test_every_prompt_ends_within_its_bound(seed: int) -> None:
+    """Streams that never end and a target that leaves nearly nothing: the oldest prompt still gets its quanta."""
+    draw = random.Random(seed)
+    timed = Timed(target_of(draw.choice([1, 30, 60]), max_partial_prefills=draw.randint(2, 4)))
+    for _ in range(3):
+        timed.ask(10, 3000)
+    timed.run(10)
+    lengths = [draw.randint(1, 80) for _ in range(4)]
+    ids = [timed.ask(length, 1) for length in lengths]
+    bound = steps_to_prefill(timed.limits, 32, lengths)
+    timed.run(bound)
+    assert all(timed.link.end(each).finish_reason is not None for each in ids)
+
+
+def test_the_load_is_what_the_plan_holds() -> None:
+    """Costs learnt for counts that are not the plan's would be of no use."""
+    timed = Timed(target_of(100))
+    mix(timed)
+    steps = timed.run()
+    errors = [
+        abs(step.plan.pace.predicted / step.micros - 1) for step in steps[100:] if step.plan.pace and step.is_mixed
+    ]
+    assert errors
+    assert max(errors) < 0.03
