@@ -167,7 +167,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/prefill.py",
-        "return max(0, wanted - wanted % self.state.kv.page_size), cut_by",
+        "return max(0, self._chunk.cut(start, wanted)), cut_by",
         "return max(0, wanted), cut_by",
         "a prompt is cut inside a page",
     ),

@@ -190,7 +190,7 @@ def test_a_launch_that_fails_took_its_time_too() -> None:
     trace = KeptTimes()
     engine = engine_of(trace, faults=Faults(launch_raises=frozenset({1})))
     run(engine, Submit(0, (1,), resolved(3)))
-    assert trace.times == [StepTimes(0, 1, 1, 0), StepTimes(1, 3, 2, 0)]
+    assert trace.times == [StepTimes(0, 1, 1, 0, micros=1_000_000), StepTimes(1, 3, 2, 0)]
 
 
 class ClosingTrace(NullTrace):

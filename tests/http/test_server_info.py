@@ -56,6 +56,7 @@ def test_how_an_idle_engine_stands() -> None:
             assert (info["free_pages"], info["cached_pages"]) == (NUM_PAGES - 3, 3)
             last = info["last_step"]
             assert last.pop("seconds") >= 0
+            assert last.pop("micros") >= 0
             assert last == {
                 "step": 1,
                 "rows": 1,
@@ -65,6 +66,7 @@ def test_how_an_idle_engine_stands() -> None:
                 "prefill_tokens": 0,
                 "bound_by": "nothing",
                 "failed": False,
+                "pace": None,
             }
 
     run(test)

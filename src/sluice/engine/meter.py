@@ -91,6 +91,8 @@ class Totals(NamedTuple):
     prefill_tokens: int = 0
     bound_by: tuple[int, ...] = ()
     """Steps by the limit that bound them, in the order of `Bound`."""
+    itl: ItlTotals | None = None
+    """None without an ITL target, and before the first step."""
     tokens: Tally | None = None
     """Tokens of a step, decodes and prefill."""
     step_seconds: Tally | None = None
@@ -103,8 +105,6 @@ class Totals(NamedTuple):
     """From its first token to its end."""
     inference_seconds: Tally | None = None
     """From the launch of its first step to its end, if it got a token."""
-    itl: ItlTotals | None = None
-    """None without an ITL target, and before the first step."""
 
 
 @dataclass(slots=True)
