@@ -203,7 +203,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "engine/engine.py",
-        "block=self.is_idle",
+        "block=waits",
         "block=False",
         "an idle engine spins",
     ),
