@@ -14,8 +14,11 @@ from sluice.types import BatchPlan, SchedulerLimits
 
 
 def no_budget_is_unused(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """17. No half-computed prompt could have had another page, or the rest of its tokens, in this step."""
+    """17. No half-computed prompt could have had another page, or the rest of its tokens, in this step. Where steps
+    have a target, which only the scheduler can measure, none waits beside a step without prefill."""
     if not limits.chunked_prefill_size:
+        return
+    if state.pacer is not None and (plan.slices or len(plan.chunks) > plan.num_decodes):
         return
     for request in state.partial.values():
         lease, wanted = request.lease, min(request.extend_len, state.kv.page_size)
