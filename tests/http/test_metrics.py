@@ -215,7 +215,7 @@ def test_calls_are_counted_by_handler() -> None:
             samples = await scrape(server.http)
             calls = {labels: count for (name, labels), count in samples.items() if name == "http_requests_total"}
             assert sorted(
-                (dict(labels)["handler"], dict(labels)["status"], count) for labels, count in calls.items()
+                (dict(labels)["handler"], dict(labels)["code"], count) for labels, count in calls.items()
             ) == [
                 ("/v1/completions", "200", 1),
                 ("/v1/completions", "400", 1),
@@ -315,3 +315,82 @@ def test_tiers_behind_the_device_are_shown() -> None:
     }
     assert value(samples, "sluice:tier_pages", tier="host") == 0
     assert value(samples, "sluice:loading_requests") == 3
+
+
+SWAPPED = frozenset({"vllm:num_requests_swapped", "vllm:cpu_cache_usage_perc"})
+"""What only vLLM's former engine had: there is no swapped state."""
+HISTOGRAMS_OF_VLLM = {
+    "E2E Request Latency": "e2e_request_latency_seconds",
+    "Inter Token Latency": "inter_token_latency_seconds",
+    "Time To First Token Latency": "time_to_first_token_seconds",
+    "Request Prompt Length": "request_prompt_tokens",
+    "Request Generation Length": "request_generation_tokens",
+    "Queue Time": "request_queue_time_seconds",
+    "Requests Prefill Time": "request_prefill_time_seconds",
+    "Requests Decode Time": "request_decode_time_seconds",
+    "Max Generation Token in Sequence Group": "request_max_num_generation_tokens",
+    "TPS (Tokens Per Second) Over Time": "iteration_tokens_total",
+}
+"""Panel of the dashboards in vLLM's repository -> the histogram whose buckets, sum or count it shows."""
+VALUES_OF_VLLM = {
+    "Token Throughput": ("prompt_tokens_total", {}),
+    "Token Throughput, output": ("generation_tokens_total", {}),
+    "Scheduler State": ("num_requests_running", {}),
+    "Scheduler State, waiting": ("num_requests_waiting", {}),
+    "Scheduler queue": ("num_requests_waiting_by_reason", {"reason": "capacity"}),
+    "Scheduler queue, deferred": ("num_requests_waiting_by_reason", {"reason": "deferred"}),
+    "Cache Utilization": ("kv_cache_usage_perc", {}),
+    "Finish Reason": ("request_success_total", {"finished_reason": "length"}),
+    "Prefix cache hit rate": ("prefix_cache_hits_total", {}),
+    "Prefix cache hit rate, of": ("prefix_cache_queries_total", {}),
+    "Cached prompt tokens": ("prompt_tokens_cached_total", {}),
+    "Preemptions / s": ("num_preemptions_total", {}),
+}
+"""Panel -> the metric that it shows, and the labels that it selects or sums by beside model_name."""
+
+
+def test_vllms_dashboards_have_data() -> None:
+    """Empty panels are taken for an idle server."""
+
+    async def test() -> None:
+        async with serving() as server:
+            for _ in range(2):
+                await server.complete(prompt="a" * 40, max_tokens=4, ignore_eos=True)
+            samples = await scrape(server.http)
+        for panel, name in HISTOGRAMS_OF_VLLM.items():
+            assert value(samples, f"vllm:{name}_count") > 0, panel
+            assert value(samples, f"vllm:{name}_bucket", le="+Inf") > 0, panel
+            assert (f"vllm:{name}_sum", ()) in samples, panel
+        for panel, (name, labels) in VALUES_OF_VLLM.items():
+            assert (f"vllm:{name}", tuple(labels.items())) in samples, panel
+        for name in ("prompt_tokens_total", "generation_tokens_total", "prompt_tokens_cached_total"):
+            assert value(samples, f"vllm:{name}") > 0, name
+        assert not SWAPPED & {name for name, _ in samples}
+
+    run(test)
+
+
+def test_the_longest_sample_of_a_prompt() -> None:
+    """Each prompt counts once, when all its samples have ended, with the tokens of the longest."""
+    metrics = Metrics(lambda: 0.0)
+    several = replace(resolved(9), n=2)
+    for number, index in ((1, 0), (2, 1), (3, 0), (4, 1)):
+        metrics.submitted(Submit(number, (5,), several, index))
+    metrics.received([Output(1, 0, (8, 8, 8), 0, FinishReason.STOP), Output(3, 0, (8,), 0, FinishReason.STOP)])
+    assert sum(metrics.longest_outputs.tally().counts) == 0
+    metrics.received([Output(2, 0, (8,), 0, FinishReason.STOP)])
+    assert metrics.longest_outputs.tally().total == 3
+    metrics.ended(4, FinishReason.ABORT)
+    assert metrics.longest_outputs.tally().total == 3 + 1
+
+
+def test_the_share_of_failed_calls() -> None:
+    """vLLM's panel of failed calls selects status="5xx"; with the code there, it would show none for ever."""
+
+    async def test() -> None:
+        async with serving(faults=Faults(launch_raises=frozenset({0}))) as server:
+            await server.post("/v1/completions", prompt="a")
+            calls = {labels: n for (name, labels), n in (await scrape(server.http)).items() if "http_requests" in name}
+        assert {tuple(dict(labels)[name] for name in ("status", "code")) for labels in calls} == {("5xx", "500")}
+
+    run(test)

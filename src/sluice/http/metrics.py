@@ -50,12 +50,23 @@ TOKENS: tuple[float, ...] = tuple(mantissa * 10**power for power in range(7) for
 
 
 @dataclass(slots=True)
+class _Samples:
+    """The samples of one prompt."""
+
+    left: int
+    """Those that have not ended."""
+    most_tokens: int = 0
+    """Output tokens of the longest that has."""
+
+
+@dataclass(slots=True)
 class _Open:
     """A request whose end has not been seen."""
 
     arrived: float
     prompt_tokens: int
     call: Call | None
+    samples: _Samples
     output_tokens: int = 0
     first: float = 0.0
     last: float = 0.0
@@ -71,6 +82,8 @@ class Metrics(Observer):
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._open: dict[int, _Open] = {}
+        self._samples = _Samples(0)
+        """Those of the latest prompt: the requests of a prompt are submitted one after the other."""
         self.model = ""
         """The model's name in the API, once it is known."""
         self.prompt_tokens = 0
@@ -84,6 +97,8 @@ class Metrics(Observer):
         """Calls by handler, method and status, as in `Call`."""
         self.prompt_lengths = Histogram(TOKENS)
         self.output_lengths = Histogram(TOKENS)
+        self.longest_outputs = Histogram(TOKENS)
+        """Of the longest of each prompt's samples."""
         self.max_tokens = Histogram(TOKENS)
         self.to_first = Histogram(TO_FIRST_SECONDS)
         self.between = Histogram(BETWEEN_SECONDS)
@@ -107,7 +122,9 @@ class Metrics(Observer):
         call, prompt_tokens = CALL.get(), len(request.prompt)
         # A call's time begins before its prompt is tokenized.
         arrived = self._clock() if call is None else call.began
-        self._open[request.request_id] = _Open(arrived, prompt_tokens, call)
+        if request.sample_index == 0:
+            self._samples = _Samples(request.sampling.n)
+        self._open[request.request_id] = _Open(arrived, prompt_tokens, call, self._samples)
         assert request.sampling.max_tokens is not None, f"not resolved: {request.sampling}"
         self.max_tokens.add(request.sampling.max_tokens)
         if call is not None:
@@ -161,6 +178,11 @@ class Metrics(Observer):
         self.to_end.add(now - request.arrived)
         self.prompt_lengths.add(request.prompt_tokens)
         self.output_lengths.add(request.output_tokens)
+        samples = request.samples
+        samples.left -= 1
+        samples.most_tokens = max(samples.most_tokens, request.output_tokens)
+        if samples.left == 0:
+            self.longest_outputs.add(samples.most_tokens)
         if request.output_tokens > 1:
             self.per_token.add((request.last - request.first) / (request.output_tokens - 1))
         if request.call is not None:
@@ -211,11 +233,14 @@ class Page(Collector):
         self.counter("vllm:generation_tokens", "Tokens given to requests.", metrics.generation_tokens)
         self.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", prompt_tokens)
         self.counter("vllm:prefix_cache_hits", "Prompt tokens found there.", metrics.cached_tokens)
+        self.counter("vllm:prompt_tokens_cached", "The same.", metrics.cached_tokens)
         self.counter("sluice:cached_tokens", "The same, by the tier where they lay.", by_tier, "tier")
         self.counter("sluice:cached_requests", "Requests that found a beginning there.", metrics.cached_requests)
         self.counter("vllm:request_success", "Requests that ended, by reason.", ends, "finished_reason")
         self.histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", metrics.prompt_lengths)
         self.histogram("vllm:request_generation_tokens", "Tokens given to a request.", metrics.output_lengths)
+        longest = "Tokens of the longest sample of a prompt."
+        self.histogram("vllm:request_max_num_generation_tokens", longest, metrics.longest_outputs)
         self.histogram("vllm:request_params_max_tokens", "max_tokens of a request.", metrics.max_tokens)
         self.histogram("vllm:time_to_first_token_seconds", "From a call to its first token.", metrics.to_first)
         self.histogram("vllm:inter_token_latency_seconds", "Between two tokens of a request.", metrics.between)
@@ -226,9 +251,9 @@ class Page(Collector):
         pauses = metrics.pauses
         self.counter("sluice:event_loop_pauses", "Times that the event loop was blocked.", pauses.count)
         self.counter("sluice:event_loop_pause_seconds", "Their sum.", pauses.seconds)
-        calls = CounterMetricFamily("http_requests", "HTTP calls.", labels=("handler", "method", "status"))
+        calls = CounterMetricFamily("http_requests", "HTTP calls.", labels=("handler", "method", "status", "code"))
         for (handler, method, status), count in sorted(metrics.http.items()):
-            calls.add_metric((handler or "none", method, str(status)), count)
+            calls.add_metric((handler or "none", method, f"{status // 100}xx", str(status)), count)
         self._families.append(calls)
 
     def add_engine(self, stats: Stats) -> None:
@@ -239,6 +264,8 @@ class Page(Collector):
         bound_by = {limit.value: counts.get(limit, 0) for limit in Bound}
         self.gauge("vllm:num_requests_running", "Requests on the device.", now.running)
         self.gauge("vllm:num_requests_waiting", "Requests that wait.", now.waiting)
+        waits = {"capacity": now.waiting, "deferred": now.loading}
+        self.gauge("vllm:num_requests_waiting_by_reason", "Those, and those that load a prefix.", waits, "reason")
         self.gauge("vllm:kv_cache_usage_perc", "Pages in use; 1 is all of them.", used / now.total_pages)
         self.counter("vllm:num_preemptions", "Preemptions of running requests.", now.preemptions)
         self.counter("sluice:retractions", "The same.", now.preemptions)
