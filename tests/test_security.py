@@ -99,7 +99,8 @@ def test_code_in_a_checkpoint_never_runs(implementation: str, tmp_path: Path) ->
 
 
 def test_no_code_is_downloaded() -> None:
-    assert not [pattern for pattern in WANTED if not pattern.endswith(("json", "safetensors", "jinja", "merges.txt"))]
+    data = ("json", "safetensors", "jinja", "merges.txt", ".model")
+    assert not [pattern for pattern in WANTED if not pattern.endswith(data)]
 
 
 def test_a_safetensors_file_that_lies_is_refused(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from sluice.limits import LimitError, check_cache_salt
 from sluice.outputs import Result, Sample
 from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
 from sluice.text.text_stream import Piece, TextStream
-from sluice.text.tokenizer import Tokenizer
+from sluice.text.tokenizer import Tokenizer, has_tokenizer
 from sluice.types import FinishReason, Output, SamplingParams, Submit, seed_source
 
 Prompt = str | Sequence[int]
@@ -63,8 +63,7 @@ class LLM:
         self._close = weakref.finalize(self, engine.close)  # also runs when an LLM is garbage
         folder = self.info.tokenizer_folder
         try:
-            has_tokenizer = (folder / "tokenizer.json").is_file()
-            self._tokenizer = Tokenizer.from_folder(folder, chat=False) if has_tokenizer else None
+            self._tokenizer = Tokenizer.from_folder(folder, chat=False) if has_tokenizer(folder) else None
         except BaseException:
             self.close()
             raise
@@ -199,7 +198,7 @@ class LLM:
             raise LimitError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
         if sampling.stop and self._tokenizer is None:
             folder = self.info.tokenizer_folder
-            raise ValueError(f"stop strings: {folder} has no tokenizer.json; use stop_token_ids")
+            raise ValueError(f"stop strings: {folder} has no tokenizer; use stop_token_ids")
         resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=self._new_seed())
         runs = []
         for sample in range(sampling.n):
@@ -214,7 +213,7 @@ class LLM:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 folder = self.info.tokenizer_folder
-                raise ValueError(f"prompt {index}: {folder} has no tokenizer.json; give token ids")
+                raise ValueError(f"prompt {index}: {folder} has no tokenizer; give token ids")
             if not prompt:
                 raise LimitError(f"prompt {index}: the prompt is empty", param="prompt")
             return tuple(self._tokenizer.encode(prompt))

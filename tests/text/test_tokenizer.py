@@ -141,12 +141,6 @@ def test_a_token_with_two_ids_is_refused(tmp_path: Path) -> None:
         Tokenizer.from_folder(write(tmp_path, tokenizer_config={"added_tokens_decoder": {"9999": entry}}))
 
 
-def test_a_folder_without_a_tokenizer_says_what_is_accepted(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"sentencepiece")
-    with pytest.raises(TokenizerError, match=r"no tokenizer\.json, the only tokenizer format that is accepted"):
-        Tokenizer.from_folder(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [

@@ -111,13 +111,13 @@ def measure_engine(engine_options: Mapping[str, Any], options: BenchOptions) -> 
     """
     from sluice.assembly.engine import build_engine
     from sluice.config import EngineConfig
-    from sluice.text.tokenizer import Tokenizer
+    from sluice.text.tokenizer import Tokenizer, has_tokenizer
 
     timer = WallTimer()
     link = ThreadLink(timer)
     engine, info = build_engine(EngineConfig.from_options(engine_options), link, progress=True)
-    has_tokenizer = (info.tokenizer_folder / "tokenizer.json").is_file()
-    own_eos = Tokenizer.from_folder(info.tokenizer_folder, chat=False).eos_token_ids if has_tokenizer else frozenset()
+    folder = info.tokenizer_folder
+    own_eos = Tokenizer.from_folder(folder, chat=False).eos_token_ids if has_tokenizer(folder) else frozenset()
     target = EngineTarget(
         link,
         info.limits,

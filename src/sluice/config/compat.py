@@ -106,7 +106,7 @@ FOREIGN: Mapping[str, Switch | Fixed] = {
     # Checkpoints
     "trust_remote_code": _on_or_off((True, False), "code of a checkpoint never runs"),
     "load_format": Fixed(("auto", "safetensors"), "convert the weights to safetensors"),
-    "tokenizer_mode": Fixed(("auto", "hf", "fast"), "the checkpoint's tokenizer.json is used"),
+    "tokenizer_mode": Fixed(("auto", "hf", "fast"), "the checkpoint's tokenizer is used, by the tokenizers library"),
     "quantization": Fixed(("none",), NO_QUANTIZED, "-q"),
     "skip_tokenizer_init": _on_or_off((False,), "send token ids as prompts; they need no tokenizer"),
     "hf_overrides": Fixed(("{}",), "change the checkpoint's config.json"),

@@ -13,7 +13,7 @@ BUNDLED = Path(__file__).parent / "sluice-nano"
 """A Hugging Face checkpoint: configuration, tokenizer, chat template, weights. The folder's name is the model's."""
 
 
-WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt"]
+WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "spm.model", "tiktoken.model"]
 UNWANTED = ["*/*", "consolidated*"]
 """Folders and files with the same weights in other formats."""
 WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]

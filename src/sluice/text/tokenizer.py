@@ -1,7 +1,8 @@
 """Encodes text to token ids and decodes ids to text with a checkpoint's tokenizer.
 
-Reads `tokenizer.json` (the format of the `tokenizers` library) and, if they exist, `tokenizer_config.json`,
-`special_tokens_map.json`, `generation_config.json` and `chat_template.jinja`. No other code of a checkpoint runs.
+Reads `tokenizer.json` (the format of the `tokenizers` library), or converts a tokenizer of another format
+(`conversion`). Reads, if they exist, `tokenizer_config.json`, `special_tokens_map.json`, `generation_config.json` and
+`chat_template.jinja`. No other code of a checkpoint runs.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sluice.text.chat_template import (
     Message,
     RenderOptions,
 )
+from sluice.text.conversion import ConversionError, convert, other_format
 from sluice.text.detokenizer import Detokenizer, Vocabulary, decode, spelling_of
 from sluice.text.special_tokens import SpecialTokens
 
@@ -85,11 +87,12 @@ class Tokenizer:
             chat_template: the source of a chat template in place of the checkpoint's.
 
         Raises:
-            TokenizerError: `tokenizer.json` is missing, or a file cannot be read; the message names it.
+            TokenizerError: `tokenizer.json` is missing and no other format can be converted, or a file cannot be
+                read; the message names it.
         """
-        backend = _read_backend(folder)
+        backend, roles = _read_backend(folder)
         # The map is an older format, and gives only what the config does not.
-        settings = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+        settings = roles | _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(settings)
         _add_missing_tokens(backend, settings, special, folder)
         _apply_bos_eos(backend, settings, special)
@@ -175,6 +178,10 @@ class Tokenizer:
         """Return the bytes of one token by itself, perhaps a part of a character; None if the id is unknown."""
         return self._vocabulary.spelled(token_id)
 
+    def is_special(self, token_id: int) -> bool:
+        """Return whether a token is one that texts lack unless they show special tokens."""
+        return self._whole_vocabulary.shows(token_id) and not self._vocabulary.shows(token_id)
+
     def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a detokenizer for text that continues `prompt`."""
         return Detokenizer(self._vocabulary if skip_special_tokens else self._whole_vocabulary, prompt)
@@ -194,17 +201,31 @@ def _vocabulary(backend: tokenizers.Tokenizer) -> Vocabulary:
         raise TokenizerError(str(error)) from error
 
 
-def _read_backend(folder: Path) -> tokenizers.Tokenizer:
+def has_tokenizer(folder: Path) -> bool:
+    """Return whether a checkpoint has a tokenizer, of any format."""
+    return (folder / "tokenizer.json").is_file() or other_format(folder) is not None
+
+
+def _read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    """Return a checkpoint's tokenizer, and the roles of special tokens that only its own file gives."""
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise TokenizerError(
-            f"{folder} has no tokenizer.json, the only tokenizer format that is accepted; convert another format with"
-            " AutoTokenizer.from_pretrained(...).save_pretrained(...) of transformers"
-        )
+        return _converted_backend(folder)
     try:
-        return tokenizers.Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(path)), {}
     except Exception as error:  # the library raises bare Exception
         raise TokenizerError(f"{path} cannot be read: {error}") from error
+
+
+def _converted_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    other = other_format(folder)
+    if other is None:
+        raise TokenizerError(f"{folder} has no tokenizer.json, and no tokenizer of another format")
+    try:
+        converted = convert(other)
+    except ConversionError as error:
+        raise TokenizerError(f"{folder} has no tokenizer.json, and {error}") from error
+    return converted.backend, converted.special_tokens
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -256,7 +277,7 @@ def _add_missing_tokens(
             (backend.add_special_tokens if token.special else backend.add_tokens)([token])
         if backend.token_to_id(token.content) != token_id:
             raise TokenizerError(
-                f"{folder}: tokenizer_config.json gives {token.content!r} the id {token_id}, tokenizer.json gives it"
+                f"{folder}: tokenizer_config.json gives {token.content!r} the id {token_id}, the tokenizer gives it"
                 f" {backend.token_to_id(token.content)}"
             )
     marked = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
