@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from serving import expected_text, run, serving
 from shadow_engine import VOCAB
 from sluice.engine.messages import Submit
 from sluice.testing import oracle_logprobs
+from sluice.text.tokenizer import Tokenizer
+from tokenizer_makers import byte_tokenizer
 
 COMPLETIONS = "/v1/completions"
 
@@ -81,5 +85,37 @@ def test_log_probabilities_go_on_behind_the_prompt() -> None:
             assert len(choice["prompt_logprobs"]) == 3
             plain = await server.complete(prompt="abc", max_tokens=3, seed=0, logprobs=0)
             assert plain["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2]
+
+    run(test)
+
+
+SPECIAL, BOS = ord("@"), ord("^")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "skips", "text", "offsets"),
+    [
+        ([97, SPECIAL, 98], False, "a@b", [0, 1, 2]),
+        ([97, SPECIAL, 98], True, "ab", [0, 1, 1]),
+        ([BOS, SPECIAL, 98], False, "^@b", [0, 1, 2]),
+        ("a@b", False, "a@b", [0, 0, 1, 2]),
+        ("a@b", True, "a@b", [0, 0, 1, 2]),
+        ("@b", True, "@b", [0, 0, 1]),
+    ],
+)
+def test_offsets_beside_special_tokens(prompt: Any, skips: bool, text: str, offsets: list[int]) -> None:
+    """Offsets that leave out special tokens of the text point at the tokens before, and too many behind its end."""
+    backend = byte_tokenizer([])
+    backend.add_special_tokens(["@", "^"])
+    backend.post_processor = TemplateProcessing(single=["^", "$A"], special_tokens=[("^", BOS)])
+
+    async def test() -> None:
+        async with serving() as server:
+            service = server.backend.service()
+            server.backend.open(replace(service, tokenizer=Tokenizer(backend)))
+            body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0, "skip_special_tokens": skips}
+            (choice,) = (await server.complete(**body))["choices"]
+            assert choice["text"] == text
+            assert choice["logprobs"]["text_offset"] == offsets
 
     run(test)

@@ -136,11 +136,15 @@ class CompletionAnswer(_OpenAIAnswer):
         self._has_prompt_logprobs = call.fields.prompt_logprobs is not None
         self._echo: list[str] = []
         """The prompt of each choice as the client wrote it, or what its token ids spell."""
+        self._skips_special: list[bool] = []
+        """Whether a choice's prompt is repeated without special tokens; those in a text of the client's stay."""
         if call.fields.echo:
             samples = call.sampling.n
             for prompt, choice in zip(call.prompts, generation.choices[::samples], strict=True):
                 text = prompt if isinstance(prompt, str) else self._spelled(call, choice)
                 self._echo += [text] * samples
+                skips_special = call.text.skip_special_tokens and not isinstance(prompt, str)
+                self._skips_special += [skips_special] * samples
 
     def _spelled(self, call: GenerateCall[CompletionFields], choice: Choice) -> str:
         return self._tokenizer.decode(choice.prompt, skip_special_tokens=call.text.skip_special_tokens)
@@ -169,7 +173,8 @@ class CompletionAnswer(_OpenAIAnswer):
         if echo and in_prompt is not None:
             prompt = self._generation.choices[index].prompt
             scored = [*map(ScoredToken, prompt, in_prompt), *scored]
-            offsets = itertools.chain(prompt_offsets(self._tokenizer, prompt), offsets)
+            own = prompt_offsets(self._tokenizer, prompt, echo, skip_special_tokens=self._skips_special[index])
+            offsets = itertools.chain(own, offsets)
         choice = {
             "index": index,
             "text": echo + text_of(pieces),

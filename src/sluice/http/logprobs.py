@@ -35,10 +35,23 @@ def offsets_of(pieces: Iterable[Piece], before: int = 0) -> Iterator[int]:
     return (before + piece.offset for piece in pieces if piece.logprobs is not None)
 
 
-def prompt_offsets(tokenizer: Tokenizer, prompt: Sequence[int]) -> Iterator[int]:
-    """Yield the characters before each token of a prompt."""
-    offset, detokenizer = 0, tokenizer.detokenizer()
-    for token in prompt:
+def prompt_offsets(
+    tokenizer: Tokenizer, prompt: Sequence[int], text: str, *, skip_special_tokens: bool
+) -> Iterator[int]:
+    """Yield where each token of a prompt begins in the prompt's text, in characters.
+
+    Args:
+        text: the prompt as the answer repeats it. It may lack special tokens that the tokenizer put before it.
+        skip_special_tokens: the text lacks all others, too.
+    """
+    first = 0
+    while first < len(prompt) and tokenizer.is_special(prompt[first]):
+        if text.startswith((tokenizer.spelled(prompt[first]) or b"").decode()):
+            break
+        yield 0
+        first += 1
+    offset, detokenizer = 0, tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+    for token in prompt[first:]:
         yield offset
         offset += len(detokenizer.push(token))
 

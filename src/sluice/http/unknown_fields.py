@@ -77,7 +77,7 @@ def check_strict(call: Call | None) -> None:
 
 
 class IgnoredFieldsLog:
-    """Logs which fields were ignored, at most once a minute. It is a `calls.Listener`.
+    """Logs at level info which fields were ignored, one line a minute for all together. It is a `calls.Listener`.
 
     Args:
         clock: seconds.
@@ -95,5 +95,5 @@ class IgnoredFieldsLog:
         if not count:
             return
         names = ", ".join(map(repr, sorted(self._names)))
-        LOGGER.warning("requests with unknown fields, which were ignored: %d; fields: %s", count, names)
+        LOGGER.info("requests with unknown fields, which were ignored: %d; fields: %s", count, names)
         self._names.clear()

@@ -1,9 +1,9 @@
 """Fields of other APIs that Sluice does not implement: those that change no answer, and those that would.
 
-A table maps a field to what is accepted of it. A JSON type: the field is harmless, it only labels the request or hints
-at how to serve it, so every value of the type is accepted and has no effect. A tuple: the field would change the
-answer, and only these values, which ask for nothing, and null are accepted. Fields that are in no table and no struct
-are unknown (see `unknown_fields`).
+A table maps a field to what is accepted of it. A JSON type: the field is harmless, it only labels the request, hints
+at how to serve it or concerns what is not served, so every value of the type is accepted and has no effect. A tuple:
+the field would change the answer, and only these values, which ask for nothing, and null are accepted. Fields that are
+in no table and no struct are unknown (see `unknown_fields`).
 """
 
 from __future__ import annotations
@@ -86,15 +86,18 @@ _LABELS: Mapping[str, Accepted] = {
     "session_id": str,
     "user": str,
 }
+_DECODING: Mapping[str, Accepted] = {"spaces_between_special_tokens": bool}
+"""Means tokenizers without the `tokenizers` library, of which none is served. With it, vLLM and SGLang put no spaces
+between special tokens either, whatever the field says."""
 _OPENAI: Mapping[str, Accepted] = {
     **_NOWHERE,
     **_SAMPLING,
     **_LABELS,
+    **_DECODING,
     "functions": ([],),
     "function_call": ("none", "auto"),
     "input_ids": (),
     "response_format": ({"type": "text"},),
-    "spaces_between_special_tokens": bool,
     "text": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -133,9 +136,9 @@ GENERATE: Mapping[str, Accepted] = {
 GENERATE_SAMPLING: Mapping[str, Accepted] = {
     **{name: accepted for name, accepted in _NOWHERE.items() if name != "max_new_tokens"},
     **_SAMPLING,
+    **_DECODING,
     "custom_params": ({},),
     "max_tokens": (),
-    "spaces_between_special_tokens": bool,
     "stream_interval": (1,),
 }
 TOKENIZE: Mapping[str, Accepted] = {"chat_template": (), "mm_processor_kwargs": (), "text": (), "tools": ([],)}
