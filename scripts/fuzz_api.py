@@ -3,8 +3,9 @@
     python scripts/fuzz_api.py --requests 5000                    # starts a server with the bundled model
     python scripts/fuzz_api.py --url http://127.0.0.1:8000        # or uses a running one
 
-Every answer must be 2xx, 4xx in OpenAI's error shape, or 503 with a `Retry-After`. Afterwards the server must answer a
-plain request, and hold no request and no page. The exit status is 1 if one of these fails.
+Every answer must be as the schema describes it: 2xx, 4xx in OpenAI's error shape, or 503 with a `Retry-After`.
+Afterwards the server must answer a plain request, and hold no request and no page. The exit status is 1 if one of these
+fails.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
-from api_cases import MODEL, OPERATIONS, WITH_BODY, Sent, case_of, complaint
+from api_cases import MODEL, OPERATIONS, WITH_BODY, Described, Sent, case_of, complaint
 
+DESCRIBED = Described()
 PATIENCE = 60.0
 """Seconds after which a request counts as hung."""
 
@@ -79,7 +81,7 @@ def fuzz(url: str, operation: tuple[str, str], count: int, seed_: int, statuses:
         sent = data.draw(case_of(*operation))
         status, headers, body = send(url, sent)
         statuses[status] += 1
-        problem = complaint(sent.path, status, headers, body)
+        problem = complaint(operation, status, headers, body, DESCRIBED)
         if problem is not None and len(found) < 5:
             found.append(f"{sent.method} {sent.path} {sent.body[:1000]!r}: {problem}")
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jsonschema_rs
 import schemathesis
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
@@ -16,6 +17,7 @@ from sluice.http.body import BodyLimits, BodyReader
 from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics
 from sluice.http.openapi import openapi
+from sluice.http.routes import EVENT_STREAM, JSON, NDJSON
 
 ROUTES = make_routes(Backend(), BodyReader(BodyLimits()), CacheIsolation(), Metrics(), lambda: 0.0)
 SCHEMA = schemathesis.openapi.from_dict(openapi(ROUTES.operations, "0"))
@@ -24,6 +26,55 @@ OPERATIONS = [(method.upper(), path) for path, methods in SCHEMA.raw_schema["pat
 MODEL = "shadow"
 MOST = {"max_tokens": 30, "max_completion_tokens": 30, "min_tokens": 3, "n": 4, "best_of": 4}
 """What is tested is the way in, not the engine's patience."""
+
+
+class Described:
+    """The document's schemas of answers, with every field that they do not name refused."""
+
+    def __init__(self) -> None:
+        document = _closed(SCHEMA.raw_schema)
+        self._components = document["components"]
+        self._paths = document["paths"]
+        self._validators: dict[str, jsonschema_rs.Validator] = {}
+        self.operations = OPERATIONS
+
+    def complaint(self, method: str, path: str, status: int, headers: Mapping[str, str], body: bytes) -> str | None:
+        """Return how an answer differs from what the document says of it."""
+        responses = self._paths[path][method.lower()]["responses"]
+        described = responses.get(str(status)) or responses.get(f"{status // 100}XX")
+        if described is None:
+            return f"status {status} is not described"
+        kind = headers.get("content-type", "").split(";")[0]
+        content = {name.split(";")[0]: media for name, media in described["content"].items()}
+        if kind not in content:
+            return f"status {status} as {kind!r} is not described"
+        if kind not in (JSON, EVENT_STREAM, NDJSON):
+            return None
+        values = [json.loads(body)] if kind == JSON else _events(body)
+        found = (self._validator(content[kind]["schema"]).iter_errors(value) for value in values)
+        return next((f"{error.message} at {error.instance_path}" for errors in found for error in errors), None)
+
+    def _validator(self, schema: Any) -> jsonschema_rs.Validator:
+        key = json.dumps(schema)
+        if key not in self._validators:
+            self._validators[key] = jsonschema_rs.validator_for({"components": self._components} | schema)
+        return self._validators[key]
+
+
+def _closed(schema: Any) -> Any:
+    """Return a schema in which objects have no fields but those that are named."""
+    if isinstance(schema, list):
+        return [_closed(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(item) for name, item in schema.items()}
+    return {"additionalProperties": False} | closed if isinstance(schema.get("properties"), dict) else closed
+
+
+def _events(body: bytes) -> list[Any]:
+    """Return the data of server-sent events but for `[DONE]`, or of lines of JSON."""
+    data = [line.removeprefix("data: ") for line in body.decode().split("\n") if line]
+    return [json.loads(each) for each in data if each != "[DONE]"]
 
 
 class Sent(NamedTuple):
@@ -84,7 +135,9 @@ def _known_ids(value: Any) -> Any:
     return int(value) % 100 if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else value
 
 
-def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes) -> str | None:
+def complaint(
+    operation: tuple[str, str], status: int, headers: Mapping[str, str], body: bytes, described: Described
+) -> str | None:
     """Return what is wrong with an answer, independent of what was sent."""
     if status >= 500 and status != 503:
         return f"status {status}: {body[:500]!r}"
@@ -92,8 +145,9 @@ def complaint(path: str, status: int, headers: Mapping[str, str], body: bytes) -
         return f"status 503 without a time to come back: {dict(headers)}"
     if status >= 400:
         error = json.loads(body)["error"]
-        if path.startswith("/api/"):
+        if operation[1].startswith("/api/"):
             return None if isinstance(error, str) and error else f"status {status} without a message: {body[:500]!r}"
         if set(error) != {"message", "type", "param", "code"} or not error["message"]:
             return f"status {status} in a shape of its own: {body[:500]!r}"
-    return None
+    found = described.complaint(*operation, status, headers, body)
+    return None if found is None else f"{found}: {body[:500]!r}"

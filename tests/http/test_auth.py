@@ -15,7 +15,6 @@ PATHS = [
     ("GET", "/v1/models"),
     ("GET", "/server_info"),
     ("GET", "/metrics"),
-    ("GET", "/openapi.json"),
     ("GET", "/version"),
     ("GET", "/nothing"),
     ("POST", "/v1/completions"),
@@ -36,7 +35,8 @@ def test_nothing_is_served_without_a_key() -> None:
                 assert answer.status_code == 401, path
                 assert answer.json()["error"]["code"] == "invalid_api_key"
                 assert answer.headers["www-authenticate"] == "Bearer"
-            assert (await server.http.get("/health")).status_code == 200
+            for path in ("/health", "/docs", "/docs/start.js", "/openapi.json"):
+                assert (await server.http.get(path)).status_code == 200
             assert server.sent == [], "none of them reached the engine"
 
     run(test)

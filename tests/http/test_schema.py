@@ -17,12 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from api_cases import OPERATIONS, Sent, case_of, complaint
+from api_cases import OPERATIONS, Described, Sent, case_of, complaint
 from serving import PATIENCE, Server, expected_text, serving
 from sluice.http.generate_call import EngineFields, SamplingFields
 from sluice.http.sglang import NativeSampling
 from sluice.types import SamplingParams, Submit
 
+DESCRIBED = Described()
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
@@ -84,7 +85,7 @@ def test_no_request_is_the_servers_fault(
     """A traceback caused by an unforeseen value; a 503 that does not say when to come back."""
     running, run = server
     sent = data.draw(case_of(*operation))
-    assert complaint(sent.path, *run(send(running, sent))) is None, sent
+    assert complaint(operation, *run(send(running, sent)), DESCRIBED) is None, sent
 
 
 def test_and_the_server_is_as_good_as_new(server: tuple[Server, Run]) -> None:

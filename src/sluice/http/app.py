@@ -10,6 +10,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sluice.http.answer_types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    GenerateAnswer,
+    Generated,
+)
 from sluice.http.answers import (
     Answer,
     ChatAnswer,
@@ -25,6 +33,7 @@ from sluice.http.body import BodyLimits, BodyReader
 from sluice.http.calls import Calls, Listener
 from sluice.http.connections import RefuseExtra
 from sluice.http.cross_site import CrossSiteChecked, with_cors
+from sluice.http.docs_page import add_docs_page
 from sluice.http.errors import CLIENT_LEFT, ERROR_HANDLERS, bad_request
 from sluice.http.generate_call import F, GenerateCall
 from sluice.http.generation import Generation
@@ -40,6 +49,8 @@ from sluice.http.sglang import GENERATE_BODY, NativeAnswer, parse_generate
 from sluice.http.tokenize import (
     DETOKENIZE_BODY,
     TOKENIZE_BODY,
+    Detokenized,
+    Tokenized,
     detokenize,
     parse_detokenize,
     parse_tokenize,
@@ -100,19 +111,26 @@ def make_routes(
     backend: Backend, bodies: BodyReader, isolation: CacheIsolation, metrics: Metrics, clock: Callable[[], float]
 ) -> Routes:
     """Return all routes. The arguments are those of `create_app`."""
-    routes = Routes()
-    _add_generation(routes, backend, bodies, isolation, clock)
+    routes, threads = Routes(), TokenizerThreads()
+    _add_generation(routes, backend, bodies, threads, isolation, clock)
+    _add_tokenizing(routes, backend, bodies, threads)
     add_info(routes, backend, int(clock()))
     add_metrics(routes, backend, metrics)
     add_health(routes, backend)
     add_description(routes)
+    add_docs_page(routes)
     return routes
 
 
 def _add_generation(
-    routes: Routes, backend: Backend, bodies: BodyReader, isolation: CacheIsolation, clock: Callable[[], float]
+    routes: Routes,
+    backend: Backend,
+    bodies: BodyReader,
+    threads: TokenizerThreads,
+    isolation: CacheIsolation,
+    clock: Callable[[], float],
 ) -> None:
-    threads, turns = TokenizerThreads(), Turns()
+    turns = Turns()
 
     async def generate(
         request: Request,
@@ -139,15 +157,36 @@ def _add_generation(
 
     add_ollama(routes, backend, bodies, generate, int(clock()))
 
-    @routes.add("POST", "/v1/completions", summary="Continue prompts (OpenAI)", body=COMPLETION_BODY, answer=dict)
+    @routes.add(
+        "POST",
+        "/v1/completions",
+        summary="Continue prompts (OpenAI)",
+        body=COMPLETION_BODY,
+        answer=Completion,
+        events=CompletionChunk,
+    )
     async def completions(request: Request) -> Response:
         return await generate(request, parse_completion, CompletionAnswer)
 
-    @routes.add("POST", "/v1/chat/completions", summary="Continue a conversation (OpenAI)", body=CHAT_BODY, answer=dict)
+    @routes.add(
+        "POST",
+        "/v1/chat/completions",
+        summary="Continue a conversation (OpenAI)",
+        body=CHAT_BODY,
+        answer=ChatCompletion,
+        events=ChatCompletionChunk,
+    )
     async def chat_completions(request: Request) -> Response:
         return await generate(request, parse_chat, ChatAnswer)
 
-    @routes.add("POST", "/generate", summary="Continue prompts (SGLang)", body=GENERATE_BODY, answer=dict)
+    @routes.add(
+        "POST",
+        "/generate",
+        summary="Continue prompts (SGLang)",
+        body=GENERATE_BODY,
+        answer=GenerateAnswer,
+        events=Generated,
+    )
     async def native_generate(request: Request) -> Response:
         return await generate(request, parse_generate, NativeAnswer)
 
@@ -158,12 +197,14 @@ def _add_generation(
             code="unsupported",
         )
 
-    @routes.add("POST", "/tokenize", summary="Text to token ids (vLLM)", body=TOKENIZE_BODY, answer=dict)
+
+def _add_tokenizing(routes: Routes, backend: Backend, bodies: BodyReader, threads: TokenizerThreads) -> None:
+    @routes.add("POST", "/tokenize", summary="Text to token ids (vLLM)", body=TOKENIZE_BODY, answer=Tokenized)
     async def to_tokens(request: Request) -> Response:
         call = await bodies.read(request, parse_tokenize)
         return await while_client_is_there(request, in_json(tokenize(backend.service(), threads, call)))
 
-    @routes.add("POST", "/detokenize", summary="Token ids to text (vLLM)", body=DETOKENIZE_BODY, answer=dict)
+    @routes.add("POST", "/detokenize", summary="Token ids to text (vLLM)", body=DETOKENIZE_BODY, answer=Detokenized)
     async def to_text(request: Request) -> Response:
         fields = await bodies.read(request, parse_detokenize)
         return await while_client_is_there(request, in_json(detokenize(backend.service(), threads, fields)))

@@ -1,4 +1,4 @@
-"""API keys: a request without one is answered with 401, except for health checks."""
+"""API keys: a request without one is answered with 401, but for health checks and the description of the API."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ SENT_KEY = "sluice.api_key"
 GOOD_KEY = re.compile(r"[\x21-\x7e]+")
 OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/ready"})
 """A load balancer has no key, and no name of ours."""
+DESCRIPTION = re.compile(r"/openapi\.json|/docs(/.*)?")
+"""Paths that need no key: they describe every server alike, and a browser opens the page without one."""
 
 
 def read_keys(server: ServerConfig) -> frozenset[str]:
@@ -58,7 +60,7 @@ class KeyRequired:
         self._hashes = [_hash(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._has_key(scope):
+        if scope["type"] != "http" or _is_open(scope["path"]) or self._has_key(scope):
             await self._app(scope, receive, send)
             return
         response = ApiError(
@@ -74,6 +76,10 @@ class KeyRequired:
         sent = _hash(scope[SENT_KEY])
         matches = [hmac.compare_digest(sent, own) for own in self._hashes]
         return any(matches) and scheme.lower() == b"bearer"
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or DESCRIPTION.fullmatch(path) is not None
 
 
 def _hash(key: bytes) -> bytes:

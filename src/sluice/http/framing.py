@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.http.errors import ApiError
+from sluice.http.routes import EVENT_STREAM, NDJSON
 from sluice.http.turns import at_once, fragments
 
 
@@ -36,5 +37,5 @@ class Framing:
                 yield self.after
 
 
-SERVER_SENT = Framing("text/event-stream", b"data: ", b"\n\n", b"data: [DONE]\n\n", ApiError.body)
-LINES = Framing("application/x-ndjson", b"", b"\n", b"", ApiError.ollama_body)
+SERVER_SENT = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"data: [DONE]\n\n", ApiError.body)
+LINES = Framing(NDJSON, b"", b"\n", b"", ApiError.ollama_body)

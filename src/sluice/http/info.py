@@ -6,17 +6,17 @@ from collections.abc import Awaitable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from sluice.engine.messages import Stats
 from sluice.engine.meter import LATE_BY, ItlTotals
 from sluice.engine.trace import StepRecord
 from sluice.http.backend import Backend, Service
 from sluice.http.errors import RETRY_SECONDS
+from sluice.http.info_types import CacheFlushed, Health, Model, ModelInfo, ModelList, ServerInfo, Status, Version
 from sluice.http.openapi import openapi
-from sluice.http.routes import Routes
+from sluice.http.routes import Routes, json_answer
 from sluice.process.client import EngineGone
 from sluice.process.engine_state import EngineState
 from sluice.types import Occupancy
@@ -26,16 +26,6 @@ FORMER_NAMES: Mapping[str, str] = {
     "stream_above": "offload_above",
 }
 """Keys of options in /server_info before they were renamed. Clients may still read them."""
-
-
-class Status(msgspec.Struct):
-    status: str
-    """`ok`, or why it is not."""
-
-
-class Health(Status):
-    engine: dict[str, Any]
-    """Its process, its phase, and its step or how far it is loaded."""
 
 
 def add_health(routes: Routes, backend: Backend) -> None:
@@ -56,7 +46,7 @@ def add_health(routes: Routes, backend: Backend) -> None:
     )
     async def live(request: Request) -> Response:
         gone = backend.is_closed or backend.engine.has_given_up
-        return JSONResponse({"status": backend.status if gone else "ok"}, status_code=503 if gone else 200)
+        return json_answer(Status(backend.status if gone else "ok"), 503 if gone else 200)
 
     @routes.add(
         "GET",
@@ -82,8 +72,8 @@ def add_health(routes: Routes, backend: Backend) -> None:
 
 def _readiness(backend: Backend, body: dict[str, Any]) -> Response:
     if backend.is_ready:
-        return JSONResponse(body)
-    return JSONResponse(body, status_code=503, headers={"Retry-After": str(RETRY_SECONDS)})
+        return json_answer(body)
+    return json_answer(body, 503, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 def add_info(routes: Routes, backend: Backend, started: int) -> None:
@@ -93,51 +83,45 @@ def add_info(routes: Routes, backend: Backend, started: int) -> None:
         started: when the server was, in Unix seconds.
     """
 
-    @routes.add("GET", "/v1/models", summary="The model that is served (OpenAI)", answer=dict)
+    @routes.add("GET", "/v1/models", summary="The model that is served (OpenAI)", answer=ModelList)
     async def models(request: Request) -> Response:
         service = backend.service()
-        return JSONResponse({"object": "list", "data": [_model(service, name, started) for name in service.models]})
+        return json_answer(ModelList("list", [_model(service, name, started) for name in service.models]))
 
-    @routes.add("GET", "/v1/models/{name:path}", summary="One model (OpenAI)", answer=dict)
+    @routes.add("GET", "/v1/models/{name:path}", summary="One model (OpenAI)", answer=Model)
     async def model(request: Request) -> Response:
         service = backend.service()
         name = request.path_params["name"]
         service.check_model(name)
-        return JSONResponse(_model(service, name, started))
+        return json_answer(_model(service, name, started))
 
     @routes.add(
         "GET",
         "/server_info",
         "/get_server_info",
         summary="Every option with its reason, and the state of the engine",
-        answer=dict,
+        answer=ServerInfo,
     )
     async def info(request: Request) -> Response:
-        return JSONResponse(await server_info(backend.service(), backend.engine))
+        return json_answer(await server_info(backend.service(), backend.engine))
 
-    @routes.add("GET", "/model_info", "/get_model_info", summary="The model that is served (SGLang)", answer=dict)
+    @routes.add("GET", "/model_info", "/get_model_info", summary="The model that is served (SGLang)", answer=ModelInfo)
     async def model_info(request: Request) -> Response:
         service = backend.service()
-        return JSONResponse(
-            {
-                "model_path": service.model,
-                "tokenizer_path": service.model,
-                "is_generation": True,
-                "max_total_num_tokens": service.limits.max_total_tokens,
-                "context_length": service.limits.max_model_len,
-            }
-        )
+        limits = service.limits
+        info = ModelInfo(service.model, service.model, True, limits.max_total_tokens, limits.max_model_len)
+        return json_answer(info)
 
-    @routes.add("POST", "/flush_cache", summary="Forget what is cached and not in use (SGLang)", answer=dict)
+    @routes.add("POST", "/flush_cache", summary="Forget what is cached and not in use (SGLang)", answer=CacheFlushed)
     async def flush_cache(request: Request) -> Response:
         """Forget what is cached and not in use. While there is no engine, there is no cache."""
         stats = await _or_none(backend.service().client.flush_cache())
         cached = 0 if stats is None else stats.occupancy.cached_pages
-        return JSONResponse({"success": True, "cached_pages": cached})
+        return json_answer(CacheFlushed(True, cached))
 
-    @routes.add("GET", "/version", summary="The version of the server", answer=dict)
+    @routes.add("GET", "/version", summary="The version of the server", answer=Version)
     async def show_version(request: Request) -> Response:
-        return JSONResponse({"version": version("sluice")})
+        return json_answer(Version(version("sluice")))
 
 
 def add_description(routes: Routes) -> None:
@@ -145,18 +129,11 @@ def add_description(routes: Routes) -> None:
 
     @routes.add("GET", "/openapi.json", summary="This document (OpenAPI)", answer=dict)
     async def schema(request: Request) -> Response:
-        return JSONResponse(openapi(routes.operations, version("sluice")))
+        return json_answer(openapi(routes.operations, version("sluice")))
 
 
-def _model(service: Service, name: str, created: int) -> dict[str, object]:
-    """Return a model as OpenAI lists it; `max_model_len` is vLLM's addition, here the most tokens of one request."""
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "sluice",
-        "max_model_len": service.limits.max_request_tokens,
-    }
+def _model(service: Service, name: str, created: int) -> Model:
+    return Model(name, "model", created, "sluice", service.limits.max_request_tokens)
 
 
 async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from sluice.http.generation import Generation
 from sluice.http.ollama import OLLAMA_CHAT_BODY, OLLAMA_GENERATE_BODY, parse_ollama_chat, parse_ollama_generate
 from sluice.http.ollama_answers import OllamaChatAnswer, OllamaGenerateAnswer
 from sluice.http.ollama_models import SHOW_BODY, parse_show, running, show, tags
-from sluice.http.routes import Handler, Routes
+from sluice.http.ollama_types import OllamaChat, OllamaGenerated
+from sluice.http.routes import NDJSON, Handler, Routes
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is. Clients refuse to talk to versions that lack what they need."""
@@ -53,11 +54,27 @@ def add_ollama(routes: Routes, backend: Backend, bodies: BodyReader, generate: G
     """
     add = partial(routes.add, answer=dict, error=OllamaError, unavailable=OllamaError)
 
-    @add("POST", "/api/chat", summary="Continue a conversation (Ollama)", body=OLLAMA_CHAT_BODY)
+    @add(
+        "POST",
+        "/api/chat",
+        summary="Continue a conversation (Ollama)",
+        body=OLLAMA_CHAT_BODY,
+        answer=OllamaChat,
+        events=OllamaChat,
+        events_type=NDJSON,
+    )
     async def chat(request: Request) -> Response:
         return await generate(request, partial(parse_ollama_chat, backend.service(for_new=True)), OllamaChatAnswer)
 
-    @add("POST", "/api/generate", summary="Answer a prompt (Ollama)", body=OLLAMA_GENERATE_BODY)
+    @add(
+        "POST",
+        "/api/generate",
+        summary="Answer a prompt (Ollama)",
+        body=OLLAMA_GENERATE_BODY,
+        answer=OllamaGenerated,
+        events=OllamaGenerated,
+        events_type=NDJSON,
+    )
     async def ollama_generate(request: Request) -> Response:
         parse = partial(parse_ollama_generate, backend.service(for_new=True))
         return await generate(request, parse, OllamaGenerateAnswer)

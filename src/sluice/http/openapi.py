@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 
-from sluice.http.routes import JSON, Body, Fields, Operation
+from sluice.http.routes import EVENT_STREAM, JSON, Body, Fields, Operation
 
 REF = "#/components/schemas/{name}"
-EVENTS = "text/event-stream"
 NOT_NULL = {"not": {"type": "null"}}
 Schema = dict[str, Any]
 
@@ -21,6 +20,7 @@ def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
 
     Besides the fields of a body that it lists, others are accepted and ignored, or refused by name.
     """
+    operations = [operation for operation in operations if operation.is_documented]
     types = [*dict.fromkeys(_types(operations))]
     schemas, components = msgspec.json.schema_components(types, ref_template=REF)
     schema_of = dict(zip(types, schemas, strict=True))
@@ -99,8 +99,12 @@ def _responses(operation: Operation, schema_of: dict[Any, Schema]) -> dict[str, 
     content = {operation.media_type: {"schema": text if operation.answer is None else schema_of[operation.answer]}}
     described = "What was asked for"
     if operation.events is not None:
-        content[EVENTS] = {"schema": schema_of[operation.events]}
-        described += "; with `stream: true` as server-sent events, each with such data, and a last one, `[DONE]`"
+        event = {"anyOf": [schema_of[operation.events], schema_of[operation.error]]}
+        content[operation.events_type] = {"schema": event}
+        framed = (
+            "server-sent events, and a last one, `[DONE]`" if operation.events_type == EVENT_STREAM else "lines of JSON"
+        )
+        described += f"; with `stream: true` as a stream of such events, in the form of {framed}"
     return {
         "200": {"description": described, "content": content},
         "4XX": {"description": "The request is at fault", "content": error},

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from sluice.http.errors import Error
 
 JSON = "application/json"
+EVENT_STREAM, NDJSON = "text/event-stream", "application/x-ndjson"
 Handler = Callable[[Request], Awaitable[Response]]
 Method = Literal["GET", "POST", "DELETE"]
 Fields = tuple[type[msgspec.Struct], ...]
@@ -51,14 +52,26 @@ class Operation:
     body: Body | None = None
     """None: the operation takes none."""
     answer: Any = None
-    """Type of the answer with status 200, as `msgspec` describes it; None: text."""
+    """Type of the answer with status 200, as `msgspec` describes it; `dict`: any object; None: text."""
     events: Any = None
-    """Type of the data of server-sent events, which the same request may be answered with. None: it never is."""
+    """Type of an event of the stream that the same request may be answered with. None: it never is."""
+    events_type: str = EVENT_STREAM
+    """Media type of that stream."""
     error: Any = Error
     """Type of answers that are refusals or failures."""
     unavailable: Any = Error
     """Type of the answer with status 503."""
     media_type: str = JSON
+    is_documented: bool = True
+
+
+def json_answer(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a response of JSON.
+
+    Args:
+        content: a struct, or what else `msgspec` encodes.
+    """
+    return Response(msgspec.json.encode(content), status_code, headers, JSON)
 
 
 class Routes:

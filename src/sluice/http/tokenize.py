@@ -47,6 +47,23 @@ class TokenizeCall(NamedTuple):
     prompt: Prompt
 
 
+class Tokenized(msgspec.Struct):
+    """The answer to `POST /tokenize`."""
+
+    count: int
+    max_model_len: int
+    """The most tokens of one request."""
+    tokens: list[int]
+    token_strs: list[str] | None
+    """The text of each; only with `return_token_strs`."""
+
+
+class Detokenized(msgspec.Struct):
+    """The answer to `POST /detokenize`."""
+
+    prompt: str
+
+
 class DetokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /detokenize`."""
 
@@ -182,9 +199,7 @@ async def tokenize(service: Service, threads: TokenizerThreads, call: TokenizeCa
     def answer(check: Check) -> bytes:
         (tokens,) = _encode(service, [text], param, check, add_special_tokens=add_special_tokens)
         strings = [completion_token(service.tokenizer, token) for token in tokens] if fields.return_token_strs else None
-        longest = service.limits.max_request_tokens
-        content = {"count": len(tokens), "max_model_len": longest, "tokens": tokens, "token_strs": strings}
-        return msgspec.json.encode(content)
+        return msgspec.json.encode(Tokenized(len(tokens), service.limits.max_request_tokens, tokens, strings))
 
     return await threads.apart(answer)
 
@@ -216,6 +231,6 @@ async def detokenize(service: Service, threads: TokenizerThreads, fields: Detoke
     def answer(check: Check) -> bytes:
         check()
         text = service.tokenizer.decode(fields.tokens, skip_special_tokens=fields.skip_special_tokens)
-        return msgspec.json.encode({"prompt": text})
+        return msgspec.json.encode(Detokenized(text))
 
     return await threads.apart(answer)

@@ -1,0 +1,213 @@
+"""The answers of the routes that generate, as types: `/openapi.json` describes answers by them.
+
+Answers are made as dictionaries, a piece at a time (`answers`, `sglang`). A test holds what is sent to these types.
+A field whose type has `UnsetType` may be absent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from sluice.http.generate_call import documented
+
+FinishReason = Literal["stop", "length"]
+Ids = list[int]
+MoreIds = Ids | UnsetType
+"""Only with `return_token_ids`."""
+
+
+class CachedTokensDetails(msgspec.Struct):
+    """Cached tokens by where they lay."""
+
+    device: int
+    host: int
+    disk: int
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
+    """Only if some were not on the device (SGLang)."""
+
+
+class Usage(msgspec.Struct):
+    """Tokens of a call: each prompt once for any `n`; the outputs of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class PromptToken(msgspec.Struct):
+    """A token at a place of the prompt (vLLM)."""
+
+    logprob: float
+    rank: int | None
+    """None: it is not among the most likely, and its rank is unknown."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptToken] | None]
+"""For each token of the prompt the token itself and the most likely ones, by id; null for the first."""
+
+
+class _Head(msgspec.Struct, kw_only=True):
+    id: str
+    created: int
+    """Unix seconds."""
+    model: str
+    store: Literal[False] | UnsetType = UNSET
+    """Only if the request says `store: true`."""
+
+
+class CompletionLogprobs(msgspec.Struct):
+    """Lists with an item for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    """The most likely tokens and the token itself, by text."""
+    text_offset: list[int]
+    """Where the token begins in `text`, in characters."""
+
+
+class _CompletionText(msgspec.Struct, kw_only=True):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    prompt_token_ids: MoreIds = UNSET
+    token_ids: MoreIds = UNSET
+
+
+class CompletionChoice(_CompletionText, kw_only=True):
+    finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(_Head, kw_only=True):
+    """The answer to `POST /v1/completions`."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class CompletionChunkChoice(_CompletionText, kw_only=True):
+    finish_reason: FinishReason | None
+
+
+class CompletionChunk(_Head, kw_only=True):
+    """An event of its stream. The one with the usage of the call has no choices."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatToken(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatToken]
+    refusal: None
+
+
+class AssistantMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatChoice(msgspec.Struct, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    token_ids: MoreIds = UNSET
+
+
+class ChatCompletion(_Head, kw_only=True):
+    """The answer to `POST /v1/chat/completions`."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: MoreIds = UNSET
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    """Only in the first event of a choice."""
+    content: str
+
+
+class ChatChunkChoice(msgspec.Struct, kw_only=True):
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    token_ids: MoreIds = UNSET
+
+
+class ChatCompletionChunk(_Head, kw_only=True):
+    """An event of its stream. The one with the usage of the call has no choices."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: MoreIds = UNSET
+
+
+class NativeFinishReason(msgspec.Struct):
+    type: FinishReason
+    length: int | UnsetType = UNSET
+
+
+NativeToken = Annotated[
+    list[Any],
+    documented(
+        prefixItems=[{"type": ["number", "null"]}, {"type": "integer"}, {"type": ["string", "null"]}],
+        minItems=3,
+        maxItems=3,
+    ),
+]
+"""A log-probability, the token's id, and its text if `return_text_in_logprobs` asks for it."""
+
+
+class MetaInfo(msgspec.Struct, kw_only=True):
+    id: str
+    finish_reason: NativeFinishReason | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    cached_tokens_details: CachedTokensDetails | UnsetType = UNSET
+    e2e_latency: float
+    """Seconds since the request came."""
+    input_token_logprobs: list[NativeToken] | UnsetType = UNSET
+    input_top_logprobs: list[list[NativeToken] | None] | UnsetType = UNSET
+    output_token_logprobs: list[NativeToken] | UnsetType = UNSET
+    output_top_logprobs: list[list[NativeToken] | None] | UnsetType = UNSET
+
+
+class Generated(msgspec.Struct, kw_only=True):
+    """The output of a choice, in a stream so far."""
+
+    text: str
+    output_ids: Ids
+    meta_info: MetaInfo
+    index: int | UnsetType = UNSET
+    """Only in streams of several choices."""
+
+
+GenerateAnswer = Generated | list[Generated]
