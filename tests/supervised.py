@@ -12,6 +12,7 @@ from sluice.config import EngineConfig
 from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineTimeouts
+from sluice.process.sleep import Sleep
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import Start
 from sluice.testing import oracle, resolved
@@ -29,6 +30,7 @@ class Supervised:
 
     client: EngineClient
     state: EngineState
+    sleep: Sleep
     running: asyncio.Task[str]
     """Ends when the supervisor gives up, with the reason."""
 
@@ -41,16 +43,18 @@ async def supervised(
     faults: str = "",
     timeouts: EngineTimeouts = TIMEOUTS,
     max_restarts: int = 10,
+    idle_seconds: float | None = None,
 ) -> AsyncIterator[Supervised]:
     """Run an engine that is ready, and the engines that replace it."""
     state = EngineState()
     client = EngineClient(recovery=state.stats)
-    supervisor = Supervisor(Start(config, factory, faults=faults), client, state, max_restarts, timeouts)
+    sleep = Sleep(client, state, idle_seconds)
+    supervisor = Supervisor(Start(config, factory, faults=faults), client, state, max_restarts, timeouts, sleep)
     running: asyncio.Task[str] | None = None
     try:
         await supervisor.start()
         running = asyncio.create_task(supervisor.run())
-        yield Supervised(client, state, running)
+        yield Supervised(client, state, sleep, running)
     finally:
         if running is not None:
             running.cancel()

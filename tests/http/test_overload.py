@@ -11,7 +11,7 @@ import pytest
 from serving import Caller, Server, expected_text, run, serving
 from shadow_engine import MAX_MODEL_LEN
 from sluice.engine.messages import Abort, Submit
-from sluice.process.client import MAX_RETRY_SECONDS, StartRate
+from sluice.process.start_rate import MAX_RETRY_SECONDS, StartRate
 from sluice.types import FinishReason
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"

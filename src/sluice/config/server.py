@@ -81,6 +81,28 @@ class ServerConfig:
         more="Any one of these keys is accepted. The file is read at the start.",
         metavar="FILE",
     )
+    enable_admin: bool = option(
+        False,
+        "serve /sleep, /wake_up and /is_sleeping",
+        more="Needs a key of its own, --admin-key-file or --admin-key. See [sleep](recovery.md#sleep).",
+    )
+    admin_key: str | None = option(
+        None,
+        "key for the routes of --enable-admin",
+        unset="none",
+        more="Clients send it as `Authorization: Bearer KEY`. It must not be an API key: API keys do not open these"
+        " routes, and it opens no other. Other users of the machine can read the command line, so --admin-key-file is"
+        " safer.",
+        metavar="KEY",
+        secret=True,
+    )
+    admin_key_file: str | None = option(
+        None,
+        "file with admin keys, one on each line",
+        unset="none",
+        more="Any one of these keys is accepted. The file is read at the start.",
+        metavar="FILE",
+    )
     cache_isolation: str = option(
         "none",
         "isolation of the cache: none, key or salt-required",
@@ -158,6 +180,13 @@ class ServerConfig:
         "maximum engine restarts within 10 minutes",
         more="An engine that dies or hangs is replaced, and its requests continue ([recovery](recovery.md)). After"
         " more restarts than this the server ends with status 1. 0: it ends when the first engine dies.",
+    )
+    idle_unload: float | None = option(
+        None,
+        "end the engine after so long without a request",
+        unset="never",
+        more="The next request starts another one, and waits for it. See [sleep](recovery.md#sleep).",
+        metavar="SECONDS",
     )
     restart_timeout: float = option(
         300.0,

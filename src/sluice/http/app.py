@@ -46,6 +46,7 @@ from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_com
 from sluice.http.origins import Origins
 from sluice.http.routes import Routes
 from sluice.http.sglang import GENERATE_BODY, NativeAnswer, parse_generate
+from sluice.http.sleep_routes import add_sleep
 from sluice.http.tokenize import (
     DETOKENIZE_BODY,
     TOKENIZE_BODY,
@@ -59,6 +60,7 @@ from sluice.http.tokenize import (
 )
 from sluice.http.tokenizer_threads import TokenizerThreads
 from sluice.http.turns import BegunInTurns, Turns
+from sluice.process.sleep import Sleep
 
 T = TypeVar("T")
 
@@ -69,12 +71,14 @@ def create_app(
     body_limits: BodyLimits | None = None,
     strict_fields: bool = False,
     api_keys: Collection[str] = (),
+    admin_keys: Collection[str] = (),
     hosts: Collection[str] | None = None,
     origins: Origins | None = None,
     isolation: CacheIsolation | None = None,
     clock: Callable[[], float] = time.time,
     metrics: Metrics | None = None,
     listeners: Sequence[Listener] = (),
+    sleep: Sleep | None = None,
 ) -> Starlette:
     """Return the HTTP application over a backend that may open and close at any time.
 
@@ -82,19 +86,23 @@ def create_app(
         body_limits: of every request.
         strict_fields: unknown fields are refused.
         api_keys: every request must carry one of them; without any, none needs a key.
+        admin_keys: a request that puts the server to sleep must carry one of them.
         hosts: names that it answers to, besides localhost and IP addresses. None: any.
         origins: other sites whose pages may call it. None: no site.
         isolation: of cached prefixes; None: requests share them unless they send a salt.
         clock: Unix seconds.
         metrics: what /metrics shows, watching the engine's client. None counts HTTP calls alone.
         listeners: receive every call when it is over, besides the metrics.
+        sleep: of the engine. None: there are no routes for it.
     """
     metrics = Metrics() if metrics is None else metrics
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
     routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock)
+    if sleep is not None:
+        add_sleep(routes, backend, sleep)
     app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
-    if api_keys:
-        app.add_middleware(KeyRequired, keys=api_keys)
+    if api_keys or admin_keys:
+        app.add_middleware(KeyRequired, keys=api_keys, admin_keys=admin_keys)
     origins = origins or Origins()
     app.add_middleware(CrossSiteChecked, names=hosts or (), origins=origins)
     if origins.patterns:

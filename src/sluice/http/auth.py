@@ -18,6 +18,8 @@ SENT_KEY = "sluice.api_key"
 GOOD_KEY = re.compile(r"[\x21-\x7e]+")
 OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/ready"})
 """A load balancer has no key, and no name of ours."""
+ADMIN_PATHS = frozenset({"/is_sleeping", "/sleep", "/wake_up"})
+"""Paths that need a key of the administrator's, and no other."""
 DESCRIPTION = re.compile(r"/openapi\.json|/docs(/.*)?")
 """Paths that need no key: they describe every server alike, and a browser opens the page without one."""
 
@@ -28,11 +30,28 @@ def read_keys(server: ServerConfig) -> frozenset[str]:
     Raises:
         ConfigError: a file that cannot be read or holds no key, or a key that no header could carry. No key is shown.
     """
-    keys = set() if server.api_key is None else {_checked("--api-key", server.api_key)}
-    if server.api_key_file is not None:
-        where = f"--api-key-file {server.api_key_file}"
+    return _keys("--api-key", server.api_key, server.api_key_file)
+
+
+def read_admin_keys(server: ServerConfig, api_keys: Collection[str]) -> frozenset[str]:
+    """Return the keys of the administrator.
+
+    Raises:
+        ConfigError: as `read_keys`, or one of them is an API key.
+    """
+    keys = _keys("--admin-key", server.admin_key, server.admin_key_file)
+    if not keys.isdisjoint(api_keys):
+        raise ConfigError("an admin key (--admin-key, --admin-key-file) must not be an API key, too")
+    return keys
+
+
+def _keys(option: str, key: str | None, file: str | None) -> frozenset[str]:
+    """Return the key of an option, and those of the option for a file."""
+    keys = set() if key is None else {_checked(option, key)}
+    if file is not None:
+        where = f"{option}-file {file}"
         try:
-            lines = Path(server.api_key_file).read_text(encoding="utf-8").splitlines()
+            lines = Path(file).read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{where} cannot be read: {error}") from error
         found = {_checked(where, line.strip()) for line in lines if line.strip()}
@@ -51,35 +70,41 @@ def _checked(where: str, key: str) -> str:
 class KeyRequired:
     """ASGI middleware that lets requests through which carry one of the keys, as `Authorization: Bearer KEY`.
 
+    Without API keys, all paths but the administrator's are open; without keys of the administrator's, these are closed.
+
     Keys are compared by their hashes, in a time that depends on neither the keys nor what was sent. The key is left in
     the scope, under `SENT_KEY`.
     """
 
-    def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Collection[str], admin_keys: Collection[str]) -> None:
         self._app = app
         self._hashes = [_hash(key.encode()) for key in keys]
+        self._admin_hashes = [_hash(key.encode()) for key in admin_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _is_open(scope["path"]) or self._has_key(scope):
+        if scope["type"] != "http" or self._is_open(scope["path"]) or self._has_key(scope):
             await self._app(scope, receive, send)
             return
+        of_admin = " of its administrator" if scope["path"] in ADMIN_PATHS else ""
         response = ApiError(
-            401, "this server needs an API key, sent as Authorization: Bearer KEY", code="invalid_api_key"
+            401, f"this server needs an API key{of_admin}, sent as Authorization: Bearer KEY", code="invalid_api_key"
         ).response(scope["path"])
         response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)
+
+    def _is_open(self, path: str) -> bool:
+        if path in ADMIN_PATHS:
+            return False
+        return not self._hashes or path in OPEN_PATHS or DESCRIPTION.fullmatch(path) is not None
 
     def _has_key(self, scope: Scope) -> bool:
         headers = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = (headers[0] if len(headers) == 1 else b"").partition(b" ")
         scope[SENT_KEY] = key.strip()
         sent = _hash(scope[SENT_KEY])
-        matches = [hmac.compare_digest(sent, own) for own in self._hashes]
+        hashes = self._admin_hashes if scope["path"] in ADMIN_PATHS else self._hashes
+        matches = [hmac.compare_digest(sent, own) for own in hashes]
         return any(matches) and scheme.lower() == b"bearer"
-
-
-def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or DESCRIPTION.fullmatch(path) is not None
 
 
 def _hash(key: bytes) -> bytes:

@@ -8,10 +8,11 @@ from functools import partial
 
 from sluice.assembly.explain import Setting
 from sluice.footprint import Footprint
-from sluice.http.errors import ApiError, unavailable
+from sluice.http.errors import RETRY_SECONDS, ApiError, unavailable
 from sluice.limits import Limits
 from sluice.process.client import EngineClient
-from sluice.process.engine_state import LOADING, EngineState
+from sluice.process.engine_state import LOADING, SLEEPING, EngineState
+from sluice.process.sleep import PUT_TO_SLEEP
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import SamplingDefaults, seed_source
 
@@ -97,8 +98,18 @@ class Backend:
 
     @property
     def is_ready(self) -> bool:
-        """New requests are taken, and an engine works on them."""
-        return self._service is not None and not self._is_draining and self.engine.is_serving
+        """New requests are taken, and an engine works on them, or is started by the next one."""
+        engine = self.engine
+        return self._is_open and not engine.is_put_to_sleep and (engine.is_serving or engine.is_asleep)
+
+    @property
+    def is_well(self) -> bool:
+        """Nothing is wrong: it is ready, or was put to sleep."""
+        return self._is_open and (self.engine.is_serving or self.engine.is_asleep)
+
+    @property
+    def _is_open(self) -> bool:
+        return self._service is not None and not self._is_draining
 
     @property
     def status(self) -> str:
@@ -107,8 +118,8 @@ class Backend:
             return self._closed
         if self._is_draining:
             return "the server is shutting down"
-        if self._service is not None and self.engine.is_serving:
-            return "ok"
+        if self._service is not None and (self.engine.is_serving or self.engine.is_asleep):
+            return SLEEPING if self.engine.is_asleep or self.engine.is_put_to_sleep else "ok"
         status = LOADING if self._service is None else self.engine.status
         return status if self.engine.loading is None else f"{status}: {self.engine.loading}"
 
@@ -120,8 +131,10 @@ class Backend:
                 started.
 
         Raises:
-            ApiError: 503, there is none.
+            ApiError: 503, there is none, or it was put to sleep.
         """
         if self._service is None or (for_new and (self._is_draining or self.engine.is_refusing)):
             raise unavailable(self.status)
+        if for_new and self.engine.is_put_to_sleep:
+            raise ApiError(503, f"cannot serve requests: {PUT_TO_SLEEP}", code="sleeping", retry_after=RETRY_SECONDS)
         return self._service

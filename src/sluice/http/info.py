@@ -33,7 +33,7 @@ def add_health(routes: Routes, backend: Backend) -> None:
 
     GET /live    should this process live on? Not once it has given its engine up and is about to end.
     GET /ready   may new work be sent here? Not while the model loads, another engine is started, or it shuts down.
-    GET /health  the same as /ready, with the engine's step and phase
+    GET /health  the same as /ready, with the engine's step and phase; but a server that was put to sleep is well
     GET /ping    the same, for SageMaker
     """
 
@@ -56,7 +56,7 @@ def add_health(routes: Routes, backend: Backend) -> None:
         unavailable=Status,
     )
     async def ready(request: Request) -> Response:
-        return _readiness(backend, {"status": backend.status})
+        return _readiness(backend.is_ready, {"status": backend.status})
 
     @routes.add(
         "GET",
@@ -67,11 +67,11 @@ def add_health(routes: Routes, backend: Backend) -> None:
         unavailable=Health,
     )
     async def health(request: Request) -> Response:
-        return _readiness(backend, {"status": backend.status, "engine": backend.engine.as_json()})
+        return _readiness(backend.is_well, {"status": backend.status, "engine": backend.engine.as_json()})
 
 
-def _readiness(backend: Backend, body: dict[str, Any]) -> Response:
-    if backend.is_ready:
+def _readiness(is_fine: bool, body: dict[str, Any]) -> Response:
+    if is_fine:
         return json_answer(body)
     return json_answer(body, 503, headers={"Retry-After": str(RETRY_SECONDS)})
 

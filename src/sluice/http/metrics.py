@@ -365,6 +365,8 @@ def add_metrics(routes: Routes, backend: Backend, metrics: Metrics, *, wait_seco
         page = Page(metrics.model)
         is_up = service is not None and backend.engine.is_serving
         page.gauge("sluice:engine_up", "1 while there is an engine to serve with.", is_up)
+        sleeps = backend.engine.is_asleep
+        page.gauge("sluice:engine_sleeping", "1 while there is none because none is needed.", sleeps)
         page.add_disabled_tiers(backend.engine.disabled_tiers)
         loading = backend.engine.loading
         page.gauge("sluice:engine_loading_seconds", "For how long one loads.", loading.seconds if loading else 0.0)

@@ -35,13 +35,19 @@ def check_server(config: ServerConfig) -> None:
         ("step_timeout", config.step_timeout),
         ("start_timeout", config.start_timeout),
         ("progress_timeout", config.progress_timeout),
+        ("idle_unload", config.idle_unload),
     ):
-        if seconds <= 0:
+        if seconds is not None and seconds <= 0:
             raise ConfigError(f"{flag(name)} must be more than 0 seconds, got {seconds:g}")
     allowed_hosts(config)
     allowed_origins(config)
     if config.cache_isolation == "key" and config.api_key is None and config.api_key_file is None:
         raise ConfigError("--cache-isolation key needs API keys (--api-key-file FILE or --api-key KEY)")
+    has_key = config.admin_key is not None or config.admin_key_file is not None
+    if config.enable_admin and not has_key:
+        raise ConfigError("--enable-admin needs a key of its own (--admin-key-file FILE or --admin-key KEY)")
+    if has_key and not config.enable_admin:
+        raise ConfigError("an admin key (--admin-key-file or --admin-key) has no use without --enable-admin")
     model_names(config, "")
     _check_faults(config)
 

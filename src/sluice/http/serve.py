@@ -28,7 +28,7 @@ from sluice.assembly.explain import explain
 from sluice.config import ConfigError, EngineConfig, ServerConfig
 from sluice.http.announcement import announcement, own_command
 from sluice.http.app import create_app
-from sluice.http.auth import read_keys
+from sluice.http.auth import read_admin_keys, read_keys
 from sluice.http.backend import Backend, Service
 from sluice.http.body import BodyLimits
 from sluice.http.calls import Listener, RequestLog
@@ -49,6 +49,7 @@ from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineStartError, EngineTimeouts
 from sluice.process.logs import configure_logging, one_line
+from sluice.process.sleep import Sleep
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import FACTORY, Ready, Start
 from sluice.text.tokenizer import Tokenizer, TokenizerError
@@ -193,6 +194,7 @@ async def serve(
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
     keys = read_keys(server)
+    admin_keys = read_admin_keys(server, keys)
     tls = read_certificate(server)
     isolation = read_isolation(server, engine.cache)
     chat_template = await asyncio.to_thread(read_chat_template, server)
@@ -206,17 +208,20 @@ async def serve(
     backend = Backend(state)
     client = EngineClient(observer=metrics, recovery=state.stats)
     start = Start(engine, factory, server.log_level, server.log_format, server.inject_fault or "")
-    supervisor = Supervisor(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server))
+    sleep = Sleep(client, state, server.idle_unload)
+    supervisor = Supervisor(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server), sleep)
     app = create_app(
         backend,
         body_limits=BodyLimits(server.max_request_bytes),
         strict_fields=server.strict_fields,
         api_keys=keys,
+        admin_keys=admin_keys,
         hosts=answered_names(server, address),
         origins=allowed_origins(server),
         isolation=isolation,
         metrics=metrics,
         listeners=listeners,
+        sleep=sleep if server.enable_admin else None,
     )
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")

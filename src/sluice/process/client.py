@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 from array import array
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,6 +20,7 @@ from sluice.engine.clock import WallClock
 from sluice.engine.messages import Abort, FlushCache, Message, QueryStats, Stats
 from sluice.process.engine_state import RecoveryStats
 from sluice.process.quarantine import Quarantine
+from sluice.process.start_rate import StartRate
 from sluice.process.wire import Outputs
 from sluice.types import CachedTokens, FinishReason, Output, Submit
 
@@ -29,9 +28,6 @@ Send = Callable[[Message], None]
 UNNUMBERED = 0
 """`request_id` of a request that the client is to number."""
 NO_ENGINE = "the engine died; another one is started"
-RATE_WINDOW = 64
-"""Number of latest request starts that `StartRate` measures: about one batch."""
-MAX_RETRY_SECONDS = 60
 MAX_TOGETHER = 64
 """Outputs of a call that are handled without a pause for the rest of the event loop."""
 
@@ -55,47 +51,6 @@ class Observer:
 
     def ended(self, request_id: int, reason: FinishReason) -> None:
         """Receive the end of a request that was aborted here, or lost with its engine."""
-
-
-class StartRate:
-    """How fast waiting requests start, and from that when a refused one should be sent again.
-
-    The rate is measured over the latest starts since the queue was last empty.
-
-    Args:
-        clock: seconds from some fixed moment.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._moments: deque[float] = deque(maxlen=RATE_WINDOW + 1)
-        """When the queue stopped being empty, then each start since."""
-        self.waiting = 0
-        """Requests without a first token."""
-
-    def arrived(self) -> None:
-        """Count a new request."""
-        if self.waiting == 0:
-            self._moments.clear()
-            self._moments.append(self._clock())
-        self.waiting += 1
-
-    def started(self) -> None:
-        """Count the first token of a waiting request."""
-        self.waiting -= 1
-        self._moments.append(self._clock())
-
-    def left(self) -> None:
-        """Count a waiting request that ended without a token."""
-        self.waiting -= 1
-
-    def retry_after(self) -> int:
-        """Return the seconds until all waiting requests have started at the present rate, from 1 to
-        `MAX_RETRY_SECONDS`. Before the first start, assume that it happens now."""
-        if not self._moments:
-            return 1
-        seconds_each = (self._clock() - self._moments[0]) / max(1, len(self._moments) - 1)
-        return min(max(1, math.ceil(self.waiting * seconds_each)), MAX_RETRY_SECONDS)
 
 
 @dataclass(slots=True, eq=False)
@@ -173,6 +128,12 @@ class EngineClient:
         self._died_at: float | None = None
         """When the last engine died; None again once a request has continued."""
         self._closed_reason: str | None = None
+        self._refusal: str | None = None
+        """Why requests are refused while no engine runs; None: they wait for the next one."""
+        self.idle_since: float | None = self.now()
+        """When the last open request ended; None while one is open."""
+        self.changed = asyncio.Event()
+        """Set when the first request came or the last one ended. The one who waits for it clears it."""
 
     @property
     def num_open(self) -> int:
@@ -187,7 +148,23 @@ class EngineClient:
         """
         assert epoch > self._epoch, f"engine {epoch} after engine {self._epoch}"
         self._send, self._epoch = send, epoch
+        self._set_idle()  # it is not unloaded before it had time to serve
         self._send_admitted()
+
+    def rest(self, refusal: str | None) -> None:
+        """Let go of an engine that is ended on purpose, while no request is open.
+
+        Args:
+            refusal: why requests are refused until `await_engine`; None: they wait for the next engine.
+        """
+        assert not self._open, "an engine with requests is needed"
+        self._send = self.latest = None
+        self._refusal = refusal
+        self._fail_queries("the engine sleeps")
+
+    def await_engine(self) -> None:
+        """Take requests for the next engine."""
+        self._refusal = None
 
     def detach(self, how: str, in_flight: Collection[int]) -> None:
         """Keep the requests of an engine that died for the next one, except a request that certainly killed it.
@@ -213,16 +190,18 @@ class EngineClient:
             inbox: of requests of the same call that were submitted before; None is a new one.
 
         Raises:
-            EngineGone: there will be no other engine.
+            EngineGone: there will be no other engine, or the server was put to sleep.
         """
-        if self._closed_reason is not None:
-            raise EngineGone(self._closed_reason)
+        refusal = self._closed_reason or self._refusal
+        if refusal is not None:
+            raise EngineGone(refusal)
         inbox = Inbox(self) if inbox is None else inbox
         for request in requests:
             request_id = next(self._ids)
             inbox.request_ids.append(request_id)
             numbered = replace(request, request_id=request_id)
             self._open[request_id] = _OpenRequest(numbered, inbox)
+            self._set_idle()
             self._quarantine.add(request_id)
             self._start_rate.arrived()
             self._observer.submitted(numbered)
@@ -344,6 +323,13 @@ class EngineClient:
     def _remove(self, request_id: int) -> None:
         del self._open[request_id]
         self._quarantine.remove(request_id)
+        self._set_idle()
+
+    def _set_idle(self) -> None:
+        was_idle, is_idle = self.idle_since is not None, not self._open
+        self.idle_since = self.now() if is_idle else None
+        if was_idle != is_idle:
+            self.changed.set()
 
     def _fail_queries(self, message: str) -> None:
         for query in self._queries.values():

@@ -11,6 +11,7 @@ from sluice.process.heartbeat import Reading
 from sluice.types import Tier
 
 LOADING = "the model is loading"
+SLEEPING = "sleeping"
 RESUME_SECONDS: tuple[float, ...] = (0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -72,6 +73,10 @@ class EngineState:
     is_serving: bool = False
     is_refusing: bool = False
     """No engine can be started at the moment, so new requests are refused instead of waiting for one."""
+    is_asleep: bool = False
+    """There is no engine because none is needed, or because the server was put to sleep."""
+    is_put_to_sleep: bool = False
+    """It was asked to sleep until it is woken: no request begins, although some may still run."""
     has_given_up: bool = False
     """No other engine will be started."""
     disabled_tiers: Mapping[Tier, str] = field(default_factory=dict)
@@ -86,12 +91,22 @@ class EngineState:
 
     def serving(self, pid: int, disabled_tiers: Mapping[Tier, str]) -> None:
         """Record that a process takes requests."""
-        self.pid, self.is_serving, self.is_refusing, self.loading = pid, True, False, None
+        self.pid, self.is_serving, self.is_refusing, self.is_asleep, self.loading = pid, True, False, False, None
         self.disabled_tiers = disabled_tiers
 
     def away(self, status: str) -> None:
         """Record that no process takes requests, and why."""
         self.status, self.pid, self.is_serving, self.reading, self.loading = status, None, False, None, None
+
+    def asleep(self) -> None:
+        """Record that there is no process, and that nothing is wrong."""
+        self.away(SLEEPING)
+        self.is_asleep = True
+
+    def waking(self) -> None:
+        """Record that a process is started after a sleep."""
+        self.away("the engine is waking up")
+        self.is_asleep = False
 
     def cannot_start(self, status: str) -> None:
         """Record that no other process can be started at the moment, and why."""

@@ -5,6 +5,9 @@
        |                                             |         +--cannot start now: again, for `restart` seconds
        +--cannot start: an error for the user        +--too many in RESTART_WINDOW: gave up
 
+An engine that is not needed is ended, too, and another one is started when it is needed again (`sleep`). That is no
+restart.
+
 The client (`client`) keeps the requests meanwhile; `quarantine` finds the request that kills engines.
 """
 
@@ -23,6 +26,7 @@ from sluice.process.engine_state import EngineState, Loading
 from sluice.process.heartbeat import Reading
 from sluice.process.launch import CannotStartNow, EngineProcess, EngineStartError, EngineTimeouts
 from sluice.process.restarts import RESTART_WINDOW, Backoff, DescriptorReserve, RestartBudget
+from sluice.process.sleep import PUT_TO_SLEEP, Sleep
 from sluice.process.socket_folder import remove_abandoned
 from sluice.process.wire import Ready, Start
 
@@ -48,6 +52,7 @@ class Supervisor:
         state: is kept up to date.
         max_restarts: see `RestartBudget`.
         timeouts: of each engine.
+        sleep: when the engine is not needed; None: it always is.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class Supervisor:
         state: EngineState,
         max_restarts: int,
         timeouts: EngineTimeouts | None = None,
+        sleep: Sleep | None = None,
     ) -> None:
         self._message = message
         self._client = client
@@ -69,6 +75,8 @@ class Supervisor:
         self._epoch = 0
         self._pool_tokens: int | None = None
         self._engine: EngineProcess | None = None
+        self._sleep = Sleep(client, state) if sleep is None else sleep
+        self._ending: asyncio.Task[None] | None = None
 
     async def start(self) -> Ready:
         """Start the first engine. Before that, remove the socket folders of servers that were killed.
@@ -90,16 +98,20 @@ class Supervisor:
         """
         try:
             while True:
-                engine, ready = await self._replacement(await self._run_engine())
+                how = await self._run_engine()
+                engine, ready = await (self._awakened() if how is None else self._replacement(how))
                 on_restart(ready)
                 self._serve(engine, ready)
         except GaveUp as error:
             self._state.give_up(str(error))
+            self._sleep.announce()
             return str(error)
 
     async def close(self, *, at_once: bool = False) -> None:
         """End the engine, if one runs. The caller must have cancelled `run`, or another engine is started."""
         await self._end_engine(at_once=at_once)
+        if self._ending is not None:
+            await asyncio.wait({self._ending})
         self._reserve.release()
 
     async def _replacement(self, how: str) -> tuple[EngineProcess, Ready]:
@@ -172,18 +184,68 @@ class Supervisor:
     def _serve(self, engine: EngineProcess, ready: Ready) -> None:
         self._state.serving(engine.pid, ready.disabled_tiers)
         self._client.attach(engine.send, engine.epoch)
+        self._sleep.announce()
 
-    async def _run_engine(self) -> str:
-        """Serve with the engine until it ends, and return how it ended."""
+    async def _run_engine(self) -> str | None:
+        """Serve with the engine until it ends, and return how it ended; None: it was ended because it is not needed."""
         engine, began = self._engine, time.monotonic()
         assert engine is not None, "no engine was started"
-        how = await engine.run(self._client.deliver, self._on_reading)
+        running = asyncio.create_task(engine.run(self._client.deliver, self._on_reading))
+        try:
+            if await self._is_sleep_due(running):
+                await self._fall_asleep(running)
+                return None
+        finally:
+            running.cancel()
+            await asyncio.wait({running})
+        how = running.result()
         self._state.away(f"the engine {how}; another one is started")
         self._client.detach(how, engine.in_flight())
         await self._end_engine()
         if time.monotonic() - began >= STEADY_SECONDS:
             self._pauses.reset()
         return f"the engine {how}"
+
+    async def _is_sleep_due(self, running: asyncio.Task[str]) -> bool:
+        """Wait until the engine is not needed, and return True, or until it has ended."""
+        while True:
+            due = asyncio.create_task(self._sleep.due())
+            try:
+                await asyncio.wait({running, due}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                due.cancel()
+                await asyncio.wait({due})
+            if running.done():
+                return False
+            if self._sleep.is_due():  # since then a request may have come
+                return True
+
+    async def _fall_asleep(self, running: asyncio.Task[str]) -> None:
+        """End the engine as at the end of the server, so that its tiers on a disk are kept."""
+        LOGGER.info("the engine is ended: it is not needed")
+        self._client.rest(PUT_TO_SLEEP if self._state.is_put_to_sleep else None)
+        self._state.asleep()
+        running.cancel()
+        await asyncio.wait({running})
+        self._ending = asyncio.create_task(self._end_engine())
+        await asyncio.shield(self._ending)
+        self._sleep.fell_asleep()
+
+    async def _awakened(self) -> tuple[EngineProcess, Ready]:
+        """Start another engine when one is needed.
+
+        Raises:
+            GaveUp: as `_replacement`.
+        """
+        await self._sleep.over()
+        self._state.waking()
+        self._client.await_engine()
+        self._epoch += 1
+        try:
+            return await self._start_when_possible("the engine was asleep")
+        except EngineStartError as error:
+            self._state.away(f"{error}; another one is started")
+            return await self._replacement(str(error))
 
     async def _end_engine(self, *, at_once: bool = False) -> None:
         engine, self._engine = self._engine, None
