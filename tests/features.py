@@ -26,6 +26,7 @@ def sampling_rows(slots: Sequence[int], positions: Ints) -> HostBatch:
         sample_slots=numbers,
         logit_rows=np.arange(count),
         sample_positions=positions,
+        embed_rows=none,
         target_ids=none,
         target_rows=(),
         num_pages=1,

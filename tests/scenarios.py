@@ -12,7 +12,7 @@ from sluice.engine.messages import Abort, FlushCache, Submit
 from sluice.scheduler.request import Request, Status
 from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.recorder import Journal
-from sluice.types import FinishReason, SamplingParams
+from sluice.types import NO_SAMPLING, FinishReason, SamplingParams
 from worlds import (
     VOCAB,
     Bench,
@@ -113,7 +113,7 @@ def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | 
     aims = draw.choices(scenario.aims, k=draw.randint(0, 3))
     while to_send or not bench.is_idle:
         if to_send and draw.random() < scenario.hurry:
-            submit = random_submit(draw, world, request_id=len(sent), fill=scenario.fill)
+            submit = random_submit(draw, world, request_id=len(sent), fill=scenario.fill, embeds=len(sent) % 6 == 4)
             if sent and draw.random() < scenario.repeats:
                 submit = asked_again(draw, draw.choice([*sent.values()]), submit)
             sent[submit.request_id] = submit
@@ -148,6 +148,8 @@ def aimed_abort(draw: random.Random, bench: Bench, aims: list[Status]) -> None:
 
 def asked_again(draw: random.Random, earlier: Submit, submit: Submit) -> Submit:
     """A request with the prompt of an earlier one, which it may take from the cache."""
+    if submit.embeds:
+        return replace(submit, prompt=earlier.prompt, extra_key=earlier.extra_key)
     sampling = replace(
         submit.sampling,
         max_tokens=earlier.sampling.max_tokens,
@@ -164,10 +166,13 @@ def random_faults(draw: random.Random) -> Faults:
     )
 
 
-def random_submit(draw: random.Random, world: World, *, request_id: int, fill: float = 0.0) -> Submit:
+def random_submit(
+    draw: random.Random, world: World, *, request_id: int, fill: float = 0.0, embeds: bool = False
+) -> Submit:
     """A request that fits the world; half of them begin alike.
 
     Args:
+        embeds: whether it is to be embedded.
         fill: share of the pool that its prompt fills; 0: any length that can be served.
     """
     longest = world.longest if draw.random() < 0.5 else min(world.longest, world.pool_tokens)
@@ -177,18 +182,20 @@ def random_submit(draw: random.Random, world: World, *, request_id: int, fill: f
         length = max(1, int(fill * (world.pool_tokens - 1)))
     max_tokens = draw.randint(1, min(longest - length, 20))
     prompt = [0] * length if draw.random() < 0.5 else draw.choices(range(VOCAB), k=length)
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        seed=draw.randrange(3),
+        stop_token_ids=(1,) if draw.random() < 0.2 else (),
+        logprobs=draw.choice([None, None, None, 0, 2]),
+        prompt_logprobs=draw.choice([None, None, None, 0, 1]),
+    )
     return Submit(
         request_id,
         tuple(prompt),
-        SamplingParams(
-            max_tokens=max_tokens,
-            seed=draw.randrange(3),
-            stop_token_ids=(1,) if draw.random() < 0.2 else (),
-            logprobs=draw.choice([None, None, None, 0, 2]),
-            prompt_logprobs=draw.choice([None, None, None, 0, 1]),
-        ),
+        NO_SAMPLING if embeds else sampling,
         sample_index=draw.randrange(2),
         extra_key=draw.choice(["", "tenant"]),
         priority=draw.randrange(3),
         lookahead=draw.choice([None, None, None, 0, 1]),
+        embeds=embeds,
     )

@@ -22,14 +22,19 @@ from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.laws import Lawful
 from sluice.scheduler.scheduler import Scheduler
-from sluice.testing import Faults, FaultyRunner, ShadowRunner
+from sluice.testing import SHADOW_EMBEDDING_SIZE, Faults, FaultyRunner, ShadowRunner
 from sluice.types import BatchPlan
 
 VOCAB = 127
 PAGE_SIZE = 4
 NUM_PAGES = 64
 MAX_MODEL_LEN = 200
-LIMITS = Limits(vocab_size=VOCAB, max_model_len=MAX_MODEL_LEN, max_total_tokens=NUM_PAGES * PAGE_SIZE)
+LIMITS = Limits(
+    vocab_size=VOCAB,
+    max_model_len=MAX_MODEL_LEN,
+    max_total_tokens=NUM_PAGES * PAGE_SIZE,
+    embedding_size=SHADOW_EMBEDDING_SIZE,
+)
 OPTIONS: dict[str, Any] = {
     "page_size": PAGE_SIZE,
     "max_total_tokens": NUM_PAGES * PAGE_SIZE,

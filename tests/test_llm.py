@@ -21,8 +21,8 @@ from random_checkpoint import random_checkpoint
 from sluice import LLM, SamplingParams
 from sluice.config import ConfigError
 from sluice.limits import LimitError
-from sluice.llm import GenerationError
 from sluice.models.checkpoint import CheckpointError
+from sluice.outputs import GenerationError
 from sluice.text.tokenizer import Tokenizer
 from sluice.types import FinishReason
 

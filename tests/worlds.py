@@ -21,9 +21,18 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.testing import ManualLink, ShadowRunner, ShadowTiers, oracle, oracle_logprobs
+from sluice.testing import ManualLink, ShadowRunner, ShadowTiers, oracle, oracle_logprobs, shadow_embedding
 from sluice.tracing.recorder import Journal, Recorder
-from sluice.types import FinishReason, OffloadLimits, SamplingParams, SchedulerLimits, Tier, TierLimits, TokenLogprobs
+from sluice.types import (
+    NO_SAMPLING,
+    FinishReason,
+    OffloadLimits,
+    SamplingParams,
+    SchedulerLimits,
+    Tier,
+    TierLimits,
+    TokenLogprobs,
+)
 
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""
@@ -192,6 +201,9 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
     """Laws 11, 13 and 15 over a finished run: every request ended once, with the oracle's tokens; nothing is held."""
     for request_id, submit in submits.items():
         last, tokens = bench.link.end(request_id), bench.link.tokens(request_id)
+        if submit.embeds:
+            check_embedding(bench.link, submit, faults=faults)
+            continue
         expected = oracle(submit.prompt, submit.sampling, sample_index=submit.sample_index, vocab_size=vocab_size)
         assert last.finish_reason is not None
         if last.finish_reason.is_failure:
@@ -204,6 +216,19 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
         check_logprobs(bench.link, submit, vocab_size)
     bench.drain(1000)  # what the disk has not done yet
     quiet_means_empty(bench.scheduler.state)
+
+
+def check_embedding(link: ManualLink, submit: Submit, *, faults: bool) -> None:
+    """Check that the embedding is that of the whole prompt, and that nothing else came."""
+    last, found = link.end(submit.request_id), link.embedding(submit.request_id)
+    assert last.finish_reason is not None
+    assert link.tokens(submit.request_id) == ()
+    if last.finish_reason.is_failure:
+        assert found == b""
+        assert faults or last.finish_reason is not FinishReason.ERROR, f"nothing failed, but {last}"
+    else:
+        assert found == shadow_embedding(submit.prompt), f"request {submit.request_id} gave {found!r}"
+        assert last.finish_reason is FinishReason.STOP
 
 
 def check_logprobs(link: ManualLink, submit: Submit, vocab_size: int) -> None:
@@ -387,18 +412,21 @@ def submits(draw: st.DrawFn, world: World, request_id: int) -> Submit:
     else:
         bits = draw(st.integers(0, 2 ** min(length, 24) - 1))
         prompt = [bits >> (position % 24) & 1 for position in range(length)]
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        seed=draw(st.integers(0, 2)),
+        stop_token_ids=draw(st.sampled_from([(), (), (), (1,)])),
+        logprobs=draw(st.sampled_from([None, None, 0, 1, 3])),
+        prompt_logprobs=draw(st.sampled_from([None, None, 0, 1])),
+    )
+    embeds = draw(st.sampled_from([False, False, False, True]))
     return Submit(
         request_id,
         tuple(prompt),
-        SamplingParams(
-            max_tokens=max_tokens,
-            seed=draw(st.integers(0, 2)),
-            stop_token_ids=draw(st.sampled_from([(), (), (), (1,)])),
-            logprobs=draw(st.sampled_from([None, None, 0, 1, 3])),
-            prompt_logprobs=draw(st.sampled_from([None, None, 0, 1])),
-        ),
+        NO_SAMPLING if embeds else sampling,
         sample_index=draw(st.integers(0, 1)),
         extra_key=draw(st.sampled_from(["", "", "tenant"])),
         priority=draw(st.integers(0, 2)),
         lookahead=draw(st.sampled_from([None, None, 0, 1])),
+        embeds=embeds,
     )

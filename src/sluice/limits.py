@@ -51,6 +51,12 @@ class Limits:
     """Bytes of a token's KV in all layers."""
     disabled_tier: Tier | None = None
     """The tier that would hold longer contexts, if the engine was restarted without it."""
+    embedding_size: int = 0
+    """Numbers of an embedding."""
+    no_generation: str | None = None
+    """Why the model generates nothing, if it does not."""
+    no_embeddings: str | None = None
+    """Why the model makes no embeddings, if it does not."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -68,8 +74,11 @@ class Limits:
             The number of output tokens that fit after the prompt, at least 1: `room` for `SamplingParams.resolved`.
 
         Raises:
-            LimitError: an empty prompt, an id outside the vocabulary, or prompt + max_tokens over a limit.
+            LimitError: an empty prompt, an id outside the vocabulary, or prompt + max_tokens over a limit; a model that
+                generates nothing.
         """
+        if self.no_generation is not None:
+            raise LimitError(f"this model generates nothing: {self.no_generation}", param="model", code="unsupported")
         length = len(prompt)
         room = self.max_request_tokens - length
         if room < 1:  # first, as it costs nothing
@@ -83,6 +92,33 @@ class Limits:
                 "max_tokens",
             )
         return room
+
+    def check_embedded(self, prompt: Sequence[int]) -> None:
+        """Check a prompt that is to be embedded.
+
+        Raises:
+            LimitError: an empty prompt, an id outside the vocabulary, or a length over a limit; a model that makes no
+                embeddings.
+        """
+        if self.no_embeddings is not None:
+            raise LimitError(f"this model makes no embeddings: {self.no_embeddings}", param="model", code="unsupported")
+        if len(prompt) > self.max_request_tokens:
+            raise self._too_long(f"the prompt has {len(prompt)} tokens", len(prompt), "prompt")
+        self._check_ids(prompt)
+
+    def check_dimensions(self, dimensions: int | None) -> None:
+        """Check the length that embeddings are cut to.
+
+        Raises:
+            LimitError: it is below 1, or above that of the model's embeddings.
+        """
+        is_whole = isinstance(dimensions, int) and not isinstance(dimensions, bool)
+        if dimensions is not None and not (is_whole and 1 <= dimensions <= self.embedding_size):
+            raise LimitError(
+                f"dimensions must be from 1 to {self.embedding_size}, the length of this model's embeddings,"
+                f" got {dimensions!r}",
+                param="dimensions",
+            )
 
     def check_length(self, length: int) -> None:
         """Check a number of tokens, prompt and output together.

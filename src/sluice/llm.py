@@ -10,34 +10,21 @@ waits for its tokens. Only one thread may use an LLM at a time.
 
 from __future__ import annotations
 
-import operator
-import queue
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from os import PathLike, fspath
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from sluice.assembly.engine import build_engine
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort, Message, Stats
-from sluice.limits import LimitError, check_cache_salt
-from sluice.outputs import Result, Sample
-from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
-from sluice.text.text_stream import Piece, TextStream
-from sluice.text.tokenizer import Tokenizer, has_tokenizer
-from sluice.types import FinishReason, Output, SamplingParams, Submit, seed_source
-
-Prompt = str | Sequence[int]
-T = TypeVar("T")
-
-
-class GenerationError(RuntimeError):
-    """The engine could not finish a request. The LLM stays usable."""
+from sluice.library.requests import Message, Prompt, Requests, listed, one_each, talks_of
+from sluice.library.runs import LocalLink, Run, embedding_of, result_of
+from sluice.outputs import Embedding, Result
+from sluice.text.text_stream import Piece
+from sluice.types import NO_SAMPLING, SamplingParams, Submit
 
 
 class LLM:
@@ -57,24 +44,27 @@ class LLM:
     def __init__(self, model: str | PathLike[str] | None = None, *, progress: bool = False, **options: Any) -> None:
         given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in options.items()}
         config = EngineConfig.from_options({"model": "" if model is None else fspath(model), **given})
-        self._link = _LocalLink()
+        self._link = LocalLink()
         engine, self.info = build_engine(config, self._link, progress=progress)
         self._engine: Engine | None = engine
         self._close = weakref.finalize(self, engine.close)  # also runs when an LLM is garbage
-        folder = self.info.tokenizer_folder
         try:
-            self._tokenizer = Tokenizer.from_folder(folder, chat=False) if has_tokenizer(folder) else None
+            self._requests = Requests(
+                self.info.limits,
+                self.info.tokenizer_folder,
+                self.info.eos_token_ids,
+                self.info.sampling_defaults,
+                config.model.seed,
+            )
         except BaseException:
-            self.close()
+            self._close()
             raise
-        self._eos_ids = self.info.eos_token_ids | (self._tokenizer.eos_token_ids if self._tokenizer else frozenset())
         self._ids = count()
-        self._new_seed = seed_source(config.model.seed)
 
     @property
     def default_sampling(self) -> SamplingParams:
         """The parameters of prompts that are given none: those of the model's `generation_config.json`."""
-        return self.info.sampling_defaults.fill(SamplingParams(), ())
+        return self._requests.default_sampling
 
     def generate(
         self,
@@ -102,20 +92,75 @@ class LLM:
             GenerationError: the engine could not finish a request. All others are ended.
             RuntimeError: the LLM is closed.
         """
-        listed = _listed(prompts)
-        params = self._params(sampling, len(listed))
-        salts = _one_each("cache_salt", str, cache_salt, len(listed))
-        priorities = _one_each("priority", int, priority, len(listed))
-        groups = [self._runs(*each) for each in zip(count(), listed, params, salts, priorities, strict=False)]
+        given = listed(prompts)
+        params = self._requests.params(sampling, len(given))
+        salts = one_each("cache_salt", str, cache_salt, len(given))
+        priorities = one_each("priority", int, priority, len(given))
+        groups = [self._runs(*each) for each in zip(count(), given, params, salts, priorities, strict=False)]
         runs = [run for group in groups for run in group]
-        try:
-            self._link.submit(*runs)
-            for run in runs:
-                while not run.is_done:
-                    self._step()
-            return [_result(group) for group in groups]
-        finally:
-            self._end(*runs)
+        self._finish(runs)
+        return [result_of(group) for group in groups]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        dimensions: int | None = None,
+        cache_salt: str | Sequence[str] = "",
+        priority: int | Sequence[int] = 0,
+    ) -> list[Embedding]:
+        """Embed prompts, all of them together: the model's hidden state of each one's last token, as a vector of
+        length 1.
+
+        Args:
+            prompts, cache_salt, priority: as `generate`.
+            dimensions: of each vector, which is cut and normalised again, for models that are made for it; None: all
+                that the model gives.
+
+        Raises:
+            LimitError: a prompt is empty, too long or has unknown ids; a model that makes no embeddings, or shorter
+                ones; a salt or a priority cannot be honoured. No prompt is started.
+            ValueError, GenerationError, RuntimeError: as `generate`.
+        """
+        self._open_engine()
+        self.info.limits.check_dimensions(dimensions)
+        given = listed(prompts)
+        salts = one_each("cache_salt", str, cache_salt, len(given))
+        priorities = one_each("priority", int, priority, len(given))
+        submits = [
+            self._requests.embedded(*each) for each in zip(range(len(given)), given, salts, priorities, strict=True)
+        ]
+        runs = [self._run(submit, NO_SAMPLING) for submit in submits]
+        self._finish(runs)
+        return [embedding_of(run, dimensions) for run in runs]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **others: Any,
+    ) -> list[Result]:
+        """Answer a conversation, or several together, whose prompts the model's chat template makes.
+
+        Args:
+            messages: of one conversation, or a list of conversations; each with a `role` and the text of its `content`.
+            chat_template_kwargs: variables of the template, such as `{"enable_thinking": False}`.
+            continue_final_message: the answer continues the last message.
+            sampling, others: as `generate`. `max_tokens` counts for the answer alone.
+
+        Raises:
+            TokenizerError: the checkpoint has no chat template, or its template refuses the messages.
+            LimitError, ValueError, GenerationError, RuntimeError: as `generate`.
+        """
+        self._open_engine()
+        prompts = [
+            self._requests.chat_prompt(talk, variables=chat_template_kwargs, continues=continue_final_message)
+            for talk in talks_of(messages)
+        ]
+        return self.generate(prompts, sampling, **others)
 
     def stream(
         self,
@@ -131,7 +176,7 @@ class LLM:
             LimitError, ValueError, GenerationError, RuntimeError: as `generate`. Arguments are checked at the call;
                 `n` must be 1, and `prompt_logprobs` None.
         """
-        (params,) = self._params(sampling, 1)
+        (params,) = self._requests.params(sampling, 1)
         if params.n != 1:
             raise ValueError(f"a stream gives one sample: n must be 1, got {params.n}; use generate")
         if params.prompt_logprobs is not None:
@@ -158,6 +203,7 @@ class LLM:
         Stores on their way to a disk (`kv_disk`) are completed if that takes only seconds, otherwise dropped.
         """
         self._engine = None
+        self._requests.close()
         self._close()
 
     def __enter__(self) -> Self:
@@ -166,7 +212,18 @@ class LLM:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _pieces(self, run: _Run) -> Iterator[Piece]:
+    def _finish(self, runs: Sequence[Run]) -> None:
+        """Run until all have ended, or one has failed; then end the others."""
+        try:
+            self._link.submit(*runs)
+            for run in runs:
+                while not run.is_done:
+                    self._step()
+                run.raise_error()
+        finally:
+            self._end(*runs)
+
+    def _pieces(self, run: Run) -> Iterator[Piece]:
         try:
             self._link.submit(run)
             while run.pieces or not run.is_done:
@@ -178,51 +235,14 @@ class LLM:
         finally:
             self._end(run)
 
-    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
-        return _one_each("sampling", SamplingParams, self.default_sampling if given is None else given, count)
-
-    def _runs(self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: int) -> list[_Run]:
-        """Check the arguments for one prompt, and return a run for each of its samples, not submitted yet.
-
-        Args:
-            index: number of the prompt, for errors.
-        """
+    def _runs(self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: int) -> list[Run]:
+        """Check the arguments for one prompt, and return a run for each of its samples, not submitted yet."""
         self._open_engine()
-        tokens = self._token_ids(prompt, index)
-        try:
-            if cache_salt != "":
-                check_cache_salt(cache_salt)
-            self.info.limits.check_priority(priority)
-            room = self.info.limits.check_sampling(tokens, sampling)
-        except LimitError as error:
-            raise LimitError(f"prompt {index}: {error}", param=error.param, code=error.code) from error
-        if sampling.stop and self._tokenizer is None:
-            folder = self.info.tokenizer_folder
-            raise ValueError(f"stop strings: {folder} has no tokenizer; use stop_token_ids")
-        resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=self._new_seed())
-        runs = []
-        for sample in range(sampling.n):
-            detokenizer = self._tokenizer.detokenizer(tokens) if self._tokenizer else Detokenizer(_NO_TEXT)
-            text = TextStream(detokenizer, sampling.stop, sampling.min_tokens)
-            submit = Submit(next(self._ids), tokens, resolved.of_sample(sample), sample, cache_salt, priority)
-            runs.append(_Run(submit, text))
-        return runs
+        submits = self._requests.generated(index, prompt, sampling, cache_salt, priority)
+        return [self._run(submit, sampling) for submit in submits]
 
-    def _token_ids(self, prompt: Any, index: int) -> tuple[int, ...]:
-        """Return the token ids of a prompt: of a text, or given ids of any integer type."""
-        if isinstance(prompt, str):
-            if self._tokenizer is None:
-                folder = self.info.tokenizer_folder
-                raise ValueError(f"prompt {index}: {folder} has no tokenizer; give token ids")
-            if not prompt:
-                raise LimitError(f"prompt {index}: the prompt is empty", param="prompt")
-            return tuple(self._tokenizer.encode(prompt))
-        try:
-            if any(isinstance(token, bool) for token in prompt):
-                raise TypeError
-            return tuple(operator.index(token) for token in prompt)
-        except TypeError:
-            raise ValueError(f"prompt {index} must be a text or a list of token ids, got {prompt!r}") from None
+    def _run(self, submit: Submit, sampling: SamplingParams) -> Run:
+        return Run(replace(submit, request_id=next(self._ids)), self._requests.text(submit, sampling))
 
     def _open_engine(self) -> Engine:
         if self._engine is None:
@@ -238,119 +258,9 @@ class LLM:
             self.close()
             raise
 
-    def _end(self, *runs: _Run) -> None:
+    def _end(self, *runs: Run) -> None:
         """Forget runs and abort those that are not done. If none is left, step until the engine is idle."""
         self._link.forget(*runs)
         link = self._link
         while self._engine is not None and not link.runs and not (self._engine.is_idle and link.inbox.empty()):
             self._step()
-
-
-@dataclass(slots=True, eq=False)
-class _Run:
-    """A request and its outputs so far."""
-
-    submit: Submit
-    text: TextStream
-    pieces: deque[Piece] = field(default_factory=deque)
-    error: str | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return self.text.finish_reason is not None
-
-    def add(self, output: Output) -> None:
-        if self.is_done:
-            return
-        if output.finish_reason is not None and output.finish_reason.is_failure:
-            self.error = output.error or "the request was aborted"
-        self.pieces.extend(self.text.push(output))
-
-    def raise_error(self) -> None:
-        if self.error is not None:
-            raise GenerationError(self.error)
-
-    def sample(self) -> Sample:
-        self.raise_error()
-        assert self.text.finish_reason is not None, f"{self.submit.request_id} is not done"
-        logprobs = tuple(piece.logprobs for piece in self.pieces if piece.logprobs is not None)
-        return Sample(
-            token_ids=tuple(piece.token_id for piece in self.pieces if piece.token_id is not None),
-            text="".join(piece.text for piece in self.pieces),
-            finish_reason=self.text.finish_reason.value,
-            logprobs=None if self.submit.sampling.logprobs is None else logprobs,
-        )
-
-
-def _result(runs: Sequence[_Run]) -> Result:
-    """Return the result of one prompt from the runs of its samples."""
-    first, *_ = runs
-    logprobs = None if first.submit.sampling.prompt_logprobs is None else tuple(first.text.prompt_logprobs)
-    samples, (total, host, disk) = tuple(run.sample() for run in runs), first.text.cached
-    return Result(first.submit.prompt, total, samples, logprobs, host, disk)
-
-
-class _LocalLink:
-    """The engine's link to runs in the same thread."""
-
-    def __init__(self) -> None:
-        self.runs: dict[int, _Run] = {}
-        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
-
-    def submit(self, *runs: _Run) -> None:
-        for run in runs:
-            self.runs[run.submit.request_id] = run
-            self.inbox.put(run.submit)
-
-    def forget(self, *runs: _Run) -> None:
-        for run in runs:
-            if self.runs.pop(run.submit.request_id, None) is not None and not run.is_done:
-                self.inbox.put(Abort(run.submit.request_id))
-
-    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
-        messages = []
-        with suppress(queue.Empty):
-            if block:  # for a copy with the disk
-                messages.append(self.inbox.get(timeout=timeout))
-            while True:
-                messages.append(self.inbox.get_nowait())
-        return messages
-
-    def post(self, message: Message) -> None:
-        self.inbox.put(message)
-
-    def send(self, outputs: Sequence[Output]) -> None:
-        for output in outputs:
-            run = self.runs.get(output.request_id)
-            if run is None:
-                continue
-            run.add(output)
-            if run.is_done and output.finish_reason is None:
-                self.inbox.put(Abort(output.request_id, FinishReason.STOP))  # it ended with a stop string
-
-    def answer(self, stats: Stats) -> None:
-        raise AssertionError(f"unexpected answer {stats}")
-
-
-_NO_TEXT = Vocabulary(spelling_of(None), lambda token_id: None, frozenset())
-"""The vocabulary of a checkpoint without a tokenizer: no token has text."""
-
-
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts as a list, a single one as a list of one."""
-    if not isinstance(prompts, Iterable):
-        raise ValueError(f"prompts must be a text, a list of token ids or a list of either, got {prompts!r}")
-    items: list[Any] = [prompts] if isinstance(prompts, str) else list(prompts)
-    is_one = bool(items) and not any(isinstance(item, str | Iterable) for item in items)
-    return [items] if is_one else items
-
-
-def _one_each(name: str, kind: type[T], given: Any, count: int) -> Sequence[T]:
-    """Return one value for each of `count` prompts; a single given value is repeated."""
-    if isinstance(given, kind):
-        return [given] * count
-    if not isinstance(given, Sequence) or not all(isinstance(item, kind) for item in given):
-        raise ValueError(f"{name} must be {kind.__name__} or a list of them, got {given!r}")
-    if len(given) != count:
-        raise ValueError(f"{name} must be one {kind.__name__}, or one for each of {count} prompts, got {len(given)}")
-    return given

@@ -1,10 +1,17 @@
-"""What `LLM` returns: the samples of a prompt."""
+"""What `LLM` and `AsyncLLM` return: the samples of a prompt, or its embedding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from sluice.types import TokenLogprobs
+
+
+class GenerationError(RuntimeError):
+    """The engine could not finish a request. The LLM stays usable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +59,14 @@ class Result:
     @property
     def logprobs(self) -> tuple[TokenLogprobs, ...] | None:
         return self.samples[0].logprobs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Embedding:
+    """The embedding of one prompt."""
+
+    prompt_token_ids: tuple[int, ...]
+    vector: npt.NDArray[np.float32]
+    """[dimensions], of length 1: the inner product of two is the cosine of their angle."""
+    num_cached_tokens: int
+    """Prompt tokens whose KV was found in the cache."""

@@ -378,8 +378,8 @@ def test_what_is_not_there_says_what_to_do() -> None:
             ("/api/push", "hub"),
             ("/api/create", "--chat-template"),
             ("/api/copy", "--served-model-name"),
-            ("/api/embed", "only generates text"),
-            ("/api/embeddings", "only generates text"),
+            ("/api/embed", "/v1/embeddings"),
+            ("/api/embeddings", "/v1/embeddings"),
         ):
             assert word in await refused(server, path)
         deleted = await server.http.request("DELETE", "/api/delete", json={"model": MODEL})

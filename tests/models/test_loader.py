@@ -228,9 +228,12 @@ def test_missing_tensors(tiny_folder: Folder, tmp_path: Path) -> None:
     assert lost in refusal(folder)
 
 
-def test_untied_head_that_is_missing(tiny_folder: Folder, tmp_path: Path) -> None:
+def test_a_checkpoint_without_a_head_has_hidden_states_alone(tiny_folder: Folder, tmp_path: Path) -> None:
+    """Embedding models have none: refused, or given an unset head whose logits are noise."""
     folder = set_config(copy(tiny_folder("qwen2"), tmp_path), tie_word_embeddings=False)
-    assert "lacks the tensor lm_head.weight" in refusal(folder)
+    model, spec = load_model(folder, dtype="float32", device=torch.device("cpu"), progress=False)
+    assert not model.has_head
+    assert model.logits(torch.zeros(0, spec.hidden_size)).shape == (0, spec.vocab_size)
 
 
 def test_unexpected_tensor(tiny_folder: Folder, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from scenarios import random_scenario, random_submit
 from sluice.engine.messages import Submit
 from sluice.process.client import UNNUMBERED, Inbox
 from sluice.scheduler.laws import quiet_means_empty
+from sluice.testing import shadow_embedding
 from sluice.types import FinishReason, Output, TokenLogprobs
 from worlds import assert_same_logprobs, end_of, oracle_of
 
@@ -98,12 +99,10 @@ class Schedule:
         world, client = self.server.world, self.server.client
         submits = []
         for _ in range(count):
-            submit = random_submit(self.draw, world, request_id=0)
+            submit = random_submit(self.draw, world, request_id=0, embeds=self._left_to_send % 5 == 2)
             self._left_to_send -= 1
             submits.append(poisoned(submit) if self._left_to_send == self._poison_at else submit)
-        inbox = client.submit(
-            [Submit(UNNUMBERED, s.prompt, s.sampling, s.sample_index, s.extra_key, s.priority) for s in submits]
-        )
+        inbox = client.submit([replace(submit, request_id=UNNUMBERED, lookahead=None) for submit in submits])
         for request_id, submit in zip(inbox.request_ids, submits, strict=True):
             self.streams[request_id] = Stream(replace(submit, request_id=request_id), inbox)
 
@@ -142,6 +141,9 @@ class Schedule:
     def check(self) -> None:
         assert self.server.client.num_open == 0
         for stream in self.streams.values():
+            if stream.submit.embeds:
+                self._check_embedding(stream)
+                continue
             assert len(stream.ends) == (0 if stream.has_left else 1), f"{stream.submit} ended {stream.ends}"
             tokens, logprobs, of_prompt = oracle_of(stream.submit, VOCAB)
             got = stream.tokens
@@ -157,6 +159,15 @@ class Schedule:
                 assert_same_logprobs(stream.prompt_logprobs(), of_prompt)
                 assert stream.ends[0].finish_reason is end_of(tokens, stream.submit.sampling)
             assert len({output.num_cached_tokens for output in stream.outputs}) <= 1, "usage changed on the way"
+
+    def _check_embedding(self, stream: Stream) -> None:
+        """Check that an embedding came once, and was computed again if its engine died before."""
+        found = [output.embedding for output in stream.outputs if output.embedding]
+        assert stream.tokens == ()
+        if stream.ends and not stream.has_left and stream.ends[0].finish_reason is FinishReason.STOP:
+            assert found == [shadow_embedding(stream.submit.prompt)]
+        else:
+            assert not found
 
     def given_up(self) -> list[Stream]:
         return [s for s in self.streams.values() if s.ends and s.ends[0].finish_reason is FinishReason.ERROR]

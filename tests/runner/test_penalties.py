@@ -75,7 +75,7 @@ def step(feature: Penalties, logits: torch.Tensor, positions: Sequence[int]) -> 
     if staged is None:
         return None
     staged.arrive([*map(torch.from_numpy, staged.arrays)])
-    found = StepLogits(logits, logits[:0], lambda hidden: hidden, TORCH_LOGIT_OPS)
+    found = StepLogits(logits, logits[:0], logits[:0], lambda hidden: hidden, TORCH_LOGIT_OPS)
     staged.apply(found)
     return found.to_sample
 

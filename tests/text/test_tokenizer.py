@@ -61,6 +61,19 @@ def test_bos_and_eos_are_those_of_transformers(tmp_path: Path, flags: dict[str, 
         assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text), skip_special_tokens=True)
 
 
+def test_false_flags_leave_the_post_processor_alone(tmp_path: Path) -> None:
+    """Qwen3-Embedding's tokenizer.json ends texts with a token, and its add_bos_token is false. Without that token the
+    embeddings are those of another position."""
+    backend = byte_fallback_bpe()
+    backend.post_processor = TemplateProcessing(single=["$A", "</s>"], special_tokens=[("</s>", 2)])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    settings = {"add_bos_token": False, "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    ours, theirs = Tokenizer.from_folder(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert ours.encode("the water") == theirs.encode("the water")
+    assert ours.encode("the water")[-1] == 2
+
+
 @pytest.mark.parametrize("template", [CHATML, "{{ messages | tojson(indent=2) }}{% generation %}x{% endgeneration %}"])
 def test_chats_are_those_of_transformers(tmp_path: Path, template: str) -> None:
     reference = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|end|>", chat_template=template)

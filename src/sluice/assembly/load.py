@@ -35,11 +35,13 @@ from sluice.models.base import CausalLM, PagedLM
 from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import packer_for
+from sluice.models.pooling import why_no_embeddings
 from sluice.models.spec import ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
 from sluice.types import SamplingDefaults, Tier
 
 LOGGER = logging.getLogger("sluice.engine")
+NO_HEAD = "the checkpoint has no lm_head.weight, and config.json does not tie it to the embedding"
 
 
 class Checkpoint(NamedTuple):
@@ -100,7 +102,9 @@ def load(
     defaults = sampling_defaults(resolved.model, checkpoint.folder)
     if values := defaults.as_dict():
         reasons["generation_config"] = ", ".join(f"{name} {value}" for name, value in values.items())
-    info = _info(resolved, checkpoint, spec, memory, tiers, offload, weights_bytes, defaults, reasons, disabled)
+    info = _info(
+        resolved, checkpoint, spec, memory, tiers, offload, weights_bytes, model.has_head, defaults, reasons, disabled
+    )
     pacing = pacing_of(resolved, spec, memory.kv_sizes, weights_bytes, memory.graph_rows)
     shape, rows = memory.shape, memory.graph_rows
     return LoadedModel(model, spec, shape, info, kernels, backend, rows, tiers, offload, logit_ops, pacing)
@@ -251,6 +255,7 @@ def _info(
     tiers: TierSetup,
     offload: OffloadSetup | None,
     weights_bytes: int,
+    has_head: bool,
     defaults: SamplingDefaults,
     reasons: Mapping[str, str],
     disabled: Mapping[Tier, str],
@@ -265,6 +270,9 @@ def _info(
         0 if offload is None else tiers.limits.pages_on(offload.limits.tier) * shape.page_size,
         memory.kv_sizes.token_bytes,
         None if offload is not None else next(iter(disabled), None),
+        spec.hidden_size,
+        None if has_head else NO_HEAD,
+        why_no_embeddings(checkpoint.folder),
     )
     cache = replace(config.cache, max_total_tokens=pool_tokens)
     offload_config = replace(config.offload, offload_above=None if offload is None else offload.limits.above)

@@ -100,11 +100,11 @@ class Totals(NamedTuple):
     queue_seconds: Tally | None = None
     """From a request's arrival to the launch of its first step."""
     prefill_seconds: Tally | None = None
-    """From that launch to its first token."""
+    """From that launch to its first token, or its embedding."""
     decode_seconds: Tally | None = None
     """From its first token to its end."""
     inference_seconds: Tally | None = None
-    """From the launch of its first step to its end, if it got a token."""
+    """From the launch of its first step to its end, if it got a token or its embedding."""
 
 
 @dataclass(slots=True)
@@ -198,12 +198,13 @@ class Meter:
     def sent(self, outputs: Sequence[Output], now: float) -> None:
         """Count outputs that are about to be sent."""
         for output in outputs:
-            if output.start == 0 and output.token_ids:
+            if output.start == 0 and (output.token_ids or output.embedding):
                 self._first_token(output.request_id, now)
             if output.finish_reason is not None:
                 times = self._open.pop(output.request_id, None)
                 if times is not None and times.began is not None and times.first is not None:
-                    self._to_end.add(now - times.first)
+                    if not output.embedding:
+                        self._to_end.add(now - times.first)
                     self._inference.add(now - times.began)
 
     def _first_token(self, request_id: int, now: float) -> None:

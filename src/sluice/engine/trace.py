@@ -192,7 +192,8 @@ class ChunkLog:
 
     def _log(self, plan: BatchPlan, chunk: Chunk) -> None:
         number, cached = self._cut.pop(chunk.slot, (0, chunk.start))
-        if not chunk.samples:
+        is_last = chunk.samples or chunk.embeds
+        if not is_last:
             self._cut[chunk.slot] = (number + 1, cached)
         elif number == 0:
             return  # whole in one chunk
@@ -204,5 +205,5 @@ class ChunkLog:
             chunk.length,
             chunk.start,
             cached,
-            ", the last" if chunk.samples else "",
+            ", the last" if is_last else "",
         )

@@ -211,3 +211,60 @@ class Generated(msgspec.Struct, kw_only=True):
 
 
 GenerateAnswer = Generated | list[Generated]
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+    """A vector of length 1; or, on request, its little-endian float32 in base64."""
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """The answer to `POST /v1/embeddings`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: Usage
+
+
+class RankedDocument(msgspec.Struct):
+    text: str
+
+
+class Ranked(msgspec.Struct, kw_only=True):
+    index: int
+    """Of the document in the request."""
+    document: RankedDocument | UnsetType = UNSET
+    """Unless `return_documents` is false."""
+    relevance_score: float
+
+
+class Reranked(msgspec.Struct, kw_only=True):
+    """The answer to `POST /rerank`."""
+
+    id: str
+    model: str
+    results: list[Ranked]
+    """Best first."""
+    usage: Usage
+
+
+class Score(msgspec.Struct, kw_only=True):
+    object: Literal["score"]
+    index: int
+    score: float
+
+
+class Scored(msgspec.Struct, kw_only=True):
+    """The answer to `POST /score`."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: Usage

@@ -15,8 +15,11 @@ from sluice.http.answer_types import (
     ChatCompletionChunk,
     Completion,
     CompletionChunk,
+    Embeddings,
     GenerateAnswer,
     Generated,
+    Reranked,
+    Scored,
 )
 from sluice.http.answers import (
     Answer,
@@ -34,8 +37,9 @@ from sluice.http.calls import Calls, Listener
 from sluice.http.connections import RefuseExtra
 from sluice.http.cross_site import CrossSiteChecked, with_cors
 from sluice.http.docs_page import add_docs_page
-from sluice.http.errors import CLIENT_LEFT, ERROR_HANDLERS, bad_request
-from sluice.http.generate_call import F, GenerateCall
+from sluice.http.embeddings import EMBEDDING_BODY, E, EmbedAnswer, EmbeddingAnswer, embedded, parse_embedding
+from sluice.http.errors import CLIENT_LEFT, ERROR_HANDLERS
+from sluice.http.generate_call import G, GenerateCall
 from sluice.http.generation import Generation
 from sluice.http.hosts import HostChecked
 from sluice.http.info import add_description, add_health, add_info
@@ -45,6 +49,15 @@ from sluice.http.ollama_routes import add_ollama
 from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
 from sluice.http.origins import Origins
 from sluice.http.routes import Routes
+from sluice.http.scoring import (
+    RERANK_BODY,
+    RERANK_PATHS,
+    SCORE_BODY,
+    RerankAnswer,
+    ScoreAnswer,
+    parse_rerank,
+    parse_score,
+)
 from sluice.http.sglang import GENERATE_BODY, NativeAnswer, parse_generate
 from sluice.http.sleep_routes import add_sleep
 from sluice.http.tokenize import (
@@ -142,8 +155,8 @@ def _add_generation(
 
     async def generate(
         request: Request,
-        parse: Callable[[bytes], GenerateCall[F]],
-        make_answer: Callable[[GenerateCall[F], Generation], Answer],
+        parse: Callable[[bytes], GenerateCall[G]],
+        make_answer: Callable[[GenerateCall[G], Generation], Answer],
     ) -> Response:
         """Check a call, run it for as long as its client is there, and answer it."""
         call = (await bodies.read(request, parse)).isolated(isolation, request.scope.get(SENT_KEY, b""))
@@ -163,6 +176,7 @@ def _add_generation(
 
         return await while_client_is_there(request, begun())
 
+    _add_embeddings(routes, backend, bodies, isolation, clock, threads, turns)
     add_ollama(routes, backend, bodies, generate, int(clock()))
 
     @routes.add(
@@ -198,13 +212,6 @@ def _add_generation(
     async def native_generate(request: Request) -> Response:
         return await generate(request, parse_generate, NativeAnswer)
 
-    @routes.add("POST", "/v1/embeddings", summary="Refused: no model here computes embeddings (OpenAI)", answer=dict)
-    async def embeddings(request: Request) -> Response:
-        raise bad_request(
-            "embeddings are not supported: this server only generates text",
-            code="unsupported",
-        )
-
 
 def _add_tokenizing(routes: Routes, backend: Backend, bodies: BodyReader, threads: TokenizerThreads) -> None:
     @routes.add("POST", "/tokenize", summary="Text to token ids (vLLM)", body=TOKENIZE_BODY, answer=Tokenized)
@@ -216,6 +223,48 @@ def _add_tokenizing(routes: Routes, backend: Backend, bodies: BodyReader, thread
     async def to_text(request: Request) -> Response:
         fields = await bodies.read(request, parse_detokenize)
         return await while_client_is_there(request, in_json(detokenize(backend.service(), threads, fields)))
+
+
+def _add_embeddings(
+    routes: Routes,
+    backend: Backend,
+    bodies: BodyReader,
+    isolation: CacheIsolation,
+    clock: Callable[[], float],
+    threads: TokenizerThreads,
+    turns: Turns,
+) -> None:
+    async def embed(
+        request: Request,
+        parse: Callable[[bytes], GenerateCall[E]],
+        make_answer: Callable[[GenerateCall[E], Generation], EmbedAnswer],
+    ) -> Response:
+        """Check a call, embed its prompts for as long as its client is there, and answer it."""
+        call = (await bodies.read(request, parse)).isolated(isolation, request.scope.get(SENT_KEY, b""))
+        service = backend.service(for_new=True)
+        service.check_model(call.model)
+        came_at = service.client.now()
+
+        async def begun() -> Response:
+            prompts = await prompt_ids(service, threads, call)
+            generation = Generation(service, call, turns, came_at=came_at, created=int(clock()))
+            await generation.prepare(prompts)
+            answer = make_answer(call, generation)
+            return await json_response(await embedded(generation, answer), turns)
+
+        return await while_client_is_there(request, begun())
+
+    @routes.add("POST", "/v1/embeddings", summary="Embed texts (OpenAI)", body=EMBEDDING_BODY, answer=Embeddings)
+    async def embeddings(request: Request) -> Response:
+        return await embed(request, parse_embedding, EmbeddingAnswer)
+
+    @routes.add("POST", *RERANK_PATHS, summary="Documents by likeness to a query", body=RERANK_BODY, answer=Reranked)
+    async def rerank(request: Request) -> Response:
+        return await embed(request, parse_rerank, RerankAnswer)
+
+    @routes.add("POST", "/score", "/v1/score", summary="How alike texts are (vLLM)", body=SCORE_BODY, answer=Scored)
+    async def score(request: Request) -> Response:
+        return await embed(request, parse_score, ScoreAnswer)
 
 
 async def while_client_is_there(request: Request, work: Awaitable[Response]) -> Response:

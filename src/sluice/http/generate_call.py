@@ -84,12 +84,17 @@ class EngineFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class RequestFields(EngineFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields beside those of sampling that every generating route takes."""
+    """Fields that every route takes whose prompts go to the engine."""
 
-    stream: bool = False
     cache_salt: str | None = None
     max_queue_time: Seconds | None = None
     timeout: Seconds | None = None
+
+
+class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields beside those of sampling that every generating route takes."""
+
+    stream: bool = False
 
 
 class Conversation(NamedTuple):
@@ -102,18 +107,20 @@ class Conversation(NamedTuple):
 
 
 F = TypeVar("F", bound=RequestFields)
+G = TypeVar("G", bound=GenerateFields)
 Prompt = str | list[int] | Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall(Generic[F]):
-    """A checked call. Each prompt becomes `sampling.n` choices."""
+    """A checked call. Each prompt becomes `sampling.n` choices; of a call that embeds, one."""
 
     fields: F
     """The body."""
     prompts: tuple[Prompt, ...]
     request: Submit
-    """What every choice's request has in common: all but its prompt and deadlines, with the sampling unresolved."""
+    """What every choice's request has in common: all but its prompt and deadlines, with the sampling unresolved.
+    It says whether the call embeds."""
     model: str | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     """The names that fields have in this API where `Limits` and `SamplingParams` have others."""
@@ -183,11 +190,14 @@ def sampling_params(fields: SamplingFields, names: Mapping[str, str], **others: 
         raise bad_request(f"{param} {rest}", param=param) from error
 
 
-def new_request(fields: RequestFields, sampling: SamplingParams, *, salt_name: str = "cache_salt") -> Submit:
+def new_request(
+    fields: RequestFields, sampling: SamplingParams, *, salt_name: str = "cache_salt", embeds: bool = False
+) -> Submit:
     """Return the request of a call, still without a prompt.
 
     Args:
         salt_name: the name of `cache_salt` in this API.
+        embeds: the prompts are embedded, and nothing is generated.
 
     Raises:
         ApiError: 400, a salt or a time that cannot be honoured.
@@ -195,7 +205,8 @@ def new_request(fields: RequestFields, sampling: SamplingParams, *, salt_name: s
     for name, seconds in (("max_queue_time", fields.max_queue_time), ("timeout", fields.timeout)):
         _check_seconds(name, seconds)
     passed_on = {name: getattr(fields, name) for name in EngineFields.__struct_fields__}
-    return Submit(UNNUMBERED, (), sampling, extra_key=_checked_salt(salt_name, fields.cache_salt), **passed_on)
+    salt = _checked_salt(salt_name, fields.cache_salt)
+    return Submit(UNNUMBERED, (), sampling, extra_key=salt, embeds=embeds, **passed_on)
 
 
 def checked_prompts(name: str, value: Any, samples: int) -> tuple[str | list[int], ...]:

@@ -6,7 +6,8 @@ A call is a request for each sample of each prompt. They share an inbox, and eac
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -17,7 +18,7 @@ from sluice.http.turns import Turns
 from sluice.limits import NO_TIER, LimitError, TierDisabled
 from sluice.process.client import EngineGone, Inbox
 from sluice.text.text_stream import Piece, TextStream
-from sluice.types import CachedTokens, FinishReason, Output, SamplingParams, Submit, TokenLogprobs
+from sluice.types import NO_SAMPLING, CachedTokens, FinishReason, Output, SamplingParams, Submit, TokenLogprobs
 
 T = TypeVar("T")
 MAX_OPEN = 1 << 16
@@ -57,6 +58,8 @@ class Choice:
     request: Submit
     text: TextStream
     """Of the samples of one prompt, only the first receives the log-probabilities of the prompt."""
+    embedding: bytes = b""
+    """Of a call that embeds, as `Output.embedding`."""
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -192,6 +195,7 @@ class Generation:
                 return []
             self._num_ended += 1
             return [(index, text.end(FinishReason.LENGTH))]
+        self.choices[index].embedding = output.embedding
         pieces = text.push(output)
         if text.finish_reason is not None:
             self._num_ended += 1
@@ -245,7 +249,7 @@ def _no_tier(message: str, param: str | None = None) -> ApiError:
 
 def _samples(service: Service, prompt: tuple[int, ...], call: GenerateCall[Any], came_at: float) -> list[Submit]:
     """Return the requests of one prompt: equal but for the sample's number, so they share its pages and its seed."""
-    sampling = _resolved(service, prompt, call)
+    sampling = _embedded(service, prompt, call) if call.request.embeds else _resolved(service, prompt, call)
     queue_time, timeout = call.fields.max_queue_time, call.fields.timeout
     request = replace(
         call.request,
@@ -258,15 +262,29 @@ def _samples(service: Service, prompt: tuple[int, ...], call: GenerateCall[Any],
     ]
 
 
-def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> SamplingParams:
+@contextmanager
+def _refused(call: GenerateCall[Any]) -> Iterator[None]:
+    """Turn what the limits refuse into the error of a call, by the names that its API has."""
     try:
-        service.limits.check_priority(call.request.priority)
-        room = service.limits.check_sampling(prompt, call.sampling)
+        yield
     except TierDisabled as error:
         raise _no_tier(str(error), call.names.get(error.param, error.param)) from error
     except LimitError as error:
         param = call.names.get(error.param, error.param)
         message = str(error) if error.param == "prompt" else str(error).replace(error.param, param, 1)
         raise bad_request(message, param=param, code=error.code) from error
+
+
+def _embedded(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> SamplingParams:
+    with _refused(call):
+        service.limits.check_priority(call.request.priority)
+        service.limits.check_embedded(prompt)
+    return NO_SAMPLING
+
+
+def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> SamplingParams:
+    with _refused(call):
+        service.limits.check_priority(call.request.priority)
+        room = service.limits.check_sampling(prompt, call.sampling)
     room = service.sampling_defaults.room(call.sampling, room)
     return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=service.new_seed())

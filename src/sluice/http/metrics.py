@@ -126,9 +126,10 @@ class Metrics(Observer):
             self._samples = _Samples(request.sampling.n)
         self._open[request.request_id] = _Open(arrived, prompt_tokens, call, self._samples)
         assert request.sampling.max_tokens is not None, f"not resolved: {request.sampling}"
-        self.max_tokens.add(request.sampling.max_tokens)
+        if not request.embeds:
+            self.max_tokens.add(request.sampling.max_tokens)
         if call is not None:
-            call.model, call.sampling = self.model, request.sampling
+            call.model, call.sampling = self.model, None if request.embeds else request.sampling
             call.engine_ids.append(request.request_id)
             if request.sample_index == 0:
                 call.num_prompts += 1
@@ -142,6 +143,8 @@ class Metrics(Observer):
                 continue
             if output.token_ids:
                 self._count_tokens(request, output, now)
+            elif output.embedding:
+                self._count_prompt(request, output)
             if output.finish_reason is not None:
                 self._end(output.request_id, output.finish_reason, now)
 
@@ -156,13 +159,7 @@ class Metrics(Observer):
         if request.output_tokens == 0:
             request.first = now
             self.to_first.add(now - request.arrived)
-            self.prompt_tokens += request.prompt_tokens
-            cached = output.cached
-            for tier, tokens in zip(Tier, (cached.device, cached.host, cached.disk), strict=True):
-                self.cached_by_tier[tier] += tokens
-            self.cached_requests += output.num_cached_tokens > 0
-            if request.call is not None:
-                request.call.cached_tokens += output.num_cached_tokens
+            self._count_prompt(request, output)
         else:
             self.between.add(now - request.last)
         count = len(output.token_ids)
@@ -171,6 +168,15 @@ class Metrics(Observer):
         request.last = now
         request.output_tokens += count
         self.generation_tokens += count
+
+    def _count_prompt(self, request: _Open, output: Output) -> None:
+        self.prompt_tokens += request.prompt_tokens
+        cached = output.cached
+        for tier, tokens in zip(Tier, (cached.device, cached.host, cached.disk), strict=True):
+            self.cached_by_tier[tier] += tokens
+        self.cached_requests += output.num_cached_tokens > 0
+        if request.call is not None:
+            request.call.cached_tokens += output.num_cached_tokens
 
     def _end(self, request_id: int, reason: FinishReason, now: float) -> None:
         request = self._open.pop(request_id)
@@ -229,7 +235,7 @@ class Page(Collector):
         """Add what the server has counted."""
         prompt_tokens, by_tier = metrics.prompt_tokens, {tier.value: n for tier, n in metrics.cached_by_tier.items()}
         ends = {reason.value: metrics.finished[reason] for reason in FinishReason}
-        self.counter("vllm:prompt_tokens", "Prompt tokens of requests that were given a token.", prompt_tokens)
+        self.counter("vllm:prompt_tokens", "Prompt tokens of requests given a token, or embedded.", prompt_tokens)
         self.counter("vllm:generation_tokens", "Tokens given to requests.", metrics.generation_tokens)
         self.counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", prompt_tokens)
         self.counter("vllm:prefix_cache_hits", "Prompt tokens found there.", metrics.cached_tokens)

@@ -18,8 +18,8 @@ from sluice.http.errors import require
 from sluice.http.generate_call import (
     Conversation,
     GenerateCall,
+    GenerateFields,
     Logprobs,
-    RequestFields,
     SamplingFields,
     Text,
     documented,
@@ -62,7 +62,7 @@ class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     repeat_last_n: Annotated[int, documented(minimum=-1)] | None = None
 
 
-class OllamaFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
+class OllamaFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     """What the bodies of both routes have in common."""
 
     model: Text

@@ -13,7 +13,7 @@ from sluice.http.answers import Answer
 from sluice.http.backend import Backend
 from sluice.http.body import BodyReader
 from sluice.http.errors import ApiError, OllamaError
-from sluice.http.generate_call import F, GenerateCall
+from sluice.http.generate_call import G, GenerateCall
 from sluice.http.generation import Generation
 from sluice.http.ollama import OLLAMA_CHAT_BODY, OLLAMA_GENERATE_BODY, parse_ollama_chat, parse_ollama_generate
 from sluice.http.ollama_answers import OllamaChatAnswer, OllamaGenerateAnswer
@@ -23,14 +23,15 @@ from sluice.http.routes import NDJSON, Handler, Routes
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is. Clients refuse to talk to versions that lack what they need."""
+EMBED = "send the texts to /v1/embeddings"
 RESTART = "start the server with another model: sluice serve MODEL"
 REFUSED = {
     "/api/pull": "the server serves the one model that it was started with, and downloads it at its start",
     "/api/push": "use the tools of the model's hub to upload a checkpoint",
     "/api/create": "a model is a checkpoint, and its chat template can be set by --chat-template; " + RESTART,
     "/api/copy": "give the model several names by --served-model-name a,b",
-    "/api/embed": "this server only generates text",
-    "/api/embeddings": "this server only generates text",
+    "/api/embed": EMBED,
+    "/api/embeddings": EMBED,
 }
 """What to do instead of a POST that is not supported."""
 
@@ -41,8 +42,8 @@ class Generate(Protocol):
     async def __call__(
         self,
         request: Request,
-        parse: Callable[[bytes], GenerateCall[F]],
-        make_answer: Callable[[GenerateCall[F], Generation], Answer],
+        parse: Callable[[bytes], GenerateCall[G]],
+        make_answer: Callable[[GenerateCall[G], Generation], Answer],
     ) -> Response: ...
 
 

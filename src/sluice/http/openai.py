@@ -17,8 +17,8 @@ from sluice.http.generate_call import (
     ID_SCHEMA,
     Count,
     GenerateCall,
+    GenerateFields,
     Logprobs,
-    RequestFields,
     SamplingFields,
     checked_prompts,
     documented,
@@ -46,7 +46,7 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     """vLLM's addition, which its benchmarks and guidellm use."""
 
 
-class OpenAIFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
+class OpenAIFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     """What completions and chats have in common beside `SamplingFields`, which stand next to these in a body."""
 
     model: str | None = None

@@ -28,8 +28,9 @@ OPERATIONS: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
     "/generate": "text_completion",
+    "/v1/embeddings": "embeddings",
 }
-"""Paths that generate, with the conventions' name for what they do."""
+"""Paths that generate or embed, with the conventions' name for what they do."""
 NANOSECONDS = 1_000_000_000
 CLOSE_SECONDS = 2.0
 LOGGER = logging.getLogger("sluice.server")
@@ -127,7 +128,7 @@ def attributes_of(call: Call, operation: str) -> dict[str, Any]:
     if (error := _error_of(call)) is not None:
         found["error.type"] = error
     if call.sampling is None:
-        return found
+        return found | _embedding_attributes(call)
     sampling = call.sampling
     choices = len(call.engine_ids) // max(1, call.num_prompts)
     found |= {
@@ -150,6 +151,17 @@ def attributes_of(call: Call, operation: str) -> dict[str, Any]:
     if call.streams and call.first_chunk is not None:
         found["gen_ai.response.time_to_first_chunk"] = call.first_chunk - call.began
     return found
+
+
+def _embedding_attributes(call: Call) -> dict[str, Any]:
+    """Return what a call that embeds has instead; nothing if no request of it came to the engine."""
+    if not call.engine_ids:
+        return {}
+    return {
+        "gen_ai.request.model": call.model,
+        "gen_ai.usage.input_tokens": call.prompt_tokens,
+        "gen_ai.usage.cache_read.input_tokens": call.cached_tokens,
+    }
 
 
 def _error_of(call: Call) -> str | None:

@@ -16,8 +16,8 @@ from sluice.http.generate_call import (
     ID_SCHEMA,
     Count,
     GenerateCall,
+    GenerateFields,
     Logprobs,
-    RequestFields,
     SamplingFields,
     Seed,
     Text,
@@ -61,7 +61,7 @@ class NativeText(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     no_stop_trim: bool = False
 
 
-class NativeFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
+class NativeFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /generate`. One of `text` and `input_ids` is given."""
 
     text: Text | list[Text] | None = None

@@ -207,6 +207,23 @@ OLLAMA_OPTIONS: Mapping[str, Accepted] = {
 """Of Ollama's `options`. Nothing is ever shifted out of a context, so `num_keep` keeps nothing."""
 OLLAMA_MESSAGE: Mapping[str, Accepted] = {"images": ([],)}
 OLLAMA_SHOW: Mapping[str, Accepted] = {"options": dict, "system": ("",), "template": ("",), "verbose": bool}
+_EMBEDDING: Mapping[str, Accepted] = {
+    **{name: accepted for name, accepted in _NOWHERE.items() if name not in ("max_length", "max_new_tokens")},
+    **_LABELS,
+    "embed_dtype": ("float32",),
+    "input_type": (),
+    "max_tokens_per_doc": (),
+    "messages": (),
+    "normalize": (True,),
+    "pooling": ("last", "lasttoken"),
+    "prompt": (),
+    "task": (),
+    "use_activation": (True,),
+}
+"""Of calls that embed texts."""
+EMBEDDING: Mapping[str, Accepted] = {**_EMBEDDING, "endianness": ("native", "little"), "input_ids": (), "texts": ()}
+RERANK: Mapping[str, Accepted] = {**_EMBEDDING, "input": (), "rank_fields": ([], ["text"])}
+SCORE: Mapping[str, Accepted] = {**_EMBEDDING, "input": ()}
 MESSAGE: Mapping[str, Accepted] = {
     "annotations": list,
     "audio": ({}, []),
@@ -220,6 +237,9 @@ TABLES: Mapping[str, Mapping[str, Accepted]] = {
     "messages": MESSAGE,
     "/generate": GENERATE,
     "sampling_params": GENERATE_SAMPLING,
+    "/v1/embeddings": EMBEDDING,
+    "/rerank": RERANK,
+    "/score": SCORE,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
     "/api/chat": OLLAMA_CHAT,

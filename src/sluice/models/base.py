@@ -44,10 +44,25 @@ class WeightRules:
     """The parameter that is also the head if the two are tied."""
 
 
+class NoHead(nn.Module):
+    """Stands for the head of a checkpoint that has none: it gives the logits of no rows."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self._vocab_size = vocab_size
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return logits [0, vocab_size] of hidden states [0, hidden_size]."""
+        assert not len(hidden), f"logits of {len(hidden)} rows of a model without a head"
+        return hidden.new_empty((0, self._vocab_size))
+
+
 class PagedLM(nn.Module, ABC):
     """A decoder-only language model over paged KV. It holds weights and no state of requests."""
 
     spec: ModelSpec
+    has_head: bool = True
+    """False: the checkpoint holds none, so there are hidden states and no logits."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
@@ -99,8 +114,14 @@ class CausalLM(PagedLM):
         logits: torch.Tensor = self.lm_head(hidden)
         return logits
 
+    def drop_head(self) -> None:
+        """Do without the head, which the checkpoint lacks. Called before the weights are packed."""
+        self.lm_head, self.has_head = NoHead(self.spec.vocab_size), False
+
     def pack_head(self, packer: Packer, embedding: nn.Module) -> nn.Module:
         """Pack the head, and return the embedding to use from now on: a tied one shares its weight with the head."""
+        if not self.has_head:
+            return embedding
         if self.lm_head is None:
             embedding, self.lm_head = packer.tied(embedding)
         else:

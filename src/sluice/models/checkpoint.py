@@ -127,6 +127,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "num_local_experts": (0,),
     "add_cross_attention": (False,),
     "is_encoder_decoder": (False,),
+    "is_causal": (True,),
+    "use_bidirectional_attention": (False,),
     "use_mrope": (False,),
 }
 """Fields that no native family supports, with the values at which they have no effect."""

@@ -14,8 +14,8 @@ BUNDLED = Path(__file__).parent / "sluice-nano"
 
 
 WANTED = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model", "spm.model", "tiktoken.model"]
-UNWANTED = ["*/*", "consolidated*"]
-"""Folders and files with the same weights in other formats."""
+UNWANTED = ["[!0-9]*/*", "consolidated*"]
+"""Folders and files with the same weights in other formats. Folders with a number hold settings (`pooling.py`)."""
 WEIGHTS = ["*.safetensors", "*.safetensors.index.json"]
 
 

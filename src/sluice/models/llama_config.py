@@ -158,10 +158,15 @@ def _layer_types(config: Fields, num_layers: int, default: str | list[str]) -> l
     return kinds
 
 
-_FAMILIES: Mapping[str, _Family] = {
+_GENERATING: Mapping[str, _Family] = {
     "LlamaForCausalLM": _Family(_no_windows),
     "MistralForCausalLM": _Family(_mistral_windows, attention_bias=False, mlp_bias=False),
     "Qwen2ForCausalLM": _Family(_qwen_windows, attention_bias=True, mlp_bias=False),
     "Qwen3ForCausalLM": _Family(_qwen_windows, mlp_bias=False, qk_norm=True, head_dim=QWEN3_HEAD_DIM),
 }
+_FAMILIES = {
+    **_GENERATING,
+    **{name.replace("ForCausalLM", "Model"): family for name, family in _GENERATING.items()},
+}
+"""Checkpoints that are made for embeddings may name the model below the head."""
 LLAMA_ARCHITECTURES: tuple[str, ...] = tuple(_FAMILIES)

@@ -24,7 +24,7 @@ from sluice.models.weights import StoredTensor, first_floating_dtype, stored_ten
 
 ARCHITECTURES: Mapping[str, type[CausalLM]] = {
     **dict.fromkeys(LLAMA_ARCHITECTURES, Llama),
-    "GPT2LMHeadModel": GPT2,
+    **dict.fromkeys(("GPT2LMHeadModel", "GPT2Model"), GPT2),
 }
 
 Report = Callable[[int, int], None]
@@ -163,7 +163,9 @@ class _Filler:
     def finish(self, packer: Packer) -> None:
         """Load the tensors into the model, and pack them."""
         missing = [name for name in self.expected if name not in self.filled]
-        if missing:
+        if missing == [self.model.rules.head]:
+            self.model.drop_head()
+        elif missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(f"the checkpoint lacks the tensor {missing[0]}{more}")
         self.model.load_state_dict(self.filled, assign=True)

@@ -271,7 +271,7 @@ class EngineClient:
                 entry.has_output = True
                 has_failed = output.finish_reason is not None and output.finish_reason.is_failure
                 (self._start_rate.left if has_failed else self._start_rate.started)()
-            if output.token_ids:
+            if output.token_ids or output.embedding:
                 self._got_token(output.request_id, entry)
             if output.finish_reason is not None:
                 self._remove(output.request_id)

@@ -81,7 +81,7 @@ class _StaticStep:
 
 
 class DecodeGraphs:
-    """Replays steps that only decode and have no targets; runs the others eagerly.
+    """Replays steps that only decode and have neither targets nor embeddings; runs the others eagerly.
 
     Graphs are captured by `capture_all`, before which every step is eager, or each when a step first needs it.
 
@@ -183,7 +183,7 @@ class DecodeGraphs:
 
     def _size_for(self, host: HostBatch) -> int | None:
         rows = len(host.row_slots)
-        if host.num_decodes < rows or len(host.target_ids) or rows > self._sizes[-1]:
+        if host.num_decodes < rows or rows > self._sizes[-1] or len(host.target_ids) or len(host.embed_rows):
             return None
         if not (self._graphs or self._on_demand):
             return None
@@ -206,6 +206,7 @@ class DecodeGraphs:
             sample_slots=none,
             logit_rows=none,
             sample_positions=none,
+            embed_rows=none,
             target_ids=none,
             target_rows=(),
             num_pages=1,

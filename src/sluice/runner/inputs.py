@@ -5,6 +5,7 @@ q_starts      0        1        2                         9                    1
 per token     input id, position, KV slot                                          -> N
 per row       page-table row, KV length                                            -> B
 per sample    index of its last token, slot, position of the token to be sampled   -> S
+per embedding index of its last token                                              -> E
 per target    index of the token before it, its id, slot                           -> T
 """
 
@@ -49,9 +50,12 @@ class HostBatch:
     sample_slots: Ints
     """[S]"""
     logit_rows: Ints
-    """[S + T] indices into N: the last token of each row that samples, then the token before each target"""
+    """[S + E + T] indices into N: the last token of each row that samples, that of each that embeds, then the token
+    before each target"""
     sample_positions: Ints
     """[S] position of the token being sampled"""
+    embed_rows: Ints
+    """[E] indices into B (and `plan.chunks`)"""
     target_ids: Ints
     """[T] prompt tokens whose log-probability is asked for"""
     target_rows: tuple[tuple[int, int], ...]
@@ -102,6 +106,7 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
     pages = page_table[np.repeat(slots, lengths), positions // page_size].astype(np.int64)
     is_late = np.array([len(chunk.token_ids) < chunk.length for chunk in chunks], dtype=bool)
     sample_rows = np.flatnonzero([chunk.samples for chunk in chunks])
+    embed_rows = np.flatnonzero([chunk.embeds for chunk in chunks])
     not_single = np.flatnonzero(lengths != 1)
     num_decodes = int(not_single[0]) if len(not_single) else len(chunks)
     counts = [len(chunk.targets) for chunk in chunks]
@@ -117,8 +122,11 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
         kv_lens=ends.astype(np.int32),
         sample_rows=sample_rows,
         sample_slots=slots[sample_rows],
-        logit_rows=np.concatenate((q_starts[1:][sample_rows] - 1, _ranges(q_starts[:-1], counts))),
+        logit_rows=np.concatenate(
+            (q_starts[1:][sample_rows] - 1, q_starts[1:][embed_rows] - 1, _ranges(q_starts[:-1], counts))
+        ),
         sample_positions=ends[sample_rows],
+        embed_rows=embed_rows,
         target_ids=target_ids,
         target_rows=tuple((row, count) for row, count in enumerate(counts) if count),
         num_pages=-(-int(ends.max(initial=0)) // page_size),

@@ -62,7 +62,8 @@ class LaunchedStep:
         """Block until the step is done.
 
         Returns:
-            Its result, whose `errors` name the rows with bad logits, where they sample or before a target.
+            Its result, whose `errors` name the rows with bad logits, where they sample or before a target, and those
+            with bad hidden states, where they embed.
         """
         if not isinstance(self.arrived, DoneEvent):
             wait_until(self.arrived.query, self.tick)
@@ -82,6 +83,10 @@ class LaunchedStep:
             tuple(RowError(row, failed[row]) for row in sorted(failed)),
             _without_failed(report.logprobs, rows, failed),
             _without_failed(report.prompt_logprobs, [row for row, _ in self.host.target_rows], failed),
+            tuple(
+                b"" if row in failed else embedding
+                for row, embedding in zip(self.host.embed_rows.tolist(), report.embeddings, strict=True)
+            ),
             slice_errors=outcome.slice_errors,
         )
 

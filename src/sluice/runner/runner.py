@@ -11,7 +11,7 @@ On the host, at launch:
 On the device, queued behind the step before:
 
     inputs  take the arrays as tensors, with the tokens that never left the device
-    forward let the model write KV and give hidden states of the rows that sample and of those before a target
+    forward let the model write KV and give hidden states of the rows that sample or embed and of those before a target
             (`graphs.py`: in steps that only decode it may be a replay)
     offload work on chunks whose context is longer than the device, apart from the others (`offload/`)
     sample  one token a row by way of the features, kept on the device for the next step (`last_tokens.py`)
@@ -192,10 +192,12 @@ class TorchRunner:
         if hidden is None:
             outcome.tokens = torch.empty(0, dtype=torch.int64, device=state.shape.device)
             return
-        num_samples, num_targets = len(host.sample_rows), len(host.target_ids)
+        counts = len(host.sample_rows), len(host.embed_rows), len(host.target_ids)
+        to_sample, embedded, before_target = hidden[: sum(counts)].split(counts)
         logits = StepLogits(
-            self._model.logits(hidden[:num_samples]),
-            hidden[num_samples : num_samples + num_targets],
+            self._model.logits(to_sample),
+            embedded,
+            before_target,
             self._model.logits,
             self._logit_ops,
             self._slice_bytes,
@@ -203,7 +205,8 @@ class TorchRunner:
         outcome.tokens = state.last_tokens.write(sample_slots, step.features.sample(logits))
 
     def _hidden(self, step: _Step, arrived: Arrived, outcome: Outcome) -> torch.Tensor | None:
-        """Return hidden states of the rows that sample, then of tokens before a target: [S + T or more, hidden_size].
+        """Return hidden states of the rows that sample, of those that embed, then of tokens before a target:
+        [S + E + T or more, hidden_size].
 
         None if there are none, in a step that only works on chunks which it does not complete.
         """
@@ -214,6 +217,7 @@ class TorchRunner:
             return hidden
         if hidden is not None:
             hidden = hidden[: len(resident.logit_rows)]
-        done = run_slices(self._offload, step.work, hidden, len(resident.sample_rows))
+        counts = len(resident.sample_rows), len(resident.embed_rows), len(resident.target_ids)
+        done = run_slices(self._offload, step.work, hidden, counts)
         outcome.slice_errors = done.errors
         return done.hidden

@@ -66,7 +66,8 @@ class BatchBuilder:
         known = len(request.tokens)
         row = tuple(lease.pages) if start == request.cached else ()
         new_pages = lease.extend(end) if end > lease.capacity else ()
-        samples = end == known + request.pending
+        is_last = end == known + request.pending
+        samples = is_last and not request.embeds
         self._chunks.append(
             Chunk(
                 request_id=request.id,
@@ -77,6 +78,7 @@ class BatchBuilder:
                 new_pages=row + new_pages,
                 samples=samples,
                 targets=request.targets(start, end) if request.prompt_logprobs_sent < request.num_targets else (),
+                embeds=is_last and request.embeds,
             )
         )
         self.num_tokens += length
@@ -101,6 +103,7 @@ class BatchBuilder:
             new_pages=before.new_pages + more.new_pages,
             samples=more.samples,
             targets=request.targets(before.start, more.end) if more.targets else before.targets,
+            embeds=more.embeds,
         )
 
     def add_slice(self, chunk_slice: ChunkSlice, load: Load) -> None:

@@ -85,7 +85,7 @@ def next_request(
         is_early: it may be one that cannot go on before its samples in flight are known.
     """
     for request in state.offloaded.values():
-        wants = request.num_outputs + request.pending < request.max_tokens if is_early else request.wants_chunk()
+        wants = request.has_more if is_early else request.wants_chunk()
         if kinds.have(request) and wants and length_of(state, limits, request) > 0:
             return request
     return None
@@ -110,8 +110,9 @@ def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch
         length=length,
         token_ids=tuple(request.tokens[start:end]),
         new_pages=(),
-        samples=length == request.extend_len,
+        samples=length == request.extend_len and not request.embeds,
         targets=request.targets(start, end),
+        embeds=length == request.extend_len and request.embeds,
     )
     if not lease.has_slot:
         lease.has_slot = True

@@ -1,4 +1,4 @@
-"""Request: one generation as the scheduler sees it, with its counters, its pages and its status."""
+"""Request: one generation or embedding as the scheduler sees it, with its counters, its pages and its status."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation, as the scheduler sees it. Only `add`, `abort`, `schedule`, `commit` and `fail` change it.
+    """One generation or embedding, as the scheduler sees it.
+
+    Only `add`, `abort`, `schedule`, `commit` and `fail` change it.
 
         0 ........ cached ........ computed ........ scheduled ........ len(tokens) + pending
         found in   known done      promised to the   all there is to compute
@@ -47,7 +49,9 @@ class Request:
     priority: int = field(init=False)
     itl_target: int = field(init=False)
     """Microseconds; 0: the scheduler's."""
+    embeds: bool = field(init=False)
     max_tokens: int = field(init=False)
+    """Most tokens that are generated; 0 if it embeds."""
     stop_ids: frozenset[int] = field(init=False)
     status: Status = Status.WAITING
     slot: int = -1
@@ -101,9 +105,10 @@ class Request:
         self.tokens.extend(submit.output_ids)
         self.submit = replace(submit, prompt=(), output_ids=())
         self.lookahead = self.lookahead if submit.lookahead is None else min(self.lookahead, submit.lookahead)
-        self.max_tokens = sampling.max_tokens
+        self.embeds = submit.embeds
+        self.max_tokens = 0 if submit.embeds else sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
-        self.num_targets = 0 if sampling.prompt_logprobs is None else self.prompt_len - 1
+        self.num_targets = 0 if submit.embeds or sampling.prompt_logprobs is None else self.prompt_len - 1
         self.prompt_logprobs_sent = submit.prompt_logprobs_sent
 
     @property
@@ -137,10 +142,15 @@ class Request:
         """Whether some of the tokens known at admission are not computed yet, though all may be planned."""
         return self.computed < self.prefill_end
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is more to generate than is on its way, or to embed than is planned."""
+        return self.extend_len > 0 if self.embeds else self.num_outputs + self.pending < self.max_tokens
+
     def wants_chunk(self) -> bool:
-        """Return whether a request that decodes may have its next chunk: few enough samples are unread, and there is
-        more to generate than is on its way."""
-        return self.pending <= self.lookahead and self.num_outputs + self.pending < self.max_tokens
+        """Return whether a request that decodes may have its next chunk: few enough samples are unread, and it has
+        more to do."""
+        return self.pending <= self.lookahead and self.has_more
 
     @property
     def extend_len(self) -> int:

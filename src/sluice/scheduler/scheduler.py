@@ -110,7 +110,9 @@ class Scheduler:
                 f"{request.prompt_logprobs_sent} prompt log-probabilities were already sent, the prompt has"
                 f" {request.num_targets}"
             )
-        if request.num_outputs >= request.max_tokens:
+        if request.embeds and request.num_outputs:
+            raise ValueError(f"a request that embeds has no outputs, got {request.num_outputs}")
+        if not request.embeds and request.num_outputs >= request.max_tokens:
             raise ValueError(f"{request.num_outputs} tokens were already sent, max_tokens is {request.max_tokens}")
         if request.lookahead < 0:
             raise ValueError(f"lookahead must be at least 0, got {request.lookahead}")
@@ -180,6 +182,7 @@ class Scheduler:
         errors = {error.row: error.message for error in result.errors}
         samples = iter(result.token_ids)
         logprobs, prompt_logprobs = iter(result.logprobs), iter(result.prompt_logprobs)
+        embeddings = iter(result.embeddings)
         for row, chunk in enumerate(plan.chunks):
             request = self.state.requests[chunk.request_id]
             tokens: tuple[int, ...] = ()
@@ -188,11 +191,12 @@ class Scheduler:
                 request.pending -= 1
                 tokens, of_tokens = next(samples), next(logprobs, ())
             of_targets = next(prompt_logprobs) if chunk.targets else ()
+            embedding = next(embeddings) if chunk.embeds else b""
             if request.finish_reason is None:
                 if row in errors:
                     outputs.append(self._end(request, FinishReason.ERROR, errors[row]))
                 else:
-                    self._advance(request, chunk, tokens, of_tokens, of_targets, outputs)
+                    self._advance(request, chunk, tokens, of_tokens, of_targets, embedding, outputs)
             self.state.row_done(request)
         self._slices_done(plan)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
@@ -301,6 +305,7 @@ class Scheduler:
         tokens: tuple[int, ...],
         of_tokens: tuple[TokenLogprobs, ...],
         of_targets: tuple[TokenLogprobs, ...],
+        embedding: bytes,
         outputs: list[Output],
     ) -> None:
         """Fold a row that came back well into its request: count it, append what was sampled, publish full pages, and
@@ -313,7 +318,7 @@ class Scheduler:
             # The first ones were sent before a preemption.
             of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]
             request.prompt_logprobs_sent += len(of_targets)
-        start, reason = request.num_outputs, None
+        start, reason = request.num_outputs, FinishReason.STOP if chunk.embeds else None
         for count, token in enumerate(tokens, start=1):
             request.tokens.append(token)
             if token in request.stop_ids:
@@ -326,7 +331,7 @@ class Scheduler:
         if end // self._page_size > chunk.start // self._page_size:
             assert request.lease is not None, f"request {request.id} was computed without pages"
             request.lease.publish(request.tokens, end)
-        if tokens or of_targets:
+        if tokens or of_targets or chunk.embeds:
             outputs.append(
                 Output(
                     request.id,
@@ -339,6 +344,7 @@ class Scheduler:
                     of_targets,
                     request.num_host_tokens,
                     request.num_disk_tokens,
+                    embedding,
                 )
             )
         if reason is not None:

@@ -3,12 +3,14 @@
 from sluice.testing.faults import Faults, FaultyRunner, FaultyStep, InjectedFault, without_row
 from sluice.testing.link import ManualLink
 from sluice.testing.shadow import (
+    SHADOW_EMBEDDING_SIZE,
     ShadowRunner,
     ShadowStep,
     digests,
     oracle,
     oracle_logprobs,
     resolved,
+    shadow_embedding,
     shadow_logits,
     shadow_logprobs,
     shadow_token,
@@ -16,6 +18,7 @@ from sluice.testing.shadow import (
 from sluice.testing.tiers import Content, ShadowTiers
 
 __all__ = [
+    "SHADOW_EMBEDDING_SIZE",
     "Content",
     "Faults",
     "FaultyRunner",
@@ -29,6 +32,7 @@ __all__ = [
     "oracle",
     "oracle_logprobs",
     "resolved",
+    "shadow_embedding",
     "shadow_logits",
     "shadow_logprobs",
     "shadow_token",

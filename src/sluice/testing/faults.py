@@ -84,12 +84,16 @@ class FaultyRunner:
 def without_row(plan: BatchPlan, result: BatchResult, row: int) -> BatchResult:
     """Return the result as it is when one row of the plan has failed."""
     sampling_rows = [index for index, chunk in enumerate(plan.chunks) if chunk.samples]
+    embed_rows = [index for index, chunk in enumerate(plan.chunks) if chunk.embeds]
     target_rows = [index for index, chunk in enumerate(plan.chunks) if chunk.targets]
     return replace(
         result,
         token_ids=_emptied(sampling_rows, result.token_ids, row),
         logprobs=_emptied(sampling_rows, result.logprobs, row) if result.logprobs else (),
         prompt_logprobs=_emptied(target_rows, result.prompt_logprobs, row),
+        embeddings=tuple(
+            b"" if index == row else found for index, found in zip(embed_rows, result.embeddings, strict=True)
+        ),
         errors=(RowError(row, f"row {row} failed"),),
     )
 

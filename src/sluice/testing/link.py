@@ -55,6 +55,10 @@ class ManualLink:
         """Return the log-probabilities of the prompt's tokens, without the first."""
         return tuple(item for out in self.outputs if out.request_id == request_id for item in out.prompt_logprobs)
 
+    def embedding(self, request_id: int) -> bytes:
+        """Return the embedding of a request; nothing if it has none."""
+        return b"".join(out.embedding for out in self.outputs if out.request_id == request_id)
+
     def end(self, request_id: int) -> Output:
         """Return the last output of a request that has ended."""
         (last,) = [o for o in self.outputs if o.request_id == request_id and o.finish_reason is not None]

@@ -7,6 +7,7 @@ is wrongly shared or is freed too early changes the output. `oracle` computes th
 from __future__ import annotations
 
 import math
+import struct
 import zlib
 from array import array
 from collections import deque
@@ -27,10 +28,18 @@ from sluice.types import (
     TokenLogprobs,
 )
 
+SHADOW_EMBEDDING_SIZE = 4
+
 
 def shadow_token(tokens: Sequence[int], seed: int, sample_index: int, vocab_size: int) -> int:
     """Return the shadow model's next token after `tokens`."""
     return zlib.crc32(array("q", tokens).tobytes(), (seed * 31 + sample_index) & 0xFFFFFFFF) % vocab_size
+
+
+def shadow_embedding(tokens: Sequence[int]) -> bytes:
+    """Return the shadow model's embedding of a prompt: `SHADOW_EMBEDDING_SIZE` numbers that hash all of its tokens."""
+    digest = zlib.crc32(array("q", tokens).tobytes()).to_bytes(SHADOW_EMBEDDING_SIZE, "little")
+    return struct.pack(f"<{SHADOW_EMBEDDING_SIZE}f", *(1 + byte for byte in digest))
 
 
 def oracle(
@@ -211,6 +220,11 @@ class ShadowRunner:
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
         sampled = tuple(() if chunk.slot in self._lost else (self._sample(chunk),) for chunk in sampling)
         logprobs = tuple(() if chunk.slot in self._lost else self._logprobs(chunk) for chunk in sampling)
+        embeddings = tuple(
+            b"" if chunk.slot in self._lost else shadow_embedding(self._seen(chunk))
+            for chunk in plan.chunks
+            if chunk.embeds
+        )
         prompt = tuple(
             () if chunk.slot in self._lost else self._prompt_logprobs(chunk) for chunk in plan.chunks if chunk.targets
         )
@@ -225,6 +239,7 @@ class ShadowRunner:
             (),
             logprobs if any(logprobs) else (),
             prompt,
+            embeddings,
             copied,
             slice_errors=tuple(slice_errors),
         )

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -152,18 +154,24 @@ class Tokenizer:
             TokenizerError: the checkpoint has no chat template, or its template refuses the messages or was stopped.
             TokenizerUnavailable: there is no process to render.
         """
+        with _rendering():
+            return await asyncio.wrap_future(self._rendered(messages, options))
+
+    def rendered_chat(self, messages: Sequence[Message], options: RenderOptions = DEFAULT) -> str:
+        """Return what `render_chat` returns, and block until it is there.
+
+        Raises:
+            TokenizerError, TokenizerUnavailable: as `render_chat`.
+        """
+        with _rendering():
+            return self._rendered(messages, options).result()
+
+    def _rendered(self, messages: Sequence[Message], options: RenderOptions) -> Future[str]:
         if self._chat_template is None:
             raise TokenizerError(
                 "the checkpoint has no chat template, so it cannot chat; use /v1/completions with a prompt"
             )
-        try:
-            return await asyncio.wrap_future(self._chat_template.submit(messages, options))
-        except ChatTemplateUnavailable as error:
-            raise TokenizerUnavailable(str(error)) from error
-        except ChatTemplateError as error:
-            raise TokenizerError(str(error)) from error
-        except UnicodeEncodeError as error:
-            raise _not_unicode(error) from error
+        return self._chat_template.submit(messages, options)
 
     def close(self) -> None:
         """End the process of the chat template, if there is one. Does not wait."""
@@ -185,6 +193,19 @@ class Tokenizer:
     def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
         """Return a detokenizer for text that continues `prompt`."""
         return Detokenizer(self._vocabulary if skip_special_tokens else self._whole_vocabulary, prompt)
+
+
+@contextmanager
+def _rendering() -> Iterator[None]:
+    """Turn the errors of a chat template into those of the tokenizer."""
+    try:
+        yield
+    except ChatTemplateUnavailable as error:
+        raise TokenizerUnavailable(str(error)) from error
+    except ChatTemplateError as error:
+        raise TokenizerError(str(error)) from error
+    except UnicodeEncodeError as error:
+        raise _not_unicode(error) from error
 
 
 def _not_unicode(error: UnicodeEncodeError) -> TokenizerError:
@@ -286,8 +307,12 @@ def _add_missing_tokens(
 
 
 def _apply_bos_eos(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], special: Mapping[str, str]) -> None:
-    """Let `add_bos_token` and `add_eos_token`, if given, replace the post-processor of `tokenizer.json`."""
-    if "add_bos_token" not in settings and "add_eos_token" not in settings:
+    """Let `add_bos_token` and `add_eos_token` replace the post-processor of `tokenizer.json`, if one of them is true.
+
+    If they are false the file decides, as in transformers 5: Qwen3-Embedding's appends a token, and its
+    `add_bos_token` is false.
+    """
+    if not (settings.get("add_bos_token") or settings.get("add_eos_token")):
         return
     bos = special.get("bos_token") if settings.get("add_bos_token") else None
     eos = special.get("eos_token") if settings.get("add_eos_token") else None

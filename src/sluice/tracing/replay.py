@@ -237,6 +237,7 @@ class Player:
             step.tokens,
             step.row_errors,
             prompt_logprobs=tuple((ANY_LOGPROB,) * count for count in step.prompt_logprobs),
+            embeddings=(b"",) * sum(chunk.embeds for chunk in plan.chunks),
             copies=step.copies,
             slice_errors=step.slice_errors,
         )

@@ -20,5 +20,5 @@ from sluice.types.sampling import (
     SamplingParams,
     seed_source,
 )
-from sluice.types.submit import Submit
+from sluice.types.submit import NO_SAMPLING, Submit
 from sluice.types.tiers import CopyDone, PageCopy, PageKey, StoredPage, Tier, TierLimits, TierUse, why_none_longer

@@ -30,6 +30,8 @@ class Chunk(NamedTuple):
     """Whether to sample the token at position `start + length`: the chunk reaches the end of what is known."""
     targets: tuple[int, ...] = ()
     """Prompt tokens at `start + 1` and on whose log-probabilities this chunk computes."""
+    embeds: bool = False
+    """Whether the hidden state of the last token is the result: the chunk ends the prompt of a request that embeds."""
 
     @property
     def end(self) -> int:

@@ -70,6 +70,8 @@ class BatchResult:
     """Like `token_ids`; an entry is empty if its request did not ask, and all are left out if none did."""
     prompt_logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
     """Per chunk with targets, in plan order: one for each target."""
+    embeddings: tuple[bytes, ...] = ()
+    """Per chunk that embeds, in plan order: `Output.embedding`."""
     copies: tuple[CopyDone, ...] = ()
     """How the plan's copies between device and host ended. Copies with the disk end at any time later, and
     `engine.messages.Copied` reports them."""
@@ -90,7 +92,9 @@ class CachedTokens(NamedTuple):
 
 
 class Output(NamedTuple):
-    """Tokens of a request that one commit produced. The output with a `finish_reason` is the request's last.
+    """Tokens of a request that one commit produced, or its embedding.
+
+    The output with a `finish_reason` is the request's last.
 
     `start` is the number of output tokens before these, so a reader can drop what it has seen. Log-probabilities come
     if asked for: `logprobs` one for each of `token_ids`; `prompt_logprobs` in the prompt's order from its second token
@@ -109,6 +113,9 @@ class Output(NamedTuple):
     """Cached tokens that were loaded from the host."""
     num_disk_tokens: int = 0
     """Cached tokens that were loaded from the disk."""
+    embedding: bytes = b""
+    """Of a request that embeds: the hidden state of its last token after the final norm, [hidden_size] little-endian
+    float32, not normalised."""
 
     @property
     def cached(self) -> CachedTokens:

@@ -6,10 +6,13 @@ from dataclasses import dataclass
 
 from sluice.types.sampling import SamplingParams
 
+NO_SAMPLING = SamplingParams(max_tokens=1, seed=0)
+"""The parameters of a request that samples nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A request for one sample of a prompt.
+    """A request for one sample of a prompt, or for its embedding.
 
     A request that another engine had begun carries what the client has received of it: `output_ids`, and how many of
     the prompt's log-probabilities (`prompt_logprobs_sent`). These stay outputs, as after a preemption.
@@ -39,6 +42,9 @@ class Submit:
     for all processes of a machine)."""
     deadline: float | None = None
     """The request is ended then."""
+    embeds: bool = False
+    """The result is an embedding: the hidden state of the prompt's last token. Nothing is sampled, and the request ends
+    with its prompt; `sampling` has no effect (`NO_SAMPLING`)."""
     lookahead: int | None = None
     """Samples of this request that may be unread when its next token is planned; None: the scheduler's. A request that
     needs its last token before the next is planned has 0."""

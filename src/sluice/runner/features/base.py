@@ -37,6 +37,8 @@ class StepLogits:
 
     raw: torch.Tensor
     """[S, vocab], as the model gave them. No feature changes them."""
+    embedded: torch.Tensor
+    """[E, hidden_size], hidden states of the last token of each row that embeds."""
     target_hidden: torch.Tensor
     """[T, hidden_size], hidden states of the token before each target."""
     logits_of: Callable[[torch.Tensor], torch.Tensor]
@@ -73,6 +75,8 @@ class StepReport:
     """Of each row that samples; empty if no row asked."""
     prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
     """Of each row with targets; empty if there is none."""
+    embeddings: Sequence[bytes] = ()
+    """Of each row that embeds; empty if there is none."""
 
 
 class StagedFeature:

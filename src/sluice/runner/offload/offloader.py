@@ -152,7 +152,7 @@ class Offloader:
             step: number of the step; names the chunk in reports of its loads, if the slice begins it.
 
         Returns:
-            [R, hidden_size], the hidden states of the token that samples, if one does, and of those before targets;
+            [R, hidden_size], the hidden states of the last token, if it samples or embeds, and of those before targets;
             None if the slice does not complete its chunk.
 
         Raises:
@@ -179,7 +179,7 @@ class Offloader:
 
     def failed(self, part: ChunkSlice) -> torch.Tensor:
         """Return NaN, [R, hidden_size], in the place of what a chunk that failed should have given."""
-        rows = part.chunk.samples + len(part.chunk.targets)
+        rows = part.chunk.samples + part.chunk.embeds + len(part.chunk.targets)
         shape = self._state.shape
         return torch.full((rows, self._hidden_size), torch.nan, dtype=shape.dtype, device=shape.device)
 
@@ -280,7 +280,7 @@ def offloaded_batch(part: ChunkSlice, page_size: int, last_tokens: LastTokens, d
     input_ids = to_device(np.array([*chunk.token_ids, *[UNREAD] * is_late], dtype=np.int64))
     if is_late:
         input_ids[-1:] = last_tokens.read(to_device(np.array([chunk.slot], dtype=np.int64)))
-    rows = [chunk.length - 1] * chunk.samples + list(range(len(chunk.targets)))
+    rows = [chunk.length - 1] * (chunk.samples or chunk.embeds) + list(range(len(chunk.targets)))
     return ForwardBatch(
         input_ids=input_ids,
         positions=to_device(positions),

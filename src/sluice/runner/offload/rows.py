@@ -101,6 +101,7 @@ def with_offloaded(host: HostBatch, work: OffloadedWork) -> HostBatch:
         sample_rows=_more(host.sample_rows, [row for row, _ in samples]),
         sample_slots=_more(host.sample_slots, [chunk.slot for _, chunk in samples]),
         sample_positions=_more(host.sample_positions, [chunk.end for _, chunk in samples]),
+        embed_rows=_more(host.embed_rows, [row for row, chunk in rows if chunk.embeds]),
         target_ids=_more(host.target_ids, [token for chunk in work.done for token in chunk.targets]),
         target_rows=(*host.target_rows, *((row, len(chunk.targets)) for row, chunk in rows if chunk.targets)),
     )
@@ -110,23 +111,23 @@ class SlicesDone(NamedTuple):
     """The results of the slices of a step."""
 
     hidden: torch.Tensor | None
-    """[S + T, hidden_size] of all rows of the step, all samples first; None if there are none."""
+    """[S + E + T, hidden_size] of all rows of the step: all samples, all embeddings, all targets; None if there are
+    none."""
     errors: tuple[RowError, ...]
     """The slices that failed, by index."""
 
 
-def run_slices(offload: SliceRunner, work: OffloadedWork, hidden: torch.Tensor | None, num_samples: int) -> SlicesDone:
+def run_slices(
+    offload: SliceRunner, work: OffloadedWork, hidden: torch.Tensor | None, counts: tuple[int, int, int]
+) -> SlicesDone:
     """Do the slices of a step.
 
     Args:
-        hidden: [S + T, hidden_size] of the other rows, their samples first; None if there are none.
-        num_samples: S.
+        hidden: [S + E + T, hidden_size] of the other rows; None if there are none.
+        counts: S, E and T of these.
     """
     errors: list[RowError] = []
-    samples, targets = [], []
-    if hidden is not None:
-        samples.append(hidden[:num_samples])
-        targets.append(hidden[num_samples:])
+    rows = [] if hidden is None else [hidden.split(counts)]
     for index, part in enumerate(work.slices):
         try:
             own = offload.run(work.step, part)
@@ -134,9 +135,9 @@ def run_slices(offload: SliceRunner, work: OffloadedWork, hidden: torch.Tensor |
             errors.append(RowError(index, str(error)))
             own = offload.failed(part) if part.completes else None
         if own is not None:
-            samples.append(own[: part.chunk.samples])
-            targets.append(own[part.chunk.samples :])
-    return SlicesDone(torch.cat((*samples, *targets)) if samples else None, tuple(errors))
+            rows.append(own.split((int(part.chunk.samples), int(part.chunk.embeds), len(part.chunk.targets))))
+    parts = [part for kind in zip(*rows, strict=True) for part in kind]
+    return SlicesDone(torch.cat(parts) if parts else None, tuple(errors))
 
 
 class SlicesStep:
@@ -156,7 +157,7 @@ class SlicesStep:
 
     @torch.inference_mode()
     def compute(self) -> None:
-        self._errors = run_slices(self._offload, self._work, None, 0).errors
+        self._errors = run_slices(self._offload, self._work, None, (0, 0, 0)).errors
 
     def wait(self) -> BatchResult:
         """Block until the step is done, and return its result."""

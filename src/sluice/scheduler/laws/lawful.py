@@ -137,6 +137,12 @@ class Lawful:
             require(output.start == seen, f"law 11: {output} comes when {seen} tokens were sent")
             self._num_outputs[output.request_id] += len(output.token_ids)
             self._logprobs_are_complete(output)
+            embeds = self._submits[output.request_id].embeds
+            require(
+                not (output.token_ids if embeds else output.embedding)
+                and (not output.embedding or output.finish_reason is FinishReason.STOP),
+                f"law 11: {output} of a request that {'embeds' if embeds else 'generates'}",
+            )
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output.finish_reason
         unfinished = {r.id for r in self.state.requests.values() if r.finish_reason is None}

@@ -105,9 +105,10 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
             unread == 0 or was_late or request.pending > chunk.samples,
             f"law 8: {chunk} waits for a sample that no chunk makes",
         )
+        is_last = chunk.end == len(request.tokens) + request.pending - chunk.samples
         require(
-            chunk.samples == (chunk.end == len(request.tokens) + request.pending - chunk.samples),
-            f"law 8: {chunk} samples={chunk.samples} with {len(request.tokens)} tokens known",
+            (chunk.samples, chunk.embeds) == (is_last and not request.embeds, is_last and request.embeds),
+            f"law 8: {chunk} samples={chunk.samples} and embeds={chunk.embeds} with {len(request.tokens)} tokens known",
         )
         require(
             request.pending - chunk.samples <= request.lookahead,
@@ -117,7 +118,7 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
         asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.prompt_logprobs_sent < end else ()
         require(chunk.targets == asked, f"law 8: {chunk} should have the targets {asked}")
         require(
-            chunk.samples or chunk.end % (state.kv.page_size if chunk in done else cut) == 0,
+            is_last or chunk.end % (state.kv.page_size if chunk in done else cut) == 0,
             f"law 8: {chunk} is cut inside {cut} tokens of a page of {state.kv.page_size}",
         )
 
