@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import tiny_models
+from processes import free_port
 from serve_process import announced, errors_of, server, shadow
 from serving import run, serving
 from sluice.http.serve import exposure_warning
@@ -95,6 +96,18 @@ def test_code_in_a_checkpoint_never_runs(implementation: str, tmp_path: Path) ->
     (tmp_path / "config.json").write_text(json.dumps(unknown))
     with pytest.raises(ValueError, match="OwnForCausalLM"):
         load_model(tmp_path, dtype="float32", device=torch.device("cpu"), progress=False, implementation=implementation)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_in_the_working_directory_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a checkpoint's folder, `sluice serve .` would run a file of the checkpoint with a module's name, such as
+    json.py, in the engine, or in the process that renders chat templates."""
+    command = shadow(free_port(), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages[0].content }}"}))
+    (tmp_path / "json.py").write_text("import pathlib; pathlib.Path(__file__).with_name('ran').touch()")
+    monkeypatch.chdir(tmp_path)
+    with server("-P", *command) as process:  # without the working directory, as the command `sluice` is
+        assert "/v1/chat/completions" in announced(process)
     assert not (tmp_path / "ran").exists()
 
 

@@ -70,8 +70,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_sentencepiece(llama: Path) -> None:
-    """Other ids than the model was trained with would make it answer nonsense."""
+def test_sentencepiece(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ids than the model was trained with would make it answer nonsense.
+
+    A server that is started in the checkpoint's folder would run a json.py that the checkpoint brings.
+    """
+    (llama / "json.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.chdir(llama)
     original = sentencepiece.SentencePieceProcessor(model_file=str(llama / "tokenizer.model"))
     assert has_tokenizer(llama)
     tokenizer = Tokenizer.from_folder(llama)

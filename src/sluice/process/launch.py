@@ -107,7 +107,8 @@ class EngineProcess:
                 undo.callback(folder.remove)
                 channel = undo.enter_context(closing(ZmqChannel(folder, start.epoch)))
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "sluice.process.engine_process", str(folder.path)),
+                    # -P: modules never come from the working directory, which may be a checkpoint.
+                    *(sys.executable, "-P", "-m", "sluice.process.engine_process", str(folder.path)),
                     stdin=asyncio.subprocess.PIPE,  # its end shows the engine that the server has ended
                     stdout=sys.stderr.fileno(),
                     start_new_session=True,  # Ctrl-C in a terminal reaches only the server

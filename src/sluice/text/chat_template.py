@@ -245,7 +245,7 @@ class _RenderProcess:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "sluice.text.render_process"],
+                    [sys.executable, "-P", "-m", "sluice.text.render_process"],  # -P: as for the engine
                     stdin=theirs.fileno(),  # its end shows the process that the server has ended
                     stdout=theirs.fileno(),
                     start_new_session=True,  # Ctrl-C in a terminal reaches only the server

@@ -71,7 +71,7 @@ def convert(path: Path) -> Converted:
         raise ConversionError(f"its {path.name} needs {', '.join(missing)} to be converted: {INSTALL}")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "sluice.text.conversion", str(path)],
+            [sys.executable, "-P", "-m", "sluice.text.conversion", str(path)],  # -P: as for the engine
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
