@@ -11,6 +11,12 @@ import pytest
 from sluice import cli
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError
+from sluice.http.body import fields_of
+from sluice.http.generate_call import SamplingFields
+from sluice.http.openai import ChatFields, CompletionFields
+from sluice.http.sglang import NativeFields, NativeSampling, NativeText
+from sluice.http.template_fields import TemplateFields
+from sluice.http.unsupported_fields import CHAT, COMPLETION, GENERATE, GENERATE_SAMPLING, SEND_INSTEAD, Accepted
 
 VLLM = {
     "": "",
@@ -165,3 +171,36 @@ def test_the_commands_of_the_page(capsys: pytest.CaptureFixture[str], command: s
         assert outcome(capsys, *arguments) == ""
     else:
         cli.build_parser().parse_args([name, *arguments])
+
+
+OPENAI = frozenset().union(*map(fields_of, (CompletionFields, ChatFields, SamplingFields, TemplateFields)))
+SGLANGS = frozenset().union(*map(fields_of, (NativeFields, NativeSampling, NativeText)))
+FIELDS: dict[str, tuple[frozenset[str], dict[str, Accepted]]] = {
+    "vLLM": (OPENAI, {**CHAT, **COMPLETION}),
+    "SGLang's `/generate`": (SGLANGS, {**GENERATE_SAMPLING, **GENERATE, "sampling_params": dict}),
+    "llama-server": (OPENAI, {**CHAT, **COMPLETION}),
+}
+"""Engine -> the fields that are implemented, and those that are known otherwise."""
+
+
+@pytest.mark.parametrize("engine", FIELDS)
+def test_the_fields_of_the_page(engine: str) -> None:
+    """A field that the page calls the same is implemented, and what it calls refused is refused."""
+    implemented, others = FIELDS[engine]
+    table = PAGE.read_text().partition(f"| field of {engine} | here |\n|---|---|\n")[2].partition("\n\n")[0]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()]
+    assert len(rows) >= 4
+    for left, right in rows:
+        for name in re.findall(r"`(\w+)`", left):
+            match re.match(r"the same|no effect|refused|ignored", right):
+                case None:
+                    pytest.fail(right)
+                case found if found[0] == "the same":
+                    assert name in implemented
+                case found if found[0] == "no effect":
+                    assert isinstance(others[name], type), name
+                case found if found[0] == "refused":
+                    assert isinstance(others[name], tuple), name
+                    assert SEND_INSTEAD.get(name) is None or SEND_INSTEAD[name] in right, name
+                case _:
+                    assert name not in implemented | others.keys()
