@@ -1,0 +1,35 @@
+"""openai: chats and completions, whole, streamed and as a batch; a wrong key; a list of models."""
+
+import asyncio
+import sys
+
+import openai
+
+url, key, prompt, max_tokens = sys.argv[1:]
+LIMITS = {"model": "sluice", "temperature": 0, "max_tokens": int(max_tokens)}
+CHAT = LIMITS | {"messages": [{"role": "user", "content": prompt}]}
+
+
+async def streamed() -> str:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key) as client:
+        stream = await client.chat.completions.create(**CHAT, stream=True, stream_options={"include_usage": True})
+        parts = [part async for part in stream]
+    assert parts[-1].usage.prompt_tokens_details.cached_tokens >= 0
+    return "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
+
+
+with openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client:
+    assert "sluice" in [model.id for model in client.models.list()]
+    text = client.chat.completions.create(**CHAT).choices[0].message.content
+    batch = client.completions.create(**LIMITS, prompt=["The water", "The mill"], logprobs=1)
+    assert [choice.index for choice in batch.choices] == [0, 1]
+    assert len(batch.choices[0].logprobs.tokens) <= int(max_tokens)
+    pieces = client.completions.create(**LIMITS, prompt="The water", stream=True)
+    assert "".join(piece.choices[0].text for piece in pieces) == batch.choices[0].text
+    try:
+        client.with_options(api_key="wrong", max_retries=0).models.list()
+        raise SystemExit("a wrong key was taken")
+    except openai.AuthenticationError:
+        pass
+assert asyncio.run(streamed()) == text, "streamed otherwise"
+print(text)
