@@ -69,7 +69,7 @@ def qwen3(_: Target) -> None:
 CLIENTS = {
     "curl": Client(recorded.curl, "chats, whole and streamed"),
     "openai": Client(
-        program("openai"), "models, chats, completions with log-probabilities, sync and async", ("openai",)
+        program("openai"), "models, chats, completions with log-probabilities, embeddings; sync and async", ("openai",)
     ),
     "qwen3": Client(qwen3, "openai over a tiny Qwen3: `enable_thinking`, lists of parts, thoughts of earlier turns"),
     "langchain": Client(program("langchain"), "`ChatOpenAI`: invoke, stream, batch", ("langchain-openai",)),

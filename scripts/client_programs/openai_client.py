@@ -1,4 +1,4 @@
-"""openai: chats and completions, whole, streamed and as a batch; a wrong key; a list of models."""
+"""openai: chats, completions and embeddings, whole, streamed and as a batch; a wrong key; a list of models."""
 
 import asyncio
 import sys
@@ -26,6 +26,11 @@ with openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client:
     assert len(batch.choices[0].logprobs.tokens) <= int(max_tokens)
     pieces = client.completions.create(**LIMITS, prompt="The water", stream=True)
     assert "".join(piece.choices[0].text for piece in pieces) == batch.choices[0].text
+    texts = ["The water rises.", "It is late."]
+    vectors = [item.embedding for item in client.embeddings.create(model="sluice", input=texts).data]  # as base64
+    floats = client.embeddings.create(model="sluice", input=texts[0], encoding_format="float", dimensions=8)
+    assert len(floats.data[0].embedding) == 8 < len(vectors[0]) == len(vectors[1])
+    assert abs(sum(value * value for value in vectors[0]) - 1) < 1e-3, "of length 1"
     try:
         client.with_options(api_key="wrong", max_retries=0).models.list()
         raise SystemExit("a wrong key was taken")
