@@ -57,6 +57,8 @@ class Limits:
     """Why the model generates nothing, if it does not."""
     no_embeddings: str | None = None
     """Why the model makes no embeddings, if it does not."""
+    itl_target: int = 0
+    """Microseconds of the engine's ITL target; 0: it has none."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -166,6 +168,23 @@ class Limits:
                 f"priority {priority} needs an engine that orders by priority (--schedule-policy priority);"
                 " leave it out, or send 0",
                 param="priority",
+            )
+
+    def check_itl_target(self, seconds: float) -> None:
+        """Check a request's own ITL target.
+
+        Raises:
+            LimitError: the engine has none, or a longer one.
+        """
+        if not self.itl_target:
+            raise LimitError(
+                f"itl_target {seconds:g} needs an engine with a target (--itl-target); leave it out", param="itl_target"
+            )
+        if seconds * 1e6 < self.itl_target:
+            raise LimitError(
+                f"itl_target {seconds:g} is below the engine's target; at least {self.itl_target / 1e6:g} seconds are"
+                " accepted",
+                param="itl_target",
             )
 
     def _check_ids(self, prompt: Sequence[int]) -> None:

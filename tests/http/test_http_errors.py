@@ -112,6 +112,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": "a", "timeout": "5"}, "timeout", "got `str`"),
     ({"prompt": "a", "timeout": 1e8}, "timeout", "at most 1e+07"),
     ({"prompt": "a", "max_queue_time": 0}, "max_queue_time", "above 0"),
+    ({"prompt": "a", "itl_target": -1}, "itl_target", "above 0"),
+    ({"prompt": "a", "itl_target": 1.5}, "itl_target", "needs an engine with a target (--itl-target)"),
     ({"prompt": "a", "suffix": "b"}, "suffix", "not supported"),
     ({"prompt": "a", "logit_bias": {str(VOCAB): 1}}, "logit_bias", f"token id {VOCAB} in logit_bias is outside"),
     ({"prompt": "a", "logit_bias": {str(10**9): 1}}, "logit_bias", "outside the vocabulary"),
@@ -170,6 +172,7 @@ def test_bad_completions() -> None:
 NUMBERS = [
     *("max_tokens", "min_tokens", "n", "top_k", "seed", "logprobs", "prompt_logprobs", "num_ctx", "priority"),
     *("temperature", "top_p", "min_p", "presence_penalty", "repetition_penalty", "timeout", "max_queue_time"),
+    "itl_target",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -174,7 +175,9 @@ def test_equal_prompts_at_once_under_different_salts_are_no_duplicates() -> None
     run(test)
 
 
-async def submits_of(path: str, body: dict[str, Any], *, knows_priority: bool = False) -> list[Submit]:
+async def submits_of(
+    path: str, body: dict[str, Any], *, knows_priority: bool = False, itl_target: int = 0
+) -> list[Submit]:
     """What a call sends to its engine, here one that answers every request with one token."""
     sent: list[Submit] = []
 
@@ -185,13 +188,27 @@ async def submits_of(path: str, body: dict[str, Any], *, knows_priority: bool = 
 
     client, backend = EngineClient(send), Backend()
     tokenizer = Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE)
-    limits = type(LIMITS)(VOCAB, LIMITS.max_model_len, LIMITS.max_total_tokens, knows_priority)
+    limits = replace(LIMITS, knows_priority=knows_priority, itl_target=itl_target)
     backend.open(Service((MODEL,), tokenizer, limits, frozenset(), client, (), MEMORY))
     transport = httpx.ASGITransport(create_app(backend))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         answer = await http.post(path, json=body)
         assert answer.status_code == 200, answer.text
     return sent
+
+
+@pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": HELLO_PROMPT}), (CHAT, {"messages": HELLO})])
+def test_a_request_may_stand_still_for_longer_than_others(path: str, asked: dict[str, Any]) -> None:
+    """Seconds in the API, integers in the scheduler; less than the server grants is refused, with what it grants."""
+
+    async def test() -> None:
+        (loose,) = await submits_of(path, asked | {"itl_target": 1.5}, itl_target=200_000)
+        (plain,) = await submits_of(path, asked, itl_target=200_000)
+        assert (loose.itl_target, plain.itl_target) == (1_500_000, 0)
+        with pytest.raises(AssertionError, match=r"itl_target 0\.1 is below the engine's target; at least 0\.2 seconds"):
+            await submits_of(path, asked | {"itl_target": 0.1}, itl_target=200_000)
+
+    run(test)
 
 
 @pytest.mark.parametrize(("path", "asked"), [(COMPLETIONS, {"prompt": HELLO_PROMPT}), (CHAT, {"messages": HELLO})])

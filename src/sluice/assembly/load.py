@@ -273,6 +273,7 @@ def _info(
         spec.hidden_size,
         None if has_head else NO_HEAD,
         why_no_embeddings(checkpoint.folder),
+        config.scheduler.limits().itl_target,
     )
     cache = replace(config.cache, max_total_tokens=pool_tokens)
     offload_config = replace(config.offload, offload_above=None if offload is None else offload.limits.above)

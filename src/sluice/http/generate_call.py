@@ -89,6 +89,7 @@ class RequestFields(EngineFields, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     max_queue_time: Seconds | None = None
     timeout: Seconds | None = None
+    itl_target: Seconds | None = None
 
 
 class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
@@ -202,7 +203,11 @@ def new_request(
     Raises:
         ApiError: 400, a salt or a time that cannot be honoured.
     """
-    for name, seconds in (("max_queue_time", fields.max_queue_time), ("timeout", fields.timeout)):
+    for name, seconds in (
+        ("max_queue_time", fields.max_queue_time),
+        ("timeout", fields.timeout),
+        ("itl_target", fields.itl_target),
+    ):
         _check_seconds(name, seconds)
     passed_on = {name: getattr(fields, name) for name in EngineFields.__struct_fields__}
     salt = _checked_salt(salt_name, fields.cache_salt)
