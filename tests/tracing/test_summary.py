@@ -235,3 +235,23 @@ def test_every_trace_can_be_summed_up(folder: Path, seed: int) -> None:
     assert chunks == sum(len(step.prefills) for step in run.steps)
     assert summary.output_tokens == sum(row.output_tokens for row in summary.table)
     assert str(summary.steps) in report(summary, table=True)
+
+
+def test_how_a_target_was_kept(tmp_path: Path) -> None:
+    """Whether steps are late by their decodes, by wrong predictions or by a margin that is too small shows nowhere
+    else."""
+    world = replace(WORLD, limits=replace(limits_of(chunk=64), itl_target=4000), num_pages=200)
+    path = record(tmp_path / "trace", STREAM, LONG, world=world)
+    summary = summary_of(path)
+    pace = summary.pace
+    assert pace is not None
+    assert pace.target_ms == 4.0
+    assert list(pace.regimes) == ["prefill", "decode", "mixed"]
+    assert sum(regime.steps for regime in pace.regimes.values()) == summary.steps
+    assert list(pace.late) == ["0%", "10%", "25%"]
+    shown = report(summary, table=False)
+    assert (
+        f"ITL target of 4 ms, {pace.streaming} steps with streams; above it: {pace.late['0%']} by more than 0%" in shown
+    )
+    assert f"mixed {pace.regimes['mixed'].steps:>16} steps: predicted" in shown
+    assert summary_of(record(tmp_path / "other", STREAM)).pace is None

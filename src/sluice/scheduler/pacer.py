@@ -5,9 +5,9 @@
     always              one quantum of prefill, so that no prompt waits for ever
 
 A machine that is not known yet is approached in steps: no step plans more than twice the prefill that was seen in one
-before. Where decodes alone exceed the target it is infeasible: then a step takes prefill for `INFEASIBLE_SHARE` of the
-time of its decodes, whatever the machine's speed of the moment, and chunks stay as they are until decodes alone are
-clearly within the target again.
+before. Where decodes exceed the target without any prefill, alone or as a part of a mixed step, it is infeasible: then a
+step takes prefill for `INFEASIBLE_SHARE` of the time of its decodes, whatever the machine's speed of the moment, and
+chunks stay as they are until decodes are clearly within the target again.
 """
 
 from __future__ import annotations
@@ -104,11 +104,15 @@ class Pacer:
         """Return the time that a step with these decodes may take, at the machine's usual speed."""
         regime = self.regime(batch, has_prefill=True)
         if batch.num_decodes:
-            alone = self.cost.fitted(self.regime(batch, has_prefill=False), batch.load)
+            # A step that holds any prefill at all may cost more than the decodes that it was added to.
+            alone = max(self._decodes_alone(batch), self.cost.fitted(regime, batch.load))
             self.is_infeasible = alone > (target * FEASIBLE_AGAIN if self.is_infeasible else target)
         if batch.num_decodes and self.is_infeasible:
             return (1 + INFEASIBLE_SHARE) * self.cost.fitted(regime, batch.load)
         return target / (self.cost.speed(regime) * self.cost.margin(regime, self._quantile))
+
+    def _decodes_alone(self, batch: BatchBuilder) -> float:
+        return self.cost.fitted(self.regime(batch, has_prefill=False), batch.load)
 
     def ramp(self, *, has_streams: bool) -> int:
         """Return the most prefill tokens of a step on a machine that has been seen with so many."""
@@ -127,6 +131,8 @@ class Pacer:
         self._planned.append(Planned(step, regime, batch.load, batch.num_prefill_tokens))
         margin = self.cost.margin(regime, self._quantile)
         infeasible = self.is_infeasible and batch.num_decodes > 0
+        if infeasible and not batch.has_prefill:
+            infeasible = self._decodes_alone(batch) > target
         return Pace(regime, round(target), round(predicted), round(predicted * margin), infeasible)
 
     def failed(self, step: int) -> None:

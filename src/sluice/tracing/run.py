@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sluice.tracing.file import Line
 from sluice.tracing.format import Abort, Add, Copied, End, Loaded, Record, Step
-from sluice.types import BatchPlan, Bound, Chunk, Tier
+from sluice.types import BatchPlan, Bound, Chunk, Pace, Tier
 
 CAUSES_SHOWN = 3
 """Steps named for each gap: those that took most of it."""
@@ -58,6 +58,10 @@ class StepRun(NamedTuple):
     """Pages to be copied to the device."""
     offloaded: tuple[Offloaded, ...]
     """A slice that completes its chunk is among the decodes or prefills as well."""
+    micros: int = 0
+    """What it added to the gaps of streams."""
+    pace: Pace | None = None
+    """What it was expected to take, if steps have a target."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -203,6 +207,8 @@ def _add_step(run: Run, record: Step) -> None:
                 Offloaded(each.chunk.request_id, each.chunk.start, each.chunk.length, each.first, each.stop, each.total)
                 for each in plan.slices
             ),
+            micros=record.micros,
+            pace=plan.pace,
         )
     )
     run.failed_copies += sum(copy.error is not None for copy in record.copies)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from sluice.tracing.format import Header
+from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
 from sluice.tracing.run import Cause, Gap, Refusal, RequestRun, RowFailure, Run, find_gaps
 
 GAPS_SHOWN = 20
@@ -101,6 +102,8 @@ class Summary:
     """Time of a step in the runner."""
     host_ms: Spread
     """Time of a step in the scheduler."""
+    pace: PaceSummary | None
+    """How steps kept an ITL target, if they had one."""
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
@@ -149,6 +152,7 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         bound_by=_counted(step.bound_by.value for step in steps),
         device_ms=spread([step.device_ms for step in steps]),
         host_ms=spread([step.host_ms for step in steps]),
+        pace=summarize_pace(steps),
         requests=len(requests),
         outcomes=_counted(request.outcome for request in requests),
         prompt_tokens=sum(request.prompt_len for request in admitted),
@@ -212,7 +216,10 @@ def _ms(seconds: float) -> float:
 
 def report(summary: Summary, *, table: bool) -> str:
     """Return the whole summary as text; with `table`, with a line for each request."""
-    blocks = [list(block) for block in (_run(summary), _bounds(summary), _trouble(summary), _gaps(summary))]
+    blocks = [
+        list(block)
+        for block in (_run(summary), _bounds(summary), report_pace(summary.pace), _trouble(summary), _gaps(summary))
+    ]
     if table:
         blocks.append(list(_table(summary.table)))
     return "\n\n".join("\n".join(block) for block in blocks if block)
