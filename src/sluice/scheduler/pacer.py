@@ -5,8 +5,8 @@
     always              one quantum of prefill, so that no prompt waits for ever
 
 A machine that is not known yet is approached in steps: no step plans more than twice the prefill that was seen in one
-before. Where decodes exceed the target without any prefill, alone or as a part of a mixed step, it is infeasible: then a
-step takes prefill for `INFEASIBLE_SHARE` of the time of its decodes, whatever the machine's speed of the moment, and
+before. Where decodes exceed the target without any prefill, alone or as a part of a mixed step, it is infeasible: then
+a step takes prefill for `INFEASIBLE_SHARE` of the time of its decodes, whatever the machine's speed of the moment, and
 chunks stay as they are until decodes are clearly within the target again.
 """
 
