@@ -170,19 +170,20 @@ class Limits:
                 param="priority",
             )
 
-    def check_itl_target(self, seconds: float) -> None:
-        """Check a request's own ITL target.
+    def check_itl_target(self, micros: int) -> None:
+        """Check a request's own ITL target, in microseconds; 0: it has none.
 
         Raises:
             LimitError: the engine has none, or a longer one.
         """
-        if not self.itl_target:
+        if micros and not self.itl_target:
             raise LimitError(
-                f"itl_target {seconds:g} needs an engine with a target (--itl-target); leave it out", param="itl_target"
+                f"itl_target {micros / 1e6:g} needs an engine with a target (--itl-target); leave it out",
+                param="itl_target",
             )
-        if seconds * 1e6 < self.itl_target:
+        if 0 < micros < self.itl_target:
             raise LimitError(
-                f"itl_target {seconds:g} is below the engine's target; at least {self.itl_target / 1e6:g} seconds are"
+                f"itl_target {micros / 1e6:g} is below the engine's target; at least {self.itl_target / 1e6:g} seconds are"
                 " accepted",
                 param="itl_target",
             )

@@ -89,13 +89,13 @@ class RequestFields(EngineFields, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = None
     max_queue_time: Seconds | None = None
     timeout: Seconds | None = None
-    itl_target: Seconds | None = None
 
 
 class GenerateFields(RequestFields, kw_only=True, forbid_unknown_fields=True):
     """Fields beside those of sampling that every generating route takes."""
 
     stream: bool = False
+    itl_target: Seconds | None = None
 
 
 class Conversation(NamedTuple):
@@ -192,11 +192,17 @@ def sampling_params(fields: SamplingFields, names: Mapping[str, str], **others: 
 
 
 def new_request(
-    fields: RequestFields, sampling: SamplingParams, *, salt_name: str = "cache_salt", embeds: bool = False
+    fields: RequestFields,
+    sampling: SamplingParams,
+    *,
+    itl_target: float | None = None,
+    salt_name: str = "cache_salt",
+    embeds: bool = False,
 ) -> Submit:
     """Return the request of a call, still without a prompt.
 
     Args:
+        itl_target: seconds that its stream may stand still in a step.
         salt_name: the name of `cache_salt` in this API.
         embeds: the prompts are embedded, and nothing is generated.
 
@@ -206,12 +212,14 @@ def new_request(
     for name, seconds in (
         ("max_queue_time", fields.max_queue_time),
         ("timeout", fields.timeout),
-        ("itl_target", fields.itl_target),
+        ("itl_target", itl_target),
     ):
         _check_seconds(name, seconds)
     passed_on = {name: getattr(fields, name) for name in EngineFields.__struct_fields__}
     salt = _checked_salt(salt_name, fields.cache_salt)
-    return Submit(UNNUMBERED, (), sampling, extra_key=salt, embeds=embeds, **passed_on)
+    # Above 0, a target rounds to no less than a microsecond: 0 would mean that there is none.
+    micros = 0 if itl_target is None else max(1, round(itl_target * 1e6))
+    return Submit(UNNUMBERED, (), sampling, extra_key=salt, itl_target=micros, embeds=embeds, **passed_on)
 
 
 def checked_prompts(name: str, value: Any, samples: int) -> tuple[str | list[int], ...]:

@@ -250,13 +250,12 @@ def _no_tier(message: str, param: str | None = None) -> ApiError:
 def _samples(service: Service, prompt: tuple[int, ...], call: GenerateCall[Any], came_at: float) -> list[Submit]:
     """Return the requests of one prompt: equal but for the sample's number, so they share its pages and its seed."""
     sampling = _embedded(service, prompt, call) if call.request.embeds else _resolved(service, prompt, call)
-    queue_time, timeout, itl_target = call.fields.max_queue_time, call.fields.timeout, call.fields.itl_target
+    queue_time, timeout = call.fields.max_queue_time, call.fields.timeout
     request = replace(
         call.request,
         prompt=prompt,
         start_deadline=None if queue_time is None else came_at + queue_time,
         deadline=None if timeout is None else came_at + timeout,
-        itl_target=0 if itl_target is None else round(itl_target * 1e6),
     )
     return [
         replace(request, sampling=sampling.of_sample(index), sample_index=index) for index in range(call.sampling.n)
@@ -286,8 +285,7 @@ def _embedded(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) 
 def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> SamplingParams:
     with _refused(call):
         service.limits.check_priority(call.request.priority)
-        if call.fields.itl_target is not None:
-            service.limits.check_itl_target(call.fields.itl_target)
+        service.limits.check_itl_target(call.request.itl_target)
         room = service.limits.check_sampling(prompt, call.sampling)
     room = service.sampling_defaults.room(call.sampling, room)
     return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=service.new_seed())

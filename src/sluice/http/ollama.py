@@ -158,7 +158,7 @@ def _call(
     return GenerateCall(
         fields=fields,
         prompts=prompts,
-        request=new_request(fields, sampling),
+        request=new_request(fields, sampling, itl_target=fields.itl_target),
         model=served_name(service, fields.model),
         names={**NAMES, "prompt": prompt_name},
         given=frozenset(name for name in NAMES if OPTION_NAMES.get(name, name) in given),

@@ -190,7 +190,7 @@ def _call(fields: B, params: SamplingParams, **others: Any) -> GenerateCall[B]:
     require(bool(options.include_usage) or not options.continuous_usage_stats, message, param="stream_options")
     return GenerateCall(
         fields=fields,
-        request=new_request(fields, params),
+        request=new_request(fields, params, itl_target=fields.itl_target),
         model=fields.model,
         num_ctx=fields.num_ctx,
         text=TextOptions(fields.skip_special_tokens, fields.include_stop_str_in_output),

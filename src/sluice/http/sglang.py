@@ -112,7 +112,7 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
     return GenerateCall(
         fields=fields,
         prompts=_prompts(fields, sampling.n),
-        request=new_request(fields, sampling, salt_name=NAMES["cache_salt"]),
+        request=new_request(fields, sampling, itl_target=fields.itl_target, salt_name=NAMES["cache_salt"]),
         given=frozenset(name for name, theirs in SAMPLING_NAMES.items() if theirs in given),
         names=NAMES,
         text=TextOptions(text.skip_special_tokens, text.no_stop_trim),
