@@ -183,8 +183,8 @@ class Limits:
             )
         if 0 < micros < self.itl_target:
             raise LimitError(
-                f"itl_target {micros / 1e6:g} is below the engine's target; at least {self.itl_target / 1e6:g} seconds are"
-                " accepted",
+                f"itl_target {micros / 1e6:g} is below the engine's target; at least"
+                f" {self.itl_target / 1e6:g} seconds are accepted",
                 param="itl_target",
             )
 
