@@ -16,6 +16,7 @@ from serving import MODEL, run, serving
 from sluice.engine.messages import Message, QueryStats, Stats
 from sluice.engine.meter import Totals
 from sluice.http.backend import Backend
+from sluice.http.calls import CALL, Call
 from sluice.http.metrics import Metrics, Page, add_metrics
 from sluice.http.routes import Routes
 from sluice.process.client import UNNUMBERED, EngineClient
@@ -382,6 +383,22 @@ def test_the_longest_sample_of_a_prompt() -> None:
     assert metrics.longest_outputs.tally().total == 3
     metrics.ended(4, FinishReason.ABORT)
     assert metrics.longest_outputs.tally().total == 3 + 1
+
+
+def test_the_longest_sample_of_prompts_that_are_submitted_in_parts() -> None:
+    """A prompt of many samples is submitted in parts. Those after another call's prompt would be counted as that one's,
+    and its own end would never come."""
+    metrics = Metrics(lambda: 0.0)
+    several = replace(resolved(9), n=2)
+    first, second = (Call(name, "POST", "/v1/completions", {}, 0.0) for name in ("a", "b"))
+    for number, index, call in ((1, 0, first), (2, 0, second), (3, 1, first), (4, 1, second)):
+        token = CALL.set(call)
+        metrics.submitted(Submit(number, (5,), several, index))
+        CALL.reset(token)
+    metrics.received([Output(number, 0, (8,) * number, 0, FinishReason.STOP) for number in (1, 3)])
+    assert metrics.longest_outputs.tally().total == 3
+    metrics.received([Output(number, 0, (8,) * number, 0, FinishReason.STOP) for number in (2, 4)])
+    assert metrics.longest_outputs.tally().total == 3 + 4
 
 
 def test_the_share_of_failed_calls() -> None:

@@ -82,8 +82,9 @@ class Metrics(Observer):
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._open: dict[int, _Open] = {}
-        self._samples = _Samples(0)
-        """Those of the latest prompt: the requests of a prompt are submitted one after the other."""
+        self._samples: dict[int, _Samples] = {}
+        """Those of the latest prompt of each call, by its `id`: a call submits its requests in their order, but perhaps
+        in parts, between which others submit theirs."""
         self.model = ""
         """The model's name in the API, once it is known."""
         self.prompt_tokens = 0
@@ -123,8 +124,8 @@ class Metrics(Observer):
         # A call's time begins before its prompt is tokenized.
         arrived = self._clock() if call is None else call.began
         if request.sample_index == 0:
-            self._samples = _Samples(request.sampling.n)
-        self._open[request.request_id] = _Open(arrived, prompt_tokens, call, self._samples)
+            self._samples[id(call)] = _Samples(request.sampling.n)
+        self._open[request.request_id] = _Open(arrived, prompt_tokens, call, self._samples[id(call)])
         assert request.sampling.max_tokens is not None, f"not resolved: {request.sampling}"
         if not request.embeds:
             self.max_tokens.add(request.sampling.max_tokens)
@@ -153,6 +154,7 @@ class Metrics(Observer):
             self._end(request_id, reason, self._clock())
 
     def answered(self, call: Call) -> None:
+        self._samples.pop(id(call), None)
         self.http[call.handler, call.method, call.status] += 1
 
     def _count_tokens(self, request: _Open, output: Output, now: float) -> None:
