@@ -101,6 +101,7 @@ SPECIAL, BOS = ord("@"), ord("^")
         ("a@b", False, "a@b", [0, 0, 1, 2]),
         ("a@b", True, "a@b", [0, 0, 1, 2]),
         ("@b", True, "@b", [0, 0, 1]),
+        ("^b", False, "^b", [0, 0, 1]),
     ],
 )
 def test_offsets_beside_special_tokens(prompt: Any, skips: bool, text: str, offsets: list[int]) -> None:

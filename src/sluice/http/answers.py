@@ -138,6 +138,8 @@ class CompletionAnswer(_OpenAIAnswer):
         """The prompt of each choice as the client wrote it, or what its token ids spell."""
         self._skips_special: list[bool] = []
         """Whether a choice's prompt is repeated without special tokens; those in a text of the client's stay."""
+        self._num_added: list[int] = []
+        """Special tokens that the tokenizer put before the prompt of each choice."""
         if call.fields.echo:
             samples = call.sampling.n
             for prompt, choice in zip(call.prompts, generation.choices[::samples], strict=True):
@@ -145,6 +147,8 @@ class CompletionAnswer(_OpenAIAnswer):
                 self._echo += [text] * samples
                 skips_special = call.text.skip_special_tokens and not isinstance(prompt, str)
                 self._skips_special += [skips_special] * samples
+                is_marked = isinstance(prompt, str) and call.add_special_tokens
+                self._num_added += [self._tokenizer.num_special_before if is_marked else 0] * samples
 
     def _spelled(self, call: GenerateCall[CompletionFields], choice: Choice) -> str:
         return self._tokenizer.decode(choice.prompt, skip_special_tokens=call.text.skip_special_tokens)
@@ -173,7 +177,8 @@ class CompletionAnswer(_OpenAIAnswer):
         if echo and in_prompt is not None:
             prompt = self._generation.choices[index].prompt
             scored = [*map(ScoredToken, prompt, in_prompt), *scored]
-            own = prompt_offsets(self._tokenizer, prompt, echo, skip_special_tokens=self._skips_special[index])
+            added, skips_special = self._num_added[index], self._skips_special[index]
+            own = prompt_offsets(self._tokenizer, prompt, added, skip_special_tokens=skips_special)
             offsets = itertools.chain(own, offsets)
         choice = {
             "index": index,

@@ -5,6 +5,7 @@ OpenAI's API has none for prompts; these are in vLLM's form.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -36,22 +37,17 @@ def offsets_of(pieces: Iterable[Piece], before: int = 0) -> Iterator[int]:
 
 
 def prompt_offsets(
-    tokenizer: Tokenizer, prompt: Sequence[int], text: str, *, skip_special_tokens: bool
+    tokenizer: Tokenizer, prompt: Sequence[int], num_added: int, *, skip_special_tokens: bool
 ) -> Iterator[int]:
     """Yield where each token of a prompt begins in the prompt's text, in characters.
 
     Args:
-        text: the prompt as the answer repeats it. It may lack special tokens that the tokenizer put before it.
+        num_added: special tokens that the tokenizer put before the text, which lacks them.
         skip_special_tokens: the text lacks all others, too.
     """
-    first = 0
-    while first < len(prompt) and tokenizer.is_special(prompt[first]):
-        if text.startswith((tokenizer.spelled(prompt[first]) or b"").decode()):
-            break
-        yield 0
-        first += 1
+    yield from itertools.repeat(0, num_added)
     offset, detokenizer = 0, tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
-    for token in prompt[first:]:
+    for token in prompt[num_added:]:
         yield offset
         offset += len(detokenizer.push(token))
 

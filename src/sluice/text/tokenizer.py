@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,11 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Characters of the longest token in the vocabulary; at least as many as its text has."""
         return max(map(len, self._backend.get_vocab(with_added_tokens=True)))
+
+    @cached_property
+    def num_special_before(self) -> int:
+        """Number of special tokens that `encode` puts before a text."""
+        return sum(1 for _ in takewhile(self.is_special, self.encode("a")))
 
     @property
     def has_chat_template(self) -> bool:
