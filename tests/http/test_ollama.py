@@ -183,6 +183,9 @@ def test_the_models_own_settings_fill_what_is_open() -> None:
         await answered(server, CHAT, messages=HI, options={"num_predict": 1, "repeat_penalty": 1.0})
         sampling = sampling_of(server)
         assert (sampling.temperature, sampling.repetition_penalty) == (0.25, 1.0)
+        message = await refused(server, CHAT, messages=HI, options={"repeat_last_n": 64})
+        assert "options.repeat_last_n 64" in message, "the model's penalty would count all tokens"
+        await answered(server, CHAT, messages=HI, options={"num_predict": 1, "repeat_last_n": 64, "repeat_penalty": 1})
 
     served(test, sampling_defaults=SamplingDefaults(temperature=0.25, repetition_penalty=1.5))
 

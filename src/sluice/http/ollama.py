@@ -154,14 +154,15 @@ def _call(
     given = known_fields(fields.options, known, unsupported_fields.OLLAMA_OPTIONS, PLACE, instead={})
     others = convert({name: given.pop(name) for name in fields_of(OllamaOptions) & given.keys()}, OllamaOptions, PLACE)
     sampling = _sampling(convert(given, OllamaSampling, PLACE, {"n": "1"}), fields)
-    _check_repeat_last_n(others.repeat_last_n, sampling)
+    named = frozenset(name for name in NAMES if OPTION_NAMES.get(name, name) in given)
+    _check_repeat_last_n(others.repeat_last_n, service.sampling_defaults.fill(sampling, named))
     return GenerateCall(
         fields=fields,
         prompts=prompts,
         request=new_request(fields, sampling, itl_target=fields.itl_target),
         model=served_name(service, fields.model),
         names={**NAMES, "prompt": prompt_name},
-        given=frozenset(name for name in NAMES if OPTION_NAMES.get(name, name) in given),
+        given=named,
         add_special_tokens=add_special_tokens,
         num_ctx=others.num_ctx,
     )
@@ -185,7 +186,7 @@ def _sampling(options: OllamaSampling, fields: OllamaFields) -> SamplingParams:
 
 
 def _check_repeat_last_n(count: int | None, sampling: SamplingParams) -> None:
-    """Refuse a window of the penalties, unless there is no penalty."""
+    """Refuse a window of the penalties, unless there is no penalty, the model's own included."""
     has_penalty = sampling.repetition_penalty != 1 or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
     message = (
         f"{PLACE}.repeat_last_n {count} is not supported with penalties, which count all tokens here; leave it out, or"
