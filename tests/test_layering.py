@@ -45,10 +45,11 @@ ARROWS = {
         "bench": "types config limits engine assembly text process",
         "http": "types config faults limits footprint engine assembly text process vectors",
         "outputs": "types",
-        "library": "types limits engine text outputs vectors",
-        "llm": "types config engine assembly text outputs library",
+        "library": "types config limits engine text outputs vectors",
+        "llm": "types engine assembly text outputs library",
+        "async_llm": "types config process text outputs vectors library",
         "cli": "types config tiers tracing assembly bench http llm",
-        "__init__": "types config llm",
+        "__init__": "types config llm async_llm",
         "__main__": "cli",
     }.items()
 }

@@ -73,7 +73,7 @@ def test_samples_without_a_seed_share_a_random_one(llm: LLM) -> None:
 
 
 def test_a_stream_has_one_sample(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="n must be 1, got 2; use generate"):
+    with pytest.raises(ValueError, match=r"n must be 1, got 2; use LLM\.generate"):
         llm.stream(PROMPT, SamplingParams(n=2))
 
 

@@ -1,4 +1,4 @@
-"""Sluice: LLM inference with chunked prefill. `LLM` in process, `sluice serve` over HTTP.
+"""Sluice: LLM inference with chunked prefill. `LLM` in process, `AsyncLLM` for asyncio, `sluice serve` over HTTP.
 
 Public names are loaded when they are first used, so that importing a part of the package loads only that part.
 """
@@ -9,17 +9,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sluice.async_llm import AsyncLLM
     from sluice.config import EngineConfig
     from sluice.llm import LLM
     from sluice.types import SamplingParams
 
-__all__ = ["LLM", "EngineConfig", "SamplingParams"]
+__all__ = ["LLM", "AsyncLLM", "EngineConfig", "SamplingParams"]
 
 
 def __getattr__(name: str) -> Any:
     match name:
         case "LLM":
             return import_module("sluice.llm").LLM
+        case "AsyncLLM":
+            return import_module("sluice.async_llm").AsyncLLM
         case "EngineConfig":
             return import_module("sluice.config").EngineConfig
         case "SamplingParams":

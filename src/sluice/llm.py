@@ -14,13 +14,12 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any, Self
 
 from sluice.assembly.engine import build_engine
-from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
-from sluice.library.requests import Message, Prompt, Requests, listed, one_each, talks_of
+from sluice.library.requests import Message, Prompt, Requests, engine_config, listed, one_each, talks_of
 from sluice.library.runs import LocalLink, Run, embedding_of, result_of
 from sluice.outputs import Embedding, Result
 from sluice.text.text_stream import Piece
@@ -42,8 +41,7 @@ class LLM:
     """
 
     def __init__(self, model: str | PathLike[str] | None = None, *, progress: bool = False, **options: Any) -> None:
-        given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in options.items()}
-        config = EngineConfig.from_options({"model": "" if model is None else fspath(model), **given})
+        config = engine_config(model, options)
         self._link = LocalLink()
         engine, self.info = build_engine(config, self._link, progress=progress)
         self._engine: Engine | None = engine
@@ -177,10 +175,7 @@ class LLM:
                 `n` must be 1, and `prompt_logprobs` None.
         """
         (params,) = self._requests.params(sampling, 1)
-        if params.n != 1:
-            raise ValueError(f"a stream gives one sample: n must be 1, got {params.n}; use generate")
-        if params.prompt_logprobs is not None:
-            raise ValueError(f"in a stream, prompt_logprobs must be None, got {params.prompt_logprobs}; use generate")
+        self._requests.check_stream(params)
         (run,) = self._runs(0, prompt, params, cache_salt, priority)
         return self._pieces(run)
 

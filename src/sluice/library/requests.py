@@ -5,9 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sluice.config import EngineConfig
 from sluice.limits import LimitError, Limits, check_cache_salt
 from sluice.text.chat_template import RenderOptions
 from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
@@ -22,6 +24,20 @@ UNNUMBERED = 0
 """`request_id` of a request that is not numbered yet."""
 NO_TEXT = Vocabulary(spelling_of(None), lambda token_id: None, frozenset())
 """The vocabulary of a checkpoint without a tokenizer: no token has text."""
+
+
+def engine_config(model: str | PathLike[str] | None, options: Mapping[str, Any]) -> EngineConfig:
+    """Return the options of an engine.
+
+    Args:
+        model: folder or hub id; None is the bundled model.
+        options: by their flags' names, with underscores.
+
+    Raises:
+        ConfigError: an option is unknown.
+    """
+    given = {name: fspath(value) if isinstance(value, PathLike) else value for name, value in options.items()}
+    return EngineConfig.from_options({"model": "" if model is None else fspath(model), **given})
 
 
 class Requests:
@@ -58,6 +74,14 @@ class Requests:
     def params(self, given: SamplingParams | Sequence[SamplingParams] | None, count: int) -> Sequence[SamplingParams]:
         """Return the parameters of each of some prompts."""
         return one_each("sampling", SamplingParams, self.default_sampling if given is None else given, count)
+
+    def check_stream(self, params: SamplingParams) -> None:
+        """Refuse what a stream of one sample cannot give."""
+        if params.n != 1:
+            raise ValueError(f"a stream gives one sample: n must be 1, got {params.n}; use LLM.generate")
+        if params.prompt_logprobs is not None:
+            got = params.prompt_logprobs
+            raise ValueError(f"in a stream, prompt_logprobs must be None, got {got}; use LLM.generate")
 
     def generated(
         self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: int
