@@ -4,7 +4,8 @@
 
 `us_per_request_step`: `schedule` + `commit` of steps in which every request decodes, page allocation and publication
 included, page size 32, median over repeats. `admit_128k_hit_ms`: `add` + `schedule` of a prompt of 131,072 tokens of
-which all but the last page is cached.
+which all but the last page is cached. `us_per_cost`: with an ITL target, the
+processor time in which `StepCost` predicts and learns a step.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import time
 from pathlib import Path
 
 from sluice.kv.manager import KVManager
+from sluice.scheduler.cost import Load, StepCost
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
-from sluice.types import BatchPlan, BatchResult, SchedulerLimits, Submit
+from sluice.types import BatchPlan, BatchResult, Regime, SchedulerLimits, Submit
 
 PAGE_SIZE = 32
 PROMPT_TOKENS = 100
@@ -79,6 +81,17 @@ def admit_128k_hit_ms() -> float:
     return elapsed / 1e6
 
 
+def us_per_cost(steps: int = 2000) -> float:
+    """Run one repeat: predict mixed steps and learn from them, as a scheduler with an ITL target does for each."""
+    cost = StepCost()
+    loads = [Load(8, 8, 4000 + index).with_chunk(index % 1000, 8 + index % 64) for index in range(steps)]
+    start = time.process_time_ns()
+    for load in loads:
+        cost.predict(Regime.MIXED, load)
+        cost.observe(Regime.MIXED, load, 20_000 + 900 * load.tokens)
+    return (time.process_time_ns() - start) / steps / 1e3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
@@ -88,19 +101,23 @@ def main() -> None:
     gc.collect()
     per_request: dict[int, list[float]] = {running: [] for running in args.running}
     admissions: list[float] = []
+    costs: list[float] = []
     for _ in range(args.repeats):
         for running in args.running:
             per_request[running].append(us_per_request_step(running, steps=max(64, 4096 // running)))
         admissions.append(admit_128k_hit_ms())
+        costs.append(us_per_cost())
     figures = {
         "us_per_request_step": {str(running): statistics.median(values) for running, values in per_request.items()},
         "admit_128k_hit_ms": statistics.median(admissions),
+        "us_per_cost": statistics.median(costs),
         "repeats": args.repeats,
         "page_size": PAGE_SIZE,
     }
     for running, value in figures["us_per_request_step"].items():
         print(f"{running:>5} running: {value:5.2f} us per request and step")
     print(f"admission of a cached prompt of 131,072 tokens: {figures['admit_128k_hit_ms']:.2f} ms")
+    print(f"prediction and learning of a step with an ITL target: {figures['us_per_cost']:.1f} us")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluice.scheduler.cost import CostPrior
+from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.cost import CostPrior, Load
 from sluice.scheduler.laws.plans import steps_to_prefill
 from sluice.scheduler.pacer import Pacing, tokens_within
-from sluice.types import BatchPlan, Bound, SchedulerLimits
+from sluice.types import BatchPlan, Bound, Regime, SchedulerLimits
 from timed import Timed, time_of
-from worlds import limits_of
+from worlds import limits_of, offload_of
 
 MS = 1000
 
@@ -185,6 +186,25 @@ def test_tokens_within_a_time(token: float, pair: float, start: int, micros: flo
     if micros > 0 and found < 10**9:
         assert time(found) <= micros * (1 + 1e-6)
         assert time(found + 1) >= micros * (1 - 1e-6)
+
+
+def test_offloaded_work_costs_what_was_measured() -> None:
+    """Its cost in tokens was guessed from the model's sizes: with a disk of half the speed, steps took twice as long as
+    planned."""
+    limits = target_of(100)
+    timed = Timed(limits, pacing=Pacing(CostPrior(token=100.0, pair=2.0, byte=0.5)))
+    pacer = timed.scheduler.state.pacer
+    assert pacer is not None
+    guessed = offload_of(num_layers=4, pair_cost=9.0, load_cost=9.0)
+    priced = pacer.budget(BatchBuilder(), limits, ()).priced(guessed, 4)
+    assert priced.pair_cost == pytest.approx(2.0 / 100 / 4)
+    assert priced.load_cost == pytest.approx(0.5 / 100 / 4 * guessed.page_bytes / 4)
+    for number in range(200):
+        tokens, loaded = 1 + number % 50, 1000 * (number % 7)
+        load = Load(tokens=tokens, pairs=100 * (number % 11), loaded=loaded)
+        pacer.cost.observe(Regime.PREFILL, load, 1000 + 100 * tokens + 2 * load.pairs + 1.0 * loaded)
+    slower = pacer.budget(BatchBuilder(), limits, ()).priced(guessed, 4)
+    assert slower.load_cost == pytest.approx(2 * priced.load_cost, rel=0.2)
 
 
 @settings(max_examples=8)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.cost import CostPrior, LearntCosts, Load, StepCost, dot
 from sluice.scheduler.request import Request
-from sluice.types import Bound, Pace, Regime, SchedulerLimits
+from sluice.types import Bound, OffloadLimits, Pace, Regime, SchedulerLimits
 
 QUANTUM = 8
 """Tokens: least prefill of a step, and granularity of chunks of a few pages. At most a page."""
@@ -216,6 +216,14 @@ class TargetBudget:
 
     def share(self) -> None:
         """Do nothing: what the first prompt takes is bounded by time already."""
+
+    def priced(self, limits: OffloadLimits, page_size: int) -> OffloadLimits:
+        """Return the limits of offloaded work with costs as they were measured, in tokens that take as long."""
+        costs = self._costs()
+        if costs[1] <= 0:
+            return limits
+        pair, byte = (cost / costs[1] / limits.num_layers for cost in (costs[4], costs[5]))
+        return replace(limits, pair_cost=pair, load_cost=byte * limits.page_bytes / page_size)
 
     def _limit(self) -> float:
         """Return the time of the step at the machine's usual speed. It is asked for when all decodes are planned."""

@@ -79,7 +79,7 @@ def offloaded(
         return
     if state.pacer is None and not (len(batch) or state.decoding or state.partial or state.waiting or state.loading):
         room *= ALONE
-    adder.spend(plan_offloaded(state, state.kv.offload.limits, batch, room, kinds))
+    adder.spend(plan_offloaded(state, adder.offload_limits(), batch, room, kinds))
 
 
 def offloaded_first(

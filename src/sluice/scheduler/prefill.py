@@ -16,7 +16,7 @@ from sluice.scheduler.budget import UNLIMITED, ChunkBudget, budget_for
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
-from sluice.types import Bound, Pace, SchedulerLimits
+from sluice.types import Bound, OffloadLimits, Pace, SchedulerLimits
 
 
 class AddResult(Enum):
@@ -77,6 +77,11 @@ class PrefillAdder:
     def pace(self) -> Pace | None:
         """Return how long the step is expected to take, if steps are timed, and note that it was planned."""
         return None if self._timed is None else self._timed.pace(self.state.step)
+
+    def offload_limits(self) -> OffloadLimits:
+        """Return the limits of offloaded work. Where steps have a target, their costs are those that were measured."""
+        limits = self.state.kv.offload.limits
+        return limits if self._timed is None else self._timed.priced(limits, self.state.kv.page_size)
 
     def is_full(self) -> bool:
         """Return whether no prefill token is left, and note the limit that says so."""
