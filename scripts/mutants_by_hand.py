@@ -81,8 +81,8 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/batch.py",
-        "samples = end == known + request.pending",
-        "samples = end >= request.prompt_len",
+        "is_last = end == known + request.pending",
+        "is_last = end >= request.prompt_len",
         "a prompt recomputed after a preemption samples in its middle",
     ),
     (
@@ -326,6 +326,18 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "new_pages=before.new_pages + more.new_pages,",
         "new_pages=more.new_pages,",
         "pages of a chunk that was lengthened never reach the device",
+    ),
+    (
+        "scheduler/prefill.py",
+        "            and extend_len <= self._chunk.left_to_last(start)\n",
+        "",
+        "the end of a prompt is as long as the batch lets it be",
+    ),
+    (
+        "scheduler/prefill.py",
+        "            and extend_len <= self._room_beside_chunk()[0]\n",
+        "",
+        "the end of a prompt exceeds the tokens of the batch",
     ),
     (
         "scheduler/prefill.py",

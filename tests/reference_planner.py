@@ -96,15 +96,25 @@ class ReferencePlanner:
         if limits.max_prefill_requests and prompts >= limits.max_prefill_requests:  # 4.2
             return 0
         left = limits.max_prefill_tokens - used if limits.max_prefill_tokens else inf
-        # However many decode, the first prompt of a step may have a page.
-        room = min(budget, limits.max_batch_tokens - used, left if prompts else max(left, self.page_size))
+        room = self.room(budget, used, prompts)
         if extend <= room:
+            return extend
+        if self.ends(extend, budget) and extend <= self.room(inf, used, prompts):
             return extend
         if not limits.chunked_prefill_size:
             return 0 if prompts else extend  # 4.1: a first prompt over the budget goes alone
         if prompts and extend >= left:  # 1.7: not cut behind others
             return 0
         return max(0, int(room) // self.page_size * self.page_size)  # 1.5
+
+    def room(self, budget: float, used: int, prompts: int) -> float:
+        """Return the tightest of a chunk's budgets. However many decode, the first prompt of a step may have a page."""
+        left = self.limits.max_prefill_tokens - used if self.limits.max_prefill_tokens else inf
+        return min(budget, self.limits.max_batch_tokens - used, left if prompts else max(left, self.page_size))
+
+    def ends(self, extend: int, budget: float) -> bool:
+        """Whether a prompt ends although it exceeds the chunk: by a page, rather than leave a tail. A rule of ours."""
+        return self.page_size <= budget and extend - budget <= self.page_size
 
     def in_order(self) -> list[Planned]:
         key = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -44,11 +45,15 @@ class ClosingRunner(SlowRunner):
 
 
 def engine_of(
-    trace: NullTrace | RecentSteps | ChunkLog | None, *, faults: Faults | None = None, depth: int = 1
+    trace: NullTrace | RecentSteps | ChunkLog | None,
+    *,
+    world: World = WORLD,
+    faults: Faults | None = None,
+    depth: int = 1,
 ) -> Engine:
     clock = VirtualClock()
-    runner = SlowRunner(WORLD, clock, faults)
-    return Engine(WORLD.scheduler(), runner, ManualLink(), depth=depth, clock=clock, trace=trace)
+    runner = SlowRunner(world, clock, faults)
+    return Engine(world.scheduler(), runner, ManualLink(), depth=depth, clock=clock, trace=trace)
 
 
 def run(engine: Engine, *submits: Submit) -> ManualLink:
@@ -78,7 +83,8 @@ def test_a_record_says_what_was_in_a_step_and_what_bound_it() -> None:
 def test_the_last_token_of_a_prompt_is_prefill_though_it_comes_alone() -> None:
     """A row of length 1 that samples is not always a decode."""
     trace = RecentSteps()
-    run(engine_of(trace), Submit(0, (1,) * 9, resolved(2)))
+    world = replace(WORLD, limits=limits_of(chunk=8, batch=8, running=2))
+    run(engine_of(trace, world=world), Submit(0, (1,) * 9, resolved(2)))
     assert [(r.prefill_tokens, r.decode_rows) for r in trace.records] == [(8, 0), (1, 0), (0, 1)]
 
 

@@ -301,9 +301,26 @@ def test_a_bad_plan_breaks_its_law(number: int, spoil: Callable[[BatchPlan], Bat
     ids=["tokens of the batch", "tokens of prefill", "prefill and decode apart"],
 )
 def test_a_budget_overrun_breaks_law_7(limits: object) -> None:
+    """Only the end of a prompt may exceed the chunk size, and here its middle does."""
     bench, plan = planned()
     with pytest.raises(LawBroken, match="law 7"):
         laws.check_plan(bench.scheduler.state, limits, plan)
+
+
+@pytest.mark.parametrize(("chunk", "holds"), [(10, True), (8, True), (7, False), (2, False)])
+def test_an_end_that_exceeds_the_chunk_size_by_more_than_a_page_breaks_law_7(chunk: int, *, holds: bool) -> None:
+    """A page has two tokens; the prompt of ten ends in one chunk."""
+    bench = Bench.of(World(limits_of(chunk=10), num_pages=20, page_size=2))
+    bench.link.put(Submit(0, (1,) * 10, resolved(1)))
+    bench.engine._receive()
+    plan = bench.scheduler.scheduler.schedule()
+    assert plan is not None
+    limits = limits_of(chunk=chunk, batch=20)
+    if holds:
+        laws.check_plan(bench.scheduler.state, limits, plan)
+    else:
+        with pytest.raises(LawBroken, match="law 7"):
+            laws.check_plan(bench.scheduler.state, limits, plan)
 
 
 def test_an_unused_budget_breaks_law_17() -> None:

@@ -26,8 +26,8 @@ def bench_of(pages: int = 400, page_size: int = 4, caching: bool = True, **limit
 def test_1_1_chunked_prefill_size_is_shared_by_all_a_step_prefills() -> None:
     bench = bench_of(chunk=16, running=4)
     queue(bench, 0, 10)
-    queue(bench, 1, 10)
-    assert shapes_of(bench, 2) == [[(0, 0, 10), (1, 0, 4)], [(0, 10, 1), (1, 4, 6)]]
+    queue(bench, 1, 14)
+    assert shapes_of(bench, 2) == [[(0, 0, 10), (1, 0, 4)], [(0, 10, 1), (1, 4, 10)]]
 
 
 @pytest.mark.parametrize("off", [-1, 0])
@@ -39,15 +39,15 @@ def test_1_1_minus_one_or_nought_turns_chunking_off(off: int) -> None:
 
 
 def test_1_2_one_request_at_a_time_is_half_prefilled_and_goes_first() -> None:
-    bench = bench_of(chunk=8, running=4)
+    bench = bench_of(chunk=12, running=4)
     queue(bench, 0, 20)
-    queue(bench, 1, 20)
+    queue(bench, 1, 36)
     assert shapes_of(bench, 5) == [
-        [(0, 0, 8)],
-        [(0, 8, 8)],
-        [(0, 16, 4), (1, 0, 4)],
-        [(0, 20, 1), (1, 4, 8)],
-        [(0, 21, 1), (1, 12, 8)],
+        [(0, 0, 12)],
+        [(0, 12, 8), (1, 0, 4)],
+        [(0, 20, 1), (1, 4, 12)],
+        [(0, 21, 1), (1, 16, 12)],
+        [(0, 22, 1), (1, 28, 8)],
     ]
 
 
@@ -146,8 +146,8 @@ def test_1_10_prefill_first_runs_decodes_only_when_there_is_no_prefill() -> None
     bench = bench_of(schedule="prefill-first", chunk=8, running=4)
     queue(bench, 0, 2)
     steps_of(bench)
-    queue(bench, 1, 12)
-    assert shapes_of(bench, 3) == [[(1, 0, 8)], [(1, 8, 4)], [(0, 2, 1), (1, 12, 1)]]
+    queue(bench, 1, 14)
+    assert shapes_of(bench, 3) == [[(1, 0, 8)], [(1, 8, 6)], [(0, 2, 1), (1, 14, 1)]]
 
 
 def test_1_11_a_finished_chunk_is_shared_at_once_and_survives_an_abort() -> None:
@@ -181,7 +181,7 @@ def test_1_14_equal_tokens_under_different_extra_keys_share_nothing() -> None:
 
 def test_1_15_waiting_prefilling_decoding_finished_and_back_to_waiting() -> None:
     bench = bench_of(chunk=8, running=4)
-    queue(bench, 0, 12, max_tokens=2)
+    queue(bench, 0, 14, max_tokens=2)
     request = bench.scheduler.state.requests[0]
     statuses = [request.status]
     for _ in range(2):
@@ -209,14 +209,14 @@ def test_1_16_each_chunk_is_logged_with_request_number_extend_len_and_prefix(cap
     link, trace = ManualLink(), ChunkLog(RecentSteps())
     engine = Engine(world.scheduler(), world.shadow(), link, trace=trace)
     with caplog.at_level(logging.INFO, logger="sluice.engine"):
-        link.put(Submit(7, (1, 0) * 9, resolved(1)))
+        link.put(Submit(7, (1, 0) * 11, resolved(1)))
         engine.step()
         while not engine.is_idle:
             engine.step()
     assert [record.getMessage() for record in caplog.records] == [
         "request 7: chunk 1 of its prompt in step 0: extend_len 8, from 0, cached prefix 0",
         "request 7: chunk 2 of its prompt in step 1: extend_len 8, from 8, cached prefix 0",
-        "request 7: chunk 3 of its prompt in step 2: extend_len 2, from 16, cached prefix 0, the last",
+        "request 7: chunk 3 of its prompt in step 2: extend_len 6, from 16, cached prefix 0, the last",
     ]
     assert trace.latest is not None
-    assert trace.latest.prefill_tokens == 2
+    assert trace.latest.prefill_tokens == 6

@@ -38,9 +38,9 @@ def test_2_3_decodes_then_the_started_prefill_then_new_requests() -> None:
 
 def test_2_4_a_chunk_gets_only_the_pages_it_adds() -> None:
     bench = bench_of(chunk=8, running=4)
-    queue(bench, 0, 18)
+    queue(bench, 0, 22)
     counts = [len(plan.chunks[0].new_pages) for plan in steps_of(bench, 6)]
-    assert counts == [2, 2, 1, 0, 0, 1], "18 tokens fill half a page; the next page comes with position 20"
+    assert counts == [2, 2, 2, 0, 0, 1], "22 tokens fill half a page; the next page comes with position 24"
 
 
 def test_2_5_overlap_counts_the_token_that_is_unread() -> None:

@@ -16,7 +16,7 @@ def bench_of(pages: int = 400, page_size: int = 4, **limits: object) -> Bench:
 @pytest.mark.parametrize("partial", [1, 2])
 def test_a_prompt_alone_is_bound_by_the_chunk_until_it_ends(partial: int) -> None:
     bench = bench_of(chunk=8, max_partial_prefills=partial)
-    queue(bench, 0, 20)
+    queue(bench, 0, 24)
     assert [plan.bound_by for plan in steps_of(bench, 4)] == [
         Bound.CHUNKED_PREFILL_SIZE,
         Bound.CHUNKED_PREFILL_SIZE,
@@ -72,7 +72,7 @@ def test_a_prompt_that_may_not_be_cut_is_reported() -> None:
     queue(bench, 0, 2000)
     queue(bench, 1, 300)
     steps_of(bench)
-    queue(bench, 2, 20)
+    queue(bench, 2, 24)
     (plan,) = steps_of(bench)
     assert ([chunk.request_id for chunk in plan.chunks], plan.bound_by) == ([0, 1], Bound.MAX_PARTIAL_PREFILLS)
 

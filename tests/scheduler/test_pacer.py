@@ -233,3 +233,13 @@ def test_the_load_is_what_the_plan_holds() -> None:
     ]
     assert errors
     assert max(errors) < 0.03
+
+
+@pytest.mark.parametrize(("millis", "chunks"), [(1000, [140]), (72, [128, 12])])
+def test_the_end_of_a_prompt_exceeds_the_chunk_size_only_within_the_target(millis: int, chunks: list[int]) -> None:
+    """A page more than the chunk size is a page of time more. Steps without streams have twice the target."""
+    timed = Timed(target_of(millis, chunked_prefill_size=128, itl_quantile=0.5))
+    timed.ask(4000, 1)
+    timed.run()
+    timed.ask(140, 1)
+    assert [step.prefill for step in timed.run()] == chunks

@@ -141,11 +141,11 @@ def test_first_come_first_served_never_passes_over_the_head() -> None:
 def test_no_request_is_admitted_beside_a_half_read_prompt() -> None:
     """The cut leaves a token of budget; taking the next prompt's would let it run ahead of the one before it."""
     bench = Bench.of(World(limits_of(chunk=5, running=4), num_pages=40, page_size=4))
-    add(bench, 0, 20)
+    add(bench, 0, 22)
     add(bench, 1, 1, token=1)
-    plans = steps_of(bench, 5)
+    plans = steps_of(bench, 6)
     assert [shape(plan) for plan in plans[:4]] == [[(0, start, 4)] for start in (0, 4, 8, 12)]
-    assert shape(plans[4]) == [(0, 16, 4), (1, 0, 1)]
+    assert [shape(plan) for plan in plans[4:]] == [[(0, 16, 6)], [(0, 22, 1), (1, 0, 1)]]
 
 
 def test_no_more_requests_than_slots() -> None:

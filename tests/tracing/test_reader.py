@@ -20,7 +20,7 @@ WORLD = World(limits_of(chunk=8), num_pages=32, page_size=2)
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "trace"
-    play(recorded_engine(WORLD, trace_file(path, WORLD)), [Arrival(0, Submit(0, (1,) * 10, resolved(3)))])
+    play(recorded_engine(WORLD, trace_file(path, WORLD)), [Arrival(0, Submit(0, (1,) * 11, resolved(3)))])
     return path
 
 

@@ -44,7 +44,7 @@ def numbers(kept: Kept) -> list[int]:
 def test_every_call_is_recorded_with_its_number() -> None:
     kept = Kept()
     engine = recorded_engine(WORLD, kept)
-    engine.link.put(Submit(0, (1,) * 10, resolved(2), 1, "salt", 3))
+    engine.link.put(Submit(0, (1,) * 11, resolved(2), 1, "salt", 3))
     engine.step()
     engine.link.put(Abort(0, FinishReason.STOP), Abort(7))
     engine.step()
@@ -54,7 +54,7 @@ def test_every_call_is_recorded_with_its_number() -> None:
     assert kinds(kept) == ["Add", "Step", "Abort", "Abort", "Nothing", "ForgetDevice", "FlushCache", "Nothing"]
     assert numbers(kept) == list(range(9))
     added, step, stopped, unknown = kept.records[:4]
-    submit = Submit(0, (1,) * 10, resolved(2), 1, "salt", 3)
+    submit = Submit(0, (1,) * 11, resolved(2), 1, "salt", 3)
     assert added == Add.of(submit, number=0, at=0.0, refused=None)
     assert isinstance(step, Step)
     assert (step.planned, step.plan.step, step.error, step.ends) == (1, 0, None, ())

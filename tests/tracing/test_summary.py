@@ -106,11 +106,11 @@ def test_a_gap_of_many_steps_names_the_longest(tmp_path: Path) -> None:
     summary = summary_of(record(tmp_path / "trace", STREAM, LONG, world=world))
     gap = summary.gaps[0]
     assert gap.request_ids == (0,)
-    assert gap.num_steps == 9
-    assert [cause.ms for cause in gap.causes] == [2.0, 1.8, 1.8]
+    assert gap.num_steps == 8
+    assert [cause.ms for cause in gap.causes] == [2.2, 2.0, 1.8]
     assert gap.runner_ms == pytest.approx(gap.ms)
-    assert summary.bound_by["chunked_prefill_size"] == 7
-    assert (summary.mixed_steps, summary.prefill_steps) == (0, 9)
+    assert summary.bound_by["chunked_prefill_size"] == 6
+    assert (summary.mixed_steps, summary.prefill_steps) == (0, 8)
 
 
 def test_cached_tokens_are_counted_once(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sluice.scheduler.prefill import PrefillAdder
 from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import write_perfetto
 from sluice.tracing.replay import Replayed, ReplayError, replay
@@ -32,10 +33,21 @@ def replayed(path: Path) -> Replayed:
         return replay(trace)
 
 
-def test_every_plan_is_made_again() -> None:
+def test_every_plan_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was recorded before the end of a prompt could exceed the chunk size, and is replayed without that rule."""
+    monkeypatch.setattr(PrefillAdder, "_may_overshoot", lambda *_: False)
     found = replayed(RESIDENT)
     assert found.divergence is None, str(found.divergence)
     assert (found.steps, found.calls, found.unended) == (68, 211, 0)
+
+
+def test_a_plan_that_is_made_in_another_way_today_is_named() -> None:
+    """A prompt of nine tokens was cut at the chunk size of eight."""
+    divergence = replayed(RESIDENT).divergence
+    assert divergence is not None
+    assert (divergence.where, divergence.recorded, divergence.replayed) == (
+        "step 19, planned", "request 2 [0, 8)", "request 2 [0, 9)",
+    )  # fmt: skip
 
 
 def test_contexts_on_a_disk_cannot_be_replayed() -> None:

@@ -190,7 +190,7 @@ def tier_setup(
         return TierSetup(TierLimits(disabled=tuple(disabled)))
     assert cache.kv_write_policy is not None, f"not resolved: {cache}"
     # At least what a step computes: stores that fall behind lose their pages.
-    computed = -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)
+    computed = 1 + -(-(config.scheduler.chunked_prefill_size or 0) // shape.page_size)  # a last chunk has a page more
     per_step = max(1, min(STEP_COPIES, max(computed, STEP_BYTES[shape.device.type] // page_bytes)))
     limits = TierLimits(
         host_pages=host_pages,

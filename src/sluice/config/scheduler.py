@@ -42,7 +42,8 @@ class SchedulerConfig:
         None,
         "maximum prefill tokens in a step; -1: no chunking",
         unset="128 on cpu (256 with AMX), 2048 on cuda",
-        more="Longer prompts are cut into chunks of whole pages. With -1 or 0, prompts are never cut.",
+        more="Longer prompts are cut into chunks of whole pages. The last chunk of a prompt may have up to a page more,"
+        " rather than leave a few tokens for another step. With -1 or 0, prompts are never cut.",
         sglang="--chunked-prefill-size",
     )
     dynamic_chunking: int | None = option(

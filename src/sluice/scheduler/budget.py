@@ -28,6 +28,11 @@ class ChunkBudget(Protocol):
         """Return the most tokens that a chunk from position `start` may have."""
         ...
 
+    def left_to_last(self, start: int) -> int:
+        """Return the most tokens that a chunk from position `start` may have if it is the last of its prompt: it may
+        exceed the chunk size by a page, but no time that the step must keep to."""
+        ...
+
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         """Return how many tokens from position `start` take as long as `tokens` from the beginning; a page at least."""
         ...
@@ -60,6 +65,9 @@ class FixedBudget:
 
     def left(self, start: int) -> int:
         return self._tokens
+
+    def left_to_last(self, start: int) -> int:
+        return self._tokens + self._page_size
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         return tokens
@@ -100,6 +108,9 @@ class EqualTimeBudget:
 
     def left(self, start: int) -> int:
         return min(self._tokens, max(self._floor, self._length(self._cost, start)))
+
+    def left_to_last(self, start: int) -> int:
+        return self.left(start) + self._page_size
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         return max(self._page_size, self._length(self._cost_of(0, tokens), start))

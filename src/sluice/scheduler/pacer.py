@@ -190,14 +190,20 @@ class TargetBudget:
         return self._pacer.planned(step, self._batch, self._target)
 
     def left(self, start: int) -> int:
-        most = self._tokens - self._taken
+        most, within = self._tokens - self._taken, self._within(start)
+        self.bound = Bound.ITL_TARGET if within < most else Bound.CHUNKED_PREFILL_SIZE
+        return max(0, min(most, within))
+
+    def left_to_last(self, start: int) -> int:
+        return max(0, min(self._tokens - self._taken + self._page_size, self._within(start)))
+
+    def _within(self, start: int) -> int:
+        """Return the tokens from position `start` that are predicted to keep the step within its time."""
         ramp = self._pacer.ramp(has_streams=self._has_streams) - self._taken
         costs = self._costs()
         fitting = tokens_within(costs, self._limit() - dot(costs, (1, *self._batch.load)) - costs[2], start)
         least = 0 if self._taken else self._pacer.quantum
-        within = max(least, min(ramp, fitting))
-        self.bound = Bound.ITL_TARGET if within < most else Bound.CHUNKED_PREFILL_SIZE
-        return max(0, min(most, within))
+        return max(least, min(ramp, fitting))
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         if tokens >= self._tokens:

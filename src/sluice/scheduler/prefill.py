@@ -171,7 +171,9 @@ class PrefillAdder:
             cut_by = Bound.LONG_PREFILL_TOKEN_THRESHOLD
         if left <= wanted:
             wanted, cut_by = left, bound
-        if wanted >= extend_len:
+        if wanted >= extend_len or (
+            cut_by is Bound.CHUNKED_PREFILL_SIZE and self._may_overshoot(start, extend_len, planned)
+        ):
             return extend_len, Bound.NOTHING
         return max(0, self._chunk.cut(start, wanted)), cut_by
 
@@ -206,18 +208,42 @@ class PrefillAdder:
 
     def _room(self, start: int = 0) -> tuple[int, Bound]:
         """Return what the tightest budget leaves for tokens from position `start` on, and which budget it is."""
+        of_chunk = self._chunk.left(start)
+        left, bound = self._room_beside_chunk()
+        return (left, bound) if left < of_chunk else (of_chunk, self._chunk.bound)
+
+    def _room_beside_chunk(self) -> tuple[int, Bound]:
+        """Return what the budgets leave that no chunk exceeds, and which one is the tightest."""
         used = self._batch.num_tokens + self._offloaded
-        left, bound = self._chunk.left(start), self._chunk.bound
+        left, bound = self.limits.max_batch_tokens - used, Bound.MAX_BATCH_TOKENS
         if self.limits.max_prefill_tokens:
             # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
             # budget of admission, and none of it would be starvation.
             floor = 0 if self._planned else self.state.kv.page_size
-            prefill_left = max(floor, self.limits.max_prefill_tokens - used)
-            if prefill_left < left:
-                left, bound = prefill_left, Bound.MAX_PREFILL_TOKENS
-        if self.limits.max_batch_tokens - used < left:
-            left, bound = self.limits.max_batch_tokens - used, Bound.MAX_BATCH_TOKENS
+            of_prefill = max(floor, self.limits.max_prefill_tokens - used)
+            if of_prefill <= left:
+                left, bound = of_prefill, Bound.MAX_PREFILL_TOKENS
         return left, bound
+
+    def _may_overshoot(self, start: int, extend_len: int, planned: int) -> bool:
+        """Return whether the last chunk of a prompt may exceed what the chunk size leaves.
+
+        It may rather than leave a tail that costs its request another step, within all other budgets. This is the one
+        place where a step exceeds its chunk size; by how much is for `ChunkBudget.left_to_last` to say.
+
+        Args:
+            start: position of its first token.
+            extend_len: its tokens.
+            planned: tokens of the same prompt that the step holds already.
+        """
+        threshold = self.limits.long_prefill_token_threshold
+        leaves_a_tail = planned > 0 or self._chunk.cut(start, self._chunk.left(start)) > 0
+        return (
+            leaves_a_tail
+            and extend_len <= self._chunk.left_to_last(start)
+            and extend_len <= self._room_beside_chunk()[0]
+            and (not threshold or planned + extend_len <= threshold)
+        )
 
     def _is_left_whole(self, extend_len: int) -> bool:
         """Return whether a prompt waits to be the first of a step: with a prefill budget, one that would reach it is

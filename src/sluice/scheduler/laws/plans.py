@@ -28,8 +28,8 @@ def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool
 
 
 def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """7. No plan is empty. Tokens and prefill tokens are within their budgets. Under prefill-first no plan has both
-    prefill and decodes."""
+    """7. No plan is empty. Tokens and prefill tokens are within their budgets, except that the end of one prompt may
+    exceed the chunk size by up to a page. Under prefill-first no plan has both prefill and decodes."""
     contents = len(plan.chunks) + len(plan.slices) + len(plan.copies) + len(plan.dropped)
     require(contents > 0, f"law 7: plan {plan.step} is empty")
     tiers = state.kv.tiers
@@ -48,8 +48,10 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
         f"law 7: plan {plan.step} has {num_tokens} tokens of {limits.max_batch_tokens}",
     )
     if limits.chunked_prefill_size:
+        over = total - limits.chunked_prefill_size
+        ends = [c.length for c in chunks if (c.samples or c.embeds) and is_prefill(state, c.start, c.request_id)]
         require(
-            total <= limits.chunked_prefill_size,
+            over <= 0 or (over <= page_size and over < max(ends, default=0)),
             f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}",
         )
     if limits.max_prefill_tokens and prefill:
