@@ -68,6 +68,14 @@ def fuzz(url: str, operation: tuple[str, str], count: int, seed_: int, statuses:
     """Send `count` requests to one operation. Returns the first few problems."""
     found: list[str] = []
 
+    def answered_well(sent: Sent) -> str | None:
+        try:
+            status, headers, body = send(url, sent)
+        except (OSError, http.client.HTTPException) as error:
+            return f"no answer: {error!r}"
+        statuses[status] += 1
+        return complaint(operation, status, headers, body, DESCRIBED)
+
     @seed(seed_)
     @settings(
         max_examples=count,
@@ -79,9 +87,7 @@ def fuzz(url: str, operation: tuple[str, str], count: int, seed_: int, statuses:
     @given(st.data())
     def one(data: st.DataObject) -> None:
         sent = data.draw(case_of(*operation))
-        status, headers, body = send(url, sent)
-        statuses[status] += 1
-        problem = complaint(operation, status, headers, body, DESCRIBED)
+        problem = answered_well(sent)
         if problem is not None and len(found) < 5:
             found.append(f"{sent.method} {sent.path} {sent.body[:1000]!r}: {problem}")
 

@@ -32,6 +32,8 @@ def test_unknown_fields_are_ignored_and_named() -> None:
             assert answer.json()["store"] is False
             evil = await server.post(COMPLETIONS, prompt="ab", max_tokens=1, **{"a\r\nb: ü": 1, "x" * 5000: 1})
             assert evil.headers[HEADER] == "a%0D%0Ab%3A%20%C3%BC, " + "x" * 64
+            nameless = await server.post(COMPLETIONS, prompt="ab", max_tokens=1, owl=1, **{"": 1})
+            assert nameless.headers[HEADER] == 'owl, ""', "a space at the end is no header, and ends the connection"
             body = {"messages": [{**HI[0], "mood": 1}] * 3, "max_tokens": 1, "owl": {}}
             assert (await server.post(CHAT, **body)).headers[HEADER] == "owl, messages[].mood"
             body = {"text": "ab", "sampling_params": {"max_new_tokens": 1, "owl": 2}}

@@ -20,6 +20,8 @@ SIMILAR = 0.85
 """Share of common letters from which a name is a misspelling: `max_token`, `temprature`."""
 LONGEST_COMPARED, LONGEST_NAMED = 40, 64
 """Characters of a name that is compared with others, and of one in the header and the log."""
+NAMELESS = '""'
+"""The empty name, in the header and the log: a header's value must not end with a space."""
 LOG_NAMES = 16
 LOG_SECONDS = 60.0
 
@@ -38,7 +40,7 @@ def ignore_unknown(names: Iterable[str], known: Collection[str], place: str = ""
     ignored = [] if call is None else call.ignored_fields
     prefix = re.sub(r"\[\d+\]", "[]", f"{place}." if place else "")
     for name in names:
-        shown = quote(prefix + name[:LONGEST_NAMED], safe=".[]", errors="replace")[:LONGEST_NAMED]
+        shown = quote(prefix + name[:LONGEST_NAMED], safe=".[]", errors="replace")[:LONGEST_NAMED] or NAMELESS
         if shown in ignored:
             continue
         meant = misspelt(name, known)
