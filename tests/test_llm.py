@@ -317,5 +317,5 @@ def test_logprobs_are_returned_if_requested(llm: LLM) -> None:
 def test_a_stream_has_logprobs_of_its_tokens_only(llm: LLM) -> None:
     pieces = list(llm.stream(IDS, SamplingParams(max_tokens=3, ignore_eos=True, logprobs=0)))
     assert [piece.logprobs.token_id for piece in pieces] == [piece.token_id for piece in pieces]
-    with pytest.raises(ValueError, match="prompt_logprobs must be None, got 0; use generate"):
+    with pytest.raises(ValueError, match=r"prompt_logprobs must be None, got 0; use LLM\.generate"):
         llm.stream(IDS, SamplingParams(prompt_logprobs=0))
