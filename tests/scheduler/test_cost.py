@@ -78,6 +78,25 @@ def test_one_pause_is_no_trend() -> None:
     assert max(errors[8:]) < 0.1
 
 
+def superlinear() -> StepCost:
+    """Costs of a machine whose steps are learnt to cost nothing by themselves: their time rises faster than tokens."""
+    cost, draw = StepCost(), random.Random(0)
+    for _ in range(60):
+        length = draw.choice([16, 64, 256, 1024, 2048])
+        cost.observe(Regime.PREFILL, Load().with_chunk(0, length), length**1.5)
+    assert cost.costs(Regime.PREFILL)[0] == 0
+    return cost
+
+
+def test_a_step_of_nothing_can_be_learnt_from() -> None:
+    """It was predicted to take no time, and the measured time was divided by that: the engine died."""
+    cost, load = superlinear(), Load()
+    assert cost.predict(Regime.PREFILL, load) > 0
+    for _ in range(5):
+        cost.observe(Regime.PREFILL, load, 500)
+    assert cost.predict(Regime.PREFILL, load) > 0
+
+
 def test_counts_that_always_rise_together_leave_every_cost_sane() -> None:
     """Tokens, rows and context are proportional in steady decodes. A plain fit gives some of them costs below zero, and
     then more work is predicted to take less time."""

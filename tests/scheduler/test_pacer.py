@@ -207,6 +207,17 @@ def test_offloaded_work_costs_what_was_measured() -> None:
     assert slower.load_cost == pytest.approx(2 * priced.load_cost, rel=0.2)
 
 
+def test_a_step_that_only_begins_to_read_says_nothing_of_the_machine() -> None:
+    """The first slice of an offloaded chunk holds no work. Its time is that of the loop, and of no step."""
+    pacer = Timed(target_of(100)).scheduler.state.pacer
+    assert pacer is not None
+    batch = BatchBuilder()
+    before = pacer.learnt()
+    pacer.planned(0, batch, 100 * MS)
+    pacer.ended(0, 3)
+    assert pacer.learnt() == before
+
+
 @settings(max_examples=8)
 @given(st.integers(0, 2**32))
 def test_every_prompt_ends_within_its_bound(seed: int) -> None:

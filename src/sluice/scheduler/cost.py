@@ -40,6 +40,8 @@ UNSEEN_RATIOS = tuple(0.7 + 0.03 * index for index in range(21))
 WARM_UP = 3
 """First observations of a regime, whose predictions came from the prior and say nothing about the spread."""
 MIN_MARGIN, MAX_MARGIN = 1.0, 3.0
+MIN_MICROS = 1.0
+"""No step is predicted to take less, even if all that it consists of was fitted to cost nothing."""
 
 
 ONES = (1.0,) * NUM
@@ -176,7 +178,7 @@ class RegimeCost:
         if self.num_steps == 1:
             self.factors = [scale] * NUM
         self._descend(scale)
-        ratio = 1 / dot(self.factors, scaled)
+        ratio = 1 / max(dot(self.factors, scaled), MIN_MICROS / micros)
         self.gain += GAIN_RATE * (min(max(ratio, self.gain / GAIN_CLIP), self.gain * GAIN_CLIP) - self.gain)
 
     def _descend(self, scale: float) -> None:
@@ -236,8 +238,8 @@ class StepCost:
         return min(max(self._regimes[regime].ratios.quantile(quantile), MIN_MARGIN), MAX_MARGIN)
 
     def fitted(self, regime: Regime, load: Load) -> float:
-        """Return a step's microseconds at the machine's usual speed."""
-        return dot(self._micros[regime], (1, *load))
+        """Return a step's microseconds at the machine's usual speed, at least `MIN_MICROS`."""
+        return max(dot(self._micros[regime], (1, *load)), MIN_MICROS)
 
     def predict(self, regime: Regime, load: Load) -> float:
         """Return a step's microseconds at the machine's speed of late. It does not fall when a count rises."""

@@ -148,7 +148,7 @@ class Pacer:
         planned = self._pop(step)
         if planned is None:
             return
-        if micros > 0:
+        if micros > 0 and any(planned.load):
             self.cost.observe(planned.regime, planned.load, micros)
         self._largest = max(self._largest, planned.prefill)
         if planned.regime is Regime.MIXED:
