@@ -78,6 +78,18 @@ def test_one_pause_is_no_trend() -> None:
     assert max(errors[8:]) < 0.1
 
 
+@pytest.mark.parametrize("micros", [1, 1000])
+def test_one_short_measurement_is_no_trend(micros: int) -> None:
+    """A step whose time was counted to the one before weighed 20,000 times as much as others: for hundreds of steps
+    all were predicted to take next to nothing, and many took nine times the target."""
+    cost = StepCost(prior_times(1.0))
+    play(cost, 150, time_of)
+    play(cost, 1, lambda load: micros, seed=1)
+    errors = play(cost, 60, time_of, seed=3)
+    assert max(errors) < 0.4
+    assert max(errors[8:]) < 0.25
+
+
 def superlinear() -> StepCost:
     """Costs of a machine whose steps are learnt to cost nothing by themselves: their time rises faster than tokens."""
     cost, draw = StepCost(), random.Random(0)

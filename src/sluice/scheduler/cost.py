@@ -34,6 +34,9 @@ GAIN_RATE = 0.35
 """Weight of the latest step in the machine's speed."""
 GAIN_CLIP = 3.0
 """One step moves the speed as if it had taken at most this many times what was predicted: a lone pause is no trend."""
+FASTEST = 3.0
+"""Nor is a step learnt to have taken less than this part of what was predicted. Errors are relative, so a single step
+that was measured too short would weigh as much as all others."""
 KEPT_RATIOS = 100
 UNSEEN_RATIOS = tuple(0.7 + 0.03 * index for index in range(21))
 """Stand for ratios of measured to predicted time before there are some: from 0.7 to 1.3."""
@@ -253,7 +256,9 @@ class StepCost:
         """
         cost = self._regimes[regime]
         if cost.num_steps >= WARM_UP:
-            cost.ratios.add(micros / self.predict(regime, load))
+            predicted = self.predict(regime, load)
+            cost.ratios.add(micros / predicted)
+            micros = max(micros, predicted / FASTEST)
         step, token, row, key, pair, byte = self._prior.values
         tokens, rows, context, pairs, loaded = load
         costs = (step, token * tokens, row * rows, key * context, pair * pairs, byte * loaded)
