@@ -7,10 +7,15 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sluice import LLM, SamplingParams
+from sluice.assembly.pacing import CostFile, Entry, Key, read_costs
 from sluice.config import ConfigError
+from sluice.scheduler.cost import CostPrior, LearntCosts, LearntRegime, Load, StepCost
+from sluice.scheduler.pacer import LearntPace
+from sluice.types import Regime
 
 SMALL: dict[str, Any] = {"max_total_tokens": 512, "itl_target": "10s"}
 EMPTY = '{"format": 1, "entries": [[["a", "b", "c", 1, "d"], [[{}, {"mixed": [1, [], [], [0, 0], [], 1, []]}], 0, 0]]]}'
@@ -76,6 +81,53 @@ def test_a_file_that_is_no_cost_model_is_refused(tmp_path: Path, content: str, s
     with pytest.raises(ConfigError, match=said):
         serve(path)
     assert path.read_text() == content
+
+
+def learnt() -> dict[str, Any]:
+    """A file of one entry as an engine leaves it, by field of its only kind of steps."""
+    cost = StepCost()
+    for tokens in (8, 16, 32):
+        cost.observe(Regime.MIXED, Load(tokens, 1), 1000.0 + tokens)
+    return cost.learnt().regimes[Regime.MIXED]._asdict()
+
+
+def write(path: Path, **changed: Any) -> None:
+    """Write such a file, with other values of some fields."""
+    regime = LearntRegime(**learnt() | changed)
+    pace = LearntPace(LearntCosts(CostPrior(), {Regime.MIXED: regime}), 16, 16)
+    path.write_bytes(msgspec.json.encode(CostFile(1, (Entry(Key("a", "b", "c", 1, "d"), pace),))))
+
+
+def test_a_file_as_an_engine_leaves_it_is_read(tmp_path: Path) -> None:
+    """One that is refused for its numbers costs what was learnt."""
+    write(tmp_path / "costs.json")
+    assert len(read_costs(tmp_path / "costs.json").entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"ratios": []}, "mixed steps: ratios has 0 entries, 1 to 100 are accepted"),
+        ({"ratios": [1.0] * 101}, "ratios has 101 entries"),
+        ({"ratios": [0.0]}, "ratios has 0.0, from 1e-50 to 1e.50 is accepted"),
+        ({"matrix": [[1.0, 2.0], [3.0, 4.0]]}, "matrix has 2 entries of 6"),
+        ({"matrix": [[1.0]] * 6}, "a row of matrix has 1 entries of 6"),
+        ({"matrix": [[-1.0] * 6] * 6}, "matrix has -1.0, from 0 to 1e.50 is accepted"),
+        ({"matrix": [[1e308] * 6] * 6}, "matrix has 1e.308"),
+        ({"vector": [1.0]}, "vector has 1 entries of 6"),
+        ({"factors": [1.0] * 7}, "factors has 7 entries of 6"),
+        ({"factors": [-0.5] + [1.0] * 5}, "factors has -0.5"),
+        ({"sums": (0.0, 0.0)}, "sums has 0.0"),
+        ({"gain": 0.0}, "gain has 0.0"),
+        ({"num_steps": 0}, "num_steps is 0, it must be above 0"),
+    ],
+)
+def test_a_file_of_other_numbers_is_refused_when_it_is_read(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    """It was accepted, and the engine died at the first step or planned by nonsense."""
+    path = tmp_path / "costs.json"
+    write(path, **changed)
+    with pytest.raises(ConfigError, match=f"is no cost model: .*{said}.*; name another file, or remove it"):
+        read_costs(path)
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

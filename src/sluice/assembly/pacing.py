@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
+from sluice.assembly.cost_check import check_learnt
 from sluice.assembly.offloading import ATTENTION_COST
 from sluice.config import ConfigError, EngineConfig
 from sluice.device.machine import processor_name, usable_cores
@@ -140,25 +141,14 @@ def read_costs(path: Path) -> CostFile:
     try:
         found = msgspec.json.decode(content, type=CostFile)
         for entry in found.entries:
-            _check(entry.learnt)
-    except (msgspec.DecodeError, ValueError) as error:
+            check_learnt(entry.learnt)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"--cost-model {path} is no cost model: {error}; name another file, or remove it to begin anew"
         ) from error
     if found.format != FORMAT:
         raise ConfigError(f"--cost-model {path} has format {found.format}, {FORMAT} is accepted; name another file")
     return found
-
-
-def _check(learnt: LearntPace) -> None:
-    """
-    Raises:
-        ValueError: the numbers are not those of a cost model.
-    """
-    cost = StepCost(learnt=learnt.costs)
-    for regime in Regime:
-        if not 0 < cost.predict(regime, Load(1, 1, 1, 1, 1)) < float("inf"):
-            raise ValueError(f"the costs of {regime.value} steps are not above 0")
 
 
 class CostKeeper:
