@@ -458,3 +458,24 @@ def test_a_crash_ends_what_was_read_ahead() -> None:
     tiers.crash()
     tiers.work(ShadowRunner(page_size=4))
     assert not reports
+
+
+def test_steps_of_offloaded_work_grow_where_there_is_time() -> None:
+    """Only resident prompts counted as prefill that was seen. So steps stayed at two quanta for ever: an offloaded
+    prompt took a hundred times as many steps as without a target, and so did a resident one beside an offloaded
+    stream."""
+    offload = offload_of(load_cost=0.01, pair_cost=0.001, chunk_tokens=128, window_pages=16, above=256, group_blocks=8)
+    limits = limits_of(chunk=256, itl_target=1_000_000, itl_quantile=0.95)
+    world = World(limits, num_pages=128, page_size=16, tiers=TierLimits(disk_pages=400), offload=offload)
+    runner = RecordingRunner(world.shadow())
+    bench = Bench.of(world, runner)
+    bench.link.put(Submit(0, prompt(1500), resolved(200)))
+    while not bench.link.tokens(0):
+        bench.step()
+    assert len(runner.plans) < 40
+    bench.link.put(Submit(1, prompt(230, 1), resolved(1)))
+    while not bench.link.tokens(1):
+        bench.step()
+    chunks = [chunk.length for plan in runner.plans for chunk in plan.chunks if chunk.request_id == 1]
+    assert chunks[0] <= 16
+    assert len(chunks) < 8

@@ -213,7 +213,7 @@ def test_a_step_that_only_begins_to_read_says_nothing_of_the_machine() -> None:
     assert pacer is not None
     batch = BatchBuilder()
     before = pacer.learnt()
-    pacer.planned(0, batch, 100 * MS)
+    pacer.planned(0, batch, 100 * MS, 0, has_streams=False)
     pacer.ended(0, 3)
     assert pacer.learnt() == before
 

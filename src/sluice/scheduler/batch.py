@@ -35,11 +35,6 @@ class BatchBuilder:
         return bool(self._slices)
 
     @property
-    def num_prefill_tokens(self) -> int:
-        """Tokens of prompts, without offloaded ones."""
-        return self.num_tokens - self.num_decodes
-
-    @property
     def has_prefill(self) -> bool:
         """Whether it holds more than decodes."""
         return len(self._chunks) > self.num_decodes or self.has_slices

@@ -63,6 +63,8 @@ class Planned(NamedTuple):
     regime: Regime
     load: Load
     prefill: int
+    """Tokens of prefill, and those that offloaded work was counted as."""
+    has_streams: bool
 
 
 class Pacer:
@@ -124,11 +126,19 @@ class Pacer:
             return Regime.MIXED if batch.num_decodes else Regime.PREFILL
         return Regime.GRAPH if batch.num_decodes <= self._pacing.graph_rows else Regime.DECODE
 
-    def planned(self, step: int, batch: BatchBuilder, target: float) -> Pace:
-        """Note a step that was planned, and return what it is expected to take."""
+    def planned(self, step: int, batch: BatchBuilder, target: float, prefill: int, *, has_streams: bool) -> Pace:
+        """Note a step that was planned, and return what it is expected to take.
+
+        Args:
+            target: microseconds.
+            prefill: tokens that the step was charged, offloaded work included.
+            has_streams: whether a request waits for a token.
+        """
         regime = self.regime(batch, has_prefill=batch.has_prefill)
         predicted = self.cost.predict(regime, batch.load)
-        self._planned.append(Planned(step, regime, batch.load, batch.num_prefill_tokens))
+        # An offloaded work item goes at any cost, which may be guessed: it is no reason to leap.
+        prefill = min(prefill, self.ramp(has_streams=has_streams))
+        self._planned.append(Planned(step, regime, batch.load, prefill, has_streams))
         margin = self.cost.margin(regime, self._quantile)
         infeasible = self.is_infeasible and batch.num_decodes > 0
         if infeasible and not batch.has_prefill:
@@ -151,7 +161,7 @@ class Pacer:
         if micros > 0 and any(planned.load):
             self.cost.observe(planned.regime, planned.load, micros)
         self._largest = max(self._largest, planned.prefill)
-        if planned.regime is Regime.MIXED:
+        if planned.has_streams:
             self._largest_mixed = max(self._largest_mixed, planned.prefill)
 
     def _pop(self, step: int) -> Planned | None:
@@ -187,7 +197,7 @@ class TargetBudget:
     def pace(self, step: int) -> Pace:
         """Note that the step was planned, and return what it is expected to take."""
         self._limit()
-        return self._pacer.planned(step, self._batch, self._target)
+        return self._pacer.planned(step, self._batch, self._target, self._taken, has_streams=self._has_streams)
 
     def left(self, start: int) -> int:
         most, within = self._tokens - self._taken, self._within(start)
