@@ -53,6 +53,7 @@ ON_DISK = {**SMALL, "kv_disk": "pages", "kv_disk_bytes": 12_000}
 """For options of the tiers too."""
 OFFLOADED = {**ON_DISK, "kv_disk_bytes": 90_000, "offload_above": 15, "ring_block_tokens": 8, "depth": 2}
 """And for those of contexts longer than the device."""
+PACED = {**SMALL, "itl_target": "3ms"}
 OFFLOAD_OPTIONS = tuple(name for name, _ in options_of(GROUPS["offload"]))
 PAIRS = [
     {one: left, other: right}
@@ -104,6 +105,8 @@ def test_refused_by_name_or_lawful(name: str) -> None:
 def bases(pair: dict[str, Any]) -> list[dict[str, Any]]:
     if any(name in OFFLOAD_OPTIONS for name in pair):
         return [SMALL, OFFLOADED]
+    if "itl_quantile" in pair:
+        return [SMALL, PACED]
     return [*BASES, ON_DISK] if any(name.startswith("kv_") for name in pair) else BASES
 
 

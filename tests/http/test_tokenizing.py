@@ -72,7 +72,6 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     ("/detokenize", {"tokens": [1.5]}, 400, "got `float`"),
     ("/detokenize", {"tokens": [1], "skip_special_tokens": 1}, 400, "got `int`"),
     ("/detokenize", {"tokens": [1], "model": "other"}, 404, "does not exist"),
-    ("/v1/embeddings", {"input": "a", "model": MODEL}, 400, "embeddings are not supported"),
 ]
 
 

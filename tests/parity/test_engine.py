@@ -149,7 +149,7 @@ def test_preempted_requests_go_on_as_before(checkpoint: Checkpoints, expected: E
         page_size=4,
         chunked_prefill_size=10,
         max_running_requests=3,
-        max_total_tokens=88,
+        max_total_tokens=84,
         schedule_conservativeness=0.0,
     )
     link = ManualLink()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.config import EngineConfig
 from sluice.engine.messages import Abort, Copied, QueryStats, Shutdown, Stats, Submit
-from sluice.engine.meter import Tally, Totals
+from sluice.engine.meter import ItlTotals, PaceTotals, Tally, Totals
 from sluice.engine.trace import StepRecord
 from sluice.limits import Limits
 from sluice.process.wire import (
@@ -37,6 +37,8 @@ from sluice.types import (
     FinishReason,
     Occupancy,
     Output,
+    Pace,
+    Regime,
     SamplingParams,
     Tier,
     TierUse,
@@ -82,10 +84,33 @@ TIER = st.builds(TierUse, st.sampled_from(Tier), *[IDS] * 7)
 OCCUPANCY = st.builds(Occupancy, *[IDS] * 8, st.lists(TIER, max_size=2).map(tuple))
 LIMITS = st.builds(Limits, vocab_size=IDS, max_model_len=IDS, max_total_tokens=IDS, knows_priority=st.booleans())
 SECONDS = st.floats(0, 1e9)
-RECORD = st.builds(StepRecord, IDS, IDS, IDS, IDS, IDS, IDS, st.sampled_from(Bound), st.booleans(), SECONDS, SECONDS)
+PACE = st.builds(Pace, st.sampled_from(Regime), IDS, IDS, IDS, st.booleans())
+RECORD = st.builds(
+    StepRecord,
+    *[IDS] * 6,
+    st.sampled_from(Bound),
+    st.booleans(),
+    SECONDS,
+    SECONDS,
+    micros=IDS,
+    pace=st.none() | PACE,
+)
 TALLY = st.builds(Tally, st.lists(SECONDS, max_size=3).map(tuple), st.lists(IDS, max_size=4).map(tuple), SECONDS)
+PACE_TOTALS = st.builds(PaceTotals, IDS, SECONDS, SECONDS, SECONDS)
+ITL = st.builds(
+    ItlTotals,
+    SECONDS,
+    SECONDS,
+    st.dictionaries(st.sampled_from(Regime), PACE_TOTALS, max_size=2),
+    st.lists(IDS, max_size=3).map(tuple),
+    IDS,
+)
 TOTALS = st.builds(
-    Totals, IDS, IDS, IDS, IDS, IDS, st.lists(IDS, max_size=3).map(tuple), *[st.none() | TALLY for _ in range(6)]
+    Totals,
+    *[IDS] * 5,
+    st.lists(IDS, max_size=3).map(tuple),
+    st.none() | ITL,
+    *[st.none() | TALLY for _ in range(6)],
 )
 FRAMES: st.SearchStrategy[Frame] = st.one_of(
     st.builds(
