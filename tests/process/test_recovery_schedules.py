@@ -201,7 +201,7 @@ def test_every_stream_is_what_it_would_have_been(part: int) -> None:
             assert "alone" in (stream.ends[0].error or "")
         assert recovery.ended_requests == len(schedule.given_up())
     assert deaths > SCHEDULES / 4, "hardly anything happened"
-    assert resumed > SCHEDULES, "hardly anything was resumed"
+    assert resumed > SCHEDULES / 2, "hardly anything was resumed"
 
 
 @pytest.mark.parametrize("part", range(4))
