@@ -15,7 +15,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 PRINTS = {
     "embeddings.py": "vectors of 192 numbers",
     "library.py": "256 of 283 prompt tokens cached",
-    "custom_scheduling_pass.py": "shortest first:      [8, 4, 1]",
+    "custom_scheduling_pass.py": "shortest first:      [7, 4, 1]",
     "custom_attention_backend.py": "tokens by reference:",
     "simulated_trace.py": "chunked: longest gap of a stream 18 ms, TTFT of the prompt 280 ms",
 }
