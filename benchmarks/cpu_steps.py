@@ -154,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(args: argparse.Namespace, steps: dict[str, list[Part]], threads: int, page_size: int) -> dict[str, Any]:
     options = {"model": str(args.checkpoint), "threads": threads, "page_size": page_size}
+    if args.quantization is not None:
+        options["quantization"] = args.quantization
     sizes = {"max_total_tokens": args.max_total_tokens, "max_running_requests": MOST_SLOTS + 1}
     loaded = load(EngineConfig.from_options(options | sizes), progress=False)
     runs = Steps(loaded)
@@ -177,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--steps", default=",".join(STEPS), metavar="LIST", help="steps to time (default: the curves of docs/cpu.md)"
     )
+    parser.add_argument("--quantization", metavar="METHOD", help="as the server's (default: as the checkpoint says)")
     parser.add_argument("--threads", type=int, nargs="+", default=[2], help="threads of the engine (default: 2)")
     parser.add_argument("--page-size", type=int, nargs="+", default=[32], help="tokens of a page (default: 32)")
     parser.add_argument("--max-total-tokens", type=int, default=36_864, help="KV pool (default: 36864)")

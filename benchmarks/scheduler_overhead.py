@@ -15,10 +15,14 @@ import gc
 import json
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from sluice.kv.manager import KVManager
+from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.cost import Load, StepCost
+from sluice.scheduler.pacer import Pacer, Pacing
+from sluice.scheduler.request import Request
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
 from sluice.types import BatchPlan, BatchResult, Regime, SchedulerLimits, Submit
@@ -92,6 +96,26 @@ def us_per_cost(steps: int = 2000) -> float:
     return (time.process_time_ns() - start) / steps / 1e3
 
 
+def us_per_target(steps: int = 2000) -> float:
+    """Run one repeat: ask a pacer for the prefill of mixed steps, plan what it grants, and let it learn."""
+    limits = replace(scheduler_of(8, num_pages=8).limits, itl_target=50_000)
+    pacer = Pacer(limits, PAGE_SIZE, Pacing())
+    streams = [Request(Submit(number, (1,) * 8, resolved(8)), 0) for number in range(8)]
+    start = time.process_time_ns()
+    for step in range(steps):
+        batch = BatchBuilder()
+        batch.num_tokens = batch.num_decodes = len(streams)
+        budget = pacer.budget(batch, limits, streams)
+        budget.left(0)
+        length = budget.cut(0, min(budget.left(step % 1000), budget.tokens_at_depth(512, 0)))
+        batch.num_tokens += length
+        budget.take(step % 1000, length)
+        budget.left(0)
+        budget.pace(step)
+        pacer.ended(step, 20_000 + 900 * batch.num_tokens + step % 7)
+    return (time.process_time_ns() - start) / steps / 1e3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--running", type=int, nargs="+", default=[1, 16, 64, 256, 1024])
@@ -102,15 +126,18 @@ def main() -> None:
     per_request: dict[int, list[float]] = {running: [] for running in args.running}
     admissions: list[float] = []
     costs: list[float] = []
+    targets: list[float] = []
     for _ in range(args.repeats):
         for running in args.running:
             per_request[running].append(us_per_request_step(running, steps=max(64, 4096 // running)))
         admissions.append(admit_128k_hit_ms())
         costs.append(us_per_cost())
+        targets.append(us_per_target())
     figures = {
         "us_per_request_step": {str(running): statistics.median(values) for running, values in per_request.items()},
         "admit_128k_hit_ms": statistics.median(admissions),
         "us_per_cost": statistics.median(costs),
+        "us_per_target": statistics.median(targets),
         "repeats": args.repeats,
         "page_size": PAGE_SIZE,
     }
@@ -118,6 +145,7 @@ def main() -> None:
         print(f"{running:>5} running: {value:5.2f} us per request and step")
     print(f"admission of a cached prompt of 131,072 tokens: {figures['admit_128k_hit_ms']:.2f} ms")
     print(f"prediction and learning of a step with an ITL target: {figures['us_per_cost']:.1f} us")
+    print(f"all that a target adds to a step: {figures['us_per_target']:.1f} us")
     if args.json:
         args.json.write_text(json.dumps(figures, indent=2) + "\n")
 

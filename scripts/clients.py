@@ -69,10 +69,21 @@ def qwen3(_: Target) -> None:
 CLIENTS = {
     "curl": Client(recorded.curl, "chats, whole and streamed"),
     "openai": Client(
-        program("openai"), "models, chats, completions with log-probabilities, embeddings; sync and async", ("openai",)
+        program("openai"),
+        "models, chats, tools, `parse()`, completions with log-probabilities, embeddings; sync and async",
+        ("openai",),
     ),
     "qwen3": Client(qwen3, "openai over a tiny Qwen3: `enable_thinking`, lists of parts, thoughts of earlier turns"),
-    "langchain": Client(program("langchain"), "`ChatOpenAI`: invoke, stream, batch", ("langchain-openai",)),
+    "agents_chat": Client(
+        program("agents_chat"),
+        "OpenAI's Agents SDK over chats: the loop around a tool, whole and streamed",
+        ("openai-agents",),
+    ),
+    "langchain": Client(
+        program("langchain"),
+        "`ChatOpenAI`: invoke, stream, batch; `bind_tools`, `with_structured_output`",
+        ("langchain-openai",),
+    ),
     "llamaindex": Client(program("llamaindex"), "`OpenAILike`: chats, completions", ("llama-index-llms-openai-like",)),
     "litellm": Client(program("litellm"), "`openai/`, `hosted_vllm/`, `text-completion-openai/`", ("litellm",)),
     "ollama": Client(program("ollama"), "list, show, chat, generate; another model", ("ollama",)),
@@ -86,6 +97,15 @@ CLIENTS = {
         ),
     ),
     "langfuse": Client(program("langfuse"), "its drop-in for openai, whole and streamed", ("langfuse", "openai")),
+    "responses": Client(
+        program("responses"), "openai's responses: create, stream, parse, functions, continued, listed", ("openai",)
+    ),
+    "agents": Client(program("agents"), "the OpenAI Agents SDK's loop over responses", ("openai-agents",)),
+    "anthropic": Client(
+        program("anthropic"), "messages whole, streamed and counted, sync and async; a loop of tools", ("anthropic",)
+    ),
+    "claude-code": Client(recorded.claude_code, "its recorded calls: two turns with a tool, counted tokens"),
+    "codex": Client(recorded.codex, "its recorded calls: two turns with a function, nothing stored"),
     "open-webui": Client(recorded.open_webui, "its recorded calls: models, chat, titles, Ollama's tags and chat"),
     "sglang": Client(recorded.sglang, "`/generate` whole, streamed, as a batch; `/flush_cache`"),
     "lm-eval": Client(

@@ -45,6 +45,7 @@ FILES = (
     "scheduler/loading.py",
     "scheduler/fair.py",
     "scheduler/passes.py",
+    "scheduler/rows.py",
     "scheduler/scheduler.py",
     "engine/trace.py",
     "engine/deadlines.py",

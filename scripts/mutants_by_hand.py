@@ -75,7 +75,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/batch.py",
-        "row = tuple(lease.pages) if start == request.cached else ()",
+        "row = tuple(lease.pages) if request.slot in self._opened else ()",
         "row = ()",
         "the pages of a cached prefix never reach the device",
     ),
@@ -92,21 +92,21 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "outputs are not given again after a preemption",
     ),
     (
-        "scheduler/scheduler.py",
-        "            request.lease.publish(request.tokens, end)\n",
+        "scheduler/rows.py",
+        "        request.lease.publish(request.tokens, end)\n",
         "",
         "nothing is shared while a request runs",
     ),
     (
-        "scheduler/scheduler.py",
+        "scheduler/rows.py",
         "request.computed = end",
         "request.computed = request.scheduled",
         "pages count as computed while their step is still in flight",
     ),
     (
-        "scheduler/scheduler.py",
-        "elif start + count >= request.max_tokens:",
-        "elif len(request.tokens) >= request.max_tokens:",
+        "scheduler/rows.py",
+        "if start + count >= request.max_tokens:",
+        "if len(request.tokens) >= request.max_tokens:",
         "max_tokens counts the prompt",
     ),
     (
@@ -209,13 +209,13 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/admission.py",
-        "not (may_cut and len(state.partial) < adder.limits.max_partial_prefills)",
-        "not len(state.partial) < adder.limits.max_partial_prefills",
+        "not (may_cut and state.places_taken(request) < adder.limits.max_partial_prefills)",
+        "not state.places_taken(request) < adder.limits.max_partial_prefills",
         "a younger prompt takes the place the oldest waits for",
     ),
     (
         "scheduler/prefill.py",
-        "floor = 0 if self._planned else self.state.kv.page_size",
+        "floor = self.state.kv.page_size if self._is_first else 0",
         "floor = 0",
         "decodes use up the prefill budget and prompts starve",
     ),
@@ -275,7 +275,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/preempt.py",
-        "if level(r) > level(request)]",
+        "if state.waiting.makes_way(r, request)]",
         "if level(r) >= level(request)]",
         "equal priorities preempt each other for ever",
     ),
@@ -293,7 +293,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/fair.py",
-        "return max(room // 2, state.kv.page_size, room",
+        "return max(room // 2, adder.quantum, room",
         "return max(0, room",
         "short prompts starve a long one",
     ),
@@ -311,15 +311,33 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "scheduler/fair.py",
-        "among(waiting, shorter) if first.status is Status.PARTIAL else waiting",
-        "among(waiting, shorter)",
+        "turns.among(shorter) if first.status is Status.PARTIAL else waiting",
+        "turns.among(shorter)",
         "a short prompt takes the place of the one that has ended before an older one does",
     ),
     (
         "scheduler/fair.py",
-        "(shorter if remaining(state, request) * MUCH_SHORTER <= work else others)",
+        "(shorter if is_shorter and may_share(state, request, first) else others)",
         "shorter",
         "prompts of one length share each step, and all end late",
+    ),
+    (
+        "scheduler/fair.py",
+        "if is_shorter and may_share(state, request, first)",
+        "if is_shorter",
+        "short batch prompts take half of the steps of an interactive one",
+    ),
+    (
+        "scheduler/fair.py",
+        "return request is next(peers) or ",
+        "return True or ",
+        "the earliest prompt of a class finds its places taken by later ones",
+    ),
+    (
+        "scheduler/queue.py",
+        "return is_lower and self.urgency(running) > self.urgency(request)",
+        "return is_lower",
+        "a batch request is preempted for ever, however long ago its deadline was",
     ),
     (
         "scheduler/batch.py",
@@ -391,15 +409,15 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
         "prompt logprobs of tokens that come from the cache are never told",
     ),
     (
-        "scheduler/scheduler.py",
+        "scheduler/rows.py",
         "of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]",
         "of_targets = of_targets[:]",
         "after a preemption prompt logprobs are sent a second time",
     ),
     (
-        "scheduler/scheduler.py",
-        "tokens, of_tokens = tokens[:count], of_tokens[:count]",
-        "tokens = tokens[:count]",
+        "scheduler/rows.py",
+        "brought.logprobs[: len(tokens)],",
+        "brought.logprobs,",
         "logprobs go on behind the token that ended the request",
     ),
     (
@@ -572,7 +590,7 @@ BY_HAND: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "engine/engine.py",
-        "and self.scheduler.awaits_disk",
+        "and self.scheduler.awaits_report",
         "and False",
         "a loop that can only wait for a disk spins",
     ),

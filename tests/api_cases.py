@@ -14,17 +14,19 @@ from schemathesis import GenerationMode
 from sluice.http.app import make_routes
 from sluice.http.backend import Backend
 from sluice.http.body import BodyLimits, BodyReader
+from sluice.http.errors import OVERLOADED
 from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics
 from sluice.http.openapi import openapi
+from sluice.http.responses.store import ResponseStore
 from sluice.http.routes import EVENT_STREAM, JSON, NDJSON
 
-ROUTES = make_routes(Backend(), BodyReader(BodyLimits()), CacheIsolation(), Metrics(), lambda: 0.0)
+ROUTES = make_routes(Backend(), BodyReader(BodyLimits()), CacheIsolation(), Metrics(), lambda: 0.0, ResponseStore(0, 0))
 SCHEMA = schemathesis.openapi.from_dict(openapi(ROUTES.operations, "0"))
 WITH_BODY = [(each.method, each.path) for each in ROUTES.operations if each.body is not None]
 OPERATIONS = [(method.upper(), path) for path, methods in SCHEMA.raw_schema["paths"].items() for method in methods]
 MODEL = "shadow"
-MOST = {"max_tokens": 30, "max_completion_tokens": 30, "min_tokens": 3, "n": 4, "best_of": 4}
+MOST = {"max_tokens": 30, "max_completion_tokens": 30, "max_output_tokens": 30, "min_tokens": 3, "n": 4, "best_of": 4}
 """What is tested is the way in, not the engine's patience."""
 
 
@@ -73,7 +75,8 @@ def _closed(schema: Any) -> Any:
 
 def _events(body: bytes) -> list[Any]:
     """Return the data of server-sent events but for `[DONE]`, or of lines of JSON."""
-    data = [line.removeprefix("data: ") for line in body.decode().split("\n") if line]
+    lines = [line for line in body.decode().split("\n") if line and not line.startswith("event: ")]
+    data = [line.removeprefix("data: ") for line in lines]
     return [json.loads(each) for each in data if each != "[DONE]"]
 
 
@@ -110,7 +113,7 @@ def _usable(draw: st.DrawFn, path: str, body: Any) -> Any:
     for name, most in MOST.items():
         if isinstance(body.get(name), int | float):
             body[name] = min(body[name], most)
-    if path.startswith("/api/"):
+    if path.startswith(("/api/", "/v1/messages")):
         body["model"] = MODEL
     if isinstance(body.get("options"), dict):
         body["options"] |= {"num_predict": MOST["max_tokens"]}
@@ -118,7 +121,7 @@ def _usable(draw: st.DrawFn, path: str, body: Any) -> Any:
         body[name] = _known_ids(body.get(name))
     if isinstance(body.get("logit_bias"), dict) and draw(st.booleans()):
         body["logit_bias"] = {str(token): bias for token, bias in enumerate(body["logit_bias"].values())}
-    if path.startswith("/v1/") and body.get("max_completion_tokens") is None:
+    if path.endswith("completions") and body.get("max_completion_tokens") is None:
         body["max_tokens"] = body.get("max_tokens", MOST["max_tokens"])
     return {name: value for name, value in body.items() if value is not None}
 
@@ -139,12 +142,16 @@ def complaint(
     operation: tuple[str, str], status: int, headers: Mapping[str, str], body: bytes, described: Described
 ) -> str | None:
     """Return what is wrong with an answer, independent of what was sent."""
-    if status >= 500 and status != 503:
+    overloads = (503, OVERLOADED) if operation[1].startswith("/v1/messages") else (503,)
+    if status >= 500 and status not in overloads:
         return f"status {status}: {body[:500]!r}"
-    if status == 503 and not headers.get("retry-after", "").isdecimal():
-        return f"status 503 without a time to come back: {dict(headers)}"
+    if status in overloads and not headers.get("retry-after", "").isdecimal():
+        return f"status {status} without a time to come back: {dict(headers)}"
     if status >= 400:
         error = json.loads(body)["error"]
+        if operation[1].startswith("/v1/messages"):
+            is_fine = set(error) == {"type", "message"} and bool(error["message"])
+            return None if is_fine else f"status {status} in a shape of its own: {body[:500]!r}"
         if operation[1].startswith("/api/"):
             return None if isinstance(error, str) and error else f"status {status} without a message: {body[:500]!r}"
         if set(error) != {"message", "type", "param", "code"} or not error["message"]:

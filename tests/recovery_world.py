@@ -23,6 +23,7 @@ from sluice.process.heartbeat import SIZE, Counts, SharedHeartbeat
 from sluice.process.liveness import LivenessWatch
 from sluice.process.wire import Frame, Incoming, Outgoing, Outputs, WireError, decode, encode
 from sluice.scheduler.laws import Lawful
+from sluice.testing import ShadowGrammars
 from sluice.types import BatchPlan, BatchResult, Output
 from worlds import World
 
@@ -95,7 +96,12 @@ class Process:
         self._engine_sent, self._engine_received = Outgoing(epoch), Incoming(epoch)
         runner = DoomedRunner(world.shadow(vocab_size), self.doom, poison)
         self.engine = Engine(
-            self.scheduler, WatchedRunner(runner, self.heartbeat), self, depth=world.depth, clock=VirtualClock()
+            self.scheduler,
+            WatchedRunner(runner, self.heartbeat),
+            self,
+            depth=world.depth,
+            clock=VirtualClock(),
+            grammars=ShadowGrammars(self.post),
         )
 
     def send_to(self, message: Message) -> None:

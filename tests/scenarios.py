@@ -14,6 +14,8 @@ from sluice.testing import Faults, FaultyRunner
 from sluice.tracing.recorder import Journal
 from sluice.types import NO_SAMPLING, FinishReason, SamplingParams
 from worlds import (
+    CLASSES,
+    GRAMMARS,
     VOCAB,
     Bench,
     SlowDisk,
@@ -27,7 +29,16 @@ from worlds import (
 )
 
 ABORTS = (FinishReason.ABORT, FinishReason.TIMEOUT, FinishReason.EXPIRED)
-AIMS = (Status.WAITING, Status.LOADING, Status.PARTIAL, Status.DECODING, Status.OFFLOADED, Status.DRAINING)
+AIMS = (
+    Status.COMPILING,
+    Status.WAITING,
+    Status.LOADING,
+    Status.PARTIAL,
+    Status.DECODING,
+    Status.FORCED,
+    Status.OFFLOADED,
+    Status.DRAINING,
+)
 """The statuses of requests that have not ended."""
 
 
@@ -56,6 +67,7 @@ def random_scenario(seed: int) -> Scenario:
     world = World(limits, draw.randint(3, 24), page_size, draw.random() < 0.6, depth, draw.random() < 0.5)
     faulty = draw.random() < 0.5
     world = replace(world, tiers=random_tiers(draw), disk_fails=draw.choice([0.0, 0.0, 0.1, 0.3, 1.0]))
+    world = replace(world, masks_late=0.2 * (seed % 2))
     return Scenario(world, seed, faulty, repeats=draw.choice([0.0, 0.5]))
 
 
@@ -195,7 +207,10 @@ def random_submit(
         NO_SAMPLING if embeds else sampling,
         sample_index=draw.randrange(2),
         extra_key=draw.choice(["", "tenant"]),
-        priority=draw.randrange(3),
+        priority=(priority := draw.randrange(3)),
+        priority_class=CLASSES[priority].name,
+        arrived=1000 * request_id,
         lookahead=draw.choice([None, None, None, 0, 1]),
         embeds=embeds,
+        grammar="" if embeds else GRAMMARS[(request_id + length) % len(GRAMMARS)],
     )

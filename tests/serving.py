@@ -32,6 +32,7 @@ from sluice.http.calls import Listener
 from sluice.http.isolation import CacheIsolation
 from sluice.http.metrics import Metrics
 from sluice.http.origins import Origins
+from sluice.http.responses.store import ResponseStore
 from sluice.process.client import EngineClient
 from sluice.process.engine_state import EngineState
 from sluice.process.socket_folder import SocketFolder
@@ -182,6 +183,7 @@ async def serving(
     isolation: CacheIsolation | None = None,
     listeners: Sequence[Listener] = (),
     sampling_defaults: SamplingDefaults | None = None,
+    responses: ResponseStore | None = None,
     **options: Any,
 ) -> AsyncIterator[Server]:
     """A server that is ready, with these options of the engine changed.
@@ -223,6 +225,7 @@ async def serving(
         clock=lambda: 1234.5,
         metrics=metrics,
         listeners=listeners,
+        responses=ResponseStore(16, 1 << 20) if responses is None else responses,
     )
     delivering = asyncio.create_task(_deliver(channel, client))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -22,7 +22,7 @@ from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
 from sluice.scheduler.laws import Lawful
 from sluice.scheduler.scheduler import Scheduler
-from sluice.testing import SHADOW_EMBEDDING_SIZE, Faults, FaultyRunner, ShadowRunner
+from sluice.testing import SHADOW_EMBEDDING_SIZE, Faults, FaultyRunner, ShadowGrammars, ShadowRunner
 from sluice.types import BatchPlan
 
 VOCAB = 127
@@ -51,7 +51,9 @@ def resolution(**options: Any) -> Resolution:
 
 def limits_of(config: EngineConfig) -> Limits:
     """Return the limits of a shadow engine."""
-    return replace(LIMITS, knows_priority=config.scheduler.schedule_policy == "priority")
+    scheduler = config.scheduler
+    knows_priority, classes = scheduler.schedule_policy == "priority", scheduler.limits().classes
+    return replace(LIMITS, knows_priority=knows_priority, classes=classes)
 
 
 def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> Engine:
@@ -67,7 +69,8 @@ def shadow_engine(link: Link, faults: Faults | None = None, **options: Any) -> E
     shadow = ShadowRunner(page_size=cache.page_size, vocab_size=VOCAB, late=depth > 1)
     runner = RecordingRunner(FaultyRunner(shadow, faults or Faults()))
     scheduler = Lawful(Scheduler(config.scheduler.limits(), kv))
-    return Engine(scheduler, runner, link, depth=depth, trace=ChunkLog(RecentSteps()))
+    grammars = ShadowGrammars(link.post)
+    return Engine(scheduler, runner, link, depth=depth, trace=ChunkLog(RecentSteps()), grammars=grammars)
 
 
 def build(start: Start, link: Link) -> tuple[Engine, Ready]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.assembly.resolve import resolve as resolve_config
 from sluice.config import ConfigError, EngineConfig
+from sluice.types import ITL_AUTO
 
 
 def resolve(device_type: str = "cpu", /, **options: Any) -> EngineConfig:
@@ -104,10 +105,37 @@ def test_aliases_and_dashes() -> None:
         ({"max_partial_prefills": 3, "max_running_requests": 2}, "must be at most --max-running-requests 2, got 3"),
         ({"max_partial_prefills": 2, "chunked_prefill_size": -1}, "needs prompts that may be cut"),
         ({"long_prefill_token_threshold": 64, "chunked_prefill_size": 0}, "needs prompts that may be cut"),
-        ({"schedule_policy": "sjf"}, "--schedule-policy must be one of fcfs, lpm, priority, got 'sjf'"),
+        ({"schedule_policy": "sjf"}, "--schedule-policy must be one of fcfs, lpm, priority, deadline, got 'sjf'"),
         ({"schedule_policy": "lpm", "enable_prefix_caching": False}, "lpm needs the prefix cache, but it is off"),
         ({"schedule_low_priority_values_first": True}, "needs --schedule-policy priority, got 'fcfs'"),
-        ({"enable_priority_preemption": True}, "needs --schedule-policy priority, got 'fcfs'"),
+        ({"enable_priority_preemption": True}, "needs --schedule-policy priority or deadline, got 'fcfs'"),
+        (
+            {"priority_classes": "batch:ttft=1h", "schedule_policy": "fcfs"},
+            "--priority-classes batch:ttft=1h needs --schedule-policy deadline, got 'fcfs'",
+        ),
+        ({"priority_classes": "urgent:ttft=1s"}, "classes are interactive, standard, batch, got 'urgent'; the form is"),
+        ({"priority_classes": ""}, "classes are interactive, standard, batch, got ''"),
+        ({"priority_classes": "batch"}, "the class batch has no target; the form is NAME:ttft=TIME"),
+        ({"priority_classes": "batch:ttft=1h,batch:ttft=2h"}, "the class batch is given twice"),
+        ({"priority_classes": "batch:1h"}, "a target of batch is ttft or itl, got '1h'"),
+        ({"priority_classes": "batch:ttft=soon"}, "of batch must be a time such as 500ms, 10s or 1h, got 'soon'"),
+        ({"priority_classes": "batch:ttft=0s"}, "of batch must be a time such as 500ms, 10s or 1h, got '0s'"),
+        ({"priority_classes": f"batch:ttft={'9' * 12}h"}, "of batch must be a time such as"),
+        (
+            {"priority_classes": "interactive:ttft=20s"},
+            "the TTFT target of interactive, 20 s, must not be longer than that of standard, 10 s",
+        ),
+        ({"priority_classes": "batch:itl=4x"}, r"itl=4x of batch needs a target \(--itl-target TIME\)"),
+        (
+            {"priority_classes": "batch:itl=0.5x", "itl_target": "100ms"},
+            r"the ITL target of batch, 0\.5x, is below --itl-target, 0\.1 s",
+        ),
+        ({"priority_classes": "batch:itl=50ms", "itl_target": "100ms"}, "of batch, 50ms, is below --itl-target"),
+        (
+            {"priority_classes": "batch:itl=4x", "itl_target": "auto"},
+            "the ITL target of batch must be a time beside --itl-target auto, got '4x'",
+        ),
+        ({"priority_classes": "batch:itl=x", "itl_target": "1s"}, "or 1h, or a multiple such as 4x, got 'x'"),
         ({"reserve": "half"}, "--reserve must be one of ratio, full, got 'half'"),
         ({"reserve": "full", "schedule_conservativeness": 1.0}, "needs --reserve ratio, got 'full'"),
         ({"schedule_conservativeness": -0.1}, "must be a number of at least 0, got -0.1"),
@@ -151,8 +179,8 @@ def test_the_policy_beside_priorities_under_any_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"itl_target": "soon"}, "--itl-target must be a time such as 200ms or 1.5s, or off, got 'soon'"),
-        ({"itl_target": "200"}, "--itl-target must be a time such as 200ms or 1.5s, or off, got '200'"),
+        ({"itl_target": "soon"}, "--itl-target must be a time such as 200ms or 1.5s, auto or off, got 'soon'"),
+        ({"itl_target": "200"}, "--itl-target must be a time such as 200ms or 1.5s, auto or off, got '200'"),
         ({"itl_target": "0ms"}, "--itl-target must be a time"),
         ({"itl_target": "1s", "chunked_prefill_size": -1}, "--itl-target 1s needs prompts that may be cut"),
         ({"itl_target": "1s", "schedule": "prefill-first"}, "--itl-target 1s needs --schedule mixed"),
@@ -168,10 +196,21 @@ def test_an_itl_target_that_cannot_be_kept_is_refused(options: dict[str, Any], m
         resolve(**options)
 
 
+def test_a_default_target_gives_way_to_what_rules_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that was told not to cut prompts would be refused for a target that it did not ask for."""
+    monkeypatch.setattr("sluice.assembly.resolve.ITL_DEFAULT", "auto")
+    assert resolve().scheduler.itl_target == "auto"
+    assert resolve().scheduler.limits().chunked_prefill_size == 512
+    assert resolve(itl_target="off").scheduler.limits().itl_target == 0
+    assert resolve(itl_target="1s").scheduler.limits().itl_target == 1_000_000
+    for options in ({"chunked_prefill_size": -1}, {"schedule": "prefill-first"}, {"dynamic_chunking": 0}):
+        assert resolve(**options).scheduler.limits().itl_target == 0
+
+
 def test_an_itl_target_is_a_duration() -> None:
     """And chunks may be larger with it, as their time is known; a size that is set is the most."""
     assert resolve(itl_target="off").scheduler.limits().itl_target == 0
-    for text, micros in (("900us", 900), ("200ms", 200_000), ("1.5s", 1_500_000)):
+    for text, micros in (("auto", ITL_AUTO), ("900us", 900), ("200ms", 200_000), ("1.5s", 1_500_000)):
         assert resolve(itl_target=text).scheduler.limits().itl_target == micros
     assert resolve(itl_target="1s").scheduler.limits().chunked_prefill_size == 512
     assert resolve(itl_target="1s", chunked_prefill_size=64).scheduler.limits().chunked_prefill_size == 64

@@ -68,6 +68,14 @@ CASES = {
         {"schedule_policy": "lpm", "max_running_requests": 1},
         [ask(0, 9), ask(1, 9, first=0), ask(2, 10)],
     ),
+    "priority_classes": Case(
+        {"priority_classes": "interactive:ttft=9s", "max_running_requests": 1},
+        {"priority_classes": "interactive:ttft=1s", "max_running_requests": 1},
+        [
+            Arrival(0, Submit(0, (1, 0), resolved(4), arrived=1)),
+            Arrival(0, Submit(1, (0, 0), resolved(4), priority_class="interactive", arrived=2_000_000)),
+        ],
+    ),
     "schedule_low_priority_values_first": Case(
         BY_PRIORITY, BY_PRIORITY | {"schedule_low_priority_values_first": True}, RANKED
     ),
@@ -101,6 +109,7 @@ ELSEWHERE = {
     "gpu_memory_utilization": "device/test_memory.py::test_a_utilization_counts_steps_too",
     "threads": "test_llm.py::test_threads_compute",
     "cpu_kernels": "native/test_choice.py::test_a_requested_level_is_used",
+    "quantization": "models/formats/test_quantization_option.py::test_it_names_what_the_checkpoint_is",
     "model_impl": "models/test_fallback.py::test_a_native_architecture_through_transformers",
     "attention_backend": "assembly/test_select_attention.py::test_it_is_what_attends",
     "kv_cache_dtype": "test_kv_cache_dtype.py::test_only_what_is_kept_is_rounded",
@@ -125,8 +134,12 @@ ELSEWHERE = {
     "cache_isolation": "http/test_tenant_options.py::test_a_server_with_tenants",
     "allow_special_tokens": "http/test_tenant_options.py::test_a_server_that_trusts_its_clients",
     "chat_template": "http/test_tenant_options.py::test_a_server_with_a_template_and_fields_of_its_own",
+    "tool_call_parser": "http/test_tools.py::test_a_server_reads_what_its_options_say",
+    "reasoning_parser": "http/test_tools.py::test_a_server_reads_what_its_options_say",
     "strict_fields": "http/test_tenant_options.py::test_a_server_with_a_template_and_fields_of_its_own",
     "max_request_bytes": "http/test_serve.py::test_keys_and_bounds_of_a_server",
+    "max_stored_responses": "http/test_serve.py::test_keys_and_bounds_of_a_server",
+    "max_stored_response_bytes": "http/test_serve.py::test_keys_and_bounds_of_a_server",
     "max_connections": "http/test_connections.py::test_one_too_many_gets_503_but_its_health_check_is_answered",
     "log_level": "process/test_engine_process.py::test_the_log_level_reaches_the_engine",
     "log_format": "http/test_serve.py::test_what_is_seen_of_a_call",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from sluice.engine.clock import VirtualClock
+from sluice.engine.clock import VirtualClock, micros_at
 from sluice.engine.engine import Engine
 from sluice.engine.protocols import Pending, Runner
 from sluice.kv.manager import KVManager
@@ -88,10 +88,11 @@ class Timed:
         self.engine = Engine(self.scheduler, self.runner, self.link, clock=self.clock)
         self._ids = 0
 
-    def ask(self, prompt: int, outputs: int, *, itl_target: int = 0) -> int:
-        """Send a request. Returns its id."""
+    def ask(self, prompt: int, outputs: int, *, itl_target: int = 0, priority_class: str = "") -> int:
+        """Send a request that arrives now. Returns its id."""
         self._ids += 1
-        self.link.put(Submit(self._ids, (1,) * prompt, resolved(outputs), itl_target=itl_target))
+        submit = Submit(self._ids, (1,) * prompt, resolved(outputs), priority_class=priority_class)
+        self.link.put(replace(submit, itl_target=itl_target, arrived=micros_at(self.clock.now())))
         return self._ids
 
     def run(self, steps: int = 10**6) -> list[Taken]:

@@ -21,12 +21,23 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.laws import Lawful, quiet_means_empty
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.testing import ManualLink, ShadowRunner, ShadowTiers, oracle, oracle_logprobs, shadow_embedding
+from sluice.testing import (
+    ManualLink,
+    ShadowGrammars,
+    ShadowRunner,
+    ShadowTiers,
+    oracle,
+    oracle_logprobs,
+    shadow_embedding,
+    shadow_grammar,
+)
 from sluice.tracing.recorder import Journal, Recorder
 from sluice.types import (
+    ITL_AUTO,
     NO_SAMPLING,
     FinishReason,
     OffloadLimits,
+    PriorityClass,
     SamplingParams,
     SchedulerLimits,
     Tier,
@@ -34,10 +45,22 @@ from sluice.types import (
     TokenLogprobs,
 )
 
+GRAMMARS = (
+    "",
+    "",
+    "",
+    shadow_grammar(),
+    shadow_grammar(ends=7),
+    shadow_grammar(forces=5),
+    shadow_grammar(forces=3, ends=9),
+)
+"""What random requests have, most of them none."""
 VOCAB = 2
 """Two tokens: prefixes collide all the time."""
 
 
+CLASSES = (PriorityClass("interactive", 0), PriorityClass("standard", 4000), PriorityClass("batch", 15_000))
+"""A request of the worlds arrives a millisecond after the one before it."""
 NEVER_BEGUN = (FinishReason.OVERLOAD, FinishReason.EXPIRED)
 
 
@@ -59,6 +82,8 @@ class World:
     """Share of parts of offloaded work that fail."""
     reads_late: float = 0.0
     """Share of the steps in which no block of an offloaded chunk comes."""
+    masks_late: float = 0.0
+    """Share of the rows with a grammar that are given no token."""
 
     @property
     def pool_tokens(self) -> int:
@@ -86,6 +111,7 @@ class World:
     def shadow(
         self, vocab_size: int = VOCAB, tiers: ShadowTiers | None = None, draw: random.Random | None = None
     ) -> ShadowRunner:
+        late = random.Random(0)
         return ShadowRunner(
             page_size=self.page_size,
             vocab_size=vocab_size,
@@ -93,6 +119,7 @@ class World:
             tiers=tiers,
             offload_tier=Tier.DISK if self.offload is None else self.offload.tier,
             read_fails=lambda _: draw is not None and draw.random() < self.reads_fail,
+            mask_is_late=lambda _: late.random() < self.masks_late,
         )
 
     @property
@@ -131,16 +158,18 @@ class Bench:
         runner = runner or world.shadow()
         if journal is None:
             timed = clock if world.limits.itl_target else None
-            engine = Engine(scheduler, runner, link, depth=world.depth, clock=timed)
+            grammars = ShadowGrammars(link.post)
+            engine = Engine(scheduler, runner, link, depth=world.depth, clock=timed, grammars=grammars)
             return cls(world, scheduler, link, engine, clock)
         recorder = Recorder(scheduler, NullTrace(), journal, clock)
-        engine = Engine(recorder, runner, link, depth=world.depth, clock=clock, trace=recorder)
+        grammars = ShadowGrammars(link.post)
+        engine = Engine(recorder, runner, link, depth=world.depth, clock=clock, trace=recorder, grammars=grammars)
         return cls(world, scheduler, link, engine, clock)
 
     @property
     def is_idle(self) -> bool:
         """Nothing is left to do, not even for the disk."""
-        return self.engine.is_idle and not self.scheduler.awaits_disk
+        return self.engine.is_idle and not self.scheduler.awaits_report
 
     def step(self) -> None:
         """Let the disk go on, and the engine, on a machine whose steps take anything from 0 to 12 ms."""
@@ -177,7 +206,16 @@ class SlowDisk:
         bench = Bench.of(self.world, self.world.shadow(), journal, met)
         self._link = bench.link
         self.replace(bench)
-        return replace(bench, disk=lambda: self.tiers.work(self.shadow))
+        draw = random.Random(0)
+        grammars = ShadowGrammars(bench.link.post, is_late=lambda _: self.draw is not None and draw.random() < 0.5)
+        bench.engine.grammars = grammars
+
+        def work() -> None:
+            self.tiers.work(self.shadow)
+            if draw.random() < 0.3:
+                grammars.work()
+
+        return replace(bench, disk=work)
 
     def replace(self, bench: Bench) -> None:
         """Another runner, all of it empty."""
@@ -204,7 +242,7 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
         if submit.embeds:
             check_embedding(bench.link, submit, faults=faults)
             continue
-        expected = oracle(submit.prompt, submit.sampling, sample_index=submit.sample_index, vocab_size=vocab_size)
+        expected = tokens_of(submit, vocab_size)
         assert last.finish_reason is not None
         if last.finish_reason.is_failure:
             assert tokens == expected[: len(tokens)], f"request {request_id} gave {tokens}, oracle {expected}"
@@ -212,7 +250,7 @@ def check_ends(bench: Bench, submits: Mapping[int, Submit], *, faults: bool = Fa
             assert not tokens or last.finish_reason not in NEVER_BEGUN, f"{last} after {tokens}"
         else:
             assert tokens == expected, f"request {request_id} gave {tokens}, oracle {expected}"
-            assert last.finish_reason is end_of(expected, submit.sampling), f"{last} after {expected}"
+            assert last.finish_reason is end_of(expected, submit, vocab_size), f"{last} after {expected}"
         check_logprobs(bench.link, submit, vocab_size)
     bench.drain(1000)  # what the disk has not done yet
     quiet_means_empty(bench.scheduler.state)
@@ -253,7 +291,7 @@ def oracle_of(
 ) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...], tuple[TokenLogprobs, ...]]:
     """What a request must give in all: tokens, their log-probabilities and the prompt's, each if asked for."""
     asked, prompt = submit.sampling, submit.prompt
-    tokens = oracle(prompt, asked, sample_index=submit.sample_index, vocab_size=vocab_size)
+    tokens = tokens_of(submit, vocab_size)
     of_tokens = of_prompt = ()
     if asked.logprobs is not None:
         of_tokens = oracle_logprobs(prompt, tokens, asked.logprobs, vocab_size=vocab_size)[1]
@@ -278,8 +316,21 @@ def numbers_of(item: TokenLogprobs) -> list[float]:
     return [item.logprob, *(logprob for _, logprob in item.top)]
 
 
-def end_of(tokens: tuple[int, ...], sampling: SamplingParams) -> FinishReason:
-    return FinishReason.STOP if tokens[-1] in sampling.stop_token_ids else FinishReason.LENGTH
+def tokens_of(submit: Submit, vocab_size: int = VOCAB) -> tuple[int, ...]:
+    """The output that a request must have."""
+    return oracle(
+        submit.prompt,
+        submit.sampling,
+        sample_index=submit.sample_index,
+        vocab_size=vocab_size,
+        grammar=submit.grammar,
+    )
+
+
+def end_of(tokens: tuple[int, ...], submit: Submit, vocab_size: int = VOCAB) -> FinishReason:
+    more = replace(submit.sampling, max_tokens=len(tokens) + 10)
+    is_whole = tokens_of(replace(submit, sampling=more), vocab_size) == tokens  # it ends by itself
+    return FinishReason.STOP if is_whole else FinishReason.LENGTH
 
 
 def limits_of(
@@ -297,10 +348,10 @@ def limits_of(
 
 
 def random_limits(draw: random.Random, page_size: int, running: int, depth: int) -> SchedulerLimits:
-    """Any setting that `config` lets through."""
+    """Any setting that `config` lets through. Some of the priorities become classes."""
     chunk = draw.choice([0, page_size, page_size + 1, max(1, 3 * page_size - 1), 8 * page_size])
     cap = max(page_size, draw.choice([page_size, 2 * page_size + 1]))
-    return SchedulerLimits(
+    limits = SchedulerLimits(
         schedule=draw.choice(["mixed", "prefill-first"]),
         chunked_prefill_size=chunk,
         max_batch_tokens=running + page_size + draw.randint(0, 3 * page_size),
@@ -319,13 +370,16 @@ def random_limits(draw: random.Random, page_size: int, running: int, depth: int)
         max_queued_tokens=draw.choice([0, 0, 0, 5 * page_size]),
         dynamic_chunking=draw.choice([0, 0, 1, 3 * page_size]) if chunk else 0,
     )
+    if limits.policy == "priority" and limits.max_batch_tokens % 2:
+        return replace(limits, policy="deadline", classes=CLASSES)
+    return limits
 
 
 def random_target(draw: random.Random, limits: SchedulerLimits) -> SchedulerLimits:
     """The same with an ITL target, every other time where there can be one: one that is far, near, or infeasible."""
     if not limits.chunked_prefill_size or draw.random() < 0.5:
         return limits
-    target, quantile = draw.choice([1, 3000, 10_000, 50_000]), draw.choice([0.5, 0.95])
+    target, quantile = draw.choice([1, 3000, 10_000, 50_000, ITL_AUTO]), draw.choice([0.5, 0.95])
     return replace(limits, schedule="mixed", dynamic_chunking=0, itl_target=target, itl_quantile=quantile)
 
 
@@ -427,6 +481,9 @@ def submits(draw: st.DrawFn, world: World, request_id: int) -> Submit:
         sample_index=draw(st.integers(0, 1)),
         extra_key=draw(st.sampled_from(["", "", "tenant"])),
         priority=draw(st.integers(0, 2)),
+        priority_class=draw(st.sampled_from(["", "", "interactive", "batch"])),
+        arrived=1000 * request_id,
         lookahead=draw(st.sampled_from([None, None, 0, 1])),
+        grammar="" if embeds else draw(st.sampled_from(GRAMMARS)),
         embeds=embeds,
     )

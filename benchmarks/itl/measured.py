@@ -205,7 +205,8 @@ def spread_of(seconds: Sequence[float]) -> float:
 
 def figures(run: Run, target: float | None) -> dict[str, Any]:
     """Return the numbers of a run. Without a target of its own, a run may be compared with another one's."""
-    mixed = [step for step in run.steps if step.regime is Regime.MIXED and not step.is_infeasible]
+    of_all = [step for step in run.steps if step.regime is Regime.MIXED]
+    mixed = [step for step in of_all if not step.is_infeasible]
     found: dict[str, Any] = {
         "seconds": run.seconds,
         "tokens_per_second": run.tokens / run.seconds,
@@ -214,6 +215,7 @@ def figures(run: Run, target: float | None) -> dict[str, Any]:
         "ttft_mean": statistics.mean(run.ttft),
         "mixed_steps": len(mixed),
         "infeasible_steps": sum(step.is_infeasible for step in run.steps),
+        "is_infeasible": 2 * len(mixed) < len(of_all),
         "errors": errors_of(run.steps),
         "replays": run.replays,
     }

@@ -45,13 +45,13 @@ class Mix:
 
 MIXES: Mapping[str, Mix] = {
     "chat": Mix(
-        streams=4, stream_outputs=120, prompts=(60, 300), outputs=40, every=12, burst=1, requests=10
+        streams=4, stream_outputs=90, prompts=(60, 300), outputs=30, every=12, burst=1, requests=8
     ),
     "documents": Mix(
-        streams=3, stream_outputs=120, prompts=(800, 1600), outputs=16, every=40, burst=1, requests=3
+        streams=3, stream_outputs=90, prompts=(700, 1200), outputs=16, every=40, burst=1, requests=2
     ),
     "bursts": Mix(
-        streams=2, stream_outputs=120, prompts=(200, 900), outputs=24, every=60, burst=3, requests=6
+        streams=2, stream_outputs=90, prompts=(200, 800), outputs=24, every=50, burst=2, requests=4
     ),
 }  # fmt: skip
 

@@ -1,13 +1,21 @@
-"""openai: chats, completions and embeddings, whole, streamed and as a batch; a wrong key; a list of models."""
+"""openai: chats, tools, parsed answers, completions, embeddings, whole, streamed and as a batch; wrong keys; models."""
 
 import asyncio
+import json
 import sys
+from typing import Literal
 
 import openai
+from pydantic import BaseModel
 
 url, key, prompt, max_tokens = sys.argv[1:]
 LIMITS = {"model": "sluice", "temperature": 0, "max_tokens": int(max_tokens)}
 CHAT = LIMITS | {"messages": [{"role": "user", "content": prompt}]}
+
+
+class Gate(BaseModel):
+    state: Literal["open", "shut"]
+    is_old: bool
 
 
 async def streamed() -> str:
@@ -26,11 +34,24 @@ with openai.OpenAI(base_url=f"{url}/v1", api_key=key) as client:
     assert len(batch.choices[0].logprobs.tokens) <= int(max_tokens)
     pieces = client.completions.create(**LIMITS, prompt="The water", stream=True)
     assert "".join(piece.choices[0].text for piece in pieces) == batch.choices[0].text
+    message = client.chat.completions.parse(**CHAT, response_format=Gate).choices[0].message
+    assert isinstance(message.parsed, Gate), message
+    with client.chat.completions.stream(**CHAT, response_format=Gate) as gates:
+        assert gates.get_final_completion().choices[0].message.parsed == message.parsed
     texts = ["The water rises.", "It is late."]
     vectors = [item.embedding for item in client.embeddings.create(model="sluice", input=texts).data]  # as base64
     floats = client.embeddings.create(model="sluice", input=texts[0], encoding_format="float", dimensions=8)
     assert len(floats.data[0].embedding) == 8 < len(vectors[0]) == len(vectors[1])
     assert abs(sum(value * value for value in vectors[0]) - 1) < 1e-3, "of length 1"
+    schema = {"type": "object", "properties": {"day": {"enum": ["today", "tomorrow"]}}, "required": ["day"]}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
+    called = LIMITS | {"max_tokens": 96, "messages": CHAT["messages"], "tools": tools, "tool_choice": "required"}
+    (call, *_) = client.chat.completions.create(**called).choices[0].message.tool_calls
+    assert json.loads(call.function.arguments)["day"] in ("today", "tomorrow"), call
+    with client.chat.completions.stream(**called) as stream:
+        stream.until_done()
+        streamed_calls = stream.get_final_completion().choices[0].message.tool_calls
+    assert streamed_calls[0].function.arguments == call.function.arguments, "a streamed call is another one"
     try:
         client.with_options(api_key="wrong", max_retries=0).models.list()
         raise SystemExit("a wrong key was taken")

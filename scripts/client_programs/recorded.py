@@ -1,10 +1,11 @@
-"""Clients that are requests: curl, and the recorded calls of SGLang's clients and of Open WebUI."""
+"""Clients that are requests: curl, and the recorded calls of SGLang's clients, Open WebUI, Claude Code and Codex."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+from client_programs import coding_agents
 from client_programs.target import MAX_TOKENS, PROMPT, Target, output_of
 from client_programs.webui import calls as webui_calls
 
@@ -35,6 +36,18 @@ def open_webui(target: Target) -> str:
         if body is not None and body["stream"]:
             lines = [line.removeprefix(b"data: ") for line in answer.splitlines() if line]
             assert lines[-1] == b"[DONE]" or json.loads(lines[-1])["done"], (path, lines[-1])
+    return ""
+
+
+def claude_code(target: Target) -> str:
+    """Send the calls of Claude Code."""
+    coding_agents.claude_code(target.send, "sluice", PROMPT)
+    return ""
+
+
+def codex(target: Target) -> str:
+    """Send the calls of Codex."""
+    coding_agents.codex(target.send, "sluice", PROMPT)
     return ""
 
 

@@ -24,7 +24,7 @@ from sluice.process.engine_state import EngineState
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import FACTORY, Start
 from sluice.text.text_stream import Piece
-from sluice.types import FinishReason, Output, SamplingParams, Submit
+from sluice.types import FinishReason, Output, Priority, SamplingParams, Submit
 from sluice.vectors import unit_vector
 
 Pieces = AsyncGenerator[Piece, None]
@@ -111,7 +111,7 @@ class AsyncLLM:
         sampling: SamplingParams | None = None,
         *,
         cache_salt: str = "",
-        priority: int = 0,
+        priority: Priority = 0,
         request_id: str | None = None,
     ) -> Pieces:
         """Continue a prompt, and yield a piece for each token as it comes. Closing the iterator ends the request.
@@ -145,7 +145,7 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
         cache_salt: str = "",
-        priority: int = 0,
+        priority: Priority = 0,
         request_id: str | None = None,
     ) -> Pieces:
         """Answer a conversation, whose prompt the model's chat template makes, and yield pieces as `generate`.
@@ -171,7 +171,7 @@ class AsyncLLM:
         *,
         dimensions: int | None = None,
         cache_salt: str = "",
-        priority: int = 0,
+        priority: Priority = 0,
     ) -> list[Embedding]:
         """Embed prompts, all of them together. Arguments and errors are those of `LLM.embed`."""
         requests = self._open()

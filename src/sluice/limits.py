@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sluice.types import SamplingParams, Tier, why_none_longer
+from sluice.types import CLASS_NAMES, DEFAULT_CLASS, Priority, PriorityClass, SamplingParams, Tier, why_none_longer
 
 MAX_CACHE_SALT = 256
 """Characters of a `cache_salt`."""
@@ -58,7 +58,9 @@ class Limits:
     no_embeddings: str | None = None
     """Why the model makes no embeddings, if it does not."""
     itl_target: int = 0
-    """Microseconds of the engine's ITL target; 0: it has none."""
+    """Microseconds of the engine's ITL target; 0: it has none; `ITL_AUTO`: it follows the time of decodes."""
+    classes: tuple[PriorityClass, ...] = ()
+    """Priority classes, from the most urgent to the least; empty where requests are not ordered by deadline."""
 
     @property
     def max_request_tokens(self) -> int:
@@ -154,21 +156,41 @@ class Limits:
                 )
         return room
 
-    def check_priority(self, priority: int) -> None:
+    def check_priority(self, priority: int, priority_class: str = "") -> None:
         """Check a request's priority.
 
+        Args:
+            priority_class: name of its class; "": it names none.
+
         Raises:
-            LimitError: it is no 64-bit integer, or is not 0 where requests are not ordered by priority.
+            LimitError: it is no 64-bit integer, or is not 0 where requests are not ordered by priority; a class where
+                they are not ordered by deadline.
         """
+        if priority_class and not self.classes:
+            raise LimitError(
+                f"priority {priority_class!r} needs an engine that orders by deadline (--schedule-policy deadline);"
+                " leave it out",
+                param="priority",
+            )
         low, high = PRIORITIES
         if not isinstance(priority, int) or isinstance(priority, bool) or not low <= priority <= high:
             raise LimitError(f"priority must be an integer of at most 64 bits, got {priority!r}", param="priority")
+        if priority and self.classes:
+            raise LimitError(
+                f"priority {priority} needs an engine that orders by priority (--schedule-policy priority);"
+                f" this one takes {', '.join(CLASS_NAMES)}",
+                param="priority",
+            )
         if priority and not self.knows_priority:
             raise LimitError(
                 f"priority {priority} needs an engine that orders by priority (--schedule-policy priority);"
                 " leave it out, or send 0",
                 param="priority",
             )
+
+    def class_of(self, name: str) -> str:
+        """Return the class of a request that names one, or none (""): "" where there are no classes."""
+        return (name or DEFAULT_CLASS) if self.classes else name
 
     def check_itl_target(self, micros: int) -> None:
         """Check a request's own ITL target, in microseconds; 0: it has none.
@@ -216,6 +238,21 @@ class Limits:
         else:
             limit = f"the KV pool is {self.max_total_tokens} tokens (--max-total-tokens)"
         return LimitError(f"{what}, but {limit}", param=param, code="context_length_exceeded")
+
+
+def split_priority(priority: Priority) -> tuple[int, str]:
+    """Return a priority as a number and the name of a class, of which one says nothing.
+
+    Raises:
+        LimitError: no class has the name.
+    """
+    if not isinstance(priority, str):
+        return priority, ""
+    if priority not in CLASS_NAMES:
+        raise LimitError(
+            f"priority must be an integer, or one of {', '.join(CLASS_NAMES)}, got {priority!r}", param="priority"
+        )
+    return 0, priority
 
 
 def check_cache_salt(salt: str) -> None:

@@ -19,11 +19,20 @@ from typing import Any, Self
 
 from sluice.assembly.engine import build_engine
 from sluice.engine.engine import Engine
-from sluice.library.requests import Message, Prompt, Requests, engine_config, listed, one_each, talks_of
+from sluice.library.requests import (
+    PRIORITIES,
+    Message,
+    Prompt,
+    Requests,
+    engine_config,
+    listed,
+    one_each,
+    talks_of,
+)
 from sluice.library.runs import LocalLink, Run, embedding_of, result_of
 from sluice.outputs import Embedding, Result
 from sluice.text.text_stream import Piece
-from sluice.types import NO_SAMPLING, SamplingParams, Submit
+from sluice.types import NO_SAMPLING, Priority, SamplingParams, Submit
 
 
 class LLM:
@@ -70,7 +79,7 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str | Sequence[str] = "",
-        priority: int | Sequence[int] = 0,
+        priority: Priority | Sequence[Priority] = 0,
     ) -> list[Result]:
         """Continue prompts, all of them together. An interrupt (Ctrl-C) ends them and closes the LLM.
 
@@ -78,7 +87,8 @@ class LLM:
             prompts: texts or lists of token ids; a single one counts as a list of one.
             sampling: for all prompts, or one for each; None: the model's own settings (`default_sampling`).
             cache_salt: for all prompts, or one for each. Prompts share cached KV only if their salts are equal.
-            priority: for all prompts, or one for each. Higher ones go first under `schedule_policy="priority"`.
+            priority: for all prompts, or one for each: a number, of which higher ones go first under
+                `schedule_policy="priority"`, or under `"deadline"` a class: "interactive", "standard" or "batch".
 
         Returns:
             One result for each prompt, in order.
@@ -93,7 +103,7 @@ class LLM:
         given = listed(prompts)
         params = self._requests.params(sampling, len(given))
         salts = one_each("cache_salt", str, cache_salt, len(given))
-        priorities = one_each("priority", int, priority, len(given))
+        priorities = one_each("priority", PRIORITIES, priority, len(given))
         groups = [self._runs(*each) for each in zip(count(), given, params, salts, priorities, strict=False)]
         runs = [run for group in groups for run in group]
         self._finish(runs)
@@ -105,7 +115,7 @@ class LLM:
         *,
         dimensions: int | None = None,
         cache_salt: str | Sequence[str] = "",
-        priority: int | Sequence[int] = 0,
+        priority: Priority | Sequence[Priority] = 0,
     ) -> list[Embedding]:
         """Embed prompts, all of them together: the model's hidden state of each one's last token, as a vector of
         length 1.
@@ -124,7 +134,7 @@ class LLM:
         self.info.limits.check_dimensions(dimensions)
         given = listed(prompts)
         salts = one_each("cache_salt", str, cache_salt, len(given))
-        priorities = one_each("priority", int, priority, len(given))
+        priorities = one_each("priority", PRIORITIES, priority, len(given))
         submits = [
             self._requests.embedded(*each) for each in zip(range(len(given)), given, salts, priorities, strict=True)
         ]
@@ -166,7 +176,7 @@ class LLM:
         sampling: SamplingParams | None = None,
         *,
         cache_salt: str = "",
-        priority: int = 0,
+        priority: Priority = 0,
     ) -> Iterator[Piece]:
         """Continue one prompt, and return an iterator over its tokens as they come. Closing it ends the request.
 
@@ -230,7 +240,9 @@ class LLM:
         finally:
             self._end(run)
 
-    def _runs(self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: int) -> list[Run]:
+    def _runs(
+        self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: Priority
+    ) -> list[Run]:
         """Check the arguments for one prompt, and return a run for each of its samples, not submitted yet."""
         self._open_engine()
         submits = self._requests.generated(index, prompt, sampling, cache_salt, priority)

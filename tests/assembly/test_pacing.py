@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from sluice import LLM, SamplingParams
-from sluice.assembly.pacing import CostFile, Entry, Key, read_costs
-from sluice.config import ConfigError
+from sluice.assembly.cost_file import CostFile, Entry, Key, read_costs, write_entry
+from sluice.assembly.pacing import kept_costs
+from sluice.assembly.resolve import resolve
+from sluice.config import ConfigError, EngineConfig
 from sluice.scheduler.cost import CostPrior, LearntCosts, LearntRegime, Load, StepCost
 from sluice.scheduler.pacer import LearntPace
 from sluice.types import Regime
@@ -133,3 +138,73 @@ def test_a_file_of_other_numbers_is_refused_when_it_is_read(tmp_path: Path, chan
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--cost-model .*: it cannot be written"):
         serve(tmp_path / "missing" / "costs.json")
+
+
+def entry_of(model: str, regime: Regime = Regime.MIXED, micros: float = 1000.0) -> Entry:
+    """What an engine learns from steps that all take so long."""
+    cost = StepCost()
+    for _ in range(20):
+        cost.observe(regime, Load(1, 1, 1), micros)
+    return Entry(Key("machine", model, "float32", 1, "native"), LearntPace(cost.learnt(), 8, 8))
+
+
+def test_a_link_to_a_file_stays_a_link(tmp_path: Path) -> None:
+    """The file behind it, which other engines or a mounted volume hold, would never get what was learnt."""
+    (tmp_path / "volume").mkdir()
+    path, link = tmp_path / "volume" / "costs.json", tmp_path / "costs.json"
+    link.symlink_to(path)
+    assert write_entry(link, entry_of("a"))
+    assert link.is_symlink()
+    assert [each.key.model for each in read_costs(path).entries] == ["a"]
+    assert [each.name for each in path.parent.iterdir()] == ["costs.json"]
+
+
+def test_engines_that_share_a_file_keep_each_others_entries(tmp_path: Path) -> None:
+    """Each began with the file as it was then: the last one to write would throw away what the others have learnt."""
+    path = tmp_path / "costs.json"
+    with LLM(cost_model=str(path), **SMALL) as llm:
+        llm.generate([[7] * 30], SamplingParams(max_tokens=2))
+        write_entry(path, entry_of("of another engine", micros=1.0))
+        write_entry(path, entry_of("of another engine", micros=2.0))
+    found = read_costs(path).entries
+    assert found[0] == entry_of("of another engine", micros=2.0)
+    assert len(found) == 2
+
+
+def test_an_engine_does_not_wait_for_another_one_that_writes(tmp_path: Path) -> None:
+    """It writes between two steps, for which streams would wait."""
+    path = tmp_path / "costs.json"
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        assert not write_entry(path, entry_of("a"))
+        assert not path.exists()
+    finally:
+        os.close(folder)
+    assert write_entry(path, entry_of("a"))
+
+
+def test_what_another_program_has_written_is_not_overwritten(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "costs.json"
+    with caplog.at_level(logging.WARNING), LLM(cost_model=str(path), **SMALL) as llm:
+        llm.generate([[7] * 30], SamplingParams(max_tokens=2))
+        path.write_text("a diary")
+    assert path.read_text() == "a diary"
+    assert "cannot be written: " in caplog.text
+
+
+@pytest.mark.parametrize(("graph_rows", "regime"), [((), Regime.DECODE), ((1, 2), Regime.GRAPH)])
+def test_a_target_is_compared_with_the_decodes_that_there_will_be(
+    tmp_path: Path, graph_rows: tuple[int, ...], regime: Regime
+) -> None:
+    """Where a step of decodes replays a graph, its time is known under another name; a slower one without a graph, of
+    more rows than are captured, is no reason to refuse."""
+    path, device = tmp_path / "costs.json", torch.device("cpu")
+    config = resolve(EngineConfig.from_options({"cost_model": str(path), "itl_target": "5ms"}), "cpu").config
+    key = Key.of(config, device)
+    other = Regime.GRAPH if regime is Regime.DECODE else Regime.DECODE
+    write_entry(path, entry_of("", other, 9000.0)._replace(key=key))
+    assert kept_costs(config, device, graph_rows, follows=False) is not None
+    write_entry(path, entry_of("", regime, 9000.0)._replace(key=key))
+    with pytest.raises(ConfigError, match=r"--itl-target 5ms is below the 9\.\d ms of a step that decodes one request"):
+        kept_costs(config, device, graph_rows, follows=False)

@@ -163,3 +163,24 @@ def test_help_loads_nothing(command: str) -> None:
     )
     assert "--request-rate" in shown.stdout
     assert max(map(len, shown.stdout.splitlines())) <= 110
+
+
+def test_the_report_shows_how_well_steps_were_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an engine in this process, and of a server by the trace that it wrote: how far to trust an ITL target."""
+    trace, first, second, kept = (str(tmp_path / name) for name in ("trace.jsonl", "a.html", "b.html", "kept.json"))
+    sizes = ("--max-total-tokens", "2048", "--num-requests", "3", "--prompt-tokens", "60", "--max-new-tokens", "4")
+    here = ("--model", "", "--itl-target", "1s", *sizes)
+    assert run("bench", *here, "--trace", trace, "--html", first, "--json", kept) == 0
+    assert run("bench", "--from", kept, "--trace", trace, "--html", second) == 0
+    capsys.readouterr()
+    for path in (first, second):
+        content = Path(path).read_text()
+        assert "Predicted and measured steps" in content
+        assert "ITL target of 1000 ms" in content
+    assert run("bench", "--from", kept, "--html", second) == 0
+    assert "Predicted and measured steps" not in Path(second).read_text()
+    capsys.readouterr()
+    assert "name one with --html" in failure(capsys, "bench", "--from", kept, "--trace", trace)[1]
+    status, said = failure(capsys, "bench", "--from", kept, "--html", second, "--trace", str(tmp_path / "none"))
+    assert (status, "must name the file that the server writes" in said) == (2, True)
+    assert "not a trace" in failure(capsys, "bench", "--from", kept, "--html", second, "--trace", kept)[1]

@@ -39,7 +39,7 @@ def test_errors_leave_the_first_steps_out() -> None:
     assert spread_of([1.0, 1.0, 1.3, 1.0, 1.0]) == pytest.approx(0.06)
 
 
-def test_a_target_is_compared_with_the_fastest_chunk_of_its_itl() -> None:
+def test_a_target_is_compared_with_the_fastest_chunk_of_its_itl(monkeypatch: pytest.MonkeyPatch) -> None:
     """A larger chunk is always faster: compared with that, every target would lose."""
 
     def run(case: str, speed: float, p95: float) -> dict[str, Any]:
@@ -51,8 +51,29 @@ def test_a_target_is_compared_with_the_fastest_chunk_of_its_itl() -> None:
         run("chunk 64", 100, 0.104),
         run("chunk 128", 130, 1),
     ]
+    monkeypatch.setattr(
+        itl_target, "CASES", [itl_target.Case(4, None), *(itl_target.Case(None, n) for n in (32, 64, 128))]
+    )
+    monkeypatch.setattr(itl_target, "TARGETS", (4,))
     (found,) = itl_target.gains(runs)
     assert (found["against"], found["throughput"]) == ("chunk 64", pytest.approx(0.1))
+
+
+def test_a_target_whose_itl_no_chunk_has_is_compared_with_one_between() -> None:
+    """With a smaller chunk, whose gaps are much shorter, any target would win; with a larger one, it would lose."""
+    fixed = [itl_target.Fixed(0.1, 80, "chunk 32"), itl_target.Fixed(0.3, 120, "chunk 128")]
+    found = itl_target.fixed_of_itl(0.2, fixed)
+    assert found == (0.2, pytest.approx(100), "between chunk 32 and 128")
+    assert itl_target.fixed_of_itl(0.05, fixed) is None
+    assert itl_target.fixed_of_itl(0.102, fixed) == fixed[0]
+    assert itl_target.fixed_of_itl(0.9, fixed) == fixed[1]
+
+
+def test_a_case_is_infeasible_if_most_of_its_steps_were() -> None:
+    """Its few other steps said that the target was kept."""
+    steps = [mixed(150_000, infeasible=True)] * 3 + [mixed(90_000)] * 2
+    assert figures(run_of(steps), 0.1)["is_infeasible"]
+    assert not figures(run_of(steps[2:]), 0.1)["is_infeasible"]
 
 
 class Numbers:
@@ -75,7 +96,7 @@ def test_a_record_becomes_a_table_and_a_page(
     monkeypatch.setattr(itl_target, "_last_processor", lambda: None)  # a neighbour on no processor is none
     machine: Any = Numbers()
     record = itl_target.measure(machine, ["chat", "bursts"], rounds=1, scale=0.1)
-    assert len(record["runs"]) == 2 * 2 * 7
+    assert len(record["runs"]) == 2 * 2 * 6
     assert set(record["wrong_priors"]) == {"0.1", "1", "10"}
     record |= {"model": "none", "machine": {"processor": "none"}}
     page = html_page(record)

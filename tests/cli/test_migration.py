@@ -12,10 +12,12 @@ from sluice import cli
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError
 from sluice.http.body import fields_of
+from sluice.http.constraint_fields import ConstraintFields, NativeConstraints
 from sluice.http.generate_call import SamplingFields
 from sluice.http.openai import ChatFields, CompletionFields
 from sluice.http.sglang import NativeFields, NativeSampling, NativeText
 from sluice.http.template_fields import TemplateFields
+from sluice.http.tools import ToolFields
 from sluice.http.unsupported_fields import CHAT, COMPLETION, GENERATE, GENERATE_SAMPLING, SEND_INSTEAD, Accepted
 
 VLLM = {
@@ -42,11 +44,13 @@ VLLM = {
     "--enable-prefix-caching --block-size 16": "",
     "--enforce-eager": "",
     "--trust-remote-code": "",
-    "--quantization awq": "serve a checkpoint in bfloat16",
+    "--quantization compressed-tensors": "",
+    "-q none": "",
+    "--quantization modelopt": "--quantization must be one of none, int8, compressed-tensors",
     "--kv-cache-dtype fp8": "",
     "--served-model-name my-model,gpt-4": "",
-    "--enable-auto-tool-choice --tool-call-parser hermes": "tools are not supported",
-    "--reasoning-parser deepseek_r1": "reasoning is part of the text",
+    "--enable-auto-tool-choice --tool-call-parser hermes": "",
+    "--reasoning-parser deepseek_r1": "",
     "--enable-lora --lora-modules sql=./adapter": "merge the adapter into the checkpoint",
     """--speculative-config '{"method": "ngram"}'""": "every step generates one token",
     """--kv-transfer-config '{"kv_role": "kv_both"}'""": "prefill and decode share one engine",
@@ -96,9 +100,12 @@ SGLANG = {
     "--context-length 8192": "",
     "--attention-backend flashinfer --sampling-backend pytorch": "",
     "--attention-backend torch_native": "",
-    "--grammar-backend xgrammar": "structured output is not supported",
+    "--grammar-backend llguidance": "",
+    "--grammar-backend xgrammar": "leave it out; llguidance holds answers to grammars",
+    "--constrained-json-disable-any-whitespace": "",
+    "--constrained-json-whitespace-pattern x": "send guided_whitespace_pattern with each request",
     "--enable-metrics": "",
-    "--quantization fp8": "serve a checkpoint in bfloat16",
+    "--quantization w8a8_int8": "",
     "--enable-torch-compile": "fused kernels are used",
     "--random-seed 7": "",
     "--max-running-requests 128 --max-total-tokens 64K": "",
@@ -173,8 +180,10 @@ def test_the_commands_of_the_page(capsys: pytest.CaptureFixture[str], command: s
         cli.build_parser().parse_args([name, *arguments])
 
 
-OPENAI = frozenset().union(*map(fields_of, (CompletionFields, ChatFields, SamplingFields, TemplateFields)))
-SGLANGS = frozenset().union(*map(fields_of, (NativeFields, NativeSampling, NativeText)))
+OPENAI = frozenset().union(
+    *map(fields_of, (CompletionFields, ChatFields, SamplingFields, TemplateFields, ConstraintFields, ToolFields))
+)
+SGLANGS = frozenset().union(*map(fields_of, (NativeFields, NativeSampling, NativeText, NativeConstraints)))
 FIELDS: dict[str, tuple[frozenset[str], dict[str, Accepted]]] = {
     "vLLM": (OPENAI, {**CHAT, **COMPLETION}),
     "SGLang's `/generate`": (SGLANGS, {**GENERATE_SAMPLING, **GENERATE, "sampling_params": dict}),

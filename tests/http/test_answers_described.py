@@ -31,13 +31,14 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/tokenize", {"messages": SAID}),
     ("/detokenize", {"tokens": [65, 66]}),
     ("/flush_cache", {}),
-    ("/v1/embeddings", {"input": ["ab", "abc"], "dimensions": 2}),
-    ("/v1/embeddings", {"input": "ab", "encoding_format": "base64"}),
-    ("/rerank", {"query": "ab", "documents": ["a", "b"], "top_n": 1}),
-    ("/score", {"text_1": "ab", "text_2": ["a", "b"]}),
     ("/api/chat", {"model": MODEL, "messages": SAID, "logprobs": True, "top_logprobs": 1, "stream": False}),
     ("/api/generate", {"model": MODEL, "stream": False}),
     ("/api/show", {"model": MODEL}),
+    ("/api/embed", {"model": MODEL, "input": "ab"}),
+    ("/api/embeddings", {"model": MODEL, "prompt": "ab"}),
+    ("/v1/messages", {"model": MODEL, "messages": SAID, "max_tokens": 9}),
+    ("/v1/messages/count_tokens", {"model": MODEL, "messages": SAID}),
+    ("/v1/responses", {"input": "ab", "max_output_tokens": 9, "top_logprobs": 2, "metadata": {"a": "b"}}),
 ]
 USAGE = {"stream_options": {"include_usage": True}}
 STREAMS: list[tuple[str, dict[str, Any]]] = [
@@ -49,6 +50,8 @@ STREAMS: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"text": "ab", "logprob_start_len": 0, "sampling_params": {"max_new_tokens": 9, "n": 2}, **TOP}),
     ("/api/chat", {"model": MODEL, "messages": SAID, "logprobs": True}),
     ("/api/generate", {"model": MODEL, "prompt": "ab"}),
+    ("/v1/messages", {"model": MODEL, "messages": SAID, "max_tokens": 9}),
+    ("/v1/responses", {"input": "ab", "max_output_tokens": 9, "top_logprobs": 2}),
 ]
 
 
@@ -69,9 +72,11 @@ def test_every_answer_is_as_described(described: Described) -> None:
             for (path, _), answer in zip(CALLS, await answers(server, CALLS), strict=True):
                 assert answer.status_code == 200, answer.text
                 assert described.complaint("POST", path, 200, answer.headers, answer.content) is None
-            for method, path in described.operations:
-                if method == "GET":
-                    answer = await server.http.get(path.replace("{name}", MODEL))
+            stored = (await server.post("/v1/responses", input="ab")).json()["id"]
+            for method, path in sorted(described.operations, key=lambda operation: operation[0] == "DELETE"):
+                if method == "GET" or path == "/v1/responses/{response_id}":
+                    named = path.replace("{name}", MODEL).replace("{response_id}", stored)
+                    answer = await server.http.request(method, named)
                     assert answer.status_code == 200, path
                     assert described.complaint(method, path, 200, answer.headers, answer.content) is None
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from serving import Caller, run, serving
+from sluice.http.auth import SENT_KEY, client_of
 
 KEYS = {"sesame", "other-key"}
 PATHS = [
@@ -22,6 +23,10 @@ PATHS = [
     ("POST", "/generate"),
     ("POST", "/tokenize"),
     ("POST", "/flush_cache"),
+    ("POST", "/v1/responses"),
+    ("GET", "/v1/responses/resp_1"),
+    ("DELETE", "/v1/responses/resp_1"),
+    ("GET", "/v1/responses/resp_1/input_items"),
 ]
 
 
@@ -63,6 +68,15 @@ def test_each_key_opens() -> None:
             for header in ("Bearer sesame", "Bearer other-key", "bearer sesame"):
                 answer = await server.http.get("/v1/models", headers={"Authorization": header})
                 assert answer.status_code == 200
+            for headers, status in (
+                ({"x-api-key": "sesame"}, 200),
+                ({"x-api-key": "Bearer sesame"}, 401),
+                ({"x-api-key": "sesame", "Authorization": "Bearer sesame"}, 200),
+                ({"x-api-key": "sesame", "Authorization": "Bearer other-key"}, 401),
+                ({"x-api-key": "sesame", "Authorization": "Basic sesame"}, 401),
+                ({"x-api-key": "guess", "Authorization": "Bearer sesame"}, 401),
+            ):
+                assert (await server.http.get("/v1/models", headers=headers)).status_code == status, headers
             server.http.headers["Authorization"] = "Bearer sesame"
             assert (await server.complete(prompt="ab"))["choices"]
 
@@ -125,3 +139,11 @@ def test_errors_are_json_for_any_input() -> None:
                 assert all(answer.json()["error"]["message"] for answer in answers)
 
     run(test)
+
+
+def test_clients_are_told_apart_by_key_or_address() -> None:
+    """What is shared fairly between clients would go to the one with most requests."""
+    one, other = ({"client": ("10.0.0.1", 1), SENT_KEY: key} for key in (b"a", b"b"))
+    assert client_of(one) != client_of(other)
+    assert client_of({"client": ("10.0.0.1", 1)}) == client_of({"client": ("10.0.0.1", 2)}) == "10.0.0.1"
+    assert client_of({"client": None}) == ""

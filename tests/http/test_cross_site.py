@@ -55,6 +55,17 @@ def answers(
     return found
 
 
+def test_a_page_that_is_allowed_may_delete() -> None:
+    """Browsers ask before they send a DELETE, which has no content type."""
+    allowed, other = {"origin": PAGE}, {"origin": "https://evil.example"}
+    asked = {**allowed, "access-control-request-method": "DELETE"}
+    path = "/v1/responses/resp_1"
+    found = answers(allowed, other, method="DELETE", path=path, origins=origins(PAGE))
+    assert [answer.status_code for answer in found] == [404, 403]
+    (preflight,) = answers(asked, method="OPTIONS", path=path, origins=origins(PAGE))
+    assert preflight.status_code == 200
+
+
 def posted(hosts: frozenset[str] | None, *pages: str, host: str = "127.0.0.1:8000", **others: str) -> set[int]:
     """The statuses of calls that pages can make without asking: of plain text."""
     requests = [{"host": host, "origin": page, "content-type": "text/plain", **others} for page in pages]

@@ -13,8 +13,9 @@ from tokenizers.processors import TemplateProcessing
 from serving import CHAT_TEMPLATE, expected_text, run, serving
 from sluice.http.body import LONG_BODY
 from sluice.http.calls import Call
+from sluice.http.field_tables import TABLES
 from sluice.http.unknown_fields import LOG_NAMES, LOG_SECONDS, IgnoredFieldsLog, misspelt
-from sluice.http.unsupported_fields import KINDS, TABLES
+from sluice.http.unsupported_fields import KINDS
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer
 

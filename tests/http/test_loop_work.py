@@ -137,6 +137,7 @@ WORST: dict[str, tuple[str, dict[str, Any]]] = {
             "n": 4,
         },
     ),
+    "responses": ("/v1/responses", {"input": "a", "max_output_tokens": 1000, "top_logprobs": TOP}),
     "generate": (
         "/generate",
         {

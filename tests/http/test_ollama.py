@@ -12,8 +12,9 @@ import pytest
 
 from serving import MODEL, Server, expected_text, run, serving
 from sluice.engine.messages import Submit
-from sluice.testing import Faults
+from sluice.testing import Faults, shadow_embedding
 from sluice.types import FinishReason, SamplingDefaults
+from sluice.vectors import unit_vector
 
 CHAT, GENERATE = "/api/chat", "/api/generate"
 HI = [{"role": "user", "content": "hi"}]
@@ -48,6 +49,11 @@ async def refused(server: Server, path: str, **body: Any) -> str:
     assert list(content) == ["error"]
     assert isinstance(content["error"], str), "Ollama's clients show it as it is"
     return str(content["error"])
+
+
+def vector_of(text: str, dimensions: int | None = None) -> list[float]:
+    """The shadow model's embedding of a text."""
+    return [*map(float, unit_vector(shadow_embedding([*text.encode()]), dimensions))]
 
 
 def sampling_of(server: Server) -> Any:
@@ -191,7 +197,7 @@ def test_the_models_own_settings_fill_what_is_open() -> None:
 
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    (CHAT, {"messages": HI, "options": {"num_ctx": 201}}, "num_ctx 201 is above the 200 tokens"),
+    (CHAT, {"messages": HI, "options": {"num_ctx": 201}}, "options.num_ctx must be from 1 to the 200 tokens"),
     (CHAT, {"messages": HI, "options": {"num_predict": 0}}, "options.num_predict must be at least 1, or -1"),
     (CHAT, {"messages": HI, "options": {"num_predict": 1000}}, "options.num_predict 1000"),
     (CHAT, {"messages": HI, "options": {"temperature": -1}}, "options.temperature must be a finite number"),
@@ -201,11 +207,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": HI, "options": {"max_tokens": 5}}, "options.max_tokens is not supported"),
     (CHAT, {"messages": HI, "options": {"n": 2}}, "options.n: invalid enum value 2; accepted: 1"),
     (CHAT, {"messages": HI, "temperature": 0}, "send options.temperature"),
-    (CHAT, {"messages": HI, "format": "json"}, "format is not supported"),
-    (CHAT, {"messages": HI, "format": {"type": "object"}}, "format is not supported"),
-    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools is not supported"),
+    (CHAT, {"messages": HI, "format": "yaml"}, 'format must be "json" or a JSON schema, got a text'),
+    (CHAT, {"messages": HI, "format": {"type": "objekt"}}, "format: Invalid type: objekt"),
+    (CHAT, {"messages": HI, "response_format": {"type": "json_object"}}, "response_format is not supported; leave it"),
+    (CHAT, {"messages": HI, "tools": [{"type": "function"}]}, "tools[0].function is required"),
     (CHAT, {"messages": HI, "think": True}, "think is only supported with false"),
-    (CHAT, {"messages": HI, "think": 0}, "think is only supported with false"),
+    (CHAT, {"messages": HI, "think": 0}, "think must be true, false, low, medium or high, got the number 0"),
     (CHAT, {"messages": [{**HI[0], "images": ["aa"]}]}, "messages[0].images is not supported"),
     (CHAT, {"messages": [{"role": "owl", "content": "hi"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"content": "hi"}]}, "messages[0].role is required"),
@@ -285,10 +292,10 @@ def test_messages_reach_the_template() -> None:
     called = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Ulm"}}}
     assert list(messages) == [
         HI[0],
-        {"role": "assistant", "content": "", "tool_calls": [called], "reasoning_content": "hm"},
+        {"role": "assistant", "content": "", "tool_calls": [called], "reasoning_content": "hm", "thinking": "hm"},
         {"role": "tool", "content": "rain", "name": "weather"},
     ]
-    assert options.variables == {"enable_thinking": False}
+    assert options.variables == {"enable_thinking": False, "thinking": False}
 
 
 def test_names_with_a_tag() -> None:
@@ -381,8 +388,6 @@ def test_what_is_not_there_says_what_to_do() -> None:
             ("/api/push", "hub"),
             ("/api/create", "--chat-template"),
             ("/api/copy", "--served-model-name"),
-            ("/api/embed", "/v1/embeddings"),
-            ("/api/embeddings", "/v1/embeddings"),
         ):
             assert word in await refused(server, path)
         deleted = await server.http.request("DELETE", "/api/delete", json={"model": MODEL})
@@ -392,6 +397,50 @@ def test_what_is_not_there_says_what_to_do() -> None:
         assert (unknown.status_code, unknown.json()) == (404, {"error": "GET /api/owl: there is no such path"})
 
     served(test)
+
+
+def test_embeddings() -> None:
+    """They are those of /v1/embeddings, in the form that Ollama's clients read."""
+
+    async def test(server: Server) -> None:
+        for given, texts in (("owl", ["owl"]), (["owl", "river"], ["owl", "river"])):
+            answer = (await server.post("/api/embed", model=f"{MODEL}:latest", input=given, truncate=True)).json()
+            assert answer["embeddings"] == [*map(vector_of, texts)]
+            assert answer["prompt_eval_count"] == sum(map(len, texts))
+            assert 0 <= answer["load_duration"] <= answer["total_duration"]
+        cut = (await server.post("/api/embed", model=MODEL, input="owl", dimensions=2)).json()
+        assert cut["embeddings"] == [vector_of("owl", 2)]
+        older = (await server.post("/api/embeddings", model=MODEL, prompt="owl", options={"temperature": 0})).json()
+        assert older == {"embedding": vector_of("owl")}
+
+    served(test)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "word"),
+    [
+        ("/api/embed", {"input": []}, "input must be a text"),
+        ("/api/embed", {"input": ["owl", ""]}, "none empty"),
+        ("/api/embed", {"input": [1, 2]}, "input"),
+        ("/api/embed", {"prompt": "owl"}, "prompt"),
+        ("/api/embed", {"input": "owl", "dimensions": 4096}, "dimensions"),
+        ("/api/embed", {"input": "owl" * 100}, "the prompt has 300 tokens"),
+        ("/api/embed", {"input": "owl", "options": {"num_ctx": 0}}, "options.num_ctx must be from 1"),
+        ("/api/embed", {"input": "owl", "options": {"num_owls": 0}}, "num_owls"),
+        ("/api/embeddings", {"prompt": ""}, "prompt must be a non-empty text"),
+        (CHAT, {"messages": HI, "options": {"num_ctx": 0}}, "options.num_ctx must be from 1"),
+    ],
+)
+def test_what_cannot_be_embedded_is_named(path: str, body: dict[str, Any], word: str) -> None:
+    async def test(server: Server) -> None:
+        assert word in await refused(server, path, **({"stream": False} if path == CHAT else {}), **body)
+
+    async def refused(server: Server, path: str, **body: Any) -> str:
+        answer = await server.post(path, model=MODEL, **body)
+        assert answer.status_code == 400, answer.text
+        return str(answer.json()["error"])
+
+    served(test, strict_fields=True)
 
 
 def test_errors_before_the_routes_have_the_same_shape() -> None:

@@ -15,6 +15,7 @@ from sluice.http.options import check_server
     [
         ({"port": 70000}, "--port must be from 0 to 65535, got 70000"),
         ({"max_engine_restarts": -1}, "--max-engine-restarts must be at least 0, got -1"),
+        ({"max_stored_responses": -1}, "--max-stored-responses must be at least 0, got -1"),
         ({"heartbeat_timeout": 1.5}, "--heartbeat-timeout must be at least 2 seconds, got 1.5"),
         ({"step_timeout": 0.0}, "--step-timeout must be more than 0 seconds, got 0"),
         ({"progress_timeout": 0}, "--progress-timeout must be more than 0 seconds, got 0"),

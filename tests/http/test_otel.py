@@ -93,6 +93,19 @@ def test_a_chat_that_streams_several_choices() -> None:
     assert len(found["gen_ai.response.finish_reasons"]) == 3
 
 
+def test_the_apis_of_agents_are_chats() -> None:
+    """Calls of a path that is not listed have no span."""
+
+    async def requests(server: Server) -> None:
+        said = [{"role": "user", "content": "a"}]
+        await server.post("/v1/messages", model=MODEL, messages=said, max_tokens=3)
+        await server.post("/v1/responses", input="a", max_output_tokens=3)
+
+    spans = traced(requests)
+    assert [span.name for span in spans] == [f"chat {MODEL}"] * 2
+    assert {span.attributes["gen_ai.usage.output_tokens"] for span in spans} == {3}
+
+
 def test_errors_have_a_type() -> None:
     """The server's own set the status of the span; the caller's do not."""
 

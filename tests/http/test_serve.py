@@ -379,7 +379,8 @@ def test_keys_and_bounds_of_a_server(tmp_path: Path) -> None:
     port, keys = free_port(), tmp_path / "keys"
     url = f"http://127.0.0.1:{port}"
     keys.write_text("from-file\n\n  another \n")
-    options = ["--port", str(port), "--max-total-tokens", "2048", "--max-request-bytes", "300", "--api-key", "given"]
+    options = ["--port", str(port), "--max-total-tokens", "2048", "--max-request-bytes", "3000", "--api-key", "given"]
+    options += ["--max-stored-responses", "1", "--max-stored-response-bytes", "3000"]
     with server("-m", "sluice", "serve", *options, "--api-key-file", str(keys)) as process:
         announced(process)
         assert httpx.get(f"{url}/health").status_code == 200
@@ -392,9 +393,27 @@ def test_keys_and_bounds_of_a_server(tmp_path: Path) -> None:
         assert shown.json()["config"]["api_key"]["value"] == "(hidden)"
         assert shown.json()["memory"]["device_kv_bytes"] > 1 << 20
         assert "given" not in shown.text
-        large = httpx.post(f"{url}/v1/completions", json={"prompt": "a" * 300}, headers=headers)
+        large = httpx.post(f"{url}/v1/completions", json={"prompt": "a" * 3000}, headers=headers)
         assert large.status_code == 413
+        check_stored_responses(url, headers)
         assert stops(process) == 0
+
+
+def check_stored_responses(url: str, headers: dict[str, str]) -> None:
+    """Of a server that keeps one response, of 3000 bytes at most."""
+
+    def created(instructions: str) -> str:
+        body = {"input": "hi", "max_output_tokens": 1, "instructions": instructions}
+        answer = httpx.post(f"{url}/v1/responses", json=body, headers=headers, timeout=60)
+        return str(answer.json()["id"])
+
+    def status(response_id: str) -> int:
+        return httpx.get(f"{url}/v1/responses/{response_id}", headers=headers).status_code
+
+    first, second = created("a"), created("b")
+    assert (status(first), status(second)) == (404, 200)
+    third = created("a" * 2000)
+    assert (status(second), status(third)) == (200, 404)
 
 
 @pytest.mark.parametrize(

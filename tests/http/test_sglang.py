@@ -204,7 +204,8 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"text": "a", "sampling_params": {"max_new_tokens": "5"}}, "sampling_params.max_new_tokens", "got `str`"),
     ({"text": "a", "sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens", "not supported"),
-    ({"text": "a", "sampling_params": {"regex": "a*"}}, "sampling_params.regex", "not supported"),
+    ({"text": "a", "sampling_params": {"regex": "("}}, "sampling_params.regex", "invalid regex"),
+    ({"text": "a", "regex": "a*"}, "regex", "not supported"),
     (
         {"text": "a", "sampling_params": {"max_new_tokens": MAX_MODEL_LEN}},
         "sampling_params.max_new_tokens",

@@ -17,9 +17,12 @@ ELSEWHERE = (FinishReason.OVERLOAD, FinishReason.TIER_UNAVAILABLE)
 """Ends of other lives, or of requests that are refused."""
 OF_ALL = [
     *(status.value for status in Status if status not in (Status.LOADING, Status.OFFLOADED, Status.GONE)),
-    *(f"abort while {status}" for status in ("waiting", "partial", "decoding", "draining", "gone")),
+    *(
+        f"abort while {status}"
+        for status in ("waiting", "compiling", "partial", "decoding", "forced", "draining", "gone")
+    ),
     *(f"end: {reason}" for reason in FinishReason if reason not in ELSEWHERE),
-    *("preempted while partial", "preempted while decoding"),
+    *("preempted while partial", "preempted while decoding", "preempted while forced"),
     *("row failed", "step failed", "launch failed", "copies failed with their step", "flush", "device lost"),
     *(f"store of the {tier} {end}" for tier in ("host", "disk") for end in ("ended", "failed")),
 ]
@@ -65,7 +68,7 @@ def test_ordinary_lives() -> None:
 def test_prompts_that_are_sent_again_to_a_tiny_device() -> None:
     """A load that its request leaves, a page that is brought to the wrong place or not at all, and followers of a load:
     what is cached lies on a tier and has to come back."""
-    assert never(live(random_reload_scenario, range(200)), OF_RELOADS) == []
+    assert never(live(random_reload_scenario, range(300)), OF_RELOADS) == []
 
 
 def test_offloaded_beside_ordinary_requests() -> None:

@@ -29,7 +29,7 @@ def test_a_slice_that_is_planned_before_its_blocks_came_breaks_law_16() -> None:
     world = World(limits_of(chunk=8), num_pages=8, page_size=4, tiers=TierLimits(disk_pages=40), offload=offload)
     bench = Bench.of(world, ShadowRunner(page_size=4, vocab_size=2))
     bench.link.put(Submit(0, (1,) * 60, resolved(3)))
-    while not bench.scheduler.awaits_disk:
+    while not bench.scheduler.awaits_report:
         bench.step()
     chunk = bench.scheduler.state.open_chunk
     assert chunk is not None

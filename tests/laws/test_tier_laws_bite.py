@@ -211,7 +211,7 @@ def test_a_stream_that_waits_for_a_disk_breaks_law_12() -> None:
     """Copies in flight excuse only the requests that wait for them."""
     bench = midway()
     lawful = bench.bench.scheduler
-    assert lawful.awaits_disk
+    assert lawful.awaits_report
     lawful.scheduler._groups = ((),)
     with pytest.raises(LawBroken, match=r"law 12: requests \[1\] wait for a disk that is not theirs"):
         lawful.schedule()

@@ -185,7 +185,6 @@ def test_unknown_architecture_is_refused_with_the_known_ones(tmp_path: Path) -> 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": None}, "architectures"),
     ({"architectures": ["LlamaForCausalLM", "Other"]}, "architectures"),
-    ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic' is not supported"),

@@ -131,9 +131,9 @@ def test_missing_folder(model: str) -> None:
 
 
 def test_file_instead_of_folder(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match="is a file"):
-        resolve_checkpoint(str(tmp_path / "model.gguf"))
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(CheckpointError, match="is another file"):
+        resolve_checkpoint(str(tmp_path / "model.bin"))
 
 
 @pytest.mark.parametrize("model", ["not a name", "x--y", "", "-x"])

@@ -157,7 +157,7 @@ class Schedule:
                 assert got == tokens
                 assert_same_logprobs(stream.logprobs(), logprobs)
                 assert_same_logprobs(stream.prompt_logprobs(), of_prompt)
-                assert stream.ends[0].finish_reason is end_of(tokens, stream.submit.sampling)
+                assert stream.ends[0].finish_reason is end_of(tokens, stream.submit, VOCAB)
             assert len({output.num_cached_tokens for output in stream.outputs}) <= 1, "usage changed on the way"
 
     def _check_embedding(self, stream: Stream) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from shadow_model import shadow_runner, shadow_shape
+from sluice.grammar.base import CompiledGrammars
 from sluice.runner import device_state
-from sluice.runner.features import FEATURES
+from sluice.runner.features import make_features
 from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.types import BatchPlan, Chunk, NewSlot, PlanError, SamplingParams, Submit
@@ -75,10 +76,17 @@ def plan_of(*params: SamplingParams) -> BatchPlan:
     return BatchPlan(0, new, chunks)
 
 
+def with_forbidden(
+    num_slots: int, vocab_size: int, device: torch.device, grammars: CompiledGrammars
+) -> Sequence[Feature]:
+    """Return all features and one more, the first."""
+    return (Forbidden(num_slots, vocab_size, device), *make_features(num_slots, vocab_size, device, grammars))
+
+
 def test_a_feature_masks_looks_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """A contract that only fits the features there are; a row that the mask does not name keeps its token."""
     plain = shadow_runner(SHAPE).launch(plan_of(GREEDY, GREEDY)).wait()
-    monkeypatch.setattr(device_state, "FEATURES", (Forbidden, *FEATURES))
+    monkeypatch.setattr(device_state, "make_features", with_forbidden)
     runner = shadow_runner(SHAPE)
     result = runner.launch(plan_of(FORBIDS, GREEDY)).wait()
     assert result.token_ids == ((), plain.token_ids[1])
@@ -89,6 +97,6 @@ def test_a_feature_masks_looks_and_reports(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_feature_may_refuse_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_state, "FEATURES", (Forbidden, *FEATURES))
+    monkeypatch.setattr(device_state, "make_features", with_forbidden)
     with pytest.raises(PlanError, match="a mask of everything"):
         shadow_runner(SHAPE).launch(plan_of(SamplingParams(seed=0, stop_token_ids=range(5))))

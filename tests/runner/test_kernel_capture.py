@@ -136,6 +136,21 @@ def test_every_layer_of_a_replay_is_heard_of(tmp_path: Path) -> None:
     assert heartbeat.ticks - before >= model.spec.num_layers
 
 
+def test_a_captured_step_is_computed_once(tmp_path: Path) -> None:
+    """The first step of each number of decodes took twice as long as the others: it was captured, and then replayed."""
+    tiny_models.FAMILIES["qwen3"](**FAMILIES["qwen3"]).save_pretrained(tmp_path)
+    model, heartbeat = loaded(tmp_path), Counting()
+    bench = Bench.of(WORLD, model.runner(heartbeat))
+    bench.link.put(submits()[5])
+    ticks = []
+    for _ in range(4):
+        before = heartbeat.ticks
+        bench.engine.step()
+        ticks.append(heartbeat.ticks - before)
+    _, captured, *replayed = ticks
+    assert captured <= max(replayed)
+
+
 class Counting(Heartbeat):
     """Counts signs of life."""
 

@@ -20,7 +20,7 @@ from features import sampling_rows
 from shadow_model import shadow_runner, shadow_shape
 from sluice.engine.messages import Submit
 from sluice.runner.features.base import StepLogits
-from sluice.runner.features.penalties import Penalties
+from sluice.runner.features.penalties import Penalties, TokenCounts
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS
 from sluice.testing import digests, shadow_logits
 from sluice.types import BatchPlan, Chunk, NewSlot, SamplingParams
@@ -208,3 +208,14 @@ def test_a_plan_outside_the_vocabulary_is_refused(new: NewSlot) -> None:
     runner = shadow_runner(shadow_shape(num_pages=4, page_size=2, vocab_size=VOCAB))
     with pytest.raises(ValueError, match=f"of {VOCAB}"):
         runner.launch(BatchPlan(0, (new,), (Chunk(0, 0, 0, 1, (1,), (0,), True),)))
+
+
+def test_a_row_without_a_token_counts_none() -> None:
+    """A row whose mask is late samples -1 and goes on in a later step: counting it as token 0 would penalize an output
+    that never was."""
+    counts = TokenCounts(8, CPU)
+    rows = torch.tensor([counts.row_for(0), counts.row_for(1)])
+    for row in rows.tolist():
+        counts.open(row, torch.tensor([1]), torch.tensor([], dtype=torch.int64))
+    counts.count(rows, torch.tensor([-1, 3]))
+    assert counts.tables.outputs[rows].tolist() == [[0] * 8, [0, 0, 0, 1, 0, 0, 0, 0]]

@@ -462,7 +462,7 @@ def test_copies_of_a_failed_step_end_with_it(faults: Faults) -> None:
     bench = TierBench(world_of(host_pages=20), faults=faults)
     bench.put(0, LONG)
     bench.bench.drain(50)
-    assert not bench.bench.scheduler.awaits_disk
+    assert not bench.bench.scheduler.awaits_report
     assert bench.ask(1, LONG).finish_reason is FinishReason.LENGTH
     bench.check(faults=True)
 
@@ -580,7 +580,7 @@ def test_a_device_that_is_lost_takes_loads_with_it() -> None:
     bench.step()
     bench.bench.scheduler.forget_device()
     assert bench.bench.scheduler.state.requests[1].status is Status.WAITING
-    assert not bench.bench.scheduler.awaits_disk
+    assert not bench.bench.scheduler.awaits_report
     bench.pace.is_stuck = False
     bench.disk.replace(bench.bench)
     bench.bench.drain(50)

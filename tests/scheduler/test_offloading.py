@@ -164,17 +164,17 @@ def test_no_request_waits_for_what_a_disk_does_not_give(depth: int) -> None:
     assert not bench.link.tokens(0)
     slices = [part for plan in runner.plans for part in plan.slices]
     assert [part.stop for part in slices if part.base] == [0]
-    assert bench.scheduler.awaits_disk
+    assert bench.scheduler.awaits_report
     before = len(runner.plans)
     for ready in (1, 1, 3):
         bench.link.put(replace(begun(runner.plans), ready=ready))
         for _ in range(4):
             bench.step()
         assert runner.plans[-1].slices[0].stop == ready
-        assert bench.scheduler.awaits_disk
+        assert bench.scheduler.awaits_report
     assert len(runner.plans) == before + 2, "the second report says nothing new"
     while not bench.is_idle:
-        if bench.scheduler.awaits_disk:
+        if bench.scheduler.awaits_report:
             bench.link.put(begun(runner.plans))
         bench.step()
     assert len(bench.link.tokens(0)) == 3
@@ -194,7 +194,7 @@ def test_a_block_that_cannot_be_read_ends_its_request_alone() -> None:
     assert bench.link.end(0).error == "a page cannot be read"
     assert len(bench.link.tokens(1)) == 20
     bench.link.put(Submit(2, prompt(60), resolved(3)))
-    while not bench.scheduler.awaits_disk:
+    while not bench.scheduler.awaits_report:
         bench.step()
     before = len(runner.plans)
     bench.link.put(first, replace(first, error="late"))

@@ -218,6 +218,24 @@ def test_a_step_that_only_begins_to_read_says_nothing_of_the_machine() -> None:
     assert pacer.learnt() == before
 
 
+@pytest.mark.parametrize("millis", [28, 60])
+def test_a_short_prompt_overtakes_a_long_one_where_steps_are_small(millis: int) -> None:
+    """A page was the long one's share of every step. Where steps have less than a page, a prompt of 20 tokens waited
+    for all of one of 8,000, 961 steps."""
+    timed = Timed(target_of(millis))
+    for _ in range(4):
+        timed.ask(20, 3000)
+    timed.run(60)
+    long = timed.ask(8000, 1)
+    timed.run(40)
+    short = timed.ask(20, 1)
+    steps = timed.run(12)
+    assert max(step.prefill for step in steps) < 32
+    assert timed.link.end(short).finish_reason is not None
+    taken = [chunk.length for step in steps for chunk in step.plan.chunks if chunk.request_id == long]
+    assert sum(taken) >= sum(step.prefill for step in steps) / 2
+
+
 @settings(max_examples=8)
 @given(st.integers(0, 2**32))
 def test_every_prompt_ends_within_its_bound(seed: int) -> None:
@@ -254,3 +272,21 @@ def test_the_end_of_a_prompt_exceeds_the_chunk_size_only_within_the_target(milli
     timed.run()
     timed.ask(140, 1)
     assert [step.prefill for step in timed.run()] == chunks
+
+
+@pytest.mark.parametrize("millis", [45, 70, 140])
+def test_no_last_chunk_is_planned_beyond_the_target(millis: int) -> None:
+    """The end of a prompt may exceed the chunk size by a page rather than leave a tail: a page takes as long as all of
+    the target's margin."""
+    timed, draw = Timed(target_of(millis, chunked_prefill_size=64)), random.Random(millis)
+    for _ in range(3):
+        timed.ask(20, 300)
+    timed.run(20)
+    for _ in range(25):
+        timed.ask(draw.randint(60, 100), 2)
+        timed.run(4)
+    timed.run()
+    paces = [(step.plan.pace, step.prefill) for step in timed.runner.steps if step.plan.pace and step.is_mixed]
+    assert len(paces) > 25
+    assert all(pace.at_quantile <= pace.target + 1 or prefill <= 16 for pace, prefill in paces)
+    assert (millis == 140) == any(prefill > 64 for _, prefill in paces)

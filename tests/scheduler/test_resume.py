@@ -62,7 +62,7 @@ def test_a_run_cut_anywhere_goes_on_in_another_engine(world: World, seed: int, d
         assert_same_logprobs(first.link.logprobs(request_id) + second.link.logprobs(request_id), logprobs)
         scored = first.link.prompt_logprobs(request_id) + second.link.prompt_logprobs(request_id)
         assert_same_logprobs(scored, of_prompt)
-        assert (end.finish_reason, end.start + len(end.token_ids)) == (end_of(tokens, submit.sampling), len(tokens))
+        assert (end.finish_reason, end.start + len(end.token_ids)) == (end_of(tokens, submit), len(tokens))
     quiet_means_empty(second.scheduler.state)
 
 

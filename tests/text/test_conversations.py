@@ -60,6 +60,19 @@ def rendered(template: str, talk: list[dict[str, Any]], options: RenderOptions) 
     return Renderer(template, {"bos_token": "<|start|>"}).render(talk, options)
 
 
+@pytest.mark.parametrize(
+    "written", ["{{ '(' + a + ')' }}", "({{ a | tojson }})", "({{ a }})", "{{ '(' ~ a ~ ')' }}", "{{ '(%s)' % a }}"]
+)
+@pytest.mark.parametrize("said", ["How is it?", "How is <|end|>?"])
+def test_arguments_are_an_object_and_a_text(written: str, said: str) -> None:
+    """Templates of DeepSeek V3 append the arguments to a text: every second round of an agent would be refused."""
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}"
+    talk = [{"role": "user", "content": said}, TALK[1]]
+    special_text = SpecialText(SpecialTokens(Family(byte_level_bpe, SPECIAL, template).tokenizer(), template).spellings)
+    prompt = Renderer(f"{template}{written}{{% endfor %}}{{% endfor %}}", {}, special_text).render(talk)
+    assert '({"city": "Köln", "days": [1, 2.5, null], "units": {"t": "C"}})' in prompt
+
+
 @pytest.mark.parametrize("template", TEMPLATES)
 @pytest.mark.parametrize("adds", [True, False])
 def test_conversations_are_those_of_transformers(template: str, adds: bool) -> None:

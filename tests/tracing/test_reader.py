@@ -56,13 +56,13 @@ def test_a_file_cut_anywhere_is_used_up_to_there(path: Path) -> None:
         (b'{"traceEvents":[]}\n', "line 1: not a trace: it does not begin with a header"),
         (b'{"kind":"step"}\n', "line 1: not a trace: it does not begin with a header"),
         (
-            b'{"kind":"header","version":4}\n',
-            "line 1: the trace has version 4 of the format; versions 1 to 3 are accepted",
+            b'{"kind":"header","version":5}\n',
+            "line 1: the trace has version 5 of the format; versions 1 to 4 are accepted",
         ),
         (b'{"kind":"header"}\n', "line 1: the trace has version 0"),
         (b'{"kind":"header","version":1}\n', "line 1: a bad header: .*missing required field"),
         (b'{"kind":"header","version":1,"setup":[]}\n', "line 1: a bad header"),
-        (b'{"kind":"header","version":3}\n', "line 1: a bad header: .*missing required field"),
+        (b'{"kind":"header","version":4}\n', "line 1: a bad header: .*missing required field"),
     ],
 )
 def test_a_file_that_is_no_trace(tmp_path: Path, text: bytes, said: str) -> None:
@@ -79,7 +79,7 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: bytes, said: str) -> None
         (
             b"{}\n",
             "line 3: unknown kind of record ''; known: add, abort, nothing, flush_cache, forget_device, copied,"
-            " loaded, restored, step",
+            " loaded, compiled, restored, step",
         ),
         (b'{"kind":"deadline"}\n', "line 3: unknown kind of record 'deadline'"),
         (b'{"kind":"nothing"}\n', "line 3: a bad 'nothing' record: .*`number`"),

@@ -19,7 +19,7 @@ from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import Converter
 from sluice.tracing.run import Prefill, Run, read_run
 from sluice.tracing.summary import Preempted, Spread, Summary, percentile, report, spread, summarize
-from sluice.types import TierLimits
+from sluice.types import PriorityClass, TierLimits
 from worlds import World, limits_of, offload_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
@@ -255,3 +255,22 @@ def test_how_a_target_was_kept(tmp_path: Path) -> None:
     )
     assert f"mixed {pace.regimes['mixed'].steps:>16} steps: predicted" in shown
     assert summary_of(record(tmp_path / "other", STREAM)).pace is None
+
+
+def test_first_tokens_by_class(tmp_path: Path) -> None:
+    """Whether a class keeps its target is what its operator asks a trace first. The arrival counts: that at the server,
+    before the request was sent to the engine."""
+    classes = (PriorityClass("interactive", 5000), PriorityClass("standard", 10**7), PriorityClass("batch", 6 * 10**7))
+    world = replace(WORLD, limits=limits_of(chunk=16, policy="deadline", classes=classes))
+    soon = Submit(0, (1, 1), resolved(2), priority_class="interactive", arrived=1)
+    late = Submit(1, (0,) * 60, resolved(2), priority_class="interactive", arrived=1)
+    batch = Submit(2, (1, 0), resolved(2), priority_class="batch", arrived=1)
+    summary = summary_of(record(tmp_path / "trace", *(Arrival(0, each) for each in (soon, late, batch)), world=world))
+    interactive, _, of_batch = summary.classes.values()
+    assert (interactive.requests, interactive.first_tokens, interactive.on_time) == (2, 2, 1)
+    assert (of_batch.requests, of_batch.on_time) == (1, 1)
+    assert [row.on_time for row in summary.table] == [True, False, True]
+    text = report(summary, table=True)
+    assert "interactive        2 requests: TTFT p50 " in text
+    assert "; 1 of 2 within 0.005 s" in text
+    assert text.splitlines()[-1].split()[-2:] == ["batch", "yes"]

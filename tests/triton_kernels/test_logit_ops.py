@@ -74,3 +74,20 @@ def test_log_probabilities(width: int, device: torch.device) -> None:
     rows = torch.tensor([0, 1, 3, 4, 5], device=device)
     for found, expected in zip(scores_of(TRITON), scores_of(TORCH_LOGIT_OPS), strict=True):
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("vocab", [31, 32, 2049])
+def test_masks(vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+    """A token is excluded in the rows that are named, each by its own mask, and in a last word that is not whole."""
+    logits = normal(5, vocab, seed=vocab, device=device).to(dtype)
+    words = torch.Generator().manual_seed(vocab)
+    bits = torch.randint(-(2**31), 2**31, (3, -(-vocab // 32)), generator=words).to(torch.int32).to(device)
+    rows = torch.tensor([4, 0, 3], device=device)
+    results = [logits.clone() for _ in BOTH]
+    for ops, result in zip(BOTH, results, strict=True):
+        ops.mask(result, rows, bits)
+    assert torch.equal(results[1], results[0])
+    assert torch.equal(results[1][[1, 2]], logits[[1, 2]])
+    assert results[1][rows].isinf().any(1).all()

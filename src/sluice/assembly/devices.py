@@ -11,7 +11,7 @@ import torch
 
 from sluice.assembly.resolve import Resolution, resolve
 from sluice.attention.select import backend_named, choose_attention, kv_dtype
-from sluice.config import ConfigError, EngineConfig, threads_from_environment
+from sluice.config import ConfigError, EngineConfig, ModelConfig, threads_from_environment
 from sluice.device.machine import usable_cores, usable_processors
 from sluice.native.library import NAMES, KernelsUnavailable, Library
 
@@ -56,6 +56,7 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
         reasons["device"] = "no usable CUDA device" if device.type == "cpu" else "auto: the first CUDA device"
     if config.model.dtype == "auto":
         reasons["dtype"] = "auto: what the checkpoint says"
+    dtype = _dtype(config.model, device, reasons)
     if config.cache.max_total_tokens is None:
         reasons["max_total_tokens"] = "from free memory when the model is loaded"
     threads = _threads(config.model.threads, device, reasons)
@@ -68,12 +69,26 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
     model = replace(
         config.model,
         device=str(device),
+        dtype=dtype,
         threads=threads,
         cpu_kernels=kernels.name,
         attention_backend=attention.name,
     )
     resolved = replace(resolution.config, model=model)
     return Resolution(resolved, reasons), device
+
+
+def _dtype(model: ModelConfig, device: torch.device, reasons: dict[str, str]) -> str:
+    """Return the dtype to load in, and check that it can be beside quantised weights."""
+    if model.quantization != "int8":
+        return model.dtype
+    if device.type != "cpu":
+        raise ConfigError(f"--quantization int8 needs --device cpu, got {device}; leave it out, or take --device cpu")
+    if model.dtype not in ("auto", "bfloat16"):
+        raise ConfigError(f"--quantization int8 computes in bfloat16, got --dtype {model.dtype}")
+    if model.dtype == "auto":
+        reasons["dtype"] = "--quantization int8"
+    return "bfloat16"
 
 
 def _threads(asked: int | None, device: torch.device, reasons: dict[str, str]) -> int | None:

@@ -9,9 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from sluice.assembly.cost_file import read_costs
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
-from sluice.assembly.pacing import kept_costs, read_costs
+from sluice.assembly.pacing import kept_costs
 from sluice.assembly.shortage import memory_shortage
 from sluice.assembly.tiers import DiskUnusable, check_disk, without_disk
 from sluice.config import ConfigError, EngineConfig, TraceConfig
@@ -34,6 +35,7 @@ def build_engine(
     heartbeat: Heartbeat | None = None,
     faults: Sequence[Fault] = (),
     follows: bool = False,
+    prepares_grammars: bool = False,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it.
 
@@ -46,13 +48,23 @@ def build_engine(
         follows: whether it takes over the requests of another engine. Then the file of its disk tier must be as that
             engine left it, and with any other file it serves without the tier. A trace that it cannot write is left
             out.
+        prepares_grammars: read the vocabulary for grammars now, and not while requests run, since that blocks the
+            process.
 
     Raises:
         ConfigError: an option that cannot be honoured.
         MemoryShortage: the memory that is free at the moment is too small.
         CheckpointError: a model that cannot be found or loaded.
     """
-    build = partial(_build, link=link, progress=progress, heartbeat=heartbeat, faults=faults, follows=follows)
+    build = partial(
+        _build,
+        link=link,
+        progress=progress,
+        heartbeat=heartbeat,
+        faults=faults,
+        follows=follows,
+        prepares_grammars=prepares_grammars,
+    )
     disabled: Mapping[Tier, str] = {}
     # First, since a path that cannot be used or written should be reported before minutes of loading.
     try:
@@ -85,6 +97,7 @@ def _build(
     disabled: Mapping[Tier, str],
     follows: bool = False,
     must_exist: bool = False,
+    prepares_grammars: bool = False,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it, with exactly the tiers of the config.
 
@@ -93,17 +106,20 @@ def _build(
         ConfigError, MemoryShortage, CheckpointError: as `build_engine`.
     """
     loaded = load(config, progress=progress, disabled=disabled, heartbeat=heartbeat)
-    costs = kept_costs(loaded.info.config, loaded.info.device, follows=follows)
+    costs = kept_costs(loaded.info.config, loaded.info.device, loaded.graph_rows, follows=follows)
     if costs is not None and loaded.pacing is not None:
         loaded = replace(loaded, pacing=replace(loaded.pacing, learnt=costs.learnt))
-    state = loaded.state()
+    grammars = loaded.grammars(link.post)
+    if prepares_grammars:
+        grammars.prepare()
+    state = loaded.state(grammars)
     tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)), must_exist=must_exist)
     with ExitStack() as undo:
         undo.callback(tiers.copies.close)
         runner = loaded.runner(heartbeat, faults, state, tiers, lambda *blocks: link.post(BlocksLoaded(*blocks)))
         undo.callback(runner.close)
         info = loaded.built(runner)
-        engine = loaded.engine(link, runner, tiers, trace=trace, costs=costs)
+        engine = loaded.engine(link, runner, tiers, trace=trace, costs=costs, grammars=grammars)
         undo.pop_all()
     return engine, info
 

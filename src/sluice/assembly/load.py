@@ -115,7 +115,8 @@ def _find_checkpoint(config: ModelConfig) -> Checkpoint:
     model, is_bundled = config.model or str(BUNDLED), not config.model
     folder = resolve_checkpoint(model, revision=config.revision, cache=cache)
     tokenizer = folder if config.tokenizer is None else resolve_checkpoint(config.tokenizer, cache=cache, weights=False)
-    name = folder.resolve().name if is_bundled or Path(model).is_dir() else model
+    path = BUNDLED if is_bundled else Path(model).expanduser()
+    name = path.stem if path.is_file() else path.resolve().name if path.is_dir() else model
     return Checkpoint(folder, tokenizer, name, is_bundled)
 
 
@@ -161,6 +162,7 @@ def _load_model(
             device=device,
             progress=progress,
             implementation=config.model_impl,
+            quantization=config.quantization,
             packer=packer_for(device, kernels),
             report=report,
         )
@@ -210,10 +212,15 @@ def _resolve_for_model(
     if asked.model_impl == "auto":
         has = "a" if spec.implementation == "native" else "no"
         reasons["model_impl"] = f"{spec.architecture} has {has} native implementation"
+    if spec.stored_as is not None:
+        held_in = "quantised again to int8" if spec.quantization == "int8" else f"dequantised to {_name(spec.dtype)}"
+        reasons["quantization"] = f"{spec.stored_as.description}, {held_in}"
+        LOGGER.warning("the checkpoint's weights are quantised: %s", reasons["quantization"])
     resolved = replace(
         asked,
         model=asked.model or checkpoint.name,
-        dtype=str(spec.dtype).removeprefix("torch."),
+        dtype=_name(spec.dtype),
+        quantization=_quantization(spec),
         model_impl=spec.implementation,
         cpu_kernels=asked.cpu_kernels if spec.dtype in STEPS else TORCH,
         attention_backend=backend.name,
@@ -221,10 +228,21 @@ def _resolve_for_model(
     return replace(config, model=resolved, scheduler=scheduler)
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _quantization(spec: ModelSpec) -> str | None:
+    """Return the value of `--quantization` that a model has."""
+    if spec.quantization != "none":
+        return spec.quantization
+    return None if spec.stored_as is None else spec.stored_as.method
+
+
 def _layer_weights(model: PagedLM, spec: ModelSpec) -> int:
     """Return how many numbers a model's layers hold."""
     tables = 1 if isinstance(model, CausalLM) and model.tied else 2
-    return max(0, module_bytes(model) // spec.dtype.itemsize - tables * spec.vocab_size * spec.hidden_size)
+    return max(0, module_bytes(model) // spec.weight_bytes - tables * spec.vocab_size * spec.hidden_size)
 
 
 def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int) -> OffloadSetup | None:
@@ -274,6 +292,7 @@ def _info(
         None if has_head else NO_HEAD,
         why_no_embeddings(checkpoint.folder),
         config.scheduler.limits().itl_target,
+        config.scheduler.limits().classes,
     )
     cache = replace(config.cache, max_total_tokens=pool_tokens)
     offload_config = replace(config.offload, offload_above=None if offload is None else offload.limits.above)

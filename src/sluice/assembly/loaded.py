@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -21,13 +21,18 @@ from sluice.device.transport import transport_for
 from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat, LoadingPart, Phase
-from sluice.engine.protocols import Link, Runner
+from sluice.engine.messages import Compiled
+from sluice.engine.protocols import Grammars, Link, Runner
 from sluice.engine.trace import ChunkLog, PaceLog, RecentSteps, TraceSink
 from sluice.faults import Fault, FaultKind
 from sluice.footprint import device_footprint
+from sluice.grammar.base import CompiledGrammars
+from sluice.grammar.compiler import GrammarCompiler
+from sluice.grammar.guidance import END, Guidance
 from sluice.models.spec import ModelSpec
 from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
+from sluice.runner.features.grammars import NO_GRAMMARS
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
@@ -37,6 +42,7 @@ from sluice.runner.runner import TorchRunner
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.text.tokenizer import Tokenizer
 from sluice.tracing.file import TraceFile
 from sluice.tracing.format import VERSION, Header
 from sluice.tracing.recorder import Recorder
@@ -75,9 +81,25 @@ class LoadedModel:
         assert depth is not None, f"not resolved: {self.info.config}"
         return depth
 
-    def state(self) -> DeviceState:
-        """Return the state of an empty device."""
-        return DeviceState(self.shape, self.new_kv, watched=self.info.config.model.debug_uninitialized_reads)
+    def grammars(self, post: Callable[[Compiled], None]) -> GrammarCompiler:
+        """Return what compiles the grammars of requests.
+
+        Args:
+            post: receives what becomes of them, from any thread.
+        """
+        folder = self.info.tokenizer_folder
+        return GrammarCompiler(
+            Guidance(lambda: Tokenizer.from_folder(folder, chat=False).serialized(END), self.spec.vocab_size), post
+        )
+
+    def state(self, grammars: CompiledGrammars = NO_GRAMMARS) -> DeviceState:
+        """Return the state of an empty device.
+
+        Args:
+            grammars: finds the grammars of requests.
+        """
+        watched = self.info.config.model.debug_uninitialized_reads
+        return DeviceState(self.shape, self.new_kv, watched=watched, grammars=grammars)
 
     def runner(
         self,
@@ -162,6 +184,7 @@ class LoadedModel:
         tiers: OpenTiers = NO_TIERS,
         trace: Path | None = None,
         costs: KeptCosts | None = None,
+        grammars: Grammars | None = None,
     ) -> Engine:
         """Return an engine over a new scheduler.
 
@@ -170,6 +193,7 @@ class LoadedModel:
             tiers: to which the runner copies.
             trace: file to record to, made by `tracing.file.create`.
             costs: where to keep what is learnt of the time that steps take.
+            grammars: compiles those of requests; None: requests have none.
 
         Raises:
             OSError: the trace cannot be written.
@@ -192,6 +216,7 @@ class LoadedModel:
             depth=self.depth,
             clock=clock,
             trace=recorder or log,
+            grammars=grammars,
         )
 
     def _trace_file(self, path: Path) -> TraceFile:

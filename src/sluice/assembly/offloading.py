@@ -48,7 +48,7 @@ FREE = Costs(0.0, 0.0)
 
 def costs_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str) -> Costs:
     """Return the costs for a model, where an ordinary token is a product with every weight."""
-    of_token = 2 * weights_bytes / spec.dtype.itemsize
+    of_token = 2 * weights_bytes / spec.weight_bytes
     of_pair = 4 * spec.num_heads * spec.head_dim * ATTENTION_COST[device_type]
     return Costs(of_pair / of_token, kv.layer_token_bytes * FLOPS_PER_BYTE[device_type] / of_token)
 

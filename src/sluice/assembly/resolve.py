@@ -14,6 +14,7 @@ from typing import Any
 from sluice.config import (
     CHUNKING_OFF,
     ENGINE_GROUPS,
+    ITL_DEFAULT,
     CacheConfig,
     ConfigError,
     EngineConfig,
@@ -24,6 +25,7 @@ from sluice.config import (
     flag,
     itl_micros,
 )
+from sluice.config.priority_classes import classes_of, default_classes
 from sluice.types import Tier
 
 UNCHUNKED_BATCH_TOKENS = 8192
@@ -80,10 +82,12 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     for group in ENGINE_GROUPS:
         check_values(getattr(config, group))
     defaults = replace(DEFAULTS[device_type], chunk=AMX_CHUNK) if has_amx else DEFAULTS[device_type]
+    why: dict[str, str] = {}
+    config = _with_target(config, why)
+    config = replace(config, scheduler=_with_policy(config.scheduler, why))
     _refuse_without_effect(config)
     _refuse_graphs_of_a_cpu(config.model, device_type)
     _refuse_fraction(config, device_type)
-    why: dict[str, str] = {}
     overlap = _overlap(config.scheduler, why)
     page_size = _page_size(config, defaults, device_type, why)
     sizes = _sizes(config.scheduler, page_size, defaults, device_type, why)
@@ -95,6 +99,25 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     cache = replace(config.cache, page_size=page_size, **_tiers(config.cache, device_type, why))
     offload = replace(config.offload, **_offload(config.offload, cache, device_type, why))
     return Resolution(replace(config, cache=cache, scheduler=scheduler, offload=offload), why)
+
+
+def _with_policy(config: SchedulerConfig, why: dict[str, str]) -> SchedulerConfig:
+    """Return the options with a policy, and with priority classes if it needs them."""
+    itl_target, given = itl_micros(config.itl_target), config.priority_classes
+    if config.schedule_policy is None:
+        why["schedule_policy"] = "default" if given is None else "--priority-classes"
+        config = replace(config, schedule_policy="fcfs" if given is None else "deadline")
+    if config.schedule_policy != "deadline":
+        if given is not None:
+            raise ConfigError(
+                f"--priority-classes {given} needs --schedule-policy deadline, got {config.schedule_policy!r}"
+            )
+        return config
+    classes_of(given, itl_target)
+    if given is None:
+        why["priority_classes"] = "default"
+        config = replace(config, priority_classes=default_classes(itl_target))
+    return config
 
 
 def _refuse_without_effect(config: EngineConfig) -> None:
@@ -120,10 +143,11 @@ def _refuse_without_effect(config: EngineConfig) -> None:
             f"--max-partial-prefills {scheduler.max_partial_prefills} needs prompts that may be cut,"
             f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
         )
-    if scheduler.schedule_policy != "priority":
-        for name in ("schedule_low_priority_values_first", "enable_priority_preemption"):
-            if getattr(scheduler, name):
-                raise ConfigError(f"{flag(name)} needs --schedule-policy priority, got {scheduler.schedule_policy!r}")
+    policy = scheduler.schedule_policy
+    if scheduler.schedule_low_priority_values_first and policy != "priority":
+        raise ConfigError(f"--schedule-low-priority-values-first needs --schedule-policy priority, got {policy!r}")
+    if scheduler.enable_priority_preemption and policy not in ("priority", "deadline"):
+        raise ConfigError(f"--enable-priority-preemption needs --schedule-policy priority or deadline, got {policy!r}")
     if not config.trace.trace_token_ids and config.trace.trace is None:
         raise ConfigError("--no-trace-token-ids needs a trace (--trace FILE)")
     if scheduler.schedule_policy == "lpm" and not cache.enable_prefix_caching:
@@ -132,6 +156,20 @@ def _refuse_without_effect(config: EngineConfig) -> None:
         raise ConfigError(
             f"--schedule-conservativeness {scheduler.schedule_conservativeness} needs --reserve ratio, got 'full'"
         )
+
+
+def _with_target(config: EngineConfig, why: dict[str, str]) -> EngineConfig:
+    """Return a config with the default ITL target, if none was given and nothing rules one out."""
+    scheduler = config.scheduler
+    rules_out = (
+        scheduler.chunked_prefill_size in CHUNKING_OFF
+        or scheduler.schedule != "mixed"
+        or scheduler.dynamic_chunking is not None
+    )
+    if ITL_DEFAULT is None or scheduler.itl_target is not None or rules_out:
+        return config
+    why["itl_target"] = "default"
+    return replace(config, scheduler=replace(scheduler, itl_target=ITL_DEFAULT))
 
 
 def _refuse_target(config: EngineConfig) -> None:

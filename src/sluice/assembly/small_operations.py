@@ -10,6 +10,7 @@ from sluice.assembly.devices import CudaDevice, why_no_triton
 from sluice.models.base import CausalLM, PagedLM
 from sluice.models.native_ops import NativeOps
 from sluice.native.library import Kernels
+from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 
 LOGGER = logging.getLogger("sluice.engine")
@@ -20,7 +21,7 @@ def fuse_small_operations(model: PagedLM, device: torch.device, kernels: Kernels
     if kernels is not None and isinstance(model, CausalLM):
         model.use(NativeOps(kernels))
     if device.type != "cuda":
-        return TORCH_LOGIT_OPS
+        return CPU_LOGIT_OPS if device.type == "cpu" else TORCH_LOGIT_OPS
     problem = why_no_triton(CudaDevice.of(device))
     if problem is not None:
         LOGGER.warning("the model runs on torch, which is slower: %s", problem)

@@ -208,7 +208,7 @@ def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: st
     """Return the geometry of a page of this model on this device."""
     return PageGeometry(
         model=model,
-        code=f"sluice {version('sluice')} {spec.implementation} in {str(spec.dtype).removeprefix('torch.')}",
+        code=_code(spec),
         dtype=str(shape.page_dtype).removeprefix("torch."),
         layout=layout,
         page_size=shape.page_size,
@@ -217,6 +217,12 @@ def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: st
         head_dim=shape.head_dim,
         part_bytes=shape.page_size * shape.num_kv_heads * shape.head_dim * shape.page_dtype.itemsize,
     )
+
+
+def _code(spec: ModelSpec) -> str:
+    """Return what computes a model's KV. Quantised weights compute other values."""
+    code = f"sluice {version('sluice')} {spec.implementation} in {str(spec.dtype).removeprefix('torch.')}"
+    return code if spec.quantization == "none" else f"{code}, {spec.quantization} weights"
 
 
 def _host_pages(cache: CacheConfig, page_bytes: int) -> int:

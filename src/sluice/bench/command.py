@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sluice.bench.report import streams_nothing, table
 from sluice.bench.results import Result, read_result, write_file, write_result
 from sluice.bench.workload import build_workload
 from sluice.config import ConfigError, EngineConfig, flag
+from sluice.tracing.run import StepRun
 
 
 def run_bench(given: dict[str, Any]) -> int:
@@ -34,6 +36,9 @@ def run_bench(given: dict[str, Any]) -> int:
     """
     json_path, html_path = (checked_path(flag(name), given.pop(name, None)) for name in ("json", "html"))
     source = given.pop("source", None)
+    trace_path = _trace_to_draw(
+        given, is_measured_here=source is None and "url" not in given, draws=html_path is not None
+    )
     if source is not None:
         if given or json_path:
             raise ConfigError(f"--from measures nothing: {flag(next(iter(given), 'json'))} is not accepted with it")
@@ -45,7 +50,8 @@ def run_bench(given: dict[str, Any]) -> int:
     if html_path is not None:
         from sluice.bench.html import page
 
-        write_file(html_path, page(result).encode())
+        steps = () if trace_path is None else _steps_of(trace_path)
+        write_file(html_path, page(result, steps).encode())
     print(table(result))
     return 0 if source is not None else verdict(result)
 
@@ -83,6 +89,30 @@ def run_compare(given: dict[str, Any]) -> int:
         write_file(json_path, msgspec.json.encode(comparison) + b"\n")
     print(comparisons.table(comparison))
     return 0
+
+
+def _trace_to_draw(given: dict[str, Any], *, is_measured_here: bool, draws: bool) -> Path | None:
+    """Return the trace whose steps the report is to show. An engine in this process writes it; a server has written it.
+
+    Raises:
+        ConfigError: a server's trace would have no effect, or does not exist.
+    """
+    if is_measured_here:
+        return Path(given["trace"]) if draws and given.get("trace") is not None else None
+    path = given.pop("trace", None)
+    if path is None:
+        return None
+    if not draws:
+        raise ConfigError(f"--trace {path} is drawn in the report: name one with --html, or leave it out")
+    if not Path(path).is_file():
+        raise ConfigError(f"--trace must name the file that the server writes, got {path!r}")
+    return Path(path)
+
+
+def _steps_of(path: Path) -> Sequence[StepRun]:
+    from sluice.bench.paces import read_steps
+
+    return read_steps(path)
 
 
 def _measure(given: dict[str, Any]) -> Result:

@@ -6,15 +6,21 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sluice.bench.metrics import Summary, e2e, errors, gaps, itls, prefill_windows, ttft
+from sluice.bench.paces import pace_plot
 from sluice.bench.plots import cdf, render, scatter
 from sluice.bench.records import Record
 from sluice.bench.report import HEADINGS, figures, milliseconds, remarks, sections, summaries, title
 from sluice.bench.results import Result
 from sluice.bench.workload import LONG
+from sluice.tracing.run import StepRun
 
 
-def page(result: Result) -> str:
-    """Return the whole report."""
+def page(result: Result, steps: Sequence[StepRun] = ()) -> str:
+    """Return the whole report.
+
+    Args:
+        steps: of the engine's trace. If they had an ITL target, the report shows how well they were predicted.
+    """
     runs = []
     for number, (run, summary) in enumerate(zip(result.runs, summaries(result), strict=True), start=1):
         has_several = len(result.runs) > 1
@@ -36,6 +42,7 @@ def page(result: Result) -> str:
         heading=f"sluice bench: {result.target['model']}",
         introduction=title(result),
         runs=runs,
+        predicted=pace_plot(steps),
         settings={name: json.dumps(content, indent=2, default=str) for name, content in shown.items()},
         headings=("", *HEADINGS, "n"),
         figures=figures,

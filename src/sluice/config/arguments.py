@@ -23,7 +23,8 @@ def add_options(parser: argparse.ArgumentParser, group: str, own: Collection[str
         if name == "model" or name in own:
             continue
         settings = _settings(option, types[name], defaults[name])
-        shown.add_argument(flag(name), dest=name, **settings)
+        shorts = (option.short,) if option.short else ()
+        shown.add_argument(flag(name), *shorts, dest=name, **settings)
         for alias in option.aliases:
             shown.add_argument(flag(alias), dest=name, **(settings | {"help": argparse.SUPPRESS}))
 

@@ -38,6 +38,8 @@ class Option:
     metavar: str = "N"
     positive: bool = False
     """Set values must be integers of at least 1."""
+    short: str = ""
+    """Another engine's short form of the flag."""
     secret: bool = False
     """The value is never shown."""
     spellings: Mapping[str, str] = field(default_factory=dict)
@@ -56,16 +58,19 @@ def option(default: Any, help: str, **rest: Any) -> Any:
     return field(default=default, metadata={"option": Option(help, **rest)})
 
 
-UNITS: Mapping[str, int] = MappingProxyType({"us": 1, "ms": 1000, "s": 1_000_000})
-DURATION = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s)")
+UNITS: Mapping[str, int] = MappingProxyType({"us": 1, "ms": 1000, "s": 1_000_000, "m": 60_000_000, "h": 3_600_000_000})
+LONGEST_MICROS = 10**13
+DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)(us|ms|s|m|h)")
 
 
 def micros_of(text: str) -> int | None:
-    """Return the microseconds of a duration such as `200ms`, `1.5s` or `900us`; None if it is none, or below 1."""
+    """Return the microseconds of a duration such as `200ms`, `1.5s` or `10m`; None if it is none, below 1 or above
+    `LONGEST_MICROS`, 115 days."""
     found = DURATION.fullmatch(text)
     if found is None:
         return None
-    return round(float(found[1]) * UNITS[found[2]]) or None
+    micros = round(float(found[1]) * UNITS[found[2]])
+    return micros if 1 <= micros <= LONGEST_MICROS else None
 
 
 def flag(name: str) -> str:

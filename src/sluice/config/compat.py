@@ -63,8 +63,6 @@ class Fixed:
 
 ONE_DEVICE = "a model runs on one device"
 TEXT_ONLY = "models of text alone are served"
-NO_TOOLS = "leave it out; tools are not supported"
-NO_QUANTIZED = "serve a checkpoint in bfloat16, float16 or float32"
 NO_SPECULATION = "leave it out; every step generates one token for each request"
 NO_LORA = "merge the adapter into the checkpoint"
 NO_TRANSFER = "leave it out; prefill and decode share one engine"
@@ -107,7 +105,6 @@ FOREIGN: Mapping[str, Switch | Fixed] = {
     "trust_remote_code": _on_or_off((True, False), "code of a checkpoint never runs"),
     "load_format": Fixed(("auto", "safetensors"), "convert the weights to safetensors"),
     "tokenizer_mode": Fixed(("auto", "hf", "fast"), "the checkpoint's tokenizer is used, by the tokenizers library"),
-    "quantization": Fixed(("none",), NO_QUANTIZED, "-q"),
     "skip_tokenizer_init": _on_or_off((False,), "send token ids as prompts; they need no tokenizer"),
     "hf_overrides": Fixed(("{}",), "change the checkpoint's config.json"),
     "json_model_override_args": Fixed(("{}",), "change the checkpoint's config.json"),
@@ -133,9 +130,11 @@ FOREIGN: Mapping[str, Switch | Fixed] = {
     # Steps
     "stream_interval": Fixed((1,), "every token is sent as soon as it is known"),
     "sampling_backend": Fixed(("pytorch",), "leave it out"),
-    "grammar_backend": Fixed(("none",), "leave it out; structured output is not supported"),
-    "structured_outputs_config": Fixed((), "leave it out; structured output is not supported"),
-    "guided_decoding_backend": Fixed((), "leave it out; structured output is not supported"),
+    "grammar_backend": Fixed(("llguidance", "none"), "leave it out; llguidance holds answers to grammars"),
+    "structured_outputs_config": Fixed(("{}",), "leave it out; llguidance holds answers to grammars"),
+    "guided_decoding_backend": Fixed(("auto", "guidance"), "leave it out; llguidance holds answers to grammars"),
+    "constrained_json_whitespace_pattern": Fixed((), "send guided_whitespace_pattern with each request"),
+    "constrained_json_disable_any_whitespace": Fixed((True, False), "", takes_value=False),
     "compilation_config": Fixed((), "--disable-cuda-graph and --cuda-graph-max-bs control CUDA graphs", "-O"),
     "enable_torch_compile": _on_or_off((False,), "leave it out; fused kernels are used where there are any"),
     "max_seq_len_to_capture": Fixed((), "leave it out; CUDA graphs hold contexts of every length"),
@@ -158,7 +157,5 @@ FOREIGN: Mapping[str, Switch | Fixed] = {
     "uvicorn_log_level": Fixed((), REQUEST_LOG),
     "log_level_http": Fixed((), REQUEST_LOG),
     "response_role": Fixed(("assistant",), "leave it out"),
-    "enable_auto_tool_choice": _on_or_off((False,), NO_TOOLS),
-    "tool_call_parser": Fixed((), NO_TOOLS),
-    "reasoning_parser": Fixed((), "leave it out; reasoning is part of the text"),
+    "enable_auto_tool_choice": _on_or_off((True, False), "the model may always choose, if a request says so"),
 }

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from sluice.config.base import option
 
+QUANTIZATIONS = ("none", "int8", "compressed-tensors", "fp8", "gptq", "awq", "gguf")
+"""none: plain weights; int8: quantised while they are loaded; formats of checkpoints (`sluice.models.formats`)."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -135,8 +138,28 @@ class ModelConfig:
         more="auto: the best instruction set that the processor has. The compiled kernels support bfloat16 and"
         " float32, with head sizes and page sizes that are multiples of 16. Everything else runs on torch, and so does"
         " an installation without a C++ compiler.",
-        choices=("auto", "amx", "avx512-bf16", "avx512", "avx2", "scalar", "torch"),
+        choices=("auto", "amx", "avx512-bf16", "avx512-vnni", "avx512", "avx2", "scalar", "torch"),
         metavar="LEVEL",
+    )
+    quantization: str | None = option(
+        None,
+        "quantise weights to int8, or name how the checkpoint's are quantised",
+        unset="as its config.json says",
+        more="int8: the weights of linear layers, embedding and head are quantised while they are loaded, which halves"
+        " their memory and the time of a decode; it needs --device cpu. The other methods need not be set, as the"
+        " checkpoint says them: one that is quantised in another way, or not at all, is refused, and its weights are"
+        " dequantised to --dtype while they are read. See [quantization.md](quantization.md).",
+        choices=QUANTIZATIONS,
+        spellings={
+            "gptq_marlin": "gptq",
+            "awq_marlin": "awq",
+            "w8a8_int8": "compressed-tensors",
+            "w8a8_fp8": "compressed-tensors",
+        },
+        short="-q",
+        sglang="--quantization",
+        vllm="--quantization",
+        metavar="METHOD",
     )
     model_impl: str = option(
         "auto",
@@ -325,7 +348,7 @@ class TraceConfig:
     )
     cost_model: str | None = option(
         None,
-        "file that keeps what --itl-target learns of the machine",
+        "file that keeps what --itl-target learns",
         unset="learnt anew",
         more="Read at the start, written while the engine runs and at its end, so a later engine, or one that is"
         " started in the place of another, knows from its first step how long steps take. What was learnt on another"

@@ -5,24 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluice.config.base import ConfigError, micros_of, option
-from sluice.types import SchedulerLimits
+from sluice.config.priority_classes import classes_of
+from sluice.types import ITL_AUTO, SchedulerLimits
 
 CHUNKING_OFF = (-1, 0)
 ITL_OFF = "off"
+ITL_BY_DECODES = "auto"
+ITL_DEFAULT: str | None = None
+"""ITL target where none is given and there can be one."""
 ITL_QUANTILE = 0.95
 
 
 def itl_micros(target: str | None) -> int:
-    """Return the microseconds of an ITL target; 0: it is off.
+    """Return the microseconds of an ITL target; 0: it is off; `ITL_AUTO`: it follows the time of decodes.
 
     Raises:
         ConfigError: it is no duration.
     """
     if target is None or target == ITL_OFF:
         return 0
+    if target == ITL_BY_DECODES:
+        return ITL_AUTO
     micros = micros_of(target)
     if micros is None:
-        raise ConfigError(f"--itl-target must be a time such as 200ms or 1.5s, or off, got {target!r}")
+        raise ConfigError(f"--itl-target must be a time such as 200ms or 1.5s, auto or off, got {target!r}")
     return micros
 
 
@@ -60,10 +66,11 @@ class SchedulerConfig:
         None,
         "time that a stream may stand still in a step",
         unset="off",
-        more="Such as 200ms or 1.5s. Steps then take as much prefill as is predicted to end within this time; how long"
-        " steps take is learnt from those that ran ([chunks by time](itl-target.md)). --chunked-prefill-size is the"
-        " most prefill of a step, by default 4 times what it is without a target. Requests may have a longer target of"
-        " their own (`itl_target`). Needs --schedule mixed and prompts that may be cut.",
+        more="Such as 200ms or 1.5s; auto: 4 times what a step of the running decodes takes without prefill. Steps then"
+        " take as much prefill as is predicted to end within this time; how long steps take is learnt from those that"
+        " ran ([chunks by time](itl-target.md)). --chunked-prefill-size is the most prefill of a step, by default 4"
+        " times what it is without a target. Requests may have a longer target of their own (`itl_target`). Needs"
+        " --schedule mixed and prompts that may be cut.",
         metavar="TIME",
     )
     itl_quantile: float | None = option(
@@ -143,17 +150,30 @@ class SchedulerConfig:
         sglang="--schedule-conservativeness",
         metavar="X",
     )
-    schedule_policy: str = option(
-        "fcfs",
+    schedule_policy: str | None = option(
+        None,
         "order of waiting requests",
+        unset="fcfs, or deadline with --priority-classes",
         more="fcfs: first come, first served. lpm: longest prefix cached on any tier first. priority: by the request's"
-        " priority, larger values first, then by arrival. Under every policy preempted requests go first, and no"
-        " request waits for ever.",
-        choices=("fcfs", "lpm", "priority"),
+        " priority, larger values first, then by arrival. deadline: by the time at which the first token is due, which"
+        " depends on the request's class ([priority classes](fairness.md#priority-classes)). Under the first three"
+        " preempted requests go first; under none does a request wait for ever.",
+        choices=("fcfs", "lpm", "priority", "deadline"),
         nearest={"dfs-weight": "lpm", "lof": "fcfs", "random": "fcfs"},
         aliases=("scheduling_policy",),
         sglang="--schedule-policy",
         vllm="--scheduling-policy",
+    )
+    priority_classes: str | None = option(
+        None,
+        "targets of interactive, standard and batch requests",
+        unset="TTFT within 1s, 10s and 10m",
+        more="A request names its class as its priority, and is standard if it does not. ttft is the time from its"
+        " arrival to its first token, by which requests are ordered; itl is what its stream may stand still in a step,"
+        " as a time or as a multiple of --itl-target, without which there is none. What is left out has its default,"
+        " interactive:ttft=1s,standard:ttft=10s,batch:ttft=10m:itl=4x."
+        " Needs --schedule-policy deadline, which is the default with it.",
+        metavar="CLASSES",
     )
     schedule_low_priority_values_first: bool = option(
         False,
@@ -164,7 +184,8 @@ class SchedulerConfig:
     enable_priority_preemption: bool = option(
         False,
         "preempt running requests for higher priorities",
-        more="Needs --schedule-policy priority. A preempted request continues later, with the tokens it has.",
+        more="Needs --schedule-policy priority or deadline. A preempted request continues later, with the tokens it"
+        " has. With deadline, only requests of a less urgent class with a later deadline are preempted.",
     )
     max_queued_requests: int | None = option(
         None,
@@ -216,7 +237,9 @@ class SchedulerConfig:
         partial, lookahead = self.max_partial_prefills, self.lookahead
         assert chunk is not None and batch is not None and running is not None, f"not resolved: {self}"
         assert partial is not None and lookahead is not None, f"not resolved: {self}"
-        scale = self.schedule_conservativeness
+        scale, itl_target = self.schedule_conservativeness, itl_micros(self.itl_target)
+        assert self.schedule_policy is not None, f"not resolved: {self}"
+        by_deadline = self.schedule_policy == "deadline"
         return SchedulerLimits(
             schedule=self.schedule,
             chunked_prefill_size=chunk,
@@ -235,6 +258,7 @@ class SchedulerConfig:
             max_queued_requests=self.max_queued_requests or 0,
             max_queued_tokens=self.max_queued_tokens or 0,
             dynamic_chunking=self.dynamic_chunking or 0,
-            itl_target=itl_micros(self.itl_target),
+            itl_target=itl_target,
             itl_quantile=ITL_QUANTILE if self.itl_quantile is None else self.itl_quantile,
+            classes=classes_of(self.priority_classes, itl_target) if by_deadline else (),
         )

@@ -128,6 +128,26 @@ class ServerConfig:
         vllm="--chat-template",
         metavar="FILE",
     )
+    tool_call_parser: str | None = option(
+        None,
+        "format in which the model calls tools",
+        unset="as the chat template shows",
+        more="deepseek_v3, deepseek_v31, hermes, json, llama3_json, mistral, openai or qwen3_coder, or a name that vLLM"
+        " or SGLang has for one of them; none: requests with tools are refused. See [tools](tools.md).",
+        sglang="--tool-call-parser",
+        vllm="--tool-call-parser",
+        metavar="NAME",
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "format in which the model thinks before it answers",
+        unset="as the chat template shows",
+        more="deepseek_r1, gpt_oss, kimi, mistral, qwen3 or seed_oss, or a name that vLLM or SGLang has for one of"
+        " them; none: reasoning is a part of the text. See [tools](tools.md#reasoning).",
+        sglang="--reasoning-parser",
+        vllm="--reasoning-parser",
+        metavar="NAME",
+    )
     strict_fields: bool = option(
         False,
         "refuse requests with unknown fields",
@@ -138,6 +158,18 @@ class ServerConfig:
         32 << 20,
         "largest request body in bytes",
         more="A larger body gets status 413, before it is read if its size is declared.",
+        positive=True,
+    )
+    max_stored_responses: int = option(
+        1000,
+        "maximum responses of /v1/responses that are kept",
+        more="In memory; those that were used least recently are forgotten first. 0: none is kept, and `store: true` is"
+        " answered with `store: false`.",
+    )
+    max_stored_response_bytes: int = option(
+        256 << 20,
+        "maximum memory of kept responses, in bytes",
+        more="With the conversations that they answer, as JSON. A response that alone has more is not kept.",
         positive=True,
     )
     max_connections: int | None = option(

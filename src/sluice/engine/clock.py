@@ -19,6 +19,11 @@ class WallClock:
         return time.perf_counter()
 
 
+def micros_at(seconds: float) -> int:
+    """Return a moment of a clock in whole microseconds, as `Submit.arrived` counts them."""
+    return round(seconds * 1e6)
+
+
 class VirtualClock:
     """Time that passes when `advance` is called."""
 

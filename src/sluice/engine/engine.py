@@ -12,9 +12,20 @@ from typing import NamedTuple
 
 from sluice.engine.clock import Clock, WallClock
 from sluice.engine.deadlines import Deadlines
-from sluice.engine.messages import Abort, BlocksLoaded, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
-from sluice.engine.meter import Meter
-from sluice.engine.protocols import Link, Pending, Planner, Runner
+from sluice.engine.messages import (
+    Abort,
+    BlocksLoaded,
+    Compiled,
+    Copied,
+    FlushCache,
+    Message,
+    QueryStats,
+    Shutdown,
+    Stats,
+)
+from sluice.engine.meter import Meter, Totals
+from sluice.engine.no_grammars import NoGrammars
+from sluice.engine.protocols import Grammars, Link, Pending, Planner, Runner
 from sluice.engine.step_timer import StepTimer
 from sluice.engine.trace import NullTrace, StepTimes, TraceSink
 from sluice.scheduler.admission import NoTier
@@ -39,6 +50,7 @@ class Engine:
         depth: steps in flight at once.
         clock: times the steps and the requests; None: a `WallClock`.
         trace: receives every step; None: keeps nothing.
+        grammars: compiles the grammars of requests; None: those with one are ended with an error.
     """
 
     def __init__(
@@ -50,6 +62,7 @@ class Engine:
         depth: int = 1,
         clock: Clock | None = None,
         trace: TraceSink | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
@@ -59,12 +72,13 @@ class Engine:
         self.depth = depth
         self.clock = WallClock() if clock is None else clock
         self.trace = NullTrace() if trace is None else trace
+        self.grammars = NoGrammars() if grammars is None else grammars
         self.meter = Meter()
         self.in_flight: deque[InFlight] = deque()
         self._timer = StepTimer(self.clock.now())
         self._deadlines = Deadlines()
-        self._awaits_disk = False
-        """Nothing could be planned, nothing is in flight, and data is to come from the disk."""
+        self._awaits_report = False
+        """Nothing could be planned, nothing is in flight, and a message will report data from the disk or a grammar."""
         self.is_open = True
         self.exit_on_error = False
         """Raise the error of a step, instead of ending the step's requests and going on."""
@@ -81,13 +95,14 @@ class Engine:
         plan = self.scheduler.schedule()
         if plan is not None:
             self._launch(plan)
-        self._awaits_disk = plan is None and not self.in_flight and self.scheduler.awaits_disk
+        self._awaits_report = plan is None and not self.in_flight and self.scheduler.awaits_report
         if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
             self._commit_oldest()
 
     def close(self) -> None:
-        """Close the trace and the runner. No step may follow; may be called again."""
+        """Close the trace, the runner and the compiler of grammars. No step may follow; may be called again."""
         try:
+            self.grammars.close()
             self.trace.close()
         finally:
             self.runner.close()
@@ -97,7 +112,7 @@ class Engine:
         return not self.in_flight and not self.scheduler.has_work
 
     def _receive(self) -> None:
-        waits = self.is_idle or self._awaits_disk
+        waits = self.is_idle or self._awaits_report
         messages = self.link.receive(block=waits, timeout=self._timeout())
         if waits:
             self._timer.woke(self.clock.now())
@@ -105,8 +120,8 @@ class Engine:
             self._send(self._handle(message))
 
     def _timeout(self) -> float | None:
-        """Return the seconds until the next deadline, if the loop waits for the disk while requests are open."""
-        due = self._deadlines.next if self._awaits_disk else None
+        """Return the seconds until the next deadline, if the loop waits for a report while requests are open."""
+        due = self._deadlines.next if self._awaits_report else None
         return None if due is None else max(0.0, due - self.clock.now())
 
     def _handle(self, message: Message) -> list[Output]:
@@ -124,6 +139,8 @@ class Engine:
                 return self.scheduler.copied(done)
             case BlocksLoaded(step, ready, error):
                 return self.scheduler.blocks_loaded(step, ready, error)
+            case Compiled(request_id, error):
+                return self.scheduler.compiled(request_id, error)
             case Shutdown():
                 self.is_open = False
                 return []
@@ -141,11 +158,15 @@ class Engine:
             return [_refusal(message, FinishReason.ERROR, error)]
         self.meter.arrived(message.request_id, self.clock.now())
         self._deadlines.watch(message)
-        return []
+        known = self.grammars.compile(message.request_id, message.grammar) if message.grammar else None
+        return [] if known is None else self.scheduler.compiled(known.request_id, known.error)
 
     def _answer(self, query_id: int) -> list[Output]:
-        self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest, self.meter.totals()))
+        self.link.answer(Stats(query_id, self.scheduler.occupancy(), self.trace.latest, self._totals()))
         return []
+
+    def _totals(self) -> Totals:
+        return self.meter.totals()._replace(grammars=self.grammars.totals())
 
     def _expire(self) -> None:
         """End the requests that are late, before a step is planned for them."""
@@ -203,6 +224,7 @@ class Engine:
         if outputs:
             self.meter.sent(outputs, self.clock.now())
             self._deadlines.forget(outputs)
+            self.grammars.forget(output.request_id for output in outputs if output.finish_reason is not None)
             self.link.send(outputs)
 
 

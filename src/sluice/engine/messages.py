@@ -67,4 +67,13 @@ class BlocksLoaded:
     """Why a block that it attends to cannot be read."""
 
 
-Message = Submit | Abort | QueryStats | FlushCache | Shutdown | Copied | BlocksLoaded
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """The grammar of a request was compiled, or cannot be. Posted by threads that compile."""
+
+    request_id: int
+    error: str | None = None
+    """Why it cannot be used."""
+
+
+Message = Submit | Abort | QueryStats | FlushCache | Shutdown | Copied | BlocksLoaded | Compiled

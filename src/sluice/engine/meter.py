@@ -77,7 +77,26 @@ class ItlTotals(NamedTuple):
     late: tuple[int, ...]
     """Steps with streams that took longer than a feasible target, by more than each of `LATE_BY`."""
     infeasible: int
-    """Steps whose decodes alone exceeded it."""
+    """Steps whose decodes, with the smallest chunk if they hold prefill, were predicted to exceed it."""
+
+
+class GrammarTotals(NamedTuple):
+    """Counts of grammars since the engine began."""
+
+    hits: int = 0
+    """Requests whose grammar another one had brought before."""
+    misses: int = 0
+    """Requests whose grammar had to be compiled."""
+    failed: int = 0
+    """Grammars that could not be compiled, or not in time."""
+    evicted: int = 0
+    """Compiled grammars that were dropped to make room."""
+    seconds: float = 0.0
+    """Spent compiling."""
+
+    def events(self) -> dict[str, float]:
+        """Return the counts by a name for each."""
+        return {"hit": self.hits, "miss": self.misses, "failed": self.failed, "evicted": self.evicted}
 
 
 class Totals(NamedTuple):
@@ -105,6 +124,7 @@ class Totals(NamedTuple):
     """From its first token to its end."""
     inference_seconds: Tally | None = None
     """From the launch of its first step to its end, if it got a token or its embedding."""
+    grammars: GrammarTotals = GrammarTotals()
 
 
 @dataclass(slots=True)
@@ -137,7 +157,7 @@ class PaceMeter:
             seen.error + abs(predicted - measured),
         )
         self._infeasible += pace.is_infeasible
-        if has_streams and not pace.is_infeasible:
+        if has_streams and pace.target and not pace.is_infeasible:
             for index, share in enumerate(LATE_BY):
                 self._late[index] += micros > pace.target * (1 + share)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from sluice.engine.messages import Message, Stats
+from sluice.engine.messages import Compiled, Message, Stats
+from sluice.engine.meter import GrammarTotals
 from sluice.types import BatchPlan, BatchResult, CopyDone, FinishReason, Occupancy, Output, StoredPage, Submit
 
 
@@ -18,8 +19,8 @@ class Planner(Protocol):
         ...
 
     @property
-    def awaits_disk(self) -> bool:
-        """Copies with the disk, or blocks to be read from it, have not come: a message will report them."""
+    def awaits_report(self) -> bool:
+        """Copies with the disk, blocks to be read from it, or grammars have not come: a message will report them."""
         ...
 
     def add(self, submit: Submit) -> None:
@@ -64,6 +65,11 @@ class Planner(Protocol):
         request may end with it. Reports of a chunk that is over are ignored."""
         ...
 
+    def compiled(self, request_id: int, error: str | None = None) -> list[Output]:
+        """Take the report that a request's grammar was compiled, or cannot be (`messages.Compiled`). The request ends
+        with an error. Reports of requests that have ended are ignored."""
+        ...
+
     def restore(self, pages: Sequence[StoredPage]) -> int:
         """Take over the pages that a disk tier held when it was opened, before any request. Returns how many."""
         ...
@@ -90,6 +96,30 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """End its threads. No launch may follow; may be called again."""
+        ...
+
+
+class Grammars(Protocol):
+    """Compiles the grammars of requests."""
+
+    def compile(self, request_id: int, grammar: str) -> Compiled | None:
+        """Begin to compile the grammar of a request, and keep it until the request is forgotten. Returns at once.
+
+        Returns:
+            What came of it, if that is known already. None: the link will get it as a message.
+        """
+        ...
+
+    def forget(self, request_ids: Iterable[int]) -> None:
+        """Forget requests, which have ended; they need not have a grammar."""
+        ...
+
+    def totals(self) -> GrammarTotals:
+        """Return what was counted since the start."""
+        ...
+
+    def close(self) -> None:
+        """Begin no other. May be called again."""
         ...
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 from sluice.types import BatchPlan, BatchResult, Bound, Chunk, Pace
 
 LOGGER = logging.getLogger("sluice.engine")
+WARN_AFTER = 16
+"""Steps in a row: a machine that paused is no reason to warn."""
 KEPT_STEPS = 128
 """Some seconds of steps: enough to see what an engine does."""
 
@@ -142,6 +144,8 @@ class PaceLog:
 
     def __init__(self, inner: TraceSink) -> None:
         self._inner = inner
+        self._infeasible = 0
+        """Steps in a row."""
         self._has_warned = False
 
     @property
@@ -149,15 +153,22 @@ class PaceLog:
         return self._inner.latest
 
     def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
-        if plan.pace is not None and plan.pace.is_infeasible and not self._has_warned:
-            self._has_warned = True
-            LOGGER.warning(
-                "the ITL target of %.1f ms is infeasible: a step of decodes alone (rows: %d) takes longer; prefill goes"
-                " on for a share of their time (sluice:infeasible_steps counts such steps; this is logged once)",
-                plan.pace.target / 1000,
-                plan.num_decodes,
-            )
+        if plan.pace is not None and not self._has_warned:
+            self._infeasible = self._infeasible + 1 if plan.pace.is_infeasible else 0
+            if self._infeasible == WARN_AFTER:
+                self._has_warned = True
+                self._warn(plan.pace, plan.num_decodes)
         self._inner.ended(plan, result, times)
+
+    def _warn(self, pace: Pace, rows: int) -> None:
+        LOGGER.warning(
+            "the ITL target of %.1f ms is infeasible: %d decodes with the smallest chunk take longer (%.1f ms are"
+            " predicted); prefill goes on in such chunks (sluice:infeasible_steps_total counts these steps; this is"
+            " logged once)",
+            pace.target / 1000,
+            rows,
+            pace.predicted / 1000,
+        )
 
     def close(self) -> None:
         self._inner.close()

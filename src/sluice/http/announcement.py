@@ -6,15 +6,17 @@ import json
 import shlex
 from pathlib import Path
 
+from sluice.chat.choosing import Chosen
 from sluice.process.wire import Ready
 
 
-def announcement(url: str, name: str, ready: Ready, *, chat: bool, command: str) -> str:
+def announcement(url: str, name: str, ready: Ready, replies: Chosen, *, chat: bool, command: str) -> str:
     """Return what a person who started the server needs to know: the model, its URL, and a command to try it.
 
     Args:
         url: by which this machine reaches the server.
         name: the served model's.
+        replies: how it writes calls and reasoning.
         chat: the model has a chat template.
         command: `own_command`.
     """
@@ -25,8 +27,16 @@ def announcement(url: str, name: str, ready: Ready, *, chat: bool, command: str)
             "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."
             f" Serve a large one with: {command} serve MODEL"
         )
+    if replies.tool_name is not None:
+        lines.append(f"Calls of tools are read as {replies.tool_name} writes them{_reason(replies.tool_reason)}.")
+    if replies.reasoning_name is not None:
+        lines.append(f"Reasoning is read as {replies.reasoning_name} writes it{_reason(replies.reasoning_reason)}.")
     lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
     return "\n".join(lines)
+
+
+def _reason(reason: str) -> str:
+    return f" ({reason})" if reason else ""
 
 
 def curl(url: str, name: str, *, chat: bool) -> str:

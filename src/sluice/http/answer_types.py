@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 from sluice.http.generate_call import documented
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 Ids = list[int]
 MoreIds = Ids | UnsetType
 """Only with `return_token_ids`."""
@@ -33,6 +34,11 @@ class PromptTokensDetails(msgspec.Struct):
     """Only if some were not on the device (SGLang)."""
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+    """Tokens before the answer."""
+
+
 class Usage(msgspec.Struct):
     """Tokens of a call: each prompt once for any `n`; the outputs of all choices together."""
 
@@ -40,6 +46,8 @@ class Usage(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    """Only of chats with reasoning."""
 
 
 class PromptToken(msgspec.Struct):
@@ -123,16 +131,33 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None
 
 
-class AssistantMessage(msgspec.Struct):
+class CalledFunction(msgspec.Struct):
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class ToolCall(msgspec.Struct):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"]
-    content: str
+    content: str | None
+    """null: the message only calls tools."""
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same as `reasoning_content`."""
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     token_ids: MoreIds = UNSET
 
 
@@ -146,17 +171,37 @@ class ChatCompletion(_Head, kw_only=True):
     prompt_token_ids: MoreIds = UNSET
 
 
+class FunctionDelta(msgspec.Struct):
+    arguments: str
+    """More of the JSON text."""
+    name: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """A part of a call. The first has all fields."""
+
+    index: int
+    """Of the call in the answer."""
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class Delta(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     """Only in the first event of a choice."""
-    content: str
+    content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    """The same as `reasoning_content`."""
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     token_ids: MoreIds = UNSET
 
 

@@ -7,11 +7,13 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from sluice.chat.events import Reply
 from sluice.http.errors import ApiError
 from sluice.http.framing import SERVER_SENT, Framing
 from sluice.http.generate_call import GenerateCall
@@ -26,6 +28,7 @@ from sluice.http.logprobs import (
     scored_pieces,
 )
 from sluice.http.openai import ChatFields, CompletionFields
+from sluice.http.replies import ReplyReader, delta_of, message_of
 from sluice.http.turns import Turns, fragments, in_turns, json_list, pieces
 from sluice.text.text_stream import Piece
 
@@ -40,16 +43,16 @@ class Answer(Protocol):
         """How its streams are framed."""
         ...
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        """Return what comes before the first token of a choice, in a stream."""
+    def opening(self, index: int) -> Iterable[dict[str, Any]]:
+        """Yield what comes before the first token of a choice, in a stream."""
         ...
 
     def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterable[dict[str, Any]]:
         """Yield the events of a stream for pieces that arrived together, each with the index of its choice."""
         ...
 
-    def closing(self, usage: Usage) -> dict[str, Any] | None:
-        """Return what comes after the last token of all choices, in a stream."""
+    def closing(self, usage: Usage) -> Iterable[dict[str, Any]]:
+        """Yield what comes after the last token of all choices, in a stream."""
         ...
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Any:
@@ -124,8 +127,8 @@ class _OpenAIAnswer(ABC):
         choice = self._generation.choices[index]
         return {"usage": Usage(len(choice.prompt), choice.cached, self._counts[index]).as_json()}
 
-    def closing(self, usage: Usage) -> dict[str, Any] | None:
-        return self._last_head | {"choices": [], "usage": usage.as_json()} if self._include_usage else None
+    def closing(self, usage: Usage) -> list[dict[str, Any]]:
+        return [self._last_head | {"choices": [], "usage": usage.as_json()}] if self._include_usage else []
 
 
 class CompletionAnswer(_OpenAIAnswer):
@@ -153,12 +156,12 @@ class CompletionAnswer(_OpenAIAnswer):
     def _spelled(self, call: GenerateCall[CompletionFields], choice: Choice) -> str:
         return self._tokenizer.decode(choice.prompt, skip_special_tokens=call.text.skip_special_tokens)
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def opening(self, index: int) -> list[dict[str, Any]]:
         if not (self._echo or self._returns_ids):
-            return None
+            return []
         echo = self._echo[index] if self._echo else ""
         choice = {"index": index, "text": echo, "logprobs": None, "finish_reason": None}
-        return self._event(choice | self._prompt_ids(index))
+        return [self._event(choice | self._prompt_ids(index))]
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         offset = len(self._echo[index]) if self._echo else 0
@@ -197,31 +200,50 @@ class ChatAnswer(_OpenAIAnswer):
     def __init__(self, call: GenerateCall[ChatFields], generation: Generation) -> None:
         kind = "chat.completion"
         super().__init__(call, generation, prefix="chatcmpl", kind=kind, event_kind=f"{kind}.chunk")
+        self._readers = [ReplyReader(choice.parser) for choice in generation.choices]
+        self._shows_tokens = self._returns_ids or self._has_continuous_usage or call.fields.logprobs
 
-    def opening(self, index: int) -> dict[str, Any] | None:
+    def opening(self, index: int) -> list[dict[str, Any]]:
         delta = {"role": "assistant", "content": ""}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._event(choice) | (self._prompt_ids(index) if index == 0 else {})
+        return [self._event(choice) | (self._prompt_ids(index) if index == 0 else {})]
+
+    def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[dict[str, Any]]:
+        chunks = zip(arrived, super().chunks(arrived), strict=True)
+        # A token may be a part of a marker, which brings nothing by itself.
+        return (chunk for (_, piece), chunk in chunks if self._brings(chunk["choices"][0]["delta"], piece))
+
+    def _brings(self, delta: dict[str, Any], piece: Piece) -> bool:
+        return bool(delta) or piece.finish_reason is not None or self._shows_tokens
 
     def chunk(self, index: int, piece: Piece) -> dict[str, Any]:
         logprobs = chat_logprobs(self._tokenizer, [piece])
-        delta = {"content": piece.text}
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": piece.finish_reason}
+        reader = self._readers[index]
+        delta = {"content": piece.text} if reader.is_plain else delta_of(reader.push(piece))
+        reason = reader.finish_reason(piece.finish_reason)
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         return self._event(choice | self._ids([piece]) if self._returns_ids else choice)
 
+    def closing(self, usage: Usage) -> list[dict[str, Any]]:
+        return super().closing(self._counted(usage))
+
+    def _counted(self, usage: Usage) -> Usage:
+        return replace(usage, reasoning_tokens=sum(reader.reasoning_tokens for reader in self._readers))
+
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> dict[str, Any]:
-        answers = (self._choice(index, pieces) for index, pieces in enumerate(choices))
+        replies = [reader.read(pieces) for reader, pieces in zip(self._readers, choices, strict=True)]
+        answers = (self._choice(index, pieces, replies[index]) for index, pieces in enumerate(choices))
         answer = self._head | {"choices": json_list(answers, len(choices))}
         if (in_prompt := self._generation.prompt_logprobs(0)) is not None:
             answer["prompt_logprobs"] = prompt_logprobs(self._tokenizer, in_prompt)
-        return answer | {"usage": usage.as_json()} | self._prompt_ids(0)
+        return answer | {"usage": self._counted(usage).as_json()} | self._prompt_ids(0)
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _choice(self, index: int, pieces: Sequence[Piece], reply: Reply) -> dict[str, Any]:
         return {
             "index": index,
-            "message": {"role": "assistant", "content": text_of(pieces)},
+            "message": message_of(reply),
             "logprobs": chat_logprobs(self._tokenizer, pieces),
-            "finish_reason": pieces[-1].finish_reason,
+            "finish_reason": self._readers[index].finish_reason(pieces[-1].finish_reason),
         } | self._ids(pieces)
 
 
@@ -254,7 +276,8 @@ async def events(generation: Generation, answer: Answer, turns: Turns) -> AsyncG
         with generation:
             await generation.submit()
             async for arrived in generation.pieces():
-                openings = [] if has_begun else map(answer.opening, range(len(generation.choices)))
+                choices = range(0) if has_begun else range(len(generation.choices))
+                openings = itertools.chain.from_iterable(map(answer.opening, choices))
                 contents = itertools.chain(openings, answer.chunks(arrived))
                 made = pieces(framing.frames(contents))
                 data, is_last = next(made)
@@ -264,7 +287,7 @@ async def events(generation: Generation, answer: Answer, turns: Turns) -> AsyncG
                 if not is_last:
                     async for data in in_turns(turns, made):
                         yield data
-            yield b"".join(framing.frames([answer.closing(generation.usage())])) + framing.done
+            yield b"".join(framing.frames(answer.closing(generation.usage()))) + framing.done
     except ApiError as error:
         if not has_begun:
             raise

@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sluice.constraints.checker import ConstraintChecker
 from sluice.http.answer_types import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -22,25 +23,20 @@ from sluice.http.answer_types import (
     Scored,
 )
 from sluice.http.answers import (
-    Answer,
     ChatAnswer,
     CompletionAnswer,
-    event_stream,
-    json_response,
-    unless_disconnected,
-    whole,
 )
-from sluice.http.auth import SENT_KEY, KeyRequired
+from sluice.http.anthropic.routes import add_anthropic
+from sluice.http.auth import KeyRequired
 from sluice.http.backend import Backend
 from sluice.http.body import BodyLimits, BodyReader
 from sluice.http.calls import Calls, Listener
 from sluice.http.connections import RefuseExtra
 from sluice.http.cross_site import CrossSiteChecked, with_cors
 from sluice.http.docs_page import add_docs_page
-from sluice.http.embeddings import EMBEDDING_BODY, E, EmbedAnswer, EmbeddingAnswer, embedded, parse_embedding
-from sluice.http.errors import CLIENT_LEFT, ERROR_HANDLERS
-from sluice.http.generate_call import G, GenerateCall
-from sluice.http.generation import Generation
+from sluice.http.embeddings import EMBEDDING_BODY, EmbeddingAnswer, parse_embedding
+from sluice.http.errors import ERROR_HANDLERS
+from sluice.http.generating import Embed, make_embed, make_generate, while_client_is_there
 from sluice.http.hosts import HostChecked
 from sluice.http.info import add_description, add_health, add_info
 from sluice.http.isolation import CacheIsolation
@@ -48,6 +44,8 @@ from sluice.http.metrics import Metrics, add_metrics
 from sluice.http.ollama_routes import add_ollama
 from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
 from sluice.http.origins import Origins
+from sluice.http.responses.routes import add_responses
+from sluice.http.responses.store import ResponseStore
 from sluice.http.routes import Routes
 from sluice.http.scoring import (
     RERANK_BODY,
@@ -68,7 +66,6 @@ from sluice.http.tokenize import (
     detokenize,
     parse_detokenize,
     parse_tokenize,
-    prompt_ids,
     tokenize,
 )
 from sluice.http.tokenizer_threads import TokenizerThreads
@@ -92,6 +89,7 @@ def create_app(
     metrics: Metrics | None = None,
     listeners: Sequence[Listener] = (),
     sleep: Sleep | None = None,
+    responses: ResponseStore | None = None,
 ) -> Starlette:
     """Return the HTTP application over a backend that may open and close at any time.
 
@@ -107,10 +105,12 @@ def create_app(
         metrics: what /metrics shows, watching the engine's client. None counts HTTP calls alone.
         listeners: receive every call when it is over, besides the metrics.
         sleep: of the engine. None: there are no routes for it.
+        responses: those that are stored. None: none is.
     """
     metrics = Metrics() if metrics is None else metrics
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
-    routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock)
+    responses = ResponseStore(0, 0) if responses is None else responses
+    routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock, responses)
     if sleep is not None:
         add_sleep(routes, backend, sleep)
     app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
@@ -129,11 +129,16 @@ def create_app(
 
 
 def make_routes(
-    backend: Backend, bodies: BodyReader, isolation: CacheIsolation, metrics: Metrics, clock: Callable[[], float]
+    backend: Backend,
+    bodies: BodyReader,
+    isolation: CacheIsolation,
+    metrics: Metrics,
+    clock: Callable[[], float],
+    responses: ResponseStore,
 ) -> Routes:
     """Return all routes. The arguments are those of `create_app`."""
     routes, threads = Routes(), TokenizerThreads()
-    _add_generation(routes, backend, bodies, threads, isolation, clock)
+    _add_generation(routes, backend, bodies, threads, isolation, clock, responses)
     _add_tokenizing(routes, backend, bodies, threads)
     add_info(routes, backend, int(clock()))
     add_metrics(routes, backend, metrics)
@@ -150,34 +155,16 @@ def _add_generation(
     threads: TokenizerThreads,
     isolation: CacheIsolation,
     clock: Callable[[], float],
+    responses: ResponseStore,
 ) -> None:
-    turns = Turns()
+    turns, checker = Turns(), ConstraintChecker()
 
-    async def generate(
-        request: Request,
-        parse: Callable[[bytes], GenerateCall[G]],
-        make_answer: Callable[[GenerateCall[G], Generation], Answer],
-    ) -> Response:
-        """Check a call, run it for as long as its client is there, and answer it."""
-        call = (await bodies.read(request, parse)).isolated(isolation, request.scope.get(SENT_KEY, b""))
-        service = backend.service(for_new=True)
-        service.check_model(call.model)
-        call = call.with_defaults(service.sampling_defaults)
-        came_at = service.client.now()
-
-        async def begun() -> Response:
-            prompts = await prompt_ids(service, threads, call)
-            generation = Generation(service, call, turns, came_at=came_at, created=int(clock()))
-            await generation.prepare(prompts)
-            answer = make_answer(call, generation)
-            if call.fields.stream:
-                return await event_stream(generation, answer, turns)
-            return await json_response(await whole(generation, answer), turns)
-
-        return await while_client_is_there(request, begun())
-
-    _add_embeddings(routes, backend, bodies, isolation, clock, threads, turns)
-    add_ollama(routes, backend, bodies, generate, int(clock()))
+    generate = make_generate(backend, bodies, threads, isolation, turns, checker, clock)
+    embed = make_embed(backend, bodies, threads, isolation, turns, clock)
+    add_responses(routes, generate, responses)
+    add_anthropic(routes, backend, bodies, generate, threads)
+    add_ollama(routes, backend, bodies, generate, embed, int(clock()))
+    _add_embeddings(routes, embed)
 
     @routes.add(
         "POST",
@@ -225,35 +212,7 @@ def _add_tokenizing(routes: Routes, backend: Backend, bodies: BodyReader, thread
         return await while_client_is_there(request, in_json(detokenize(backend.service(), threads, fields)))
 
 
-def _add_embeddings(
-    routes: Routes,
-    backend: Backend,
-    bodies: BodyReader,
-    isolation: CacheIsolation,
-    clock: Callable[[], float],
-    threads: TokenizerThreads,
-    turns: Turns,
-) -> None:
-    async def embed(
-        request: Request,
-        parse: Callable[[bytes], GenerateCall[E]],
-        make_answer: Callable[[GenerateCall[E], Generation], EmbedAnswer],
-    ) -> Response:
-        """Check a call, embed its prompts for as long as its client is there, and answer it."""
-        call = (await bodies.read(request, parse)).isolated(isolation, request.scope.get(SENT_KEY, b""))
-        service = backend.service(for_new=True)
-        service.check_model(call.model)
-        came_at = service.client.now()
-
-        async def begun() -> Response:
-            prompts = await prompt_ids(service, threads, call)
-            generation = Generation(service, call, turns, came_at=came_at, created=int(clock()))
-            await generation.prepare(prompts)
-            answer = make_answer(call, generation)
-            return await json_response(await embedded(generation, answer), turns)
-
-        return await while_client_is_there(request, begun())
-
+def _add_embeddings(routes: Routes, embed: Embed) -> None:
     @routes.add("POST", "/v1/embeddings", summary="Embed texts (OpenAI)", body=EMBEDDING_BODY, answer=Embeddings)
     async def embeddings(request: Request) -> Response:
         return await embed(request, parse_embedding, EmbeddingAnswer)
@@ -265,12 +224,6 @@ def _add_embeddings(
     @routes.add("POST", "/score", "/v1/score", summary="How alike texts are (vLLM)", body=SCORE_BODY, answer=Scored)
     async def score(request: Request) -> Response:
         return await embed(request, parse_score, ScoreAnswer)
-
-
-async def while_client_is_there(request: Request, work: Awaitable[Response]) -> Response:
-    """Return the response that `work` makes, unless the client leaves before: then the work is cancelled."""
-    response = await unless_disconnected(request.receive, work)
-    return Response(status_code=CLIENT_LEFT) if response is None else response
 
 
 async def in_json(content: Awaitable[bytes]) -> Response:

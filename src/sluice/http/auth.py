@@ -15,6 +15,8 @@ from sluice.http.errors import ApiError
 
 SENT_KEY = "sluice.api_key"
 """Where the scope of a request has the bytes of its key."""
+KEY_HEADER = b"x-api-key"
+"""The header of Anthropic's API."""
 GOOD_KEY = re.compile(r"[\x21-\x7e]+")
 OPEN_PATHS = frozenset({"/health", "/live", "/ping", "/ready"})
 """A load balancer has no key, and no name of ours."""
@@ -67,8 +69,20 @@ def _checked(where: str, key: str) -> str:
     return key
 
 
+def client_of(scope: Scope) -> str:
+    """Return who sent a request: a checked key, by its hash; else the address that it came from; "" if unknown."""
+    key: bytes = scope.get(SENT_KEY, b"")
+    if key:
+        return _hash(key).hex()
+    peer = scope.get("client")
+    return str(peer[0]) if peer else ""
+
+
 class KeyRequired:
-    """ASGI middleware that lets requests through which carry one of the keys, as `Authorization: Bearer KEY`.
+    """ASGI middleware that lets requests through which carry one of the keys.
+
+    It stands in `Authorization: Bearer KEY`, or, as Anthropic's clients send it, in `x-api-key`. Several headers must
+    agree.
 
     Without API keys, all paths but the administrator's are open; without keys of the administrator's, these are closed.
 
@@ -86,9 +100,9 @@ class KeyRequired:
             await self._app(scope, receive, send)
             return
         of_admin = " of its administrator" if scope["path"] in ADMIN_PATHS else ""
-        response = ApiError(
-            401, f"this server needs an API key{of_admin}, sent as Authorization: Bearer KEY", code="invalid_api_key"
-        ).response(scope["path"])
+        how = "sent as Authorization: Bearer KEY or as x-api-key: KEY"
+        error = ApiError(401, f"this server needs an API key{of_admin}, {how}", code="invalid_api_key")
+        response = error.response(scope["path"])
         response.headers["WWW-Authenticate"] = "Bearer"
         await response(scope, receive, send)
 
@@ -98,13 +112,22 @@ class KeyRequired:
         return not self._hashes or path in OPEN_PATHS or DESCRIPTION.fullmatch(path) is not None
 
     def _has_key(self, scope: Scope) -> bool:
-        headers = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = (headers[0] if len(headers) == 1 else b"").partition(b" ")
-        scope[SENT_KEY] = key.strip()
+        sent_keys = {key for name, value in scope["headers"] if (key := _sent_key(name, value)) is not None}
+        scope[SENT_KEY] = sent_keys.pop() if len(sent_keys) == 1 else b""
         sent = _hash(scope[SENT_KEY])
         hashes = self._admin_hashes if scope["path"] in ADMIN_PATHS else self._hashes
         matches = [hmac.compare_digest(sent, own) for own in hashes]
-        return any(matches) and scheme.lower() == b"bearer"
+        return any(matches)
+
+
+def _sent_key(name: bytes, value: bytes) -> bytes | None:
+    """Return the key that a header holds: an empty one if it should hold one and does not; None if it holds none."""
+    if name == KEY_HEADER:
+        return value.strip()
+    if name != b"authorization":
+        return None
+    scheme, _, key = value.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else b""
 
 
 def _hash(key: bytes) -> bytes:

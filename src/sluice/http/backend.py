@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sluice.assembly.explain import Setting
+from sluice.chat.replies import PLAIN, ReplyFormat
 from sluice.footprint import Footprint
 from sluice.http.errors import RETRY_SECONDS, ApiError, unavailable
 from sluice.limits import Limits
@@ -33,6 +34,8 @@ class Service:
     """What requests get for the sampling parameters that they leave open."""
     new_seed: Callable[[], int] = field(default_factory=partial(seed_source, None))
     """Gives the seeds of requests without one."""
+    replies: ReplyFormat = PLAIN
+    """How the model writes calls and reasoning."""
     architecture: str = ""
     """The name in the checkpoint's `config.json`."""
 

@@ -64,17 +64,28 @@ class BodyReader:
         # One thread: parsing may take ten times the memory of a body, and two would only wait for each other's lock.
         self._parsers = ThreadPoolExecutor(1, "parse-body")
 
-    async def read(self, request: Request, parse: Callable[[bytes], T]) -> T:
+    async def read(self, request: Request, parse: Callable[[bytes], T], *, marker: bytes | None = None) -> T:
         """Return `parse(body)` of a request.
+
+        Args:
+            marker: bodies with these bytes take long to parse, however short they are.
 
         Raises:
             ApiError: as `parse`; 400, an unknown field, if they are refused; 413, more bytes than are accepted; 408,
                 it takes too long; 503, the bodies of other calls have too many bytes.
         """
-        content = await parsed(parse, await self._received(request), self._parsers)
+        content = await parsed(parse, await self._received(request), self._parsers, marker)
+        self.check_ignored()
+        return content
+
+    def check_ignored(self) -> None:
+        """Refuse what was ignored of the present call's body, if unknown fields are refused.
+
+        Raises:
+            ApiError: 400.
+        """
         if self._strict_fields:
             check_strict(CALL.get())
-        return content
 
     def answered(self, call: Call) -> None:
         self._held -= call.body_bytes
@@ -121,13 +132,13 @@ def _too_large(limits: BodyLimits) -> ApiError:
     return ApiError(413, f"the body is larger than {limits.max_bytes} bytes, the most that is accepted")
 
 
-async def parsed(parse: Callable[[bytes], T], body: bytes, parsers: Executor) -> T:
-    """Return `parse(body)`, called in another thread if the body is long.
+async def parsed(parse: Callable[[bytes], T], body: bytes, parsers: Executor, marker: bytes | None = None) -> T:
+    """Return `parse(body)`, called in another thread if the body is long, or holds the marker.
 
     Raises:
         ApiError: as `parse`.
     """
-    if len(body) < LONG_BODY:
+    if len(body) < LONG_BODY and (marker is None or marker not in body):
         return parse(body)
     context = contextvars.copy_context()
     return await asyncio.get_running_loop().run_in_executor(parsers, context.run, parse, body)
@@ -204,6 +215,11 @@ def known_fields(
 def take_fields(content: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Remove a struct's fields from a body's content, and return them."""
     return {name: content.pop(name) for name in fields_of(kind) & content.keys()}
+
+
+def given_fields(content: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Remove a struct's fields from a body's content, and return those that are not null."""
+    return {name: value for name, value in take_fields(content, kind).items() if value is not None}
 
 
 def _check_unsupported(name: str, value: Any, accepted: Accepted, instead: str | None) -> None:

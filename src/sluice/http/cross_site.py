@@ -19,7 +19,7 @@ from sluice.http.origins import Origins
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 """Requests that change nothing."""
-METHODS = ("GET", "HEAD", "POST")
+METHODS = ("DELETE", "GET", "HEAD", "POST")
 SHOWN_HEADERS = ("retry-after", "x-request-id", "x-sluice-ignored-fields")
 """Headers of answers that pages may read besides those that they always may."""
 PREFLIGHT_SECONDS = 600
@@ -74,7 +74,8 @@ class CrossSiteChecked:
             )
             return ApiError(403, message, code="origin_not_allowed")
         kinds = [value.partition(";")[0].strip().lower() for value in values_of(scope, b"content-type")]
-        if kinds == ["application/json"]:
+        # A browser asks before it sends a DELETE, which has no body.
+        if kinds == ["application/json"] or (scope["method"] == "DELETE" and not kinds):
             return None
         message = f"a page of another site must send Content-Type: application/json, got {shown(kinds)}"
         return ApiError(415, message, code="content_type_not_allowed")

@@ -51,8 +51,20 @@ class EmbedAnswer(Protocol):
         ...
 
 
-def embed_call(fields: E, prompts: Sequence[Prompt], names: Mapping[str, str]) -> GenerateCall[E]:
+def embed_call(
+    fields: E,
+    prompts: Sequence[Prompt],
+    names: Mapping[str, str],
+    *,
+    model: str | None = None,
+    num_ctx: int | None = None,
+) -> GenerateCall[E]:
     """Return a call whose prompts are embedded.
+
+    Args:
+        names: see `GenerateCall`.
+        model: name of the model as it is served; None: the body has it.
+        num_ctx: tokens of context that the client relies on.
 
     Raises:
         ApiError: 400, a salt or a time that cannot be honoured.
@@ -61,9 +73,10 @@ def embed_call(fields: E, prompts: Sequence[Prompt], names: Mapping[str, str]) -
         fields=fields,
         prompts=tuple(prompts),
         request=new_request(fields, NO_SAMPLING, embeds=True),
-        model=fields.model,
+        model=fields.model if model is None else model,
         names=names,
         add_special_tokens=fields.add_special_tokens,
+        num_ctx=num_ctx,
     )
 
 
@@ -87,12 +100,8 @@ class EmbeddingAnswer:
     def __init__(self, call: GenerateCall[EmbeddingFields], generation: Generation) -> None:
         self._id, self._created = f"embd-{generation.id}", generation.created
         self._model = generation.service.model
-        self._dimensions = call.fields.dimensions
+        self._dimensions = checked_dimensions(generation, call.fields.dimensions)
         self._is_base64 = call.fields.encoding_format == "base64"
-        try:
-            generation.service.limits.check_dimensions(self._dimensions)
-        except LimitError as error:
-            raise bad_request(str(error), param=error.param) from error
 
     def whole(self, embeddings: Sequence[bytes], usage: Usage) -> dict[str, Any]:
         entries = (
@@ -114,6 +123,19 @@ class EmbeddingAnswer:
             return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
         numbers: list[float] = vector.tolist()
         return numbers
+
+
+def checked_dimensions(generation: Generation, dimensions: int | None) -> int | None:
+    """Return how many numbers an embedding is to have.
+
+    Raises:
+        ApiError: 400, the model's embeddings are shorter.
+    """
+    try:
+        generation.service.limits.check_dimensions(dimensions)
+    except LimitError as error:
+        raise bad_request(str(error), param=error.param) from error
+    return dimensions
 
 
 async def embedded(generation: Generation, answer: EmbedAnswer) -> Any:

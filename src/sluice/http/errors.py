@@ -1,10 +1,11 @@
-"""Errors in the shape of OpenAI's API, or of Ollama's on its paths, and how the application answers with them."""
+"""Errors in the shape of OpenAI's API, or of another one on its paths, and how the application answers with them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.exceptions import HTTPException
@@ -17,6 +18,23 @@ LONGEST_MESSAGE, LONGEST_PARAM = 2000, 200
 """Characters. A message names the value that it refuses, which may be megabytes long."""
 OLLAMA_PREFIX = "/api/"
 """What the paths of Ollama's API begin with."""
+ANTHROPIC_PATHS = re.compile(r"/v1/messages(/.*)?")
+"""The paths of Anthropic's API."""
+OVERLOADED = 529
+"""Anthropic's status for a server that has too much to do."""
+OVERLOAD_CODES = frozenset({"overloaded", "queue_timeout", "too_many_connections"})
+"""Codes of a 503 that is an `OVERLOADED` there."""
+ANTHROPIC_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        408: "timeout_error",
+        413: "request_too_large",
+        OVERLOADED: "overloaded_error",
+    }
+)
+"""Anthropic's names for statuses. Others below 500 are `invalid_request_error`, and the rest `api_error`."""
 CLIENT_LEFT = 499
 """The status in logs, metrics and traces of a call whose client left before the answer."""
 
@@ -39,6 +57,18 @@ class OllamaError(msgspec.Struct):
     """The same in the shape of Ollama's API."""
 
     error: str
+
+
+class AnthropicErrorDetails(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    """The same in the shape of Anthropic's API."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetails
 
 
 class ApiError(Exception):
@@ -75,9 +105,21 @@ class ApiError(Exception):
         """Return the error in the shape of Ollama's API."""
         return {"error": self.message}
 
+    @property
+    def anthropic_status(self) -> int:
+        return OVERLOADED if self.status == 503 and self.code in OVERLOAD_CODES else self.status
+
+    def anthropic_body(self) -> dict[str, Any]:
+        """Return the error in the shape of Anthropic's API."""
+        status = self.anthropic_status
+        kind = ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
     def response(self, path: str) -> JSONResponse:
         """Return the answer to a request of a path."""
         headers = None if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if ANTHROPIC_PATHS.fullmatch(path):
+            return JSONResponse(self.anthropic_body(), status_code=self.anthropic_status, headers=headers)
         body = self.ollama_body() if path.startswith(OLLAMA_PREFIX) else self.body()
         return JSONResponse(body, status_code=self.status, headers=headers)
 

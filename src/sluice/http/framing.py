@@ -22,19 +22,22 @@ class Framing:
     """What follows the last event."""
     failure: Callable[[ApiError], dict[str, Any]]
     """Returns the last event of a stream that failed."""
+    names_events: bool = False
+    """An event's `type` stands before its data, too."""
 
-    def frames(self, contents: Iterable[dict[str, Any] | None]) -> Iterator[bytes]:
-        """Yield events, long ones in fragments. None is no event."""
+    def frames(self, contents: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+        """Yield events, long ones in fragments."""
         for content in contents:
-            if content is None:
-                continue
-            whole = at_once(content)
+            whole, before = at_once(content), self._before(content)
             if whole is not None:
-                yield self.before + whole + self.after
+                yield before + whole + self.after
             else:
-                yield self.before
+                yield before
                 yield from fragments(content)
                 yield self.after
+
+    def _before(self, content: dict[str, Any]) -> bytes:
+        return f"event: {content['type']}\n".encode() + self.before if self.names_events else self.before
 
 
 SERVER_SENT = Framing(EVENT_STREAM, b"data: ", b"\n\n", b"data: [DONE]\n\n", ApiError.body)

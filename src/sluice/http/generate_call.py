@@ -1,14 +1,13 @@
 """One checked call, whichever route it came by, and the request fields that the routes have in common.
 
-A new sampling parameter is a field of `SamplingFields`; a new field of a request that only the engine needs is one of
-`EngineFields`. Both reach the engine by their names.
+A new sampling parameter is a field of `SamplingFields`, and reaches the engine by its name.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
 
@@ -16,10 +15,12 @@ import msgspec
 from msgspec import Meta
 
 from sluice import types
+from sluice.chat.tools import ToolUse
+from sluice.constraints.shapes import Shape
 from sluice.http.body import are_ids, kind_of
 from sluice.http.errors import ApiError, bad_request, require
 from sluice.http.isolation import CacheIsolation
-from sluice.limits import LimitError, check_cache_salt
+from sluice.limits import LimitError, check_cache_salt, split_priority
 from sluice.process.client import UNNUMBERED
 from sluice.text.chat_template import RenderOptions
 from sluice.text.text_stream import DEFAULT_TEXT, TextOptions
@@ -33,6 +34,8 @@ MAX_STOPS = 16
 MAX_STOP_LENGTH = 1000
 """Characters. Stop strings cost time for every token of every stream."""
 LONGEST_SECONDS = 1e7
+TIERS: Mapping[str, types.ClassName] = {"priority": "interactive", "flex": "batch"}
+"""OpenAI's service tiers -> classes, where there are classes. Others ask for nothing."""
 
 
 def documented(**schema: Any) -> Meta:
@@ -77,15 +80,12 @@ class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     logit_bias: dict[str, Annotated[float, documented(minimum=-types.MAX_BIAS, maximum=types.MAX_BIAS)]] = {}
 
 
-class EngineFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Fields that the engine's request has under the same names, passed on as they are."""
-
-    priority: int = 0
-
-
-class RequestFields(EngineFields, kw_only=True, forbid_unknown_fields=True):
+class RequestFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Fields that every route takes whose prompts go to the engine."""
 
+    priority: int | Annotated[str, documented(enum=list(types.CLASS_NAMES))] = 0
+    service_tier: str | None = None
+    """OpenAI's name for a class (`TIERS`)."""
     cache_salt: str | None = None
     max_queue_time: Seconds | None = None
     timeout: Seconds | None = None
@@ -133,8 +133,14 @@ class GenerateCall(Generic[F]):
     add_special_tokens: bool = True
     """Texts get the tokens that the tokenizer adds around them. The text of a chat template has its own."""
     text: TextOptions = DEFAULT_TEXT
+    tools: ToolUse | None = None
+    """The answer is parsed: it may call these tools, and reason before. None: all of it is text."""
     num_ctx: int | None = None
     """Tokens of context that the client relies on; None: as many as there are."""
+    shape: Shape | None = None
+    """What the answers must look like. `constraint_fields.constrained` makes the request's grammar of it."""
+    fills_context: bool = False
+    """`max_tokens` above what fits into the context ends the answer there, and is no error."""
     is_empty: bool = False
     """Nothing is to be generated: the one token that the engine samples is not sent."""
 
@@ -161,6 +167,10 @@ class GenerateCall(Generic[F]):
         sampling = defaults.fill(self.sampling, self.given)
         return replace(self, request=replace(self.request, sampling=sampling))
 
+    def with_grammar(self, grammar: str) -> Self:
+        """Return the call with the grammar of its answers."""
+        return replace(self, request=replace(self.request, grammar=grammar))
+
     def isolated(self, isolation: CacheIsolation, api_key: bytes) -> Self:
         """Return the call with the salt that keeps its cached prefixes apart from those of others.
 
@@ -169,6 +179,21 @@ class GenerateCall(Generic[F]):
         """
         salt = isolation.salt(self.request.extra_key, api_key, param=self.names.get("cache_salt", "cache_salt"))
         return replace(self, request=replace(self.request, extra_key=salt))
+
+
+def names_of(kind: type[SamplingFields], place: str = "") -> dict[str, str]:
+    """Return the names of the fields of `SamplingParams` in an API whose body has them as a struct does.
+
+    Args:
+        place: the object of the body that has them.
+    """
+    prefix = f"{place}." if place else ""
+    return {name: prefix + own for name, own in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)}
+
+
+def given_of(kind: type[SamplingFields], content: Collection[str]) -> frozenset[str]:
+    """Return the fields of `SamplingParams` that the content of a body sets."""
+    return frozenset(name for name, own in names_of(kind).items() if own in content)
 
 
 def sampling_params(fields: SamplingFields, names: Mapping[str, str], **others: Any) -> SamplingParams:
@@ -182,7 +207,10 @@ def sampling_params(fields: SamplingFields, names: Mapping[str, str], **others: 
         ApiError: 400, naming the field.
     """
     values = msgspec.structs.asdict(fields)
-    values |= {"stop": _checked_stops(fields.stop), "logit_bias": _bias_by_id(fields.logit_bias)}
+    values |= {
+        "stop": _checked_stops(names.get("stop", "stop"), fields.stop),
+        "logit_bias": _bias_by_id(fields.logit_bias),
+    }
     try:
         return SamplingParams(**values | others)
     except ValueError as error:
@@ -207,7 +235,7 @@ def new_request(
         embeds: the prompts are embedded, and nothing is generated.
 
     Raises:
-        ApiError: 400, a salt or a time that cannot be honoured.
+        ApiError: 400, a salt or a time that cannot be honoured, or an unknown class of priority.
     """
     for name, seconds in (
         ("max_queue_time", fields.max_queue_time),
@@ -215,11 +243,23 @@ def new_request(
         ("itl_target", itl_target),
     ):
         _check_seconds(name, seconds)
-    passed_on = {name: getattr(fields, name) for name in EngineFields.__struct_fields__}
+    try:
+        priority, priority_class = split_priority(fields.priority)
+    except LimitError as error:
+        raise bad_request(str(error), param="priority") from error
     salt = _checked_salt(salt_name, fields.cache_salt)
     # Above 0, a target rounds to no less than a microsecond: 0 would mean that there is none.
     micros = 0 if itl_target is None else max(1, round(itl_target * 1e6))
-    return Submit(UNNUMBERED, (), sampling, extra_key=salt, itl_target=micros, embeds=embeds, **passed_on)
+    return Submit(
+        UNNUMBERED,
+        (),
+        sampling,
+        extra_key=salt,
+        priority=priority,
+        priority_class=priority_class,
+        itl_target=micros,
+        embeds=embeds,
+    )
 
 
 def checked_prompts(name: str, value: Any, samples: int) -> tuple[str | list[int], ...]:
@@ -254,13 +294,13 @@ def _bad_prompt(param: str, value: Any) -> ApiError:
     )
 
 
-def _checked_stops(stop: str | list[str]) -> tuple[str, ...]:
+def _checked_stops(name: str, stop: str | list[str]) -> tuple[str, ...]:
     stops = [stop] if isinstance(stop, str) else stop
     if len(stops) > MAX_STOPS or any(len(each) > MAX_STOP_LENGTH for each in stops):
         raise bad_request(
-            f"stop may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
+            f"{name} may hold at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH} characters, got {len(stops)}"
             f" of at most {max(map(len, stops))}",
-            param="stop",
+            param=name,
         )
     return tuple(stops) if stop else ()
 

@@ -11,9 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
+from sluice.chat.parsing import AnswerParser, TextOnly
+from sluice.engine.clock import micros_at
 from sluice.http.backend import Service
 from sluice.http.errors import RETRY_SECONDS, ApiError, bad_request, unavailable
-from sluice.http.generate_call import GenerateCall
+from sluice.http.generate_call import TIERS, Conversation, F, GenerateCall
 from sluice.http.turns import Turns
 from sluice.limits import NO_TIER, LimitError, TierDisabled
 from sluice.process.client import EngineGone, Inbox
@@ -23,6 +25,10 @@ from sluice.types import NO_SAMPLING, CachedTokens, FinishReason, Output, Sampli
 T = TypeVar("T")
 MAX_OPEN = 1 << 16
 """Requests of all calls together, running and waiting; each takes a few kB here and at the engine."""
+PROMPT_END = 16
+"""Tokens at the end of a prompt that show whether it begins the reasoning of the answer."""
+BEFORE_MESSAGE = 32
+"""Characters before a message that is continued, in which the template may begin its reasoning."""
 AT_ONCE = 64
 """Choices that are prepared, or submitted, in one turn: 2 ms."""
 
@@ -34,14 +40,17 @@ class Usage:
     prompt_tokens: int
     cached: CachedTokens
     completion_tokens: int
+    reasoning_tokens: int = 0
+    """Those among them that precede the answer."""
 
     def as_json(self) -> dict[str, Any]:
+        details = {"reasoning_tokens": self.reasoning_tokens}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached.total} | by_tier(self.cached),
-        }
+        } | ({"completion_tokens_details": details} if self.reasoning_tokens else {})
 
 
 def by_tier(cached: CachedTokens) -> dict[str, Any]:
@@ -58,6 +67,8 @@ class Choice:
     request: Submit
     text: TextStream
     """Of the samples of one prompt, only the first receives the log-probabilities of the prompt."""
+    parser: AnswerParser
+    """Makes events of the text."""
     embedding: bytes = b""
     """Of a call that embeds, as `Output.embedding`."""
 
@@ -118,12 +129,23 @@ class Generation:
 
     def _prepare(self, prompts: Sequence[Sequence[int]]) -> None:
         call, tokenizer = self._call, self.service.tokenizer
+        shown = frozenset[str]() if call.tools is None else self.service.replies.markers(call.tools)
         for prompt in prompts:
             for request in _samples(self.service, tuple(prompt), call, self.came_at):
-                detokenizer = tokenizer.detokenizer(request.prompt, skip_special_tokens=call.text.skip_special_tokens)
+                detokenizer = tokenizer.detokenizer(
+                    request.prompt, skip_special_tokens=call.text.skip_special_tokens, shown=shown
+                )
                 sampling, include_stop = call.sampling, call.text.include_stop
                 text = TextStream(detokenizer, sampling.stop, sampling.min_tokens, include_stop=include_stop)
-                self.choices.append(Choice(request, text))
+                self.choices.append(Choice(request, text, self._new_parser(request.prompt)))
+
+    def _new_parser(self, prompt: Sequence[int]) -> AnswerParser:
+        tools = self._call.tools
+        if tools is None:
+            return TextOnly()
+        continued = _continued(self._call)
+        end = _end_of(self.service, prompt, continued)
+        return self.service.replies.parser(tools, end, continues=continued is not None)
 
     async def submit(self) -> None:
         """Submit the requests of the choices.
@@ -159,6 +181,10 @@ class Generation:
         for start in range(size, len(items), size):
             async with self._turns:
                 work(items[start : start + size])
+
+    def parser(self) -> AnswerParser:
+        """Return what tells text, reasoning and calls of the first choice apart."""
+        return self.choices[0].parser
 
     async def pieces(self) -> AsyncIterator[list[tuple[int, Piece]]]:
         """Yield lists of what has arrived together, as pairs of a choice's index and a piece.
@@ -242,6 +268,31 @@ class Generation:
         )
 
 
+def shaped(service: Service, call: GenerateCall[F], prompts: Sequence[Sequence[int]]) -> GenerateCall[F]:
+    """Return a call with the shape of its answers, which its tools decide, too. The reasoning may come before it."""
+    if call.tools is None:
+        return call
+    continued = _continued(call)
+    end = _end_of(service, prompts[0], continued) if prompts else ""
+    token_id, continues = service.tokenizer.token_id, continued is not None
+    return replace(call, shape=service.replies.shape(call.tools, end, call.shape, token_id, continues=continues))
+
+
+def _continued(call: GenerateCall[Any]) -> str | None:
+    """Return the text of the final message that the answer continues; None if it begins a message."""
+    prompt = call.prompts[0] if call.prompts else ""
+    if not isinstance(prompt, Conversation) or not prompt.options.continue_final_message:
+        return None
+    return str(prompt.messages[-1]["content"])
+
+
+def _end_of(service: Service, prompt: Sequence[int], continued: str | None) -> str:
+    """Return the end of a prompt as text, special tokens included, and with all of a message that is continued."""
+    num_tokens = PROMPT_END + len((continued or "").encode(errors="replace"))  # a token is a byte at least
+    end = service.tokenizer.decode(prompt[-num_tokens:], skip_special_tokens=False)
+    return end if continued is None else end[-len(continued) - BEFORE_MESSAGE :]
+
+
 def _no_tier(message: str, param: str | None = None) -> ApiError:
     """Return a 503: the tier that a request needs is disabled, or has failed. It may be back later."""
     return ApiError(503, message, param=param, code=NO_TIER, retry_after=RETRY_SECONDS)
@@ -250,16 +301,36 @@ def _no_tier(message: str, param: str | None = None) -> ApiError:
 def _samples(service: Service, prompt: tuple[int, ...], call: GenerateCall[Any], came_at: float) -> list[Submit]:
     """Return the requests of one prompt: equal but for the sample's number, so they share its pages and its seed."""
     sampling = _embedded(service, prompt, call) if call.request.embeds else _resolved(service, prompt, call)
+    priority_class = _class_of(service, call)
     queue_time, timeout = call.fields.max_queue_time, call.fields.timeout
     request = replace(
         call.request,
         prompt=prompt,
+        priority_class=priority_class,
+        arrived=micros_at(came_at),
         start_deadline=None if queue_time is None else came_at + queue_time,
         deadline=None if timeout is None else came_at + timeout,
     )
     return [
         replace(request, sampling=sampling.of_sample(index), sample_index=index) for index in range(call.sampling.n)
     ]
+
+
+def _class_of(service: Service, call: GenerateCall[Any]) -> str:
+    """Return the class of a call's requests; "" where there are no classes, and a service tier has no effect.
+
+    Raises:
+        ApiError: 400, the priority and the service tier name two classes.
+    """
+    name, limits, tier = call.request.priority_class, service.limits, call.fields.service_tier
+    by_tier = TIERS.get(tier or "", "") if limits.classes else ""
+    if name and by_tier and name != by_tier:
+        raise bad_request(
+            f"priority {name!r} and service_tier {tier!r}, which is {by_tier!r} here, contradict each other; send one"
+            " of them",
+            param="service_tier",
+        )
+    return limits.class_of(name or by_tier)
 
 
 @contextmanager
@@ -277,15 +348,18 @@ def _refused(call: GenerateCall[Any]) -> Iterator[None]:
 
 def _embedded(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> SamplingParams:
     with _refused(call):
-        service.limits.check_priority(call.request.priority)
+        service.limits.check_priority(call.request.priority, call.request.priority_class)
         service.limits.check_embedded(prompt)
     return NO_SAMPLING
 
 
 def _resolved(service: Service, prompt: Sequence[int], call: GenerateCall[Any]) -> SamplingParams:
     with _refused(call):
-        service.limits.check_priority(call.request.priority)
+        service.limits.check_priority(call.request.priority, call.request.priority_class)
         service.limits.check_itl_target(call.request.itl_target)
-        room = service.limits.check_sampling(prompt, call.sampling)
-    room = service.sampling_defaults.room(call.sampling, room)
-    return call.sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=service.new_seed())
+        sampling = replace(call.sampling, max_tokens=None) if call.fills_context else call.sampling
+        room = service.limits.check_sampling(prompt, sampling)
+    if call.fills_context and call.sampling.max_tokens is not None:
+        sampling = replace(call.sampling, max_tokens=min(call.sampling.max_tokens, room))
+    room = service.sampling_defaults.room(sampling, room)
+    return sampling.resolved(eos_ids=service.eos_token_ids, room=room, seed=service.new_seed())

@@ -19,7 +19,7 @@ from sluice.http.openapi import openapi
 from sluice.http.routes import Routes, json_answer
 from sluice.process.client import EngineGone
 from sluice.process.engine_state import EngineState
-from sluice.types import Occupancy
+from sluice.types import Occupancy, PriorityClass
 
 FORMER_NAMES: Mapping[str, str] = {
     "poison_unread": "debug_uninitialized_reads",
@@ -157,6 +157,7 @@ async def server_info(service: Service, engine: EngineState) -> dict[str, Any]:
         "disabled_tiers": dict(engine.disabled_tiers),
         **occupancy_as_json(occupancy),
         "memory": service.memory.as_dict(),
+        "priority_classes": {each.name: targets_as_json(each) for each in service.limits.classes},
         "itl": None if stats is None or stats.totals.itl is None else itl_as_json(stats.totals.itl),
         "last_step": None if stats is None or stats.last_step is None else _step(stats.last_step),
     }
@@ -183,6 +184,14 @@ def _step(record: StepRecord) -> dict[str, Any]:
     seconds = numbers.pop("ended_at") - numbers.pop("launched_at")
     pace = None if record.pace is None else record.pace._asdict()
     return numbers | {"pace": pace, "seconds": seconds}
+
+
+def targets_as_json(one: PriorityClass) -> dict[str, Any]:
+    """Return the targets of a class, in seconds."""
+    return {
+        "ttft_target": one.ttft_target / 1e6,
+        "itl_target": one.itl_target / 1e6 if one.itl_target else None,
+    }
 
 
 def itl_as_json(itl: ItlTotals) -> dict[str, Any]:

@@ -143,6 +143,14 @@ class ItlState(msgspec.Struct):
     infeasible: int
 
 
+class ClassTargets(msgspec.Struct):
+    """Targets of a priority class, in seconds."""
+
+    ttft_target: float
+    itl_target: float | None
+    """None without an ITL target."""
+
+
 class LastStep(msgspec.Struct):
     step: int
     rows: int
@@ -172,6 +180,8 @@ class ServerInfo(msgspec.Struct):
     """Why the engine serves without a tier."""
     running: int
     waiting: int
+    compiling: int
+    """Requests whose grammar is compiled."""
     free_pages: int
     cached_pages: int
     total_pages: int
@@ -182,6 +192,8 @@ class ServerInfo(msgspec.Struct):
     retractions: int
     memory: Footprint
     """In bytes, by part."""
+    priority_classes: dict[str, ClassTargets]
+    """Empty unless requests are ordered by deadline."""
     itl: ItlState | None
     """None without a target, and before the first step."""
     last_step: LastStep | None

@@ -9,7 +9,7 @@ import msgspec
 
 from sluice.http import unsupported_fields
 from sluice.http.body import convert, fields_of, known_fields
-from sluice.http.errors import bad_request, require
+from sluice.http.errors import ApiError, bad_request, require
 from sluice.http.generate_call import documented
 from sluice.http.json_bounds import check_contents, check_nesting
 
@@ -42,11 +42,17 @@ MESSAGE_SCHEMA = {
         "tool_call_id": {"type": "string"},
         "tool_calls": {"type": "array", "items": CALL_SCHEMA},
         "reasoning_content": {"type": "string"},
+        "reasoning": {"type": "string"},
     },
 }
 MESSAGE_ACCEPTS = {"role": "system, developer, user, assistant, tool", "type": "text"}
 CALL_ACCEPTS = {"type": "function"}
-ROLE_OF = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+ROLE_OF = {
+    "tool_calls": "assistant",
+    "reasoning_content": "assistant",
+    "reasoning": "assistant",
+    "tool_call_id": "tool",
+}
 """The role of messages that may have a field."""
 AnyMessage = Annotated[dict[str, Any], documented(**MESSAGE_SCHEMA)]
 
@@ -77,13 +83,15 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """Another name of `reasoning_content`."""
 
 
 def checked_messages(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Return messages as chat templates take them.
 
     Text parts are joined by line breaks, "developer" becomes "system", and the JSON text of a tool call's arguments
-    becomes an object.
+    becomes an object (`arguments_of`).
 
     Raises:
         ApiError: 400, no message, or one whose field is named; 413, arguments of too many values.
@@ -118,40 +126,63 @@ def _message(place: str, content: dict[str, Any]) -> dict[str, Any]:
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
         rendered["tool_calls"] = [_tool_call(f"{place}.tool_calls[{index}]", call) for index, call in calls]
-    others = {name: getattr(message, name) for name in ("name", "tool_call_id", "reasoning_content")}
+    others = {"name": message.name, "tool_call_id": message.tool_call_id, **_reasoning(message, rendered)}
     return rendered | {name: value for name, value in others.items() if value is not None}
+
+
+def _reasoning(message: Message, rendered: dict[str, Any]) -> dict[str, str | None]:
+    """Return the reasoning of a message under the names that templates have for it.
+
+    Those of gpt-oss read "thinking", and take it only beside calls, and in the place of a text.
+    """
+    text = _thoughts(message)
+    is_before_calls = bool(message.tool_calls) and not rendered["content"]
+    return {"reasoning_content": text, "thinking": text if is_before_calls else None}
 
 
 def _text(message: Message, place: str) -> str:
     content = message.content
     if content is None:
-        is_fine = message.role == "assistant" and bool(message.tool_calls or message.reasoning_content)
+        is_fine = message.role == "assistant" and bool(message.tool_calls or _thoughts(message))
         what = "a text or a list of text parts; only an assistant's message with tool_calls may leave it out"
         require(is_fine, f"{place}.content is required: {what}", param=f"{place}.content")
         return ""
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
+def _thoughts(message: Message) -> str | None:
+    return message.reasoning if message.reasoning_content is None else message.reasoning_content
+
+
 def _tool_call(place: str, content: dict[str, Any]) -> dict[str, Any]:
     call = convert(content, ToolCall, place, CALL_ACCEPTS)
-    function = {"name": call.function.name, "arguments": _arguments(f"{place}.function.arguments", call.function)}
+    arguments = arguments_of(f"{place}.function.arguments", call.function.arguments)
+    function = {"name": call.function.name, "arguments": arguments}
     rendered = {"type": call.type, "function": function}
     return rendered if call.id is None else {"id": call.id} | rendered
 
 
-def _arguments(place: str, function: Function) -> dict[str, Any]:
-    """Return the arguments of a call as an object: templates write them as JSON, or one by one."""
-    given = function.arguments or {}
+def arguments_of(place: str, given: str | dict[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of a call as an object: templates write them as JSON, or one by one.
+
+    A text that is no JSON of an object, or of one that templates cannot take, is the argument "arguments" of it: models
+    write such calls, and are to see them where a client asks for a better one.
+
+    Raises:
+        ApiError: 400, a text that is no Unicode, or an object that is nested too deeply or holds too large an integer.
+    """
     if isinstance(given, str):
-        try:
-            given = msgspec.json.decode(given)
-        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            message = f"{place} must be the JSON text of an object: {error}; got {function.arguments!r}"
-            raise bad_request(message, param=place) from error
-    if not isinstance(given, dict):
-        raise bad_request(
-            f'{place} must be the JSON text of an object, as \'{{"city": "Ulm"}}\'; got {function.arguments!r}',
-            param=place,
-        )
-    check_nesting(given, place)
-    return given
+        return _parsed(place, given) if given else {}
+    check_nesting(given or {}, place)
+    return given or {}
+
+
+def _parsed(place: str, text: str) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(text)
+        check_nesting(found, place)
+    except UnicodeError as error:
+        raise bad_request(f"{place} must be Unicode text: {error}; got {text!r}", param=place) from error
+    except (msgspec.DecodeError, RecursionError, ApiError):
+        found = None
+    return found if isinstance(found, dict) else {"arguments": text}

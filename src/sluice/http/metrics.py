@@ -30,7 +30,7 @@ from sluice.http.loop_watchdog import PauseLog
 from sluice.http.routes import Routes
 from sluice.process.client import EngineClient, EngineGone, Observer
 from sluice.process.engine_state import RecoveryStats
-from sluice.types import Bound, FinishReason, Output, Regime, Submit, Tier, TierUse
+from sluice.types import Bound, FinishReason, Output, PriorityClass, Regime, Submit, Tier, TierUse
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name", "engine")
@@ -67,6 +67,7 @@ class _Open:
     prompt_tokens: int
     call: Call | None
     samples: _Samples
+    priority_class: str
     output_tokens: int = 0
     first: float = 0.0
     last: float = 0.0
@@ -87,6 +88,10 @@ class Metrics(Observer):
         in parts, between which others submit theirs."""
         self.model = ""
         """The model's name in the API, once it is known."""
+        self.classes: tuple[PriorityClass, ...] = ()
+        """Of the engine, once they are known."""
+        self.first_tokens: Counter[tuple[str, bool]] = Counter()
+        """First tokens and embeddings by class, and whether they came within its TTFT target."""
         self.prompt_tokens = 0
         self.cached_by_tier = dict.fromkeys(Tier, 0)
         """Prompt tokens found in the cache, by the tier where they lay."""
@@ -125,7 +130,9 @@ class Metrics(Observer):
         arrived = self._clock() if call is None else call.began
         if request.sample_index == 0:
             self._samples[id(call)] = _Samples(request.sampling.n)
-        self._open[request.request_id] = _Open(arrived, prompt_tokens, call, self._samples[id(call)])
+        self._open[request.request_id] = _Open(
+            arrived, prompt_tokens, call, self._samples[id(call)], request.priority_class
+        )
         assert request.sampling.max_tokens is not None, f"not resolved: {request.sampling}"
         if not request.embeds:
             self.max_tokens.add(request.sampling.max_tokens)
@@ -145,7 +152,7 @@ class Metrics(Observer):
             if output.token_ids:
                 self._count_tokens(request, output, now)
             elif output.embedding:
-                self._count_prompt(request, output)
+                self._count_prompt(request, output, now)
             if output.finish_reason is not None:
                 self._end(output.request_id, output.finish_reason, now)
 
@@ -161,7 +168,7 @@ class Metrics(Observer):
         if request.output_tokens == 0:
             request.first = now
             self.to_first.add(now - request.arrived)
-            self._count_prompt(request, output)
+            self._count_prompt(request, output, now)
         else:
             self.between.add(now - request.last)
         count = len(output.token_ids)
@@ -171,7 +178,10 @@ class Metrics(Observer):
         request.output_tokens += count
         self.generation_tokens += count
 
-    def _count_prompt(self, request: _Open, output: Output) -> None:
+    def _count_prompt(self, request: _Open, output: Output, now: float) -> None:
+        for each in self.classes:
+            if each.name == request.priority_class:
+                self.first_tokens[each.name, (now - request.arrived) * 1e6 <= each.ttft_target] += 1
         self.prompt_tokens += request.prompt_tokens
         cached = output.cached
         for tier, tokens in zip(Tier, (cached.device, cached.host, cached.disk), strict=True):
@@ -256,6 +266,7 @@ class Page(Collector):
             "vllm:request_time_per_output_token_seconds", "The same, each request's mean.", metrics.per_token
         )
         self.histogram("vllm:e2e_request_latency_seconds", "From a call to its last token.", metrics.to_end)
+        self.add_classes(metrics)
         pauses = metrics.pauses
         self.counter("sluice:event_loop_pauses", "Times that the event loop was blocked.", pauses.count)
         self.counter("sluice:event_loop_pause_seconds", "Their sum.", pauses.seconds)
@@ -263,6 +274,16 @@ class Page(Collector):
         for (handler, method, status), count in sorted(metrics.http.items()):
             calls.add_metric((handler or "none", method, f"{status // 100}xx", str(status)), count)
         self._families.append(calls)
+
+    def add_classes(self, metrics: Metrics) -> None:
+        """Add how classes keep their TTFT targets. Without classes there is nothing to add."""
+        help = "First tokens, and embeddings, by class and whether they came within its TTFT target."
+        family = CounterMetricFamily("sluice:first_tokens", help, labels=(*LABELS, "priority", "target"))
+        for each in metrics.classes:
+            for is_met in (True, False):
+                labels = (*self._labels, each.name, "met" if is_met else "missed")
+                family.add_metric(labels, metrics.first_tokens[each.name, is_met])
+        self._families.append(family)
 
     def add_engine(self, stats: Stats) -> None:
         """Add what the engine has counted, and how full it is."""
@@ -282,6 +303,9 @@ class Page(Collector):
         self.gauge("sluice:cached_pages", "Pages that hold a prefix no request uses now.", now.cached_pages)
         self.gauge("sluice:total_pages", "Pages of the KV pool.", now.total_pages)
         self.gauge("sluice:loading_requests", "Requests whose prefix comes from another tier.", now.loading)
+        self.gauge("sluice:compiling_requests", "Requests whose grammar is compiled.", now.compiling)
+        self.counter("sluice:grammars", "Grammars of requests, by event.", totals.grammars.events(), "event")
+        self.counter("sluice:grammar_compile_seconds", "Spent compiling them.", totals.grammars.seconds)
         self.add_tiers(now.tiers)
         self.counter("sluice:steps", "Steps.", totals.steps)
         self.counter("sluice:failed_steps", "Steps that failed as a whole.", totals.failed_steps)
@@ -304,7 +328,9 @@ class Page(Collector):
         self.gauge("sluice:itl_target_seconds", "What the latest step could take; 0: no target.", itl.target)
         self.gauge("sluice:itl_margin", "Its predicted time at the quantile over its predicted time.", itl.margin)
         self.counter("sluice:late_steps", "Steps with streams above the target by more than this.", late, "over")
-        self.counter("sluice:infeasible_steps", "Steps whose decodes alone exceed the target.", itl.infeasible)
+        self.counter(
+            "sluice:infeasible_steps", "Steps whose decodes with the smallest chunk exceed the target.", itl.infeasible
+        )
         for name, help, field in (
             ("sluice:timed_steps", "Steps whose time was predicted.", "steps"),
             ("sluice:predicted_step_seconds", "Their predicted times.", "predicted"),

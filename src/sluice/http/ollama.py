@@ -11,9 +11,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from sluice.chat.tools import NO_TOOLS, ToolUse
 from sluice.http import unsupported_fields
 from sluice.http.backend import Service
-from sluice.http.body import convert, fields_of, json_object, known_fields
+from sluice.http.body import convert, fields_of, json_object, kind_of, known_fields
+from sluice.http.constraint_fields import ollama_shape
 from sluice.http.errors import require
 from sluice.http.generate_call import (
     Conversation,
@@ -23,27 +25,26 @@ from sluice.http.generate_call import (
     SamplingFields,
     Text,
     documented,
+    given_of,
+    names_of,
     new_request,
     sampling_params,
 )
 from sluice.http.messages import AnyMessage
 from sluice.http.ollama_names import served_name
 from sluice.http.routes import Body
-from sluice.http.template_fields import TemplateFields, conversation_of
+from sluice.http.template_fields import TemplateFields, conversation_of, thinking_switches
+from sluice.http.tools import MAX_TOOLS, TOOL_SCHEMA, ToolFields, tools_of
 from sluice.types import MAX_LOGPROBS, SamplingParams
 
 PLACE = "options"
+LEVELS = ("low", "medium", "high")
+"""Values of `think` for how much."""
 UNLIMITED = (-1, -2)
 """Values of `num_predict` for as many tokens as the context holds."""
 RANDOM_SEED = -1
 WHOLE_CONTEXT = -1
 """The value of `repeat_last_n` by which penalties count all tokens."""
-OPTION_NAMES: Mapping[str, str] = {"max_tokens": "num_predict", "repetition_penalty": "repeat_penalty"}
-"""Fields of `SamplingParams` -> Ollama's names, where these are others."""
-NAMES: Mapping[str, str] = {
-    name: f"{PLACE}.{OPTION_NAMES.get(name, name)}" for name in (*SamplingFields.__struct_fields__, "num_ctx")
-}
-"""Where a body has the fields of `SamplingParams`."""
 
 
 class OllamaSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +53,10 @@ class OllamaSampling(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, documented(minimum=-2)] | None = msgspec.field(default=None, name="num_predict")
     n: Literal[1] = 1
     repetition_penalty: float = msgspec.field(default=1.0, name="repeat_penalty")
+
+
+NAMES: Mapping[str, str] = {**names_of(OllamaSampling, PLACE), "num_ctx": f"{PLACE}.num_ctx"}
+"""Where a body has the fields of `SamplingParams`."""
 
 
 class OllamaOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +73,8 @@ class OllamaFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     model: Text
     stream: bool = True
     options: dict[str, Any] = msgspec.field(default_factory=dict)
-    think: Annotated[Any, documented(const=False)] = None
+    think: Annotated[Any, documented(enum=[True, False, *LEVELS])] = None
+    format: Annotated[Any, documented(anyOf=[{"enum": ["json", ""]}, {"type": "object"}])] = None
     logprobs: bool = False
     top_logprobs: Logprobs = 0
 
@@ -77,6 +83,9 @@ class OllamaChatFields(OllamaFields, kw_only=True, forbid_unknown_fields=True):
     """The body of `POST /api/chat`."""
 
     messages: list[AnyMessage] = msgspec.field(default_factory=list)
+    tools: Annotated[list[dict[str, Any]], documented(items=TOOL_SCHEMA, maxItems=MAX_TOOLS)] = msgspec.field(
+        default_factory=list
+    )
 
 
 class OllamaGenerateFields(OllamaFields, kw_only=True, forbid_unknown_fields=True):
@@ -99,10 +108,11 @@ def parse_ollama_chat(service: Service, body: bytes) -> GenerateCall[OllamaChatF
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = _read(body, OllamaChatFields, unsupported_fields.OLLAMA_CHAT)
+    fields = _read(service, body, OllamaChatFields, unsupported_fields.OLLAMA_CHAT)
+    tools = tools_of(ToolFields(tools=fields.tools))
     messages = [_message(f"messages[{index}]", each) for index, each in enumerate(fields.messages)]
-    prompts = (_conversation(messages, fields),) if messages else ()
-    return _call(service, fields, prompts, "messages", add_special_tokens=False)
+    prompts = (_conversation(messages, fields, tools),) if messages else ()
+    return _call(service, fields, prompts, "messages", tools, add_special_tokens=False)
 
 
 def parse_ollama_generate(service: Service, body: bytes) -> GenerateCall[OllamaGenerateFields]:
@@ -113,33 +123,43 @@ def parse_ollama_generate(service: Service, body: bytes) -> GenerateCall[OllamaG
     Raises:
         ApiError: 400, naming the field; 404, another model.
     """
-    fields = _read(body, OllamaGenerateFields, unsupported_fields.OLLAMA_GENERATE)
+    fields = _read(service, body, OllamaGenerateFields, unsupported_fields.OLLAMA_GENERATE)
     is_raw = fields.raw or not (service.tokenizer.has_chat_template or fields.system)
     require(not (fields.raw and fields.system), "raw: true excludes system; send one of them", param="system")
     prompt: str | Conversation = fields.prompt
     if not is_raw:
         system = [{"role": "system", "content": fields.system}] if fields.system else []
         prompt = _conversation([*system, {"role": "user", "content": fields.prompt}], fields)
-    return _call(service, fields, (prompt,) if fields.prompt else (), "prompt", add_special_tokens=is_raw)
+    prompts = (prompt,) if fields.prompt else ()
+    tools = None if is_raw else NO_TOOLS
+    return _call(service, fields, prompts, "prompt", tools, add_special_tokens=is_raw)
 
 
-def _read(body: bytes, kind: type[B], unsupported: Mapping[str, Any]) -> B:
+def _read(service: Service, body: bytes, kind: type[B], unsupported: Mapping[str, Any]) -> B:
     content = known_fields(
         json_object(body), fields_of(kind), unsupported, instead=unsupported_fields.OLLAMA_SEND_INSTEAD
     )
     fields = convert(content, kind)
     require(bool(fields.model), "model is required: its name must not be empty", param="model")
-    require(
-        fields.think is None or fields.think is False,
-        "think is only supported with false: reasoning is not told from the answer; leave it out, or send false",
-        param="think",
-    )
+    _check_think(service, fields.think)
     return fields
 
 
-def _conversation(messages: list[dict[str, Any]], fields: OllamaFields) -> Conversation:
-    variables = {} if fields.think is None else {"enable_thinking": False}
-    return conversation_of(messages, TemplateFields(chat_template_kwargs=variables))
+def _check_think(service: Service, think: Any) -> None:
+    is_known = think is None or isinstance(think, bool) or think in LEVELS
+    message = f"think must be true, false, {', '.join(LEVELS[:-1])} or {LEVELS[-1]}, got {kind_of(think)}"
+    require(is_known, message, param="think")
+    message = (
+        "think is only supported with false: the chat template shows no format of reasoning that is known; leave it"
+        " out, or start the server with --reasoning-parser"
+    )
+    require(not think or service.replies.tells_reasoning, message, param="think")
+
+
+def _conversation(messages: list[dict[str, Any]], fields: OllamaFields, tools: ToolUse = NO_TOOLS) -> Conversation:
+    variables = {} if fields.think is None else thinking_switches(thinks=bool(fields.think))
+    effort = fields.think if isinstance(fields.think, str) else None
+    return conversation_of(messages, TemplateFields(chat_template_kwargs=variables, reasoning_effort=effort), tools)
 
 
 def _call(
@@ -147,14 +167,13 @@ def _call(
     fields: B,
     prompts: tuple[str | Conversation, ...],
     prompt_name: str,
+    tools: ToolUse | None,
     *,
     add_special_tokens: bool,
 ) -> GenerateCall[B]:
-    known = fields_of(OllamaSampling) | fields_of(OllamaOptions)
-    given = known_fields(fields.options, known, unsupported_fields.OLLAMA_OPTIONS, PLACE, instead={})
-    others = convert({name: given.pop(name) for name in fields_of(OllamaOptions) & given.keys()}, OllamaOptions, PLACE)
-    sampling = _sampling(convert(given, OllamaSampling, PLACE, {"n": "1"}), fields)
-    named = frozenset(name for name in NAMES if OPTION_NAMES.get(name, name) in given)
+    options, others, given = read_options(fields.options)
+    sampling = _sampling(options, fields)
+    named = given_of(OllamaSampling, given)
     _check_repeat_last_n(others.repeat_last_n, service.sampling_defaults.fill(sampling, named))
     return GenerateCall(
         fields=fields,
@@ -162,10 +181,28 @@ def _call(
         request=new_request(fields, sampling, itl_target=fields.itl_target),
         model=served_name(service, fields.model),
         names={**NAMES, "prompt": prompt_name},
+        tools=tools,
+        shape=ollama_shape(fields.format),
         given=named,
         add_special_tokens=add_special_tokens,
         num_ctx=others.num_ctx,
     )
+
+
+def read_options(content: dict[str, Any]) -> tuple[OllamaSampling, OllamaOptions, frozenset[str]]:
+    """Check the `options` of a body.
+
+    Returns:
+        The sampling parameters, the others, and the names of those sampling parameters that are given.
+
+    Raises:
+        ApiError: 400, naming the option.
+    """
+    known = fields_of(OllamaSampling) | fields_of(OllamaOptions)
+    given = known_fields(content, known, unsupported_fields.OLLAMA_OPTIONS, PLACE, instead={})
+    others = {name: given.pop(name) for name in fields_of(OllamaOptions) & given.keys()}
+    sampling = convert(given, OllamaSampling, PLACE, {"n": "1"})
+    return sampling, convert(others, OllamaOptions, PLACE), frozenset(given)
 
 
 def _sampling(options: OllamaSampling, fields: OllamaFields) -> SamplingParams:

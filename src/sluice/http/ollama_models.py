@@ -89,7 +89,11 @@ def show(service: Service, name: str, started: int) -> dict[str, Any]:
             f"{family}.context_length": service.limits.max_model_len,
             f"{family}.vocab_size": service.limits.vocab_size,
         },
-        "capabilities": ["completion"],
+        "capabilities": [
+            "completion",
+            *(["tools"] if service.replies.tools is not None else []),
+            *(["thinking"] if service.replies.tells_reasoning else []),
+        ],
         "modified_at": _time(started),
     }
 

@@ -2,58 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from sluice.http.answers import Answer
 from sluice.http.backend import Backend
 from sluice.http.body import BodyReader
 from sluice.http.errors import ApiError, OllamaError
-from sluice.http.generate_call import G, GenerateCall
-from sluice.http.generation import Generation
+from sluice.http.generating import Embed, Generate
 from sluice.http.ollama import OLLAMA_CHAT_BODY, OLLAMA_GENERATE_BODY, parse_ollama_chat, parse_ollama_generate
 from sluice.http.ollama_answers import OllamaChatAnswer, OllamaGenerateAnswer
+from sluice.http.ollama_embed import (
+    OLLAMA_EMBED_BODY,
+    OLLAMA_EMBEDDING_BODY,
+    OllamaEmbedAnswer,
+    OllamaEmbeddingAnswer,
+    parse_ollama_embed,
+    parse_ollama_embedding,
+)
 from sluice.http.ollama_models import SHOW_BODY, parse_show, running, show, tags
-from sluice.http.ollama_types import OllamaChat, OllamaGenerated
+from sluice.http.ollama_types import (
+    OllamaChat,
+    OllamaEmbed,
+    OllamaEmbedding,
+    OllamaGenerated,
+    OllamaRunning,
+    OllamaShown,
+    OllamaTags,
+    OllamaVersion,
+)
 from sluice.http.routes import NDJSON, Handler, Routes
 
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is. Clients refuse to talk to versions that lack what they need."""
-EMBED = "send the texts to /v1/embeddings"
 RESTART = "start the server with another model: sluice serve MODEL"
 REFUSED = {
     "/api/pull": "the server serves the one model that it was started with, and downloads it at its start",
     "/api/push": "use the tools of the model's hub to upload a checkpoint",
     "/api/create": "a model is a checkpoint, and its chat template can be set by --chat-template; " + RESTART,
     "/api/copy": "give the model several names by --served-model-name a,b",
-    "/api/embed": EMBED,
-    "/api/embeddings": EMBED,
 }
 """What to do instead of a POST that is not supported."""
 
 
-class Generate(Protocol):
-    """Checks a call, runs it for as long as its client is there, and answers it."""
-
-    async def __call__(
-        self,
-        request: Request,
-        parse: Callable[[bytes], GenerateCall[G]],
-        make_answer: Callable[[GenerateCall[G], Generation], Answer],
-    ) -> Response: ...
-
-
-def add_ollama(routes: Routes, backend: Backend, bodies: BodyReader, generate: Generate, started: int) -> None:
+def add_ollama(
+    routes: Routes, backend: Backend, bodies: BodyReader, generate: Generate, embed: Embed, started: int
+) -> None:
     """Add the routes of Ollama's API.
 
     Args:
         started: when the server was, in Unix seconds.
     """
-    add = partial(routes.add, answer=dict, error=OllamaError, unavailable=OllamaError)
+    add = partial(routes.add, error=OllamaError, unavailable=OllamaError)
 
     @add(
         "POST",
@@ -80,20 +81,36 @@ def add_ollama(routes: Routes, backend: Backend, bodies: BodyReader, generate: G
         parse = partial(parse_ollama_generate, backend.service(for_new=True))
         return await generate(request, parse, OllamaGenerateAnswer)
 
-    @add("GET", "/api/tags", summary="The model that is served, by each of its names (Ollama)")
+    @add("POST", "/api/embed", summary="Embed texts (Ollama)", body=OLLAMA_EMBED_BODY, answer=OllamaEmbed)
+    async def ollama_embed(request: Request) -> Response:
+        parse = partial(parse_ollama_embed, backend.service(for_new=True))
+        return await embed(request, parse, OllamaEmbedAnswer)
+
+    @add(
+        "POST",
+        "/api/embeddings",
+        summary="Embed a text (Ollama, before /api/embed)",
+        body=OLLAMA_EMBEDDING_BODY,
+        answer=OllamaEmbedding,
+    )
+    async def ollama_embedding(request: Request) -> Response:
+        parse = partial(parse_ollama_embedding, backend.service(for_new=True))
+        return await embed(request, parse, OllamaEmbeddingAnswer)
+
+    @add("GET", "/api/tags", summary="The model that is served, by each of its names (Ollama)", answer=OllamaTags)
     async def list_models(request: Request) -> Response:
         return JSONResponse(tags(backend.service(), started))
 
-    @add("GET", "/api/ps", summary="The same, with its memory (Ollama)")
+    @add("GET", "/api/ps", summary="The same, with its memory (Ollama)", answer=OllamaRunning)
     async def list_running(request: Request) -> Response:
         return JSONResponse(running(backend.service()))
 
-    @add("POST", "/api/show", summary="What is known of the model (Ollama)", body=SHOW_BODY)
+    @add("POST", "/api/show", summary="What is known of the model (Ollama)", body=SHOW_BODY, answer=OllamaShown)
     async def show_model(request: Request) -> Response:
         name = await bodies.read(request, parse_show)
         return JSONResponse(show(backend.service(), name, started))
 
-    @add("GET", "/api/version", summary="The version of Ollama whose API this is")
+    @add("GET", "/api/version", summary="The version of Ollama whose API this is", answer=OllamaVersion)
     async def version(request: Request) -> Response:
         return JSONResponse({"version": API_VERSION})
 

@@ -10,8 +10,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from sluice.constraints.shapes import Shape
 from sluice.http import unsupported_fields
-from sluice.http.body import convert, fields_of, json_object, known_fields, take_fields
+from sluice.http.body import convert, fields_of, given_fields, json_object, known_fields, take_fields
+from sluice.http.constraint_fields import ConstraintFields, shape_of
 from sluice.http.errors import require
 from sluice.http.generate_call import (
     ID_SCHEMA,
@@ -29,6 +31,7 @@ from sluice.http.generate_call import (
 from sluice.http.messages import AnyMessage
 from sluice.http.routes import Body
 from sluice.http.template_fields import TemplateFields, conversation_of
+from sluice.http.tools import ToolFields, tools_of
 from sluice.text.text_stream import TextOptions
 from sluice.types import MAX_LOGPROBS, SamplingParams
 
@@ -80,8 +83,8 @@ class ChatFields(OpenAIFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: Logprobs = 0
 
 
-COMPLETION_BODY = Body((CompletionFields, SamplingFields))
-CHAT_BODY = Body((ChatFields, SamplingFields, TemplateFields))
+COMPLETION_BODY = Body((CompletionFields, SamplingFields, ConstraintFields))
+CHAT_BODY = Body((ChatFields, SamplingFields, ConstraintFields, TemplateFields, ToolFields))
 B = TypeVar("B", bound=OpenAIFields)
 
 
@@ -91,7 +94,7 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields, sampling, _, given = _read(body, CompletionFields, unsupported_fields.COMPLETION)
+    fields, sampling, _, shape, given = _read(json_object(body), CompletionFields, unsupported_fields.COMPLETION)
     max_tokens, name = _max_tokens(fields, sampling)
     is_empty = max_tokens == 0
     message = f"{name} must be at least 1, got 0; 0 is only allowed with echo: true"
@@ -107,7 +110,13 @@ def parse_completion(body: bytes) -> GenerateCall[CompletionFields]:
     )
     prompts = checked_prompts("prompt", fields.prompt, params.n)
     return _call(
-        fields, params, prompts=prompts, given=given, is_empty=is_empty, add_special_tokens=fields.add_special_tokens
+        fields,
+        params,
+        prompts=prompts,
+        shape=shape,
+        given=given,
+        is_empty=is_empty,
+        add_special_tokens=fields.add_special_tokens,
     )
 
 
@@ -117,7 +126,9 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
     Raises:
         ApiError: 400, naming the field.
     """
-    fields, sampling, template, given = _read(body, ChatFields, unsupported_fields.CHAT)
+    content = json_object(body)
+    tools = tools_of(convert(given_fields(content, ToolFields), ToolFields))
+    fields, sampling, template, shape, given = _read(content, ChatFields, unsupported_fields.CHAT)
     top, name = fields.top_logprobs, "top_logprobs"
     require(0 <= top <= MAX_LOGPROBS, f"{name} must be an integer from 0 to {MAX_LOGPROBS}, got {top}", param=name)
     require(not top or fields.logprobs, f"{name} is only allowed with logprobs: true", param=name)
@@ -129,22 +140,27 @@ def parse_chat(body: bytes) -> GenerateCall[ChatFields]:
         logprobs=fields.top_logprobs if fields.logprobs else None,
         prompt_logprobs=fields.prompt_logprobs,
     )
-    prompt = conversation_of(fields.messages, template)
-    return _call(fields, params, prompts=(prompt,), given=given, names={"prompt": "messages"}, add_special_tokens=False)
+    prompt = conversation_of(fields.messages, template, tools)
+    names = {"prompt": "messages"}
+    return _call(
+        fields, params, prompts=(prompt,), shape=shape, given=given, names=names, add_special_tokens=False, tools=tools
+    )
 
 
 def _read(
-    body: bytes, kind: type[B], unsupported: Mapping[str, Any]
-) -> tuple[B, SamplingFields, TemplateFields, frozenset[str]]:
-    """Split a body into the fields of sampling, those of the chat template, and the others.
+    content: dict[str, Any], kind: type[B], unsupported: Mapping[str, Any]
+) -> tuple[B, SamplingFields, TemplateFields, Shape | None, frozenset[str]]:
+    """Split a body into the fields of sampling, those of the chat template, what constrains the answer, and the others.
 
     The last value is the names of the fields of sampling that the body has.
     """
     of_template = fields_of(TemplateFields) if kind is ChatFields else frozenset[str]()
-    content = known_fields(json_object(body), fields_of(kind) | fields_of(SamplingFields) | of_template, unsupported)
+    own = fields_of(kind) | fields_of(SamplingFields) | fields_of(ConstraintFields)
+    content = known_fields(content, own | of_template, unsupported)
     sampling = take_fields(content, SamplingFields)
     template = take_fields(content, TemplateFields)
-    settings = convert(sampling, SamplingFields), convert(template, TemplateFields)
+    constraints = convert(take_fields(content, ConstraintFields), ConstraintFields)
+    settings = convert(sampling, SamplingFields), convert(template, TemplateFields), shape_of(constraints)
     return convert(content, kind), *settings, frozenset(sampling)
 
 

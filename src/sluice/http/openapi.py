@@ -31,7 +31,10 @@ def openapi(operations: Sequence[Operation], version: str) -> dict[str, Any]:
     for operation in operations:
         path = re.sub(r"{(\w+):\w+}", r"{\1}", operation.path)
         paths.setdefault(path, {})[operation.method.lower()] = _operation(operation, schema_of)
-    used = {name: schema for name, schema in components.items() if _is_used(name, components, paths)}
+    # Schemas whose fields were merged into another are not referred to.
+    of_others = {name: _names_in(schema) - {name} for name, schema in components.items()}
+    named = _names_in(paths).union(*of_others.values())
+    used = {name: schema for name, schema in components.items() if name in named}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Sluice", "version": version},
@@ -61,6 +64,8 @@ def _join(body: Body, components: dict[str, Schema]) -> None:
     for field, fields in body.nested.items():
         _merge(fields, components)
         schema["properties"][field] = {"$ref": REF.format(name=_name(fields))}
+    if body.required:
+        schema["required"] = [*schema.get("required", ()), *body.required]
     if body.either:
         schema["oneOf"] = [{"required": [field], "properties": {field: NOT_NULL}} for field in body.either]
 
@@ -74,11 +79,9 @@ def _name(fields: Fields) -> str:
     return fields[0].__name__
 
 
-def _is_used(name: str, components: dict[str, Schema], paths: dict[str, Any]) -> bool:
-    """Return whether a schema is referred to: those whose fields were merged into another are not."""
-    ref = f'"{REF.format(name=name)}"'.encode()
-    others = [schema for other, schema in components.items() if other != name]
-    return ref in msgspec.json.encode([paths, others])
+def _names_in(content: Any) -> set[str]:
+    """Return the names of the schemas to which a part of the document refers."""
+    return set(re.findall(r'"#/components/schemas/([^"]+)"', msgspec.json.encode(content).decode()))
 
 
 def _operation(operation: Operation, schema_of: dict[Any, Schema]) -> dict[str, Any]:
@@ -101,17 +104,18 @@ def _responses(operation: Operation, schema_of: dict[Any, Schema]) -> dict[str, 
     if operation.events is not None:
         event = {"anyOf": [schema_of[operation.events], schema_of[operation.error]]}
         content[operation.events_type] = {"schema": event}
-        framed = (
-            "server-sent events, and a last one, `[DONE]`" if operation.events_type == EVENT_STREAM else "lines of JSON"
-        )
+        framed = "server-sent events" if operation.events_type == EVENT_STREAM else "lines of JSON"
+        if operation.events_type == EVENT_STREAM and operation.events_end is not None:
+            framed += f", and a last one, `{operation.events_end}`"
         described += f"; with `stream: true` as a stream of such events, in the form of {framed}"
+    later = {
+        "description": "It may succeed later",
+        "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
+        "content": {JSON: {"schema": schema_of[operation.unavailable]}},
+    }
     return {
         "200": {"description": described, "content": content},
         "4XX": {"description": "The request is at fault", "content": error},
         "500": {"description": "The engine failed the request", "content": error},
-        "503": {
-            "description": "It may succeed later",
-            "headers": {"Retry-After": {"description": "Seconds", "schema": {"type": "integer"}}},
-            "content": {JSON: {"schema": schema_of[operation.unavailable]}},
-        },
-    }
+        "503": later,
+    } | ({} if operation.overload_status is None else {str(operation.overload_status): later})

@@ -26,6 +26,8 @@ def check_server(config: ServerConfig) -> None:
         raise ConfigError(f"--port must be from 0 to 65535, got {config.port}")
     if config.max_engine_restarts < 0:
         raise ConfigError(f"--max-engine-restarts must be at least 0, got {config.max_engine_restarts}")
+    if config.max_stored_responses < 0:
+        raise ConfigError(f"--max-stored-responses must be at least 0, got {config.max_stored_responses}")
     if config.heartbeat_timeout < SHORTEST_HEARTBEAT:
         raise ConfigError(
             f"--heartbeat-timeout must be at least {SHORTEST_HEARTBEAT:g} seconds, got {config.heartbeat_timeout:g}:"

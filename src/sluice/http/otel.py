@@ -26,6 +26,8 @@ INSTALL = "pip install 'sluice[otel]'"
 TRACES_PATH = "/v1/traces"
 OPERATIONS: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
     "/v1/completions": "text_completion",
     "/generate": "text_completion",
     "/v1/embeddings": "embeddings",

@@ -33,11 +33,13 @@ class Body:
         fields: of the body.
         nested: the fields of an object in the body, by the name of the field that holds the object.
         either: fields of which exactly one is given.
+        required: fields that must be given although their structs have a default.
     """
 
     fields: Fields
     nested: Mapping[str, Fields] = field(default_factory=lambda: MappingProxyType({}))
     either: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +59,14 @@ class Operation:
     """Type of an event of the stream that the same request may be answered with. None: it never is."""
     events_type: str = EVENT_STREAM
     """Media type of that stream."""
+    events_end: str | None = "[DONE]"
+    """The data of its last server-sent event, if that is no JSON."""
     error: Any = Error
     """Type of answers that are refusals or failures."""
     unavailable: Any = Error
     """Type of the answer with status 503."""
+    overload_status: int | None = None
+    """Status of that answer if the server has too much to do. None: 503."""
     media_type: str = JSON
     is_documented: bool = True
 

@@ -25,6 +25,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from sluice.assembly.explain import explain
+from sluice.chat.choosing import NO_PARSER, Chosen
 from sluice.config import ConfigError, EngineConfig, ServerConfig
 from sluice.http.announcement import announcement, own_command
 from sluice.http.app import create_app
@@ -41,6 +42,8 @@ from sluice.http.metrics import Metrics
 from sluice.http.options import model_names
 from sluice.http.origins import allowed_origins
 from sluice.http.otel import open_traces
+from sluice.http.parsers import check_parsers, choose_replies
+from sluice.http.responses.store import ResponseStore
 from sluice.http.timeouts import RefusedProtocol, TimeLimitedProtocol
 from sluice.http.tls import read_certificate
 from sluice.http.unknown_fields import IgnoredFieldsLog
@@ -198,6 +201,7 @@ async def serve(
     tls = read_certificate(server)
     isolation = read_isolation(server, engine.cache)
     chat_template = await asyncio.to_thread(read_chat_template, server)
+    check_parsers(server)
     server = replace(server, max_connections=max_connections(server.max_connections, descriptor_limit()))
     assert server.max_connections is not None
     listener = listen(server.host, server.port)
@@ -222,6 +226,7 @@ async def serve(
         metrics=metrics,
         listeners=listeners,
         sleep=sleep if server.enable_admin else None,
+        responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
     )
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
@@ -308,11 +313,13 @@ async def live(
         eos_token_ids = tokenizer.eos_token_ids.union(ready.eos_token_ids)
         freeze_gc()
         new_seed = seed_source(ready.config.model.seed)
+        chosen = choose_replies(server, tokenizer.chat_template_source)
 
         def serve_with(engine: Ready) -> None:
+            metrics.classes = engine.limits.classes
             # What is derived for the first engine is set for later ones.
-            reasons = {**ready.reasons, **engine.reasons}
-            settings = explain(replace(server, served_model_name=",".join(names)), engine.config, reasons, given)
+            reasons = {**ready.reasons, **engine.reasons, **chosen.reasons}
+            settings = explain(with_choices(server, names, chosen), engine.config, reasons, given)
             backend.open(
                 Service(
                     names,
@@ -324,18 +331,29 @@ async def live(
                     engine.memory,
                     engine.sampling_defaults,
                     new_seed,
+                    chosen.format,
                     engine.architecture,
                 )
             )
 
         serve_with(ready)
         command = own_command(sys.argv[0], sys.executable)
-        print(announcement(url, name, ready, chat=tokenizer.has_chat_template, command=command), flush=True)
+        print(announcement(url, name, ready, chosen, chat=tokenizer.has_chat_template, command=command), flush=True)
         with LoopWatchdog(metrics.pauses.add):
             how = await supervisor.run(serve_with)
         backend.close(how)
     print(f"sluice: error: {one_line(how)}", file=sys.stderr)
     return how
+
+
+def with_choices(server: ServerConfig, names: Sequence[str], chosen: Chosen) -> ServerConfig:
+    """Return the options with what the loaded model decides."""
+    return replace(
+        server,
+        served_model_name=",".join(names),
+        tool_call_parser=chosen.tool_name or NO_PARSER,
+        reasoning_parser=chosen.reasoning_name or NO_PARSER,
+    )
 
 
 def listen(host: str, port: int) -> socket.socket:

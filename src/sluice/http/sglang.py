@@ -1,4 +1,4 @@
-"""SGLang's native API: `POST /generate`, as its clients and its benchmark send it, without images and grammars."""
+"""SGLang's native API: `POST /generate`, as its clients and its benchmark send it, without images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from sluice.http import unsupported_fields
 from sluice.http.answers import text_of
 from sluice.http.body import convert, fields_of, known_fields, read_fields, take_fields
+from sluice.http.constraint_fields import NativeConstraints, native_shape
 from sluice.http.errors import require
 from sluice.http.framing import SERVER_SENT
 from sluice.http.generate_call import (
@@ -75,7 +76,9 @@ class NativeFields(GenerateFields, kw_only=True, forbid_unknown_fields=True):
     cache_salt: str | None = msgspec.field(default=None, name="extra_key")
 
 
-GENERATE_BODY = Body((NativeFields,), {"sampling_params": (NativeSampling, NativeText)}, either=("text", "input_ids"))
+GENERATE_BODY = Body(
+    (NativeFields,), {"sampling_params": (NativeSampling, NativeText, NativeConstraints)}, either=("text", "input_ids")
+)
 SAMPLING_NAMES: Mapping[str, str] = dict(
     zip(NativeSampling.__struct_fields__, NativeSampling.__struct_encode_fields__, strict=True)
 )
@@ -99,9 +102,10 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
     _check_logprobs(fields)
     length = len(fields.rid or "")
     require(length <= MAX_RID, f"rid may have at most {MAX_RID} characters, got {length}", param="rid")
-    known = fields_of(NativeSampling) | fields_of(NativeText)
+    known = fields_of(NativeSampling) | fields_of(NativeText) | fields_of(NativeConstraints)
     given = known_fields(fields.sampling_params, known, unsupported_fields.GENERATE_SAMPLING, PLACE)
     text = convert(take_fields(given, NativeText), NativeText, PLACE)
+    constraints = convert(take_fields(given, NativeConstraints), NativeConstraints, PLACE)
     logprobs = fields.top_logprobs_num if fields.return_logprob else None
     sampling = sampling_params(
         convert(given, NativeSampling, PLACE),
@@ -115,6 +119,7 @@ def parse_generate(body: bytes) -> GenerateCall[NativeFields]:
         request=new_request(fields, sampling, itl_target=fields.itl_target, salt_name=NAMES["cache_salt"]),
         given=frozenset(name for name, theirs in SAMPLING_NAMES.items() if theirs in given),
         names=NAMES,
+        shape=native_shape(constraints, PLACE),
         text=TextOptions(text.skip_special_tokens, text.no_stop_trim),
     )
 
@@ -157,8 +162,8 @@ class NativeAnswer:
         is_single = isinstance(call.fields.text, str) or (ids is not None and type(ids[0]) is int)
         self._is_list = not is_single or call.sampling.n > 1
 
-    def opening(self, index: int) -> dict[str, Any] | None:
-        return None
+    def opening(self, index: int) -> list[dict[str, Any]]:
+        return []
 
     def chunks(self, arrived: Sequence[tuple[int, Piece]]) -> Iterator[dict[str, Any]]:
         by_choice: dict[int, list[Piece]] = {}
@@ -172,8 +177,8 @@ class NativeAnswer:
                 chunk = self._choice(index, output.written(), has_prompt=is_first)
                 yield chunk | {"index": index} if self._is_list else chunk
 
-    def closing(self, usage: Usage) -> dict[str, Any] | None:
-        return None
+    def closing(self, usage: Usage) -> list[dict[str, Any]]:
+        return []
 
     def whole(self, choices: Sequence[Sequence[Piece]], usage: Usage) -> Any:
         if not self._is_list:

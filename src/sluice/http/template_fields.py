@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from sluice.chat.choosing import SWITCHES
+from sluice.chat.tools import NO_TOOLS, ToolUse
 from sluice.http.body import kind_of
 from sluice.http.errors import bad_request, require
 from sluice.http.generate_call import Conversation, documented
@@ -16,6 +18,8 @@ from sluice.http.messages import AnyMessage, checked_messages
 from sluice.text.chat_template import OWN_VARIABLES, RenderOptions
 from sluice.text.special_text import texts_of
 
+UNCOUNTED = ("role", "reasoning_content", "thinking")
+"""Fields of messages that do not count for the length of a prompt: templates leave out reasoning of earlier turns."""
 MAX_KWARGS = 64
 MAX_KWARGS_BYTES = 1 << 16
 """Of `chat_template_kwargs` as JSON. Long texts belong into messages and documents."""
@@ -23,7 +27,7 @@ NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 RESERVED: Mapping[str, str] = {
     "messages": "send it as a field of the request",
     "conversation": "send messages as a field of the request",
-    "tools": "tools are not supported",
+    "tools": "send it as a field of the request",
     "documents": "send it as a field of the request",
     "add_generation_prompt": "send it as a field of the request",
     "continue_final_message": "send it as a field of the request",
@@ -49,8 +53,11 @@ class TemplateFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     documents: list[dict[str, Any]] | None = None
 
 
-def conversation_of(messages: list[AnyMessage], fields: TemplateFields) -> Conversation:
+def conversation_of(messages: list[AnyMessage], fields: TemplateFields, tools: ToolUse = NO_TOOLS) -> Conversation:
     """Return checked messages, and how they are rendered.
+
+    Args:
+        tools: which the template shows to the model, unless it may call none.
 
     Raises:
         ApiError: 400, naming the field.
@@ -62,9 +69,18 @@ def conversation_of(messages: list[AnyMessage], fields: TemplateFields) -> Conve
     checked = checked_messages(messages)
     message = "continue_final_message: true needs a last message with content"
     require(not continues or bool(checked[-1]["content"].strip()), message, param="continue_final_message")
-    options = RenderOptions(_variables(fields), adds, continues)
-    values = [value for each in checked for name, value in each.items() if name not in ("role", "reasoning_content")]
+    shown = {"tools": tools.as_json()} if tools.callable else {}
+    options = RenderOptions(_variables(fields) | shown, adds, continues)
+    values = [value for each in checked for name, value in each.items() if name not in UNCOUNTED]
     return Conversation(checked, options, sum(map(len, texts_of([values, options.variables]))))
+
+
+def thinking_switches(*, thinks: bool) -> dict[str, Any]:
+    """Return the variables that turn reasoning on or off, under every name that templates have for the switch.
+
+    A template reads the one that it knows.
+    """
+    return dict.fromkeys(SWITCHES, thinks)
 
 
 def _variables(fields: TemplateFields) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from sluice.http.messages import AnyMessage
 from sluice.http.routes import Body
 from sluice.http.template_fields import TemplateFields, conversation_of
 from sluice.http.tokenizer_threads import Check, TokenizerThreads, TooManyTokens, bounded_ids
+from sluice.http.tools import MAX_TOOLS, TOOL_SCHEMA, ToolFields, tools_of
 from sluice.text.tokenizer import TokenizerError, TokenizerUnavailable
 
 SLACK = 4
@@ -36,6 +37,8 @@ class TokenizeFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[AnyMessage] | None = None
+    tools: Annotated[list[dict[str, Any]], documented(items=TOOL_SCHEMA, maxItems=MAX_TOOLS)] = []
+    """With messages: those that a chat has."""
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
 
@@ -85,8 +88,9 @@ async def prompt_ids(service: Service, threads: TokenizerThreads, call: Generate
     """
     param = call.names.get("prompt", "prompt")
     most = service.limits.max_request_tokens
-    message = f"num_ctx {call.num_ctx} is above the {most} tokens that a request may have here; leave it out"
-    require(call.num_ctx is None or call.num_ctx <= most, message, param="num_ctx")
+    name = call.names.get("num_ctx", "num_ctx")
+    message = f"{name} must be from 1 to the {most} tokens that a request may have here, got {call.num_ctx}"
+    require(call.num_ctx is None or 1 <= call.num_ctx <= most, message, param=name)
     for prompt in call.prompts:
         _check_length(service, prompt, param)
     texts = [await _rendered(service, prompt, param) for prompt in call.prompts]
@@ -161,6 +165,24 @@ def _ids(service: Service, text: str, param: str, check: Check, add_special_toke
         raise bad_request(str(error), param=param) from error
 
 
+async def count_tokens(service: Service, threads: TokenizerThreads, call: GenerateCall[Any]) -> int:
+    """Return the tokens of a call's prompt, which is not run.
+
+    Raises:
+        ApiError: as `prompt_ids`.
+    """
+    param = call.names.get("prompt", "prompt")
+    (prompt,) = call.prompts
+    _check_length(service, prompt, param)
+    text = await _rendered(service, prompt, param)
+
+    def count(check: Check) -> int:
+        (ids,) = _encode(service, [text], param, check, add_special_tokens=call.add_special_tokens)
+        return len(ids)
+
+    return await threads.apart(count)
+
+
 def parse_tokenize(body: bytes) -> TokenizeCall:
     """Check the body of `POST /tokenize`.
 
@@ -178,7 +200,9 @@ def parse_tokenize(body: bytes) -> TokenizeCall:
         param="add_special_tokens",
     )
     if fields.messages is not None:
-        return TokenizeCall(fields, conversation_of(fields.messages, convert(template, TemplateFields)))
+        tools = tools_of(ToolFields(tools=fields.tools))
+        return TokenizeCall(fields, conversation_of(fields.messages, convert(template, TemplateFields), tools))
+    require(not fields.tools, "tools can only be sent with messages", param="tools")
     require(not template, f"{', '.join(template)} can only be sent with messages", param=next(iter(template), None))
     return TokenizeCall(fields, fields.prompt or "")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -71,6 +71,16 @@ class JsonList:
         self.items = items
 
 
+class Recorded:
+    """A JSON value whose bytes are kept, too: `record` receives all of them before the last ones are written.
+
+    If its client leaves before, it receives nothing.
+    """
+
+    def __init__(self, value: Any, record: Callable[[bytes], None]) -> None:
+        self.value, self.record = value, record
+
+
 def json_list(items: Iterable[Any], count: int) -> list[Any] | JsonList:
     """Return `count` items as a list if they are few, else as one that is made while it is written."""
     return [*items] if count <= SHORT else JsonList(items)
@@ -81,7 +91,7 @@ class _HasJsonList(Exception):
 
 
 def _refuse(value: Any) -> Any:
-    if isinstance(value, JsonList):
+    if isinstance(value, JsonList | Recorded):
         raise _HasJsonList
     raise TypeError(f"{type(value).__name__} is no JSON")
 
@@ -95,7 +105,7 @@ def json_of(value: Any) -> bytes:
 
 
 def at_once(value: Any) -> bytes | None:
-    """Return the JSON of a value, or None if it holds a `JsonList`."""
+    """Return the JSON of a value, or None if it holds a `JsonList` or is `Recorded`."""
     try:
         return json_of(value)
     except _HasJsonList:
@@ -107,6 +117,8 @@ def fragments(value: Any) -> Iterator[bytes]:
     whole = at_once(value)
     if whole is not None:
         yield whole
+    elif isinstance(value, Recorded):
+        yield from _recorded(value)
     elif isinstance(value, dict):
         before = b"{"
         for name, item in value.items():
@@ -121,6 +133,17 @@ def fragments(value: Any) -> Iterator[bytes]:
             yield from fragments(item)
             before = b","
         yield b"]" if before == b"," else b"[]"
+
+
+def _recorded(value: Recorded) -> Iterator[bytes]:
+    """Yield the fragments of a value, and record them before the last."""
+    made: list[bytes] = []
+    for part in fragments(value.value):
+        if made:
+            yield made[-1]
+        made.append(part)
+    value.record(b"".join(made))
+    yield made[-1]
 
 
 def pieces(parts: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:

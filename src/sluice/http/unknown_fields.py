@@ -52,6 +52,16 @@ def ignore_unknown(names: Iterable[str], known: Collection[str], place: str = ""
         ignored.append(shown)
 
 
+def ignore(places: Iterable[str]) -> None:
+    """Note that what stands at some places of the present call's body is ignored, as far as the list has room."""
+    call = CALL.get()
+    ignored = [] if call is None else call.ignored_fields
+    for place in places:
+        shown = quote(place, safe=".[]$", errors="replace")[-LONGEST_NAMED:]
+        if shown not in ignored and len(ignored) < MAX_UNKNOWN:
+            ignored.append(shown)
+
+
 def misspelt(name: str, known: Collection[str]) -> str | None:
     """Return the known name that a name misspells; None if it is like none of them."""
     if len(name) > LONGEST_COMPARED:

@@ -15,7 +15,7 @@ Accepted = tuple[Any, ...] | type
 KINDS: Mapping[type, str] = {str: "a text", dict: "an object", bool: "true or false", list: "a list", int: "an integer"}
 """What a refusal calls a type; `object` takes every value."""
 
-_NOWHERE: Mapping[str, Accepted] = dict.fromkeys(
+NOWHERE: Mapping[str, Accepted] = dict.fromkeys(
     (
         "allowed_token_ids",
         "bad_words",
@@ -61,7 +61,16 @@ _NOWHERE: Mapping[str, Accepted] = dict.fromkeys(
     (),
 )
 """Refused on every route that does not implement them: without them, the answer would be another one."""
-_SAMPLING: Mapping[str, Accepted] = {
+_CONSTRAINTS = frozenset(
+    (
+        *("ebnf", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema", "regex"),
+        *("structural_tag", "structured_outputs"),
+    )
+)
+"""Those of them that completions and chats implement."""
+_NATIVE_CONSTRAINTS = frozenset(("ebnf", "json_schema", "regex", "structural_tag"))
+"""Those of them that SGLang's `sampling_params` implement."""
+SAMPLING: Mapping[str, Accepted] = {
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
     "length_penalty": (1,),
@@ -72,7 +81,7 @@ _SAMPLING: Mapping[str, Accepted] = {
     "use_beam_search": (False,),
     "xtc_probability": (0,),
 }
-_LABELS: Mapping[str, Accepted] = {
+LABELS: Mapping[str, Accepted] = {
     "cache_prompt": bool,
     "chat_id": str,
     "id_slot": int,
@@ -82,22 +91,21 @@ _LABELS: Mapping[str, Accepted] = {
     "prompt_cache_retention": str,
     "request_id": str,
     "safety_identifier": str,
-    "service_tier": str,
     "session_id": str,
     "user": str,
 }
-_DECODING: Mapping[str, Accepted] = {"spaces_between_special_tokens": bool}
+DECODING: Mapping[str, Accepted] = {"spaces_between_special_tokens": bool}
 """Means tokenizers without the `tokenizers` library, of which none is served. With it, vLLM and SGLang put no spaces
 between special tokens either, whatever the field says."""
 _OPENAI: Mapping[str, Accepted] = {
-    **_NOWHERE,
-    **_SAMPLING,
-    **_LABELS,
-    **_DECODING,
+    **{name: accepted for name, accepted in NOWHERE.items() if name not in _CONSTRAINTS},
+    **SAMPLING,
+    **LABELS,
+    **DECODING,
     "functions": ([],),
     "function_call": ("none", "auto"),
+    "guided_decoding_backend": str,
     "input_ids": (),
-    "response_format": ({"type": "text"},),
     "text": (),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -112,17 +120,16 @@ COMPLETION: Mapping[str, Accepted] = {
     "top_logprobs": (),
 }
 CHAT: Mapping[str, Accepted] = {
-    **_OPENAI,
+    **{name: accepted for name, accepted in _OPENAI.items() if name not in ("tools", "tool_choice")},
     "add_special_tokens": (False,),
     "audio": (),
     "echo": (False,),
     "modalities": (["text"],),
-    "parallel_tool_calls": bool,
     "prompt": (),
 }
 GENERATE: Mapping[str, Accepted] = {
-    **{name: accepted for name, accepted in _NOWHERE.items() if name != "sampling_params"},
-    **_LABELS,
+    **{name: accepted for name, accepted in NOWHERE.items() if name != "sampling_params"},
+    **LABELS,
     "log_metrics": bool,
     "max_tokens": (),
     "messages": (),
@@ -134,20 +141,24 @@ GENERATE: Mapping[str, Accepted] = {
     "temperature": (),
 }
 GENERATE_SAMPLING: Mapping[str, Accepted] = {
-    **{name: accepted for name, accepted in _NOWHERE.items() if name != "max_new_tokens"},
-    **_SAMPLING,
-    **_DECODING,
+    **{
+        name: accepted
+        for name, accepted in NOWHERE.items()
+        if name != "max_new_tokens" and name not in _NATIVE_CONSTRAINTS
+    },
+    **SAMPLING,
+    **DECODING,
     "custom_params": ({},),
     "max_tokens": (),
+    "response_format": ({"type": "text"},),
     "stream_interval": (1,),
 }
-TOKENIZE: Mapping[str, Accepted] = {"chat_template": (), "mm_processor_kwargs": (), "text": (), "tools": ([],)}
+TOKENIZE: Mapping[str, Accepted] = {"chat_template": (), "mm_processor_kwargs": (), "text": ()}
 DETOKENIZE: Mapping[str, Accepted] = {"ids": (), "text": ()}
 _OLLAMA: Mapping[str, Accepted] = {
-    **{name: accepted for name, accepted in _NOWHERE.items() if name not in ("options", "raw", "system")},
-    **_LABELS,
+    **{name: accepted for name, accepted in NOWHERE.items() if name not in ("format", "options", "raw", "system")},
+    **LABELS,
     "_debug_render_only": (False,),
-    "format": ("",),
     "frequency_penalty": (),
     "images": ([],),
     "max_tokens": (),
@@ -155,6 +166,7 @@ _OLLAMA: Mapping[str, Accepted] = {
     "num_ctx": (),
     "presence_penalty": (),
     "repeat_penalty": (),
+    "response_format": ({"type": "text"},),
     "seed": (),
     "shift": bool,
     "stop": (),
@@ -169,7 +181,6 @@ OLLAMA_CHAT: Mapping[str, Accepted] = {
     "prompt": ("",),
     "raw": (False,),
     "system": ("",),
-    "tools": ([],),
 }
 OLLAMA_GENERATE: Mapping[str, Accepted] = {
     **_OLLAMA,
@@ -208,8 +219,8 @@ OLLAMA_OPTIONS: Mapping[str, Accepted] = {
 OLLAMA_MESSAGE: Mapping[str, Accepted] = {"images": ([],)}
 OLLAMA_SHOW: Mapping[str, Accepted] = {"options": dict, "system": ("",), "template": ("",), "verbose": bool}
 _EMBEDDING: Mapping[str, Accepted] = {
-    **{name: accepted for name, accepted in _NOWHERE.items() if name not in ("max_length", "max_new_tokens")},
-    **_LABELS,
+    **{name: accepted for name, accepted in NOWHERE.items() if name not in ("max_length", "max_new_tokens")},
+    **LABELS,
     "embed_dtype": ("float32",),
     "input_type": (),
     "max_tokens_per_doc": (),
@@ -224,6 +235,12 @@ _EMBEDDING: Mapping[str, Accepted] = {
 EMBEDDING: Mapping[str, Accepted] = {**_EMBEDDING, "endianness": ("native", "little"), "input_ids": (), "texts": ()}
 RERANK: Mapping[str, Accepted] = {**_EMBEDDING, "input": (), "rank_fields": ([], ["text"])}
 SCORE: Mapping[str, Accepted] = {**_EMBEDDING, "input": ()}
+_OLLAMA_EMBEDDING: Mapping[str, Accepted] = {
+    **{name: accepted for name, accepted in EMBEDDING.items() if name not in ("options", "prompt")},
+    "truncate": bool,
+}
+OLLAMA_EMBED: Mapping[str, Accepted] = {**_OLLAMA_EMBEDDING, "prompt": ()}
+OLLAMA_EMBEDDING: Mapping[str, Accepted] = {**_OLLAMA_EMBEDDING, "input": ()}
 MESSAGE: Mapping[str, Accepted] = {
     "annotations": list,
     "audio": ({}, []),
@@ -231,25 +248,11 @@ MESSAGE: Mapping[str, Accepted] = {
     "refusal": ("", []),
 }
 """Of messages that clients repeat from answers."""
-TABLES: Mapping[str, Mapping[str, Accepted]] = {
-    "/v1/completions": COMPLETION,
-    "/v1/chat/completions": CHAT,
-    "messages": MESSAGE,
-    "/generate": GENERATE,
-    "sampling_params": GENERATE_SAMPLING,
-    "/v1/embeddings": EMBEDDING,
-    "/rerank": RERANK,
-    "/score": SCORE,
-    "/tokenize": TOKENIZE,
-    "/detokenize": DETOKENIZE,
-    "/api/chat": OLLAMA_CHAT,
-    "/api/generate": OLLAMA_GENERATE,
-    "options": OLLAMA_OPTIONS,
-    "/api/chat messages": OLLAMA_MESSAGE,
-    "/api/show": OLLAMA_SHOW,
-}
 SEND_INSTEAD: Mapping[str, str] = {
+    "format": "response_format",
     "enable_thinking": 'chat_template_kwargs: {"enable_thinking": ...}',
+    "function_call": "tool_choice",
+    "functions": "tools",
     "max_length": "max_tokens",
     "max_new_tokens": "max_tokens",
     "n_predict": "max_tokens",
@@ -264,11 +267,13 @@ _OF_OPTIONS = (
     *("temperature", "top_k", "top_p"),
 )
 OLLAMA_SEND_INSTEAD: Mapping[str, str] = {
+    "format": "response_format",
     **{name: f"options.{name}" for name in _OF_OPTIONS},
     **dict.fromkeys(("max_length", "max_new_tokens", "max_tokens", "n_predict"), "options.num_predict"),
     "context": "the conversation so far to /api/chat",
     "enable_thinking": "think",
     "prompt": "a message with role user",
+    **dict.fromkeys(("guided_json", "json_schema", "response_format"), "format"),
     "raw": "the text to /api/generate",
     "system": "a message with role system",
     "thinking": "think",

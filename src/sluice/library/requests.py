@@ -5,20 +5,24 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sluice.config import EngineConfig
-from sluice.limits import LimitError, Limits, check_cache_salt
+from sluice.engine.clock import WallClock, micros_at
+from sluice.library.constraints import Grammars
+from sluice.limits import LimitError, Limits, check_cache_salt, split_priority
 from sluice.text.chat_template import RenderOptions
 from sluice.text.detokenizer import Detokenizer, Vocabulary, spelling_of
 from sluice.text.text_stream import TextStream
 from sluice.text.tokenizer import Tokenizer, has_tokenizer
-from sluice.types import NO_SAMPLING, SamplingDefaults, SamplingParams, Submit, seed_source
+from sluice.types import NO_SAMPLING, Priority, SamplingDefaults, SamplingParams, Submit, seed_source
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+PRIORITIES: tuple[type[Priority], ...] = (int, str)
 T = TypeVar("T")
 UNNUMBERED = 0
 """`request_id` of a request that is not numbered yet."""
@@ -65,6 +69,8 @@ class Requests:
         """With the chat template, whose process the first conversation starts."""
         self._eos_ids = {*eos_token_ids, *(self._tokenizer.eos_token_ids if self._tokenizer else ())}
         self._new_seed = seed_source(seed)
+        self._grammars = Grammars()
+        self._clock = WallClock()
 
     def close(self) -> None:
         """End the process of the chat template, if there is one."""
@@ -84,7 +90,7 @@ class Requests:
             raise ValueError(f"in a stream, prompt_logprobs must be None, got {got}; use LLM.generate")
 
     def generated(
-        self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: int
+        self, index: int, prompt: Prompt, sampling: SamplingParams, cache_salt: str, priority: Priority
     ) -> list[Submit]:
         """Return a request for each sample of a prompt.
 
@@ -100,13 +106,15 @@ class Requests:
             room = self.limits.check_sampling(tokens, sampling)
         if sampling.stop and self._tokenizer is None:
             raise ValueError(f"stop strings: {self._folder} has no tokenizer; use stop_token_ids")
+        grammar = self._grammars.of(sampling)
         resolved = sampling.resolved(eos_ids=self._eos_ids, room=room, seed=self._new_seed())
+        asked = self._asked(cache_salt, priority)
         return [
-            Submit(UNNUMBERED, tokens, resolved.of_sample(sample), sample, cache_salt, priority)
+            replace(asked, prompt=tokens, sampling=resolved.of_sample(sample), sample_index=sample, grammar=grammar)
             for sample in range(sampling.n)
         ]
 
-    def embedded(self, index: int, prompt: Prompt, cache_salt: str, priority: int) -> Submit:
+    def embedded(self, index: int, prompt: Prompt, cache_salt: str, priority: Priority) -> Submit:
         """Return the request for the embedding of a prompt. The arguments are those of `generated`.
 
         Raises:
@@ -116,7 +124,7 @@ class Requests:
         with _of_prompt(index):
             self._check(cache_salt, priority)
             self.limits.check_embedded(tokens)
-        return Submit(UNNUMBERED, tokens, NO_SAMPLING, 0, cache_salt, priority, embeds=True)
+        return replace(self._asked(cache_salt, priority), prompt=tokens, embeds=True)
 
     def text(self, submit: Submit, sampling: SamplingParams) -> TextStream:
         """Return what makes text of the outputs of a request.
@@ -146,10 +154,23 @@ class Requests:
         text = self._chat.rendered_chat(checked, RenderOptions(dict(variables or {}), not continues, continues))
         return self._chat.encode(text, add_special_tokens=False)
 
-    def _check(self, cache_salt: str, priority: int) -> None:
+    def _check(self, cache_salt: str, priority: Priority) -> None:
         if cache_salt != "":
             check_cache_salt(cache_salt)
-        self.limits.check_priority(priority)
+        self.limits.check_priority(*split_priority(priority))
+
+    def _asked(self, cache_salt: str, priority: Priority) -> Submit:
+        """Return a request that arrives now, without a prompt."""
+        number, name = split_priority(priority)
+        return Submit(
+            UNNUMBERED,
+            (),
+            NO_SAMPLING,
+            extra_key=cache_salt,
+            priority=number,
+            priority_class=self.limits.class_of(name),
+            arrived=micros_at(self._clock.now()),
+        )
 
     def _token_ids(self, prompt: Any, index: int) -> tuple[int, ...]:
         """Return the token ids of a prompt: of a text, or given ids of any integer type."""
@@ -205,12 +226,13 @@ def talks_of(messages: Sequence[Message] | Sequence[Sequence[Message]]) -> list[
     return [messages] if is_one else [*messages]
 
 
-def one_each(name: str, kind: type[T], given: Any, count: int) -> Sequence[T]:
+def one_each(name: str, kind: type[T] | tuple[type[T], ...], given: Any, count: int) -> Sequence[T]:
     """Return one value for each of `count` prompts; a single given value is repeated."""
     if isinstance(given, kind):
         return [given] * count
+    kinds = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
     if not isinstance(given, Sequence) or not all(isinstance(item, kind) for item in given):
-        raise ValueError(f"{name} must be {kind.__name__} or a list of them, got {given!r}")
+        raise ValueError(f"{name} must be {kinds} or a list of them, got {given!r}")
     if len(given) != count:
-        raise ValueError(f"{name} must be one {kind.__name__}, or one for each of {count} prompts, got {len(given)}")
+        raise ValueError(f"{name} must be one {kinds}, or one for each of {count} prompts, got {len(given)}")
     return given

@@ -121,11 +121,11 @@ class CausalLM(PagedLM):
     def pack_head(self, packer: Packer, embedding: nn.Module) -> nn.Module:
         """Pack the head, and return the embedding to use from now on: a tied one shares its weight with the head."""
         if not self.has_head:
-            return embedding
+            return packer.embedding(embedding)
         if self.lm_head is None:
             embedding, self.lm_head = packer.tied(embedding)
         else:
-            self.lm_head = packer.linear(self.lm_head)
+            embedding, self.lm_head = packer.embedding(embedding), packer.linear(self.lm_head)
         return embedding
 
     def use(self, ops: Ops) -> None:

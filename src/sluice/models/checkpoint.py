@@ -113,7 +113,6 @@ class Fields:
 
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "quantization_config": (),
     "compression_config": (),
     "partial_rotary_factor": (1, 1.0),
     "rotary_pct": (1, 1.0),

@@ -8,6 +8,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from sluice.models.checkpoint import CheckpointError
+from sluice.models.formats.gguf_folder import SUFFIX, gguf_folder, gguf_in
 
 BUNDLED = Path(__file__).parent / "sluice-nano"
 """A Hugging Face checkpoint: configuration, tokenizer, chat template, weights. The folder's name is the model's."""
@@ -30,7 +31,7 @@ def resolve_checkpoint(
     """Return the folder with a model's files, downloading them if `model` is a hub id (`owner/name`).
 
     Args:
-        model: an existing folder, or a hub id. A folder takes precedence.
+        model: an existing folder or GGUF file, or a hub id. What exists takes precedence.
         revision: branch, tag or commit on the hub; None for its main branch.
         endpoint: address of the hub; None for Hugging Face's.
         cache: folder for downloads; None for the default of `huggingface_hub`.
@@ -42,13 +43,12 @@ def resolve_checkpoint(
     """
     if not model:
         raise CheckpointError("model must be a folder or a hub id, got an empty text")
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    path = Path(model).expanduser()
+    if path.exists():
         if revision is not None:
-            raise CheckpointError(f"--revision {revision} needs a model on the hub, and {model!r} is a folder")
-        return folder
-    if folder.exists():
-        raise CheckpointError(f"model must be a folder or a hub id, and {model!r} is a file")
+            kind = "folder" if path.is_dir() else "file"
+            raise CheckpointError(f"--revision {revision} needs a model on the hub, and {model!r} is a {kind}")
+        return _local(path, cache)
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise CheckpointError(f"there is no folder {model!r}")
     try:
@@ -76,3 +76,13 @@ def resolve_checkpoint(
         raise CheckpointError(
             f"{model!r} is not a local folder and could not be downloaded from the hub: {reason}"
         ) from error
+
+
+def _local(path: Path, cache: Path | None) -> Path:
+    """Return the folder of a checkpoint on this machine; one is made of a GGUF file."""
+    if path.is_dir():
+        file = gguf_in(path)
+        return path if file is None else gguf_folder(file, cache)
+    if path.suffix == SUFFIX:
+        return gguf_folder(path, cache)
+    raise CheckpointError(f"model must be a folder, a GGUF file ({SUFFIX}) or a hub id, and {path} is another file")

@@ -14,6 +14,10 @@ from torch import nn
 from torch.nn import functional
 
 from sluice.models.ops import ACTIVATIONS, Ops
+from sluice.models.quantized import Int8Weight, QuantizedLinear, int8_linear
+
+Source = nn.Linear | QuantizedLinear
+"""A layer as it was read."""
 
 
 class Tied(NamedTuple):
@@ -36,6 +40,34 @@ class PlainLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]."""
         return functional.linear(x, self.weight, self.bias)
+
+
+class Int8Linear(nn.Module):
+    """A product with an int8 weight by torch: slow, for processors and dtypes without kernels."""
+
+    def __init__(self, weight: Int8Weight, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.values, self.scales, self.bias = weight.values, weight.scales, bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]."""
+        return int8_linear(x, Int8Weight(self.values, self.scales), self.bias)
+
+
+class Int8Embedding(nn.Module):
+    """Looks up tokens in an int8 weight.
+
+    Args:
+        dtype: of the rows that it returns.
+    """
+
+    def __init__(self, weight: Int8Weight, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.values, self.scales, self.dtype = weight.values, weight.scales, dtype
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """[N] int64 to [N, in_features]."""
+        return (self.values[ids] * self.scales[ids][:, None]).to(self.dtype)
 
 
 class Activated(nn.Module):
@@ -71,19 +103,22 @@ class Packer:
     This packer only joins weights and leaves the products to torch, on any device and in any dtype.
     """
 
-    def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
+    def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         """Join layers with the same input into one.
 
         Args:
-            parts: layers of one dtype, all with or all without a bias.
+            parts: layers of one dtype, all with or all without a bias. If only some are quantised, all are widened.
             activation: applied to the outputs; a key of `ACTIVATIONS`.
 
         Returns:
             A module from [N, in_features] to [N, sum of the parts' out_features], the parts' outputs in their order.
         """
-        return activated(PlainLinear(*joined(*parts)), activation)
+        weight, bias = joined(*parts)
+        if isinstance(weight, Int8Weight):
+            return activated(Int8Linear(weight, bias), activation)
+        return activated(PlainLinear(weight, bias), activation)
 
-    def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
+    def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
         """Join two layers with the same input: the activation of the first, times the second.
 
         Returns:
@@ -91,9 +126,18 @@ class Packer:
         """
         return Gated(self.linear(gate, up), activation)
 
-    def tied(self, embedding: nn.Embedding) -> Tied:
+    def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
         """Create embedding and head from one weight."""
+        if isinstance(embedding, QuantizedLinear):
+            weight = int8_of(embedding)
+            return Tied(Int8Embedding(weight, embedding.dtype), Int8Linear(weight, None))
         return Tied(embedding, PlainLinear(embedding.weight, None))
+
+    def embedding(self, embedding: nn.Embedding | QuantizedLinear) -> nn.Module:
+        """Create an embedding whose weight is not shared."""
+        if isinstance(embedding, QuantizedLinear):
+            return Int8Embedding(int8_of(embedding), embedding.dtype)
+        return embedding
 
 
 def activated(layer: nn.Module, activation: str | None) -> nn.Module:
@@ -101,11 +145,24 @@ def activated(layer: nn.Module, activation: str | None) -> nn.Module:
     return layer if activation is None else Activated(layer, activation)
 
 
-def joined(*parts: nn.Linear) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the joined weight [sum of out_features, in_features] and bias; of a single layer its own, no copy."""
-    weights = [part.weight.data for part in parts]
+def int8_of(embedding: QuantizedLinear) -> Int8Weight:
+    """Return the weight of an embedding, which is int8: no other kind can be looked up."""
+    assert isinstance(embedding.weight, Int8Weight), f"an embedding of {type(embedding.weight).__name__}"
+    return embedding.weight
+
+
+def joined(*parts: Source) -> tuple[torch.Tensor | Int8Weight, torch.Tensor | None]:
+    """Return the joined weight [sum of out_features, in_features] and bias; of a single layer its own, no copy.
+
+    The weight is quantised if that of every part is in int8. Others are widened, since no product is made for them.
+    """
     biases = [part.bias.data for part in parts if part.bias is not None]
     assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"
-    if len(parts) == 1:
-        return weights[0], biases[0] if biases else None
-    return torch.cat(weights), torch.cat(biases) if biases else None
+    bias = None if not biases else biases[0] if len(parts) == 1 else torch.cat(biases)
+    int8 = [part.weight for part in parts if isinstance(part, QuantizedLinear) and isinstance(part.weight, Int8Weight)]
+    if len(int8) == len(parts):
+        return Int8Weight.joined(int8), bias
+    weights = [
+        part.weight.dense(part.dtype) if isinstance(part, QuantizedLinear) else part.weight.data for part in parts
+    ]
+    return weights[0] if len(parts) == 1 else torch.cat(weights), bias

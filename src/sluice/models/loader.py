@@ -6,20 +6,25 @@ through transformers (`fallback`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 from tqdm import tqdm
 
 from sluice.models.base import CausalLM, PagedLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
 from sluice.models.fallback.load import load_fallback
+from sluice.models.formats.base import Format
+from sluice.models.formats.read import check_agrees, read_format
 from sluice.models.gpt2 import GPT2
 from sluice.models.linear import Packer
 from sluice.models.llama import Llama
 from sluice.models.llama_config import LLAMA_ARCHITECTURES
-from sluice.models.spec import ModelSpec
+from sluice.models.quantized import Int8Weight, QuantizedLinear
+from sluice.models.spec import ModelSpec, Quantization
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 
 ARCHITECTURES: Mapping[str, type[CausalLM]] = {
@@ -64,6 +69,7 @@ def load_model(
     device: torch.device,
     progress: bool,
     implementation: str = "auto",
+    quantization: str | None = None,
     packer: Packer | None = None,
     report: Report = lambda done, total: None,
 ) -> tuple[PagedLM, ModelSpec]:
@@ -74,6 +80,8 @@ def load_model(
         device: the device of the weights. A native model holds at most one further tensor while it loads.
         progress: draw a progress bar on standard error.
         implementation: "native", "transformers", or "auto": transformers if there is no native class.
+        quantization: "int8" quantises a native model's linear layers, embedding and head, tensor by tensor. Else how
+            the checkpoint must be quantised, by its `quant_method` or "none"; None: in any way, or not.
         packer: lays out native weights; None keeps torch's layout.
         report: called with the bytes of native weights that were read, and those of all.
 
@@ -83,18 +91,31 @@ def load_model(
     """
     checkpoint = read_config(folder)
     if implementation == "transformers" or (implementation == "auto" and not is_native(checkpoint.architecture)):
-        chosen = _resolve_dtype(folder, checkpoint, dtype)
+        if quantization == "int8":
+            raise CheckpointError(
+                f"{checkpoint.architecture} runs through transformers, whose weights are not quantised: leave out"
+                " --quantization int8"
+            )
+        if checkpoint.fields.section("quantization_config") is None:  # else it is refused
+            check_agrees(quantization, None)
+        chosen = _resolve_dtype(folder, checkpoint, dtype, device, None)
         model: PagedLM = load_fallback(folder, checkpoint, dtype=chosen, device=device, progress=progress)
     else:
+        stored_as = read_format(checkpoint)
+        check_agrees(quantization, stored_as)
         packer = packer or Packer()
-        model = _load_native(folder, checkpoint, dtype, device, packer, report, progress=progress)
+        model = _load_native(
+            folder, checkpoint, stored_as, dtype, quantization, device, packer, report, progress=progress
+        )
     return model, model.spec
 
 
 def _load_native(
     folder: Path,
     checkpoint: CheckpointConfig,
+    stored_as: Format | None,
     dtype: str,
+    quantization: str | None,
     device: torch.device,
     packer: Packer,
     report: Report,
@@ -103,25 +124,46 @@ def _load_native(
 ) -> CausalLM:
     architecture = model_class(checkpoint.architecture)
     refuse_unsupported(checkpoint.fields)
-    chosen = _resolve_dtype(folder, checkpoint, dtype)
+    chosen = _resolve_dtype(folder, checkpoint, dtype, device, stored_as)
     with torch.device("meta"):
         model = architecture.from_checkpoint(checkpoint, chosen)
+    if quantization == "int8":
+        model.spec = replace(model.spec, quantization="int8")
     filler = _Filler(model, device)
     done, total = 0, sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
-        for tensor in stored_tensors(folder):
+        for tensor in _tensors(folder, stored_as, model):
             filler.fill(tensor)
-            bar.update(tensor.value.nbytes)
-            done += tensor.value.nbytes
+            bar.update(tensor.nbytes)
+            done += tensor.nbytes
             report(done, total)
     filler.finish(packer)
     # Moves the buffers that were computed from the config.
     return model.to(device)
 
 
-def _resolve_dtype(folder: Path, checkpoint: CheckpointConfig, dtype: str) -> torch.dtype:
+def _tensors(folder: Path, stored_as: Format | None, model: CausalLM) -> Iterator[StoredTensor]:
+    """Iterate over a checkpoint's tensors as plain weights, and note in the model how they are stored."""
+    if stored_as is None:
+        return stored_tensors(folder)
+    if model.rules.transposed:
+        raise CheckpointError(f"{model.spec.architecture} with quantised weights ({stored_as.name}) is not supported")
+    model.spec = replace(model.spec, stored_as=Quantization(stored_as.name, stored_as.description))
+    # Of float32, int8 is made without another rounding: weights that were stored so get their own numbers back.
+    dtype = torch.float32 if model.spec.quantization == "int8" else model.spec.dtype
+    return stored_as.tensors(folder, model, dtype)
+
+
+def _resolve_dtype(
+    folder: Path, checkpoint: CheckpointConfig, dtype: str, device: torch.device, stored_as: Format | None
+) -> torch.dtype:
+    """Return the dtype to compute in. Weights that must be dequantised are so to one that the CPU's kernels have."""
     name = dtype
-    if dtype == "auto":
+    if dtype == "auto" and stored_as is not None:
+        name = checkpoint.dtype or "bfloat16"
+        if name == "float16" and device.type == "cpu":
+            name = "bfloat16"
+    elif dtype == "auto":
         name = checkpoint.dtype or first_floating_dtype(folder)
     if name not in DTYPES:
         source = "the checkpoint's dtype" if dtype == "auto" else "dtype"
@@ -136,7 +178,9 @@ class _Filler:
         self.model = model
         self.device = device
         self.expected = dict(model.named_parameters())
+        self.quantizable = _quantizable(model) if model.spec.quantization == "int8" else frozenset[str]()
         self.filled: dict[str, torch.Tensor] = {}
+        self.quantized: dict[str, Int8Weight] = {}
         self.sources: dict[str, tuple[str, str]] = {}
 
     def fill(self, tensor: StoredTensor) -> None:
@@ -152,26 +196,38 @@ class _Filler:
                 f" config.json has no such weight"
             )
         value = self._oriented(tensor, target)
-        if target in self.filled:
+        if target in self.sources:
             self._check_duplicate(tensor, target, value)
+            return
+        self.sources[target] = tensor.name, tensor.file
+        if target in self.quantizable:
+            self.quantized[target] = _quantized(tensor, value, self.device)
             return
         filled = torch.empty(value.shape, dtype=self.model.spec.dtype, device=self.device)
         filled.copy_(value)
         self.filled[target] = filled
-        self.sources[target] = tensor.name, tensor.file
 
     def finish(self, packer: Packer) -> None:
         """Load the tensors into the model, and pack them."""
-        missing = [name for name in self.expected if name not in self.filled]
+        missing = [name for name in self.expected if name not in self.sources]
         if missing == [self.model.rules.head]:
             self.model.drop_head()
         elif missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise CheckpointError(f"the checkpoint lacks the tensor {missing[0]}{more}")
+        self._place_quantized()
         self.model.load_state_dict(self.filled, assign=True)
         self.model.requires_grad_(False)
         self.filled.clear()  # otherwise every weight would exist twice until all are packed
         self.model.pack(packer)
+
+    def _place_quantized(self) -> None:
+        """Put layers with the quantised weights in the place of those that were made for plain ones."""
+        for name, weight in self.quantized.items():
+            path = name.removesuffix(".weight")
+            layer = QuantizedLinear(weight, self.filled.pop(f"{path}.bias", None), self.model.spec.dtype)
+            self.model.set_submodule(path, layer)
+        self.quantized.clear()
 
     def _oriented(self, tensor: StoredTensor, target: str) -> torch.Tensor:
         """Return the stored value in the model's shape."""
@@ -195,8 +251,25 @@ class _Filler:
         names = {stored.removeprefix(rules.prefix) for stored in (name, tensor.name)}
         if names != {rules.head, rules.embedding}:
             raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is also there as {name} in {file}")
-        if not torch.equal(value.to(self.device, self.model.spec.dtype), self.filled[target]):
+        if target in self.quantized:
+            same = self.quantized[target].equals(_quantized(tensor, value, self.device))
+        else:
+            same = torch.equal(value.to(self.device, self.model.spec.dtype), self.filled[target])
+        if not same:
             raise CheckpointError(
                 f"config.json ties {rules.head} to {rules.embedding}, but {tensor.name} in {tensor.file} differs"
                 f" from {name} in {file}"
             )
+
+
+def _quantizable(model: CausalLM) -> frozenset[str]:
+    """Return the names of the weights of linear layers, the embedding and the head."""
+    layers = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    return frozenset(layers | {model.rules.embedding})
+
+
+def _quantized(tensor: StoredTensor, value: torch.Tensor, device: torch.device) -> Int8Weight:
+    try:
+        return Int8Weight.quantize(value.to(device))
+    except ValueError as error:
+        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} cannot be quantised: {error}") from None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from sluice.models.linear import Packer, Tied, activated, joined
+from sluice.models.linear import Packer, Source, Tied, activated, int8_of, joined
 from sluice.models.ops import Ops
+from sluice.models.quantized import Int8Weight, QuantizedLinear
 from sluice.native.abi import PackedLinearCall
 from sluice.native.library import Kernels
 
@@ -53,24 +55,36 @@ class OneDNNPacker(Packer):
     A tied embedding is stored twice: as rows for lookups, and packed.
     """
 
-    def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
-        if parts[0].weight.dtype != torch.bfloat16:
+    def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
+        weight, bias = joined(*parts)
+        if isinstance(weight, Int8Weight) or weight.dtype != torch.bfloat16:
             return super().linear(*parts, activation=activation)
-        return activated(OneDNNLinear(*joined(*parts)), activation)
+        return activated(OneDNNLinear(weight, bias), activation)
 
-    def tied(self, embedding: nn.Embedding) -> Tied:
-        if embedding.weight.dtype != torch.bfloat16:
+    def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
+        if isinstance(embedding, QuantizedLinear) or embedding.weight.dtype != torch.bfloat16:
             return super().tied(embedding)
         return Tied(embedding, OneDNNLinear(embedding.weight.data, None))
+
+
+class PackedWeight(NamedTuple):
+    """A weight in the layout of `native/packing.h`. The last block may hold more outputs than the layer."""
+
+    values: torch.Tensor
+    """[blocks, in_features / 2, 32, 2] bfloat16, output `32 * block + n` at [block, :, n, :]; or
+    [blocks, in_features / 4, 32, 4] int8."""
+    scales: torch.Tensor | None = None
+    """Of int8: [32 * blocks] float32."""
+    sums: torch.Tensor | None = None
+    """Of int8: [32 * blocks] int32, the values of each output summed."""
 
 
 class NativeLinear(nn.Module):
     """A product with a packed weight, followed by an activation.
 
     Args:
-        packed: [blocks, in_features / 2, 32, 2] bfloat16, output `32 * block + n` at [block, :, n, :].
         bias: [outputs] bfloat16.
-        out_features: outputs of the layer, half of the packed ones if gated. The last block may hold more.
+        out_features: outputs of the layer, half of the packed ones if gated.
         activation: a key of `CODES`.
         is_gated: the first half of the outputs is activated and multiplied with the second.
     """
@@ -78,7 +92,7 @@ class NativeLinear(nn.Module):
     def __init__(
         self,
         kernels: Kernels,
-        packed: torch.Tensor,
+        weight: PackedWeight,
         bias: torch.Tensor | None,
         out_features: int,
         activation: str | None = None,
@@ -87,14 +101,16 @@ class NativeLinear(nn.Module):
     ) -> None:
         super().__init__()
         self._kernels = kernels
-        self._bias = bias  # keep it alive: the kernel has its address
-        self.packed = packed
+        # Kept alive: the kernel has their addresses.
+        self.packed, self.scales, self.sums, self._bias = *weight, bias
         self.out_features = out_features
         self._call = PackedLinearCall(
-            weight=packed.data_ptr(),
-            bias=None if bias is None else bias.data_ptr(),
+            weight=weight.values.data_ptr(),
+            scales=_address(weight.scales),
+            sums=_address(weight.sums),
+            bias=_address(bias),
             y_stride=out_features,
-            in_features=2 * packed.shape[1],
+            in_features=weight.values.shape[1] * weight.values.shape[3],
             out_features=out_features,
             activation=CODES[activation],
             is_gated=is_gated,
@@ -126,53 +142,80 @@ class NativeGated(nn.Module):
 class PackedEmbedding(nn.Module):
     """Looks up tokens in the packed weight of the head."""
 
-    def __init__(self, packed: torch.Tensor) -> None:
+    def __init__(self, weight: PackedWeight) -> None:
         super().__init__()
-        self.packed = packed
+        self.packed, self.scales, _ = weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """[N] int64 to [N, in_features]."""
-        return self.packed[ids // BLOCK, :, ids % BLOCK].flatten(1)
+        """[N] int64 to [N, in_features] bfloat16."""
+        rows = self.packed[ids // BLOCK, :, ids % BLOCK].flatten(1)
+        return rows if self.scales is None else (rows * self.scales[ids][:, None]).bfloat16()
 
 
 class NativePacker(Packer):
-    """Packs bfloat16 weights. A tied embedding is stored once.
+    """Packs bfloat16 weights, and those of int8 in a bfloat16 model. A tied embedding is stored once.
 
-    Other dtypes stay plain, and odd input sizes, since the kernel multiplies pairs.
+    Other dtypes stay plain, and input sizes that are no multiple of what the kernel multiplies at once: two of
+    bfloat16, four of int8.
     """
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def linear(self, *parts: nn.Linear, activation: str | None = None) -> nn.Module:
-        if not _can_be_packed(parts[0].weight):
+    def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
+        if not all(map(_can_be_packed, parts)):
             return super().linear(*parts, activation=activation)
         weight, bias = joined(*parts)
+        outputs = sum(part.out_features for part in parts)
         fused = activation if activation in CODES else None
-        layer = NativeLinear(self._kernels, self._packed(weight), bias, weight.shape[0], fused)
+        layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, fused)
         return layer if fused == activation else activated(layer, activation)
 
-    def gated(self, gate: nn.Linear, up: nn.Linear, activation: str) -> nn.Module:
+    def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
         outputs = gate.out_features
-        if not _can_be_packed(gate.weight) or activation not in CODES or outputs % BLOCK:
+        if not (_can_be_packed(gate) and _can_be_packed(up)) or activation not in CODES or outputs % BLOCK:
             return super().gated(gate, up, activation)
         weight, bias = joined(gate, up)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 
-    def tied(self, embedding: nn.Embedding) -> Tied:
-        if not _can_be_packed(embedding.weight):
+    def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
+        if not _can_be_packed(embedding):
             return super().tied(embedding)
-        packed = self._packed(embedding.weight.data)
-        return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed, None, embedding.num_embeddings))
+        weight = int8_of(embedding) if isinstance(embedding, QuantizedLinear) else embedding.weight.data
+        packed = self._packed(weight)
+        outputs = weight.out_features if isinstance(weight, Int8Weight) else weight.shape[0]
+        return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed, None, outputs))
 
-    def _packed(self, weight: torch.Tensor) -> torch.Tensor:
+    def _packed(self, weight: torch.Tensor | Int8Weight) -> PackedWeight:
         """Return the weight [out, in] in blocks, packed in place if it fills whole blocks."""
+        if isinstance(weight, Int8Weight):
+            return self._packed_int8(weight)
         outputs, inputs = weight.shape
-        blocks = -(-outputs // BLOCK)
-        packed = weight if outputs % BLOCK == 0 else weight.new_empty((blocks * BLOCK, inputs))
+        packed = _whole_blocks(weight)
         self._kernels.pack_linear(weight.data_ptr(), outputs, inputs, packed.data_ptr())
-        return packed.view(blocks, inputs // 2, BLOCK, 2)
+        return PackedWeight(packed.view(-1, inputs // 2, BLOCK, 2))
+
+    def _packed_int8(self, weight: Int8Weight) -> PackedWeight:
+        values, (outputs, inputs) = weight.values, weight.values.shape
+        packed = _whole_blocks(values)
+        scales, sums = (torch.zeros(len(packed), dtype=dtype) for dtype in (torch.float32, torch.int32))
+        scales[:outputs] = weight.scales
+        self._kernels.pack_int8(values.data_ptr(), outputs, inputs, packed.data_ptr(), sums.data_ptr())
+        return PackedWeight(packed.view(-1, inputs // 4, BLOCK, 4), scales, sums)
 
 
-def _can_be_packed(weight: torch.Tensor) -> bool:
+def _whole_blocks(weight: torch.Tensor) -> torch.Tensor:
+    """Return memory for a weight [out, in] with whole blocks of outputs: the weight itself if that has whole ones."""
+    outputs, inputs = weight.shape
+    return weight if outputs % BLOCK == 0 else weight.new_empty((-(-outputs // BLOCK) * BLOCK, inputs))
+
+
+def _can_be_packed(layer: nn.Linear | nn.Embedding | QuantizedLinear) -> bool:
+    if isinstance(layer, QuantizedLinear):
+        return layer.dtype == torch.bfloat16 and layer.in_features % 4 == 0
+    weight = layer.weight
     return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] % 2 == 0
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

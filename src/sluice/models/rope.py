@@ -145,8 +145,34 @@ class YarnRope(Rope):
         return head_dim * math.log(self.original_max_positions / (turns * 2 * math.pi)) / (2 * math.log(self.theta))
 
 
+@dataclass(frozen=True, slots=True)
+class FactorRope(Rope):
+    """Divides each frequency by a factor of its own, as GGUF files give them."""
+
+    PARAMETERS = ("factors",)
+    factors: tuple[float, ...]
+
+    @classmethod
+    def read(cls, given: Fields, theta: float, config: Fields) -> Rope:
+        factors = given.get("factors")
+        if not isinstance(factors, list) or not all(isinstance(factor, float) and factor > 0 for factor in factors):
+            raise given.error("factors", "a list of numbers above 0")
+        return cls(theta, tuple(factors))
+
+    def inverse_frequencies(self, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+        if len(self.factors) != head_dim // 2:
+            raise CheckpointError(f"rope factors must be {head_dim // 2}, one for each pair, got {len(self.factors)}")
+        return 1.0 / _periods(self.theta, head_dim, dtype) / torch.tensor(self.factors, dtype=dtype, device="cpu")
+
+
 _COMMON = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
-KINDS: Mapping[str, type[Rope]] = {"default": Rope, "linear": LinearRope, "llama3": Llama3Rope, "yarn": YarnRope}
+KINDS: Mapping[str, type[Rope]] = {
+    "default": Rope,
+    "linear": LinearRope,
+    "llama3": Llama3Rope,
+    "yarn": YarnRope,
+    "factors": FactorRope,
+}
 
 
 def read_rope(config: Fields) -> Rope:

@@ -10,6 +10,16 @@ from sluice.attention.spec import AttentionSpec
 
 
 @dataclass(frozen=True, slots=True)
+class Quantization:
+    """How a checkpoint's weights are quantised."""
+
+    method: str
+    """The name of the format, which `--quantization` may give: "gptq", "compressed-tensors", ..."""
+    description: str
+    """Its details, such as "4-bit GPTQ in groups of 128"."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Sizes and limits of a model, as loaded."""
 
@@ -28,6 +38,15 @@ class ModelSpec:
     """Of weights, KV and computation."""
     implementation: str = "native"
     """"native" or "transformers": whose code computes it."""
+    stored_as: Quantization | None = None
+    """How the checkpoint's weights are quantised; None: they are not."""
+    quantization: str = "none"
+    """How its linear layers hold their weights: "none", in `dtype`, or "int8"."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of one number in a linear layer."""
+        return 1 if self.quantization == "int8" else self.dtype.itemsize
 
     @property
     def attention(self) -> AttentionSpec:

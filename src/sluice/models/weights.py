@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from sluice.models.checkpoint import CheckpointError, Fields
 
 SINGLE = "model.safetensors"
+GGUF = "model.gguf"
+"""In a folder that was made of a GGUF file (`formats/gguf_folder.py`)."""
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -26,6 +28,22 @@ class StoredTensor:
     name: str
     file: str
     value: torch.Tensor
+    nbytes: int
+    """Bytes that it takes in its file; the value takes more if it was dequantised."""
+
+
+class WeightFile:
+    """An open file of weights."""
+
+    def __init__(self, path: Path, file: safe_open) -> None:
+        self.name = path.name
+        self.names = tuple(file.keys())
+        self._file = file
+
+    def read(self, name: str) -> torch.Tensor:
+        """Return a tensor, on the CPU and memory-mapped."""
+        value: torch.Tensor = self._file.get_tensor(name)
+        return value
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -36,6 +54,8 @@ def weight_files(folder: Path) -> list[Path]:
     """
     if (folder / SINGLE).exists():
         return [folder / SINGLE]
+    if (folder / GGUF).exists():
+        return [folder / GGUF]
     if not (folder / INDEX).exists():
         if any(next(folder.glob(pattern), None) for pattern in PICKLED):
             raise CheckpointError(
@@ -58,15 +78,28 @@ def stored_tensors(folder: Path) -> Iterator[StoredTensor]:
     Raises:
         CheckpointError: as `weight_files`; or a file is broken, or lacks a tensor that the index assigns to it.
     """
+    with opened_weights(folder) as files:
+        for file in files:
+            for name in file.names:
+                value = file.read(name)
+                yield StoredTensor(name, file.name, value, value.nbytes)
+
+
+@contextmanager
+def opened_weights(folder: Path) -> Iterator[list[WeightFile]]:
+    """Open the weight files of a checkpoint, all at once.
+
+    Raises:
+        CheckpointError: as `weight_files`; or a file is broken, or lacks a tensor that the index assigns to it.
+    """
     index = _index(folder) if (folder / INDEX).exists() else {}
-    for path in weight_files(folder):
-        with _opened(path) as file:
-            names = list(file.keys())
-            absent = {name for name, shard in index.items() if shard == path.name} - set(names)
+    with ExitStack() as stack:
+        files = [WeightFile(path, stack.enter_context(_opened(path))) for path in weight_files(folder)]
+        for file in files:
+            absent = {name for name, shard in index.items() if shard == file.name} - set(file.names)
             if absent:
-                raise CheckpointError(f"{path.name} lacks {min(absent)}, although {INDEX} lists it")
-            for name in names:
-                yield StoredTensor(name, path.name, file.get_tensor(name))
+                raise CheckpointError(f"{file.name} lacks {min(absent)}, although {INDEX} lists it")
+        yield files
 
 
 def first_floating_dtype(folder: Path) -> str:
@@ -112,7 +145,7 @@ def fingerprint(folder: Path) -> str:
     Raises:
         OSError: a file cannot be read.
     """
-    files = [folder / "config.json", *sorted(folder.glob("*.safetensors"))]
+    files = [folder / "config.json", *sorted(folder.glob("*.safetensors")), *folder.glob(GGUF)]
     with ThreadPoolExecutor(THREADS) as executor:
         digests = list(executor.map(_digest, files))
     total = hashlib.sha256()

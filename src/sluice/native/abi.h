@@ -13,7 +13,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 2;
+constexpr int ABI_VERSION = 3;
 
 extern "C" {
 
@@ -72,6 +72,8 @@ enum Activation { NO_ACTIVATION, SILU, GELU_TANH, RELU };
 struct PackedLinearCall {
     const void* x;         // [rows, in] bfloat16, `in` even
     const void* weight;    // [out, in] in the layout of packing.h; [2 out, in] if gated, `out` a multiple of 32
+    const float* scales;    // of an int8 weight, for each output, in whole blocks; null if the weight is bfloat16
+    const int32_t* sums;    // of an int8 weight over `in`, a multiple of 4, as the scales
     const void* bias;      // [out], or [2 out], or null
     void* y;               // [rows, out]: f(first), or if gated f(first) * second
     int64_t x_stride, y_stride;

@@ -13,7 +13,7 @@
 
 // Levels in the order of speed, then those for tests: emulated AMX tiles beside the lanes of another level. The numbers
 // are those of `library.py`.
-enum Level { SCALAR, AVX2, AVX512, AVX512_BF16, AMX, SCALAR_TILES, AVX512_TILES };
+enum Level { SCALAR, AVX2, AVX512, AVX512_VNNI, AVX512_BF16, AMX, SCALAR_TILES, AVX512_TILES };
 
 #if defined(__x86_64__)
 struct CpuId {
@@ -46,10 +46,12 @@ inline bool has(Level level) {
     const bool avx2 = bit(one.c, 12) && bit(seven.b, 5) && (saved & 0x6) == 0x6;
     const bool avx512 = avx2 && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31) &&
                         (saved & 0xe6) == 0xe6;
-    const bool bf16 = avx512 && bit(more.a, 5);
+    const bool vnni = avx512 && bit(seven.c, 11);
+    const bool bf16 = vnni && bit(more.a, 5);
     switch (level) {
         case AVX2: return avx2;
         case AVX512: return avx512;
+        case AVX512_VNNI: return vnni;
         case AVX512_BF16: return bf16;
         case AVX512_TILES: return bf16;
         case AMX:

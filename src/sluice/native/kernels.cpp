@@ -28,6 +28,14 @@ namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
 
+// A product with an int8 weight, and its rows once they are quantised.
+struct Int8Call {
+    const PackedLinearCall& linear;
+    uint8_t* values;    // [rows, stride]
+    float* scales;      // [rows]
+    int64_t stride;
+};
+
 struct Kernels {
     void (*attend_bf16)(const AttentionCall&, Plan&, const Item&, float*);
     void (*attend_float)(const AttentionCall&, Plan&, const Item&, float*);
@@ -40,10 +48,13 @@ struct Kernels {
     void (*silu_mul_float)(const SiluMulCall&, int, int);
     void (*packed_linear)(const PackedLinearCall&, int block, int from, int until, float* buffer);
     bool widens;    // `packed_linear` takes x in float32
+    void (*quantize_rows)(const Int8Call&, int from, int until);
+    void (*int8_linear)(const Int8Call&, int block, int from, int until, float* buffer);
 };
 
 namespace scalar {
 #include "lanes_scalar.h"
+#include "bytes_scalar.h"
 #include "level.h"
 const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
 }    // namespace scalar
@@ -53,6 +64,7 @@ const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
 #pragma GCC target("avx2,fma")
 namespace avx2 {
 #include "lanes_avx2.h"
+#include "bytes_avx2.h"
 #include "level.h"
 }    // namespace avx2
 #pragma GCC pop_options
@@ -61,21 +73,34 @@ namespace avx2 {
 #pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
 namespace avx512 {
 #include "lanes_avx512.h"
+#include "bytes_avx512.h"
 #include "level.h"
 }    // namespace avx512
 #pragma GCC pop_options
 
+#define SLUICE_VNNI
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+namespace avx512_vnni {
+#include "lanes_avx512.h"
+#include "bytes_avx512.h"
+#include "level.h"
+}    // namespace avx512_vnni
+#pragma GCC pop_options
+
 #define SLUICE_BF16_DOT
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
 namespace avx512_bf16 {
 #include "lanes_avx512.h"
+#include "bytes_avx512.h"
 #include "level.h"
 const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
 const Kernels AMX_TILES = kernels<Bf16BesideTiles, AmxTiles>();
 }    // namespace avx512_bf16
 #pragma GCC pop_options
 #undef SLUICE_BF16_DOT
+#undef SLUICE_VNNI
 #endif
 
 const Kernels* kernels_of(Level level) {
@@ -85,6 +110,7 @@ const Kernels* kernels_of(Level level) {
 #if defined(__x86_64__)
         case AVX2: return &avx2::KERNELS;
         case AVX512: return &avx512::KERNELS;
+        case AVX512_VNNI: return &avx512_vnni::KERNELS;
         case AVX512_BF16: return &avx512_bf16::KERNELS;
         case AVX512_TILES: return &avx512_bf16::EMULATED_TILES;
         case AMX: return &avx512_bf16::AMX_TILES;
@@ -106,6 +132,11 @@ struct sluice_engine {
     template <class Call>
     void rows(const Call& call, int count, int64_t row_elements, void (*work)(const Call&, int, int), int least = 1) {
         const std::lock_guard lock(pool.one_call);
+        rows_locked(call, count, row_elements, work, least);
+    }
+
+    template <class Call>
+    void rows_locked(const Call& call, int count, int64_t row_elements, void (*work)(const Call&, int, int), int least) {
         if (count * row_elements <= ALONE || pool.size() == 1) return work(call, 0, count);
         struct Context {
             const Call& call;
@@ -123,6 +154,8 @@ struct sluice_engine {
     Pool pool;
     Plan plan;
     std::vector<float> wide;    // x of a linear layer, in float32
+    std::vector<uint8_t> bytes;    // x of a linear layer, quantised, and the scales of its rows
+    std::vector<float> scales;
 };
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -186,10 +219,45 @@ EXPORT void sluice_silu_mul(sluice_engine* engine, const SiluMulCall* call) {
 }
 
 EXPORT void sluice_pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {
-    pack_linear(weight, out, in, packed);
+    pack_linear<2>(weight, out, in, packed);
+}
+
+// `weight` [out][in] signed. `packed` may be `weight` as above; `sums` are those of each output.
+EXPORT void sluice_pack_int8(const int8_t* weight, int64_t out, int64_t in, int8_t* packed, int32_t* sums) {
+    for (int64_t n = 0; n < out; n++) {
+        int32_t sum = 0;
+        for (int64_t k = 0; k < in; k++) sum += weight[n * in + k];
+        sums[n] = sum;
+    }
+    pack_linear<4>(weight, out, in, packed);
+}
+
+static void int8_linear(sluice_engine* engine, const PackedLinearCall& linear) {
+    const std::lock_guard lock(engine->pool.one_call);
+    // An odd number of cache lines, so that the rows of a tile do not all lie in one set of the cache.
+    const int64_t stride = (linear.in + 63) / 64 * 64 | 64;
+    engine->bytes.resize(linear.rows * stride);
+    engine->scales.resize(linear.rows);
+    const Int8Call call{linear, engine->bytes.data(), engine->scales.data(), stride};
+    engine->rows_locked(call, linear.rows, linear.in, engine->kernels.quantize_rows, 1);
+    const LinearItems items(linear, engine->pool.size());
+    struct Context {
+        sluice_engine& engine;
+        const Int8Call& call;
+        const LinearItems& items;
+    } context{*engine, call, items};
+    engine->pool.run(items.count(), &context, [](void* p, int64_t number, int thread) {
+        const auto& c = *static_cast<Context*>(p);
+        float* buffer = c.engine.pool.buffer(thread, 64 * PACKED_BLOCK);    // sums of 32 rows, twice
+        const LinearItem item = c.items[number];
+        for (int block = item.first_block; block < item.last_block; block++) {
+            c.engine.kernels.int8_linear(c.call, block, item.first_row, item.last_row, buffer);
+        }
+    });
 }
 
 EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* asked) {
+    if (asked->scales) return int8_linear(engine, *asked);
     const std::lock_guard lock(engine->pool.one_call);
     PackedLinearCall call = *asked;
     if (engine->kernels.widens) {

@@ -38,11 +38,12 @@ class Level(IntEnum):
     SCALAR = 0
     AVX2 = 1
     AVX512 = 2
-    AVX512_BF16 = 3
-    AMX = 4
-    SCALAR_TILES = 5
+    AVX512_VNNI = 3
+    AVX512_BF16 = 4
+    AMX = 5
+    SCALAR_TILES = 6
     """For tests: plain C++, with AMX's tiles emulated in memory."""
-    AVX512_TILES = 6
+    AVX512_TILES = 7
     """For tests: AVX-512, with AMX's tiles emulated in memory."""
 
 
@@ -50,6 +51,7 @@ NAMES: Mapping[str, Level] = {
     "scalar": Level.SCALAR,
     "avx2": Level.AVX2,
     "avx512": Level.AVX512,
+    "avx512-vnni": Level.AVX512_VNNI,
     "avx512-bf16": Level.AVX512_BF16,
     "amx": Level.AMX,
 }
@@ -84,7 +86,9 @@ class Library:
         self.functions.sluice_engine_new.restype = ctypes.c_void_p
         self.functions.sluice_engine_free.argtypes = [ctypes.c_void_p]
         self.functions.sluice_all.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-        self.functions.sluice_pack_linear.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        packing = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        self.functions.sluice_pack_linear.argtypes = packing
+        self.functions.sluice_pack_int8.argtypes = [*packing, ctypes.c_void_p]
 
     def why_outdated(self) -> str | None:
         """Return a sentence for the user if the library was compiled from other sources than those beside it, with the
@@ -224,6 +228,15 @@ class Kernels:
                 nothing is rounded.
         """
         self._functions.sluice_pack_linear(weight, out_features, in_features, packed)
+
+    def pack_int8(self, weight: int, out_features: int, in_features: int, packed: int, sums: int) -> None:
+        """Pack an int8 weight [out_features, in_features] for `packed_linear`, as `pack_linear`.
+
+        Args:
+            in_features: a multiple of 4.
+            sums: address of [out_features] int32, which receives the sums over the inputs.
+        """
+        self._functions.sluice_pack_int8(weight, out_features, in_features, packed, sums)
 
     def packed_linear(self, call: PackedLinearCall) -> None:
         """Compute a product with a packed weight, then its activation or gate."""

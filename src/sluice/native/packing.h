@@ -1,6 +1,9 @@
 // The layout of the weights of linear layers, and the division of their product into items.
 //
-//   [out / 32][in / 2][32 outputs][2 neighbours in `in`]        the last block is padded with weights of 0
+//   [out / 32][in / 2][32 outputs][2 neighbours in `in`]        bfloat16
+//   [out / 32][in / 4][32 outputs][4 neighbours in `in`]        int8
+//
+// The last block is padded with weights of 0.
 #pragma once
 
 #include <algorithm>
@@ -13,17 +16,18 @@
 constexpr int PACKED_BLOCK = 32;      // outputs that are computed together
 constexpr int PACKED_AHEAD = 8192;    // bytes to prefetch: enough to hide memory latency behind a tile of twelve rows
 
-// Pack weights of shape [out][in]. `packed` may be `weight` itself if `out` is a multiple of 32, because each block then
-// stays where it is.
-inline void pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {
-    std::vector<uint16_t> block(PACKED_BLOCK * in);
+// Pack weights of shape [out][in], with N neighbours together. `packed` may be `weight` itself if `out` is a multiple of
+// 32, because each block then stays where it is.
+template <int N, class E>
+void pack_linear(const E* weight, int64_t out, int64_t in, E* packed) {
+    std::vector<E> block(PACKED_BLOCK * in);
     for (int64_t column = 0; column < out; column += PACKED_BLOCK) {
         std::fill(block.begin(), block.end(), 0);
         for (int64_t n = 0; n < std::min<int64_t>(PACKED_BLOCK, out - column); n++) {
-            const uint16_t* row = weight + (column + n) * in;
-            for (int64_t k = 0; k < in; k += 2) std::memcpy(&block[k * PACKED_BLOCK + 2 * n], row + k, 2 * sizeof *row);
+            const E* row = weight + (column + n) * in;
+            for (int64_t k = 0; k < in; k += N) std::memcpy(&block[k * PACKED_BLOCK + N * n], row + k, N * sizeof *row);
         }
-        std::memcpy(packed + column * in, block.data(), sizeof(uint16_t) * block.size());
+        std::memcpy(packed + column * in, block.data(), sizeof(E) * block.size());
     }
 }
 
@@ -54,7 +58,7 @@ private:
     static constexpr int SHARES = 4;              // items of each thread, at least
 
     int blocks_of_item(const PackedLinearCall& call, int threads) const {
-        const int block_bytes = (1 + call.is_gated) * 2 * PACKED_BLOCK * call.in;
+        const int block_bytes = (1 + call.is_gated) * (call.scales ? 1 : 2) * PACKED_BLOCK * call.in;
         const int most = ITEM_BYTES / block_bytes * FEW_ROWS / std::clamp(rows, FEW_ROWS, SLAB_ROWS);
         return std::max(1, std::min(most, blocks / (SHARES * threads)));
     }

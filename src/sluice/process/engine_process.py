@@ -110,6 +110,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         heartbeat=link.heartbeat,
         faults=of_engine(parse_faults(start.faults), start.epoch),
         follows=start.epoch > 0,
+        prepares_grammars=True,
     )
     return engine, Ready(
         model=info.model,

@@ -15,7 +15,17 @@ from typing import Any
 import msgspec
 
 from sluice.config import EngineConfig
-from sluice.engine.messages import Abort, BlocksLoaded, Copied, FlushCache, Message, QueryStats, Shutdown, Stats
+from sluice.engine.messages import (
+    Abort,
+    BlocksLoaded,
+    Compiled,
+    Copied,
+    FlushCache,
+    Message,
+    QueryStats,
+    Shutdown,
+    Stats,
+)
 from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.types import Output, SamplingDefaults, Submit, Tier, TokenLogprobs
@@ -99,6 +109,7 @@ _TYPES: dict[str, Any] = {
     "flush_cache": FlushCache,
     "copied": Copied,
     "blocks_loaded": BlocksLoaded,
+    "compiled": Compiled,
     "stats": Stats,
     "shutdown": Shutdown,
     "outputs": tuple[Output, ...],

@@ -15,8 +15,10 @@ import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.attention.spec import KVShape
+from sluice.grammar.base import CompiledGrammars
 from sluice.models.spec import ModelSpec
-from sluice.runner.features import FEATURES
+from sluice.runner.features import make_features
+from sluice.runner.features.grammars import NO_GRAMMARS
 from sluice.runner.inputs import HostBatch
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
 from sluice.runner.page_table import PageTable, TableChanges
@@ -90,19 +92,27 @@ class DeviceState:
     Args:
         new_kv: makes the pages of one layer, as the attention backend wants them.
         watched: notice when a step reads a token that was not sampled, for a few operations a step.
+        grammars: finds the grammars of requests.
 
     KV is left uninitialised. On a CPU the system then commits memory page by page as it is written, so a large pool
     takes only what is used of it. What was never written may be NaN, and attention must not let it through.
     """
 
-    def __init__(self, shape: DeviceShape, new_kv: KVMaker = LayerKV.empty, *, watched: bool = False) -> None:
+    def __init__(
+        self,
+        shape: DeviceShape,
+        new_kv: KVMaker = LayerKV.empty,
+        *,
+        watched: bool = False,
+        grammars: CompiledGrammars = NO_GRAMMARS,
+    ) -> None:
         self.shape = shape
         self.kv = tuple(new_kv(shape.layer) for _ in range(shape.num_layers))
         scratch_page = shape.num_pages if shape.scratch_pages else None
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
         self.last_tokens: LastTokens = new_last_tokens(shape.num_slots, shape.device)
-        self.features = [new_feature(shape.num_slots, shape.vocab_size, shape.device) for new_feature in FEATURES]
+        self.features = make_features(shape.num_slots, shape.vocab_size, shape.device, grammars)
         self._filled = np.zeros(shape.num_slots, dtype=bool)
 
     def check(self, plan: BatchPlan) -> None:

@@ -93,7 +93,7 @@ class DecodeGraphs:
         capture: makes graphs.
         sizes: numbers of rows, ascending; steps with more run eagerly.
         busy: called before each replay, whose layers do not tick.
-        on_demand: capture a graph when a step first needs it: where a capture takes no longer than a step.
+        on_demand: capture a graph when a step first needs it: where a capture runs the work once, and computes it.
     """
 
     def __init__(
@@ -167,15 +167,17 @@ class DecodeGraphs:
             return self._eager.run(laid, arrived)
         self._busy()
         logit_rows, late_tokens, late_slots = arrived.tensors[NUM_ARRAYS - 3 : NUM_ARRAYS]
-        if size not in self._graphs:
-            self._graphs[size] = self._captured(size)
-        static, graph = self._static[size], self._graphs[size]
+        static = self._static[size]
         batch = static.batch
         arrived.copy_to(self._inputs, PER_ROW)
         batch.input_ids.index_copy_(0, late_tokens, self._state.last_tokens.read(late_slots))
         self._fill_table(static)
         self._attention.plan_static(replace(batch, kv_lens_host=tuple(laid.kv_lens.tolist())))
-        graph.replay()
+        if size in self._graphs:
+            graph = self._graphs[size]
+            graph.replay()
+        else:  # the capture computes this very step
+            graph = self._graphs[size] = self._capture(lambda: self._forward(batch))
         # The rows of a step come first, and mostly all of them sample: then no gather is needed.
         count = len(laid.sample_rows)
         is_prefix = count == 0 or laid.sample_rows[-1] == count - 1

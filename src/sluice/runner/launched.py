@@ -79,7 +79,10 @@ class LaunchedStep:
         outcome.features.report(report)
         return BatchResult(
             self.step,
-            tuple(() if row in failed else (token,) for row, token in zip(rows, tokens, strict=True)),
+            tuple(
+                () if row in failed else report.brought.get(index, (token,))
+                for index, (row, token) in enumerate(zip(rows, tokens, strict=True))
+            ),
             tuple(RowError(row, failed[row]) for row in sorted(failed)),
             _without_failed(report.logprobs, rows, failed),
             _without_failed(report.prompt_logprobs, [row for row, _ in self.host.target_rows], failed),
@@ -88,6 +91,7 @@ class LaunchedStep:
                 for row, embedding in zip(self.host.embed_rows.tolist(), report.embeddings, strict=True)
             ),
             slice_errors=outcome.slice_errors,
+            complete=tuple(report.complete),
         )
 
 

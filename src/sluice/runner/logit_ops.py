@@ -64,6 +64,23 @@ class LogitOps:
             changed = penalized(logits.index_select(0, rows[part]), TokenTables(in_prompt, outputs), of_part)
             logits.index_copy_(0, rows[part], changed)
 
+    def mask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        """Exclude tokens from rows of logits, in place: they become -inf.
+
+        Args:
+            logits: [S, vocab], any float type, tokens of a row side by side.
+            rows: [C] int64, which of them, no row twice.
+            bits: [C, ceil(vocab / 32)] int32, bit `t % 32` of word `t // 32` is set if token `t` is allowed.
+        """
+        vocab_size = logits.shape[1]
+        in_word = torch.arange(32, dtype=torch.int32, device=bits.device)
+        per_slice = max(1, SLICE_ELEMENTS[logits.device.type] // vocab_size)
+        for start in range(0, len(rows), per_slice):
+            part = slice(start, start + per_slice)
+            allowed = (bits[part, :, None] >> in_word & 1).flatten(1)[:, :vocab_size]
+            excluded = logits.index_select(0, rows[part]).masked_fill_(allowed == 0, -torch.inf)
+            logits.index_copy_(0, rows[part], excluded)
+
     def totals(self, logits: torch.Tensor) -> torch.Tensor:
         """Return log(sum(exp(logits))) of each row of [R, vocab]: [R], float64 for float64, else float32.
 

@@ -147,6 +147,8 @@ class TorchRunner:
 
     def close(self) -> None:
         """Finish what is on its way to a disk, within seconds. No launch may follow; may be called again."""
+        for feature in self._state.features:
+            feature.close()
         try:
             self._offload.close()
         finally:

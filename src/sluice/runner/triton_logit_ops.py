@@ -8,6 +8,7 @@ import torch
 
 from sluice.runner.logit_ops import LogitOps, PenaltyValues, TokenTables
 from sluice.runner.sampler import SLICE_ELEMENTS, RowGroup, RowKind, SamplingRows
+from sluice.triton.masks import mask_rows
 from sluice.triton.penalties import penalize
 from sluice.triton.sampling import sample_rows
 from sluice.triton.totals import totals
@@ -42,6 +43,9 @@ class TritonLogitOps(LogitOps):
             return
         # On a CPU the values are rows of a table, with gaps.
         penalize(logits, rows, *tables, table_rows, *(value.contiguous() for value in values))
+
+    def mask(self, logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+        mask_rows(logits, rows, bits)
 
     def totals(self, logits: torch.Tensor) -> torch.Tensor:
         return super().totals(logits) if logits.dtype == torch.float64 else totals(_dense_rows(logits))

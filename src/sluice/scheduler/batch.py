@@ -16,6 +16,8 @@ class BatchBuilder:
 
     def __init__(self) -> None:
         self._new_slots: list[NewSlot] = []
+        self._opened: set[int] = set()
+        """Slots that are new, and have not been given their cached pages."""
         self._chunks: list[Chunk] = []
         self._slices: list[ChunkSlice] = []
         self.num_tokens = 0
@@ -47,9 +49,16 @@ class BatchBuilder:
             self.num_tokens + tokens, len(self._chunks) + rows, self._context + context, self._pairs + pairs, loaded
         )
 
+    @property
+    def decodes(self) -> Load:
+        """What its decodes have to do."""
+        return Load(self.num_decodes, self.num_decodes, self._context)
+
     def open_slot(self, request: Request) -> None:
         """Put the request in a new slot of the plan."""
-        history = tuple(request.tokens) if request.submit.sampling.has_penalties else ()
+        is_needed = request.submit.sampling.has_penalties or request.submit.grammar
+        history = tuple(request.tokens) if is_needed else ()
+        self._opened.add(request.slot)
         self._new_slots.append(NewSlot(request.slot, request.submit, request.prompt_len, history))
 
     def promise(self, request: Request, length: int) -> None:
@@ -59,7 +68,8 @@ class BatchBuilder:
         start = request.scheduled
         end = start + length
         known = len(request.tokens)
-        row = tuple(lease.pages) if start == request.cached else ()
+        row = tuple(lease.pages) if request.slot in self._opened else ()
+        self._opened.discard(request.slot)
         new_pages = lease.extend(end) if end > lease.capacity else ()
         is_last = end == known + request.pending
         samples = is_last and not request.embeds

@@ -24,6 +24,11 @@ class ChunkBudget(Protocol):
         """The limit that it stands for, after `left`."""
         ...
 
+    @property
+    def quantum(self) -> int:
+        """The fewest tokens that a share of the step is worth: a page, or less where chunks may end within one."""
+        ...
+
     def left(self, start: int) -> int:
         """Return the most tokens that a chunk from position `start` may have."""
         ...
@@ -38,11 +43,16 @@ class ChunkBudget(Protocol):
         ...
 
     def cut(self, start: int, wanted: int) -> int:
-        """Return the part of `wanted` tokens from position `start` that a chunk has if it is not a prompt's last."""
+        """Return the part of `wanted` tokens from position `start` that a chunk has if it is not a prompt's last, so
+        that it ends on a page boundary; 0 or less: none."""
         ...
 
     def take(self, start: int, length: int) -> None:
         """Count a chunk that is planned."""
+        ...
+
+    def end_forced(self) -> None:
+        """Note that what was taken so far is of streams: a quantum is left to the first prompt all the same."""
         ...
 
     def share(self) -> None:
@@ -63,6 +73,10 @@ class FixedBudget:
         self._tokens = tokens
         self._page_size = page_size
 
+    @property
+    def quantum(self) -> int:
+        return self._page_size
+
     def left(self, start: int) -> int:
         return self._tokens
 
@@ -73,10 +87,13 @@ class FixedBudget:
         return tokens
 
     def cut(self, start: int, wanted: int) -> int:
-        return wanted - wanted % self._page_size
+        return wanted - (start + wanted) % self._page_size
 
     def take(self, start: int, length: int) -> None:
         self._tokens -= length
+
+    def end_forced(self) -> None:
+        self._tokens = max(self._tokens, self._page_size)
 
     def share(self) -> None:
         """Do nothing: all tokens cost the same, so the first prompt has half of them at most."""
@@ -104,7 +121,12 @@ class EqualTimeBudget:
         self._doubles_at = doubles_at
         self._cost = self._cost_of(0, tokens)
         self._half = self._cost // 2
-        self._floor = max(page_size, tokens // 4)
+        self._least = max(page_size, tokens // 4)
+        self._floor = self._least
+
+    @property
+    def quantum(self) -> int:
+        return self._page_size
 
     def left(self, start: int) -> int:
         return min(self._tokens, max(self._floor, self._length(self._cost, start)))
@@ -116,12 +138,16 @@ class EqualTimeBudget:
         return max(self._page_size, self._length(self._cost_of(0, tokens), start))
 
     def cut(self, start: int, wanted: int) -> int:
-        return wanted - wanted % self._page_size
+        return wanted - (start + wanted) % self._page_size
 
     def take(self, start: int, length: int) -> None:
         self._tokens -= length
         self._cost = max(0, self._cost - self._cost_of(start, length))
         self._floor = 0
+
+    def end_forced(self) -> None:
+        self._tokens = max(self._tokens, self._page_size)
+        self._floor = self._least
 
     def share(self) -> None:
         self._cost = max(self._cost, self._half)

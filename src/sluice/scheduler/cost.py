@@ -6,7 +6,9 @@ decodes read, pair of a query and a key of prompts, and byte loaded for offloade
 
 Coefficients minimise decayed squares of relative errors, by coordinate descent within the non-negative numbers, and
 are drawn to a prior that is scaled to what was measured: so only the proportions of the prior matter, and only until
-there are measurements. A faster average of measured over fitted time follows a machine whose speed changes.
+there are measurements. Those of mixed steps are drawn to what steps of decodes and of prefill alone have shown: where
+all chunks are equal, tokens and rows of mixed steps rise together, and their times do not tell them apart. A faster
+average of measured over fitted time follows a machine whose speed changes.
 
 The arithmetic is +, -, *, / and comparisons of floats alone, each rounded as IEEE 754 says and in a fixed order: the
 same observations give the same bits on every machine, so a recorded run plans the same when it is replayed.
@@ -47,7 +49,7 @@ MIN_MICROS = 1.0
 """No step is predicted to take less, even if all that it consists of was fitted to cost nothing."""
 
 
-ONES = (1.0,) * NUM
+UNKNOWN: tuple[float | None, ...] = (None,) * NUM
 
 
 class Load(NamedTuple):
@@ -151,52 +153,78 @@ class RegimeCost:
         self.gain = learnt.gain
         """Measured over fitted time, lately."""
         self.ratios = Ratios(learnt.ratios)
-        self._matrix = [list(row) for row in learnt.matrix]
+        self._matrix = list(learnt.matrix)
         self._vector = list(learnt.vector)
         self.sums = learnt.sums
         """Of the observations' prior costs, and of their squares, each over the measured time."""
 
     def learnt(self) -> LearntRegime:
         """Return what another one is to go on from."""
-        matrix = tuple(tuple(row) for row in self._matrix)
         factors, vector = tuple(self.factors), tuple(self._vector)
-        return LearntRegime(self.num_steps, matrix, vector, self.sums, factors, self.gain, self.ratios.values)
+        return LearntRegime(
+            self.num_steps, tuple(self._matrix), vector, self.sums, factors, self.gain, self.ratios.values
+        )
 
-    def observe(self, costs: Sequence[float], micros: float) -> None:
+    def observe(self, costs: Sequence[float], micros: float, likely: Sequence[float | None] = UNKNOWN) -> None:
         """Learn from a step.
 
         Args:
             costs: of its parts, by the prior.
+            likely: factors that others have learnt, to which these are drawn; None: to their best common one.
         """
         self.num_steps += 1
         scaled = [cost / micros for cost in costs]
-        self._matrix = [
-            [DECAY * old + one * other for old, other in zip(row, scaled, strict=True)]
-            for row, one in zip(self._matrix, scaled, strict=True)
-        ]
-        self._vector = [DECAY * old + one for old, one in zip(self._vector, scaled, strict=True)]
-        whole = dot(scaled, ONES)
-        self.sums = DECAY * self.sums[0] + whole, DECAY * self.sums[1] + whole * whole
-        scale = self.sums[0] / self.sums[1]
+        self._add(scaled)
+        whole = sum(scaled)
+        first, second = self.sums
+        self.sums = first, second = DECAY * first + whole, DECAY * second + whole * whole
+        scale = first / second
         if self.num_steps == 1:
             self.factors = [scale] * NUM
-        self._descend(scale)
+        self._descend(likely, scale)
         ratio = 1 / max(dot(self.factors, scaled), MIN_MICROS / micros)
         self.gain += GAIN_RATE * (min(max(ratio, self.gain / GAIN_CLIP), self.gain * GAIN_CLIP) - self.gain)
 
-    def _descend(self, scale: float) -> None:
+    def _add(self, scaled: Sequence[float]) -> None:
+        """Add an observation to the normal equations. Written out, as it runs with every step."""
+        u, v, w, x, y, z = scaled
+        matrix, vector = self._matrix, self._vector
+        for index, one in enumerate(scaled):
+            vector[index] = DECAY * vector[index] + one
+            a, b, c, d, e, f = matrix[index]
+            if one or a:
+                matrix[index] = (
+                    DECAY * a + one * u,
+                    DECAY * b + one * v,
+                    DECAY * c + one * w,
+                    DECAY * d + one * x,
+                    DECAY * e + one * y,
+                    DECAY * f + one * z,
+                )
+
+    def _descend(self, likely: Sequence[float | None], scale: float) -> None:
         """Improve one factor after the other.
 
         Args:
-            scale: best common factor of the prior, to which each factor is drawn.
+            likely: what they are drawn to, the less the further it is off.
+            scale: best common factor, to which the others are drawn.
         """
-        factors, weight = self.factors, PRIOR_WEIGHT / (scale * scale)
-        drawn = weight * scale
+        factors, parts = self.factors, []
+        for index, row in enumerate(self._matrix):
+            own, one = row[index], likely[index]
+            if one is None:
+                drawn = most = scale
+            else:
+                drawn, most = one, max(scale, one, factors[index])
+            if own:
+                weight = PRIOR_WEIGHT / (most * most)
+                parts.append((index, row, self._vector[index] + weight * drawn, own, own + weight))
+            else:  # it never occurred
+                factors[index] = drawn
         for _ in range(SWEEPS):
-            for index, row in enumerate(self._matrix):
-                own = row[index]
-                rest = self._vector[index] + drawn - dot(row, factors) + own * factors[index]
-                factors[index] = max(0.0, rest / (own + weight))
+            for index, row, whole, own, divisor in parts:
+                rest = whole - dot(row, factors) + own * factors[index]
+                factors[index] = rest / divisor if rest > 0 else 0.0
 
 
 def dot(one: Sequence[float], other: Sequence[float]) -> float:
@@ -219,17 +247,26 @@ class StepCost:
         known = {} if learnt is None else learnt.regimes
         self._regimes = {regime: RegimeCost(known.get(regime)) for regime in Regime}
         self._micros: dict[Regime, tuple[float, ...]] = {}
-        for regime in Regime:
-            self._refresh(regime)
+        """Costs of regimes, until something is learnt that changes them."""
 
     def learnt(self) -> LearntCosts:
         """Return what was learnt."""
         return LearntCosts(self._prior, {name: each.learnt() for name, each in self._regimes.items() if each.num_steps})
 
+    def num_steps(self, regime: Regime) -> int:
+        """Return how many steps of a kind it has learnt from."""
+        return self._regimes[regime].num_steps
+
     def costs(self, regime: Regime) -> tuple[float, ...]:
         """Return the fitted microseconds of a step, a token, a row, a key, a pair and a byte, at the machine's usual
         speed."""
-        return self._micros[regime]
+        found = self._micros.get(regime)
+        if found is None:
+            cost = self._regimes[regime]
+            factors = cost.factors if cost.num_steps else [self._scale()] * NUM
+            found = tuple([factor * prior for factor, prior in zip(factors, self._prior.values, strict=True)])
+            self._micros[regime] = found
+        return found
 
     def speed(self, regime: Regime) -> float:
         """Return what times are lately multiplied by."""
@@ -242,7 +279,7 @@ class StepCost:
 
     def fitted(self, regime: Regime, load: Load) -> float:
         """Return a step's microseconds at the machine's usual speed, at least `MIN_MICROS`."""
-        return max(dot(self._micros[regime], (1, *load)), MIN_MICROS)
+        return max(dot(self.costs(regime), (1, *load)), MIN_MICROS)
 
     def predict(self, regime: Regime, load: Load) -> float:
         """Return a step's microseconds at the machine's speed of late. It does not fall when a count rises."""
@@ -262,20 +299,25 @@ class StepCost:
         step, token, row, key, pair, byte = self._prior.values
         tokens, rows, context, pairs, loaded = load
         costs = (step, token * tokens, row * rows, key * context, pair * pairs, byte * loaded)
-        cost.observe(costs, micros)
-        self._refresh(regime)
-        for other, each in self._regimes.items():
-            if not each.num_steps:
-                self._refresh(other)
+        cost.observe(costs, micros, self._likely() if regime is Regime.MIXED else UNKNOWN)
+        self._micros.clear()
 
-    def _refresh(self, regime: Regime) -> None:
-        """Bring a regime's costs up to date. One that was never seen has the prior's, scaled as fits the others."""
-        cost = self._regimes[regime]
-        if not cost.num_steps:
-            cost.factors = [self._scale()] * NUM
-        self._micros[regime] = tuple(
-            [factor * prior for factor, prior in zip(cost.factors, self._prior.values, strict=True)]
-        )
+    def _likely(self) -> Sequence[float | None]:
+        """Return the factors of a mixed step that other steps have shown: what a token of a prompt costs, and what
+        decodes do."""
+        step: float | None = None
+        row = key = token = pair = byte = step
+        prefill, decode = self._regimes[Regime.PREFILL], self._regimes[Regime.DECODE]
+        if not decode.num_steps:
+            decode = self._regimes[Regime.GRAPH]
+        if prefill.num_steps:
+            token, pair, byte = prefill.factors[1], prefill.factors[4], prefill.factors[5]
+        if decode.num_steps:
+            step, row, key = decode.factors[0], decode.factors[2], decode.factors[3]
+            if token is not None:  # a decode is a row and a token
+                row += (decode.factors[1] - token) * self._prior.token / self._prior.row
+                row = max(0.0, row)
+        return step, token, row, key, pair, byte
 
     def _scale(self) -> float:
         first = second = 0.0

@@ -11,9 +11,14 @@ later.
 
 A prompt that fits whole is not among the `max_partial_prefills`, so a short one never waits for a long one. Prompts are
 half computed in order of arrival, first those that share, so that a later one never keeps the oldest from it. The first
-prompt gets at least half of each step (a page, if that is more), with any later arrivals, less what is due to the few
-others that are half computed. So it ends after a bounded number of steps, and the next one is first
-(`laws.steps_to_prefill` has the formula). No budget is left over while a half-computed prompt lacks tokens (law 17).
+prompt gets at least half of each step (a page, if that is more; with an ITL target a quantum, in every other step if
+that is all there is), with any later arrivals, less what is due to the few others that are half computed. So it ends
+after a bounded number of steps, and the next one is first (`laws.steps_to_prefill` has the formula). No budget is left
+over while a half-computed prompt lacks tokens (law 17).
+
+Under the policy `deadline` the first prompt is the one with the earliest deadline. It shares with prompts of its class
+or of more urgent ones alone, so a flood of another class takes nothing from it. Each class has `max_partial_prefills`
+places of its own, so an urgent prompt always finds one. No page is due to the others, each of which is first in time.
 """
 
 from __future__ import annotations
@@ -39,25 +44,51 @@ MUCH_SHORTER = 4
 
 def fair(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
     """Plan chunks of half-computed and waiting prompts together."""
-    for request in sorted(state.partial.values(), key=lambda r: r.planned_at):
-        if request.status is Status.PARTIAL and is_due(state, request):
-            adder.add_partial(request, at_most=state.kv.page_size)
+    add_due(state, adder)
     waiting, was_refused = newcomers(state, limits, adder)
-    partial = list(state.partial.values())
-    first = first_of(state, limits, partial, waiting)
-    if first is None:
-        return
-    shorter, others = by_length(state, limits, first, [*partial, *waiting])
-    waiting.sort(key=state.waiting.rank)
-    may_admit = offer(adder, first, guaranteed(state, adder, shorter)) not in NO_ROOM and not was_refused
+    may_admit = not was_refused
+    first = first_of(state, limits, waiting)
+    while first is not None:
+        shorter, others = by_length(state, limits, first, [*state.partial.values(), *waiting])
+        waiting.sort(key=state.waiting.rank)
+        if not (shorter and takes_turns(state, adder, first)):
+            may_admit = offer(adder, first, guaranteed(state, adder, shorter)) not in NO_ROOM and may_admit
+        if first.status is not Status.DECODING or not state.waiting.by_deadline:
+            add_others(adder, first, shorter, others, waiting, may_admit=may_admit)
+            return
+        # With deadlines, what it leaves of the step is for the next one to be first.
+        waiting = [r for r in waiting if not has_begun(r) and not is_follower_now(state, r)]
+        first = first_of(state, limits, waiting)
+
+
+def add_others(
+    adder: PrefillAdder,
+    first: Request,
+    shorter: Sequence[Request],
+    others: Sequence[Request],
+    waiting: Sequence[Request],
+    *,
+    may_admit: bool,
+) -> None:
+    """Fill what the first prompt leaves of a step: those that share, then more of the first, then the others."""
+    turns = Turns(adder, first, waiting)
     if shorter:
         adder.share()
     # If the first one has ended, its place is for the next one to be first, however short those are that share.
-    in_turn = among(waiting, shorter) if first.status is Status.PARTIAL else waiting
-    may_admit = add_all(adder, shorter, in_turn, may_admit=may_admit)
+    in_turn = turns.among(shorter) if first.status is Status.PARTIAL else waiting
+    may_admit = add_all(adder, shorter, turns, in_turn, may_admit=may_admit)
     if first.status is Status.PARTIAL:
         adder.add_partial(first)
-    add_all(adder, others, waiting, may_admit=may_admit)
+    add_all(adder, others, turns, waiting, may_admit=may_admit)
+
+
+def add_due(state: SchedulerState, adder: PrefillAdder) -> None:
+    """Plan a page for each half-computed prompt that had nothing for too many steps."""
+    if state.waiting.by_deadline:
+        return
+    for request in sorted(state.partial.values(), key=lambda r: r.planned_at):
+        if request.status is Status.PARTIAL and is_due(state, request):
+            adder.add_partial(request, at_most=state.kv.page_size)
 
 
 def newcomers(state: SchedulerState, limits: SchedulerLimits, adder: PrefillAdder) -> tuple[list[Request], bool]:
@@ -77,28 +108,78 @@ def newcomers(state: SchedulerState, limits: SchedulerLimits, adder: PrefillAdde
 def by_length(
     state: SchedulerState, limits: SchedulerLimits, first: Request, prompts: Sequence[Request]
 ) -> tuple[list[Request], list[Request]]:
-    """Return the prompts with much less left to do than the first one, and the others, in the order in which they are
-    offered to the step. Those that will wait for pages of the first one are left out."""
+    """Return the prompts that share with the first one, as they have much less left to do, and the others, in the order
+    in which they are offered to the step. Those that will wait for pages of the first one are left out."""
     work = remaining(state, first)
     rest = [r for r in prompts if r is not first and not are_duplicates(state.kv, r, first)]
     shorter: list[Request] = []
     others: list[Request] = []
     for request in sorted(rest, key=lambda r: order(state, limits, r)):
-        (shorter if remaining(state, request) * MUCH_SHORTER <= work else others).append(request)
+        is_shorter = remaining(state, request) * MUCH_SHORTER <= work
+        (shorter if is_shorter and may_share(state, request, first) else others).append(request)
     return shorter, others
 
 
-def among(requests: Sequence[Request], chosen: Sequence[Request]) -> list[Request]:
-    """Return those of the requests that were chosen, in order."""
-    ids = {request.id for request in chosen}
-    return [request for request in requests if request.id in ids]
+def may_share(state: SchedulerState, request: Request, first: Request) -> bool:
+    """Return whether a prompt's class may have a part of the first one's steps."""
+    queue = state.waiting
+    return not queue.by_deadline or queue.level(request) <= queue.level(first)
 
 
-def add_all(adder: PrefillAdder, prompts: Sequence[Request], in_turn: Sequence[Request], *, may_admit: bool) -> bool:
+class Turns:
+    """Which of the prompts that have not begun may be cut: the next one in turn.
+
+    Args:
+        first: the first prompt.
+        waiting: prompts that may begin, in the policy's order.
+    """
+
+    def __init__(self, adder: PrefillAdder, first: Request, waiting: Sequence[Request]) -> None:
+        self._state = adder.state
+        self._most = adder.limits.max_partial_prefills
+        self._first = first
+        self._waiting = waiting
+
+    def among(self, chosen: Sequence[Request]) -> list[Request]:
+        """Return the waiting requests that were chosen, in order; with deadlines the most urgent class first, since the
+        first prompt has the earliest deadline already."""
+        ids, queue = {request.id for request in chosen}, self._state.waiting
+        found = [request for request in self._waiting if request.id in ids]
+        return sorted(found, key=queue.level) if queue.by_deadline else found
+
+    def next_of(self, in_turn: Sequence[Request]) -> Request | None:
+        """Return the first request that has not begun and leaves its class a place."""
+        return next((r for r in in_turn if not has_begun(r) and self._leaves_a_place(r)), None)
+
+    def _leaves_a_place(self, request: Request) -> bool:
+        """Return whether the next one of its class to be first will find a place if this one is cut. The first prompt
+        gives its own place to the next; if that is of another class, the last place is for the earliest of the
+        class."""
+        queue = self._state.waiting
+        if not queue.by_deadline or queue.level(self._first) == queue.level(request):
+            return True
+        peers = (r for r in self._waiting if not has_begun(r) and queue.level(r) == queue.level(request))
+        return request is next(peers) or self._state.places_taken(request) + 1 < self._most
+
+
+def has_begun(request: Request) -> bool:
+    """Return whether a request has left the queue, and has what was loaded for it."""
+    return request.status not in (Status.WAITING, Status.LOADING)
+
+
+def is_follower_now(state: SchedulerState, request: Request) -> bool:
+    """Return whether a waiting request became a follower in this step."""
+    return request.status is Status.WAITING and is_follower(state, request)
+
+
+def add_all(
+    adder: PrefillAdder, prompts: Sequence[Request], turns: Turns, in_turn: Sequence[Request], *, may_admit: bool
+) -> bool:
     """Offer prompts to the step.
 
     Args:
-        in_turn: new ones; the first of them that has not begun may be cut.
+        in_turn: new ones; the next of them may be cut. The first of those whose prefix was loaded may be cut even
+            though others came before it: it holds pages already, and the others may be waiting for them.
         may_admit: whether requests may be admitted.
 
     Returns:
@@ -109,19 +190,13 @@ def add_all(adder: PrefillAdder, prompts: Sequence[Request], in_turn: Sequence[R
         if adder.is_full():
             break
         if request.status is Status.WAITING and may_admit and not is_follower(state, request):
-            may_admit = admit(adder, request, may_cut=request is head_of(in_turn)) not in NO_ROOM
+            may_admit = admit(adder, request, may_cut=request is turns.next_of(in_turn)) not in NO_ROOM
         elif request.status is Status.LOADING:
-            may_cut = request in (head_of(in_turn), head_of(state.ready()))
+            may_cut = request in (turns.next_of(in_turn), turns.next_of(state.ready()))
             may_admit = adder.add_loaded(request, may_cut=may_cut) not in NO_ROOM and may_admit
         elif request.status is Status.PARTIAL:
             adder.add_partial(request)
     return may_admit
-
-
-def head_of(in_turn: Sequence[Request]) -> Request | None:
-    """Return the first request that has not begun. The first of those whose prefix was loaded may be cut even though
-    others came before it: it holds pages already, and the others may be waiting for them."""
-    return next((request for request in in_turn if request.status in (Status.WAITING, Status.LOADING)), None)
 
 
 def is_due(state: SchedulerState, request: Request) -> bool:
@@ -129,21 +204,27 @@ def is_due(state: SchedulerState, request: Request) -> bool:
     return state.step - request.planned_at >= DUE_AFTER
 
 
-def first_of(
-    state: SchedulerState, limits: SchedulerLimits, partial: list[Request], waiting: list[Request]
-) -> Request | None:
-    """Return the prompt that came first in the first class of priority. A waiting one is considered only if it may be
-    cut."""
-    candidates = partial if len(state.partial) >= limits.max_partial_prefills else [*partial, *waiting]
+def first_of(state: SchedulerState, limits: SchedulerLimits, waiting: list[Request]) -> Request | None:
+    """Return the prompt that came first in the first class of priority, or has the earliest deadline. A waiting one is
+    considered only if it may be cut."""
+    candidates = [*state.partial.values()]
+    candidates += [r for r in waiting if state.places_taken(r) < limits.max_partial_prefills]
     return min(candidates or waiting, key=state.waiting.rank, default=None)
 
 
 def guaranteed(state: SchedulerState, adder: PrefillAdder, shorter: Sequence[Request]) -> int:
-    """Return the tokens for the first prompt: half of the step, or a page, or all that shorter ones do not need."""
+    """Return the tokens for the first prompt: half of the step, or a quantum, or all that shorter ones do not need."""
     if not shorter:
         return UNLIMITED
     room = adder.room()
-    return max(room // 2, state.kv.page_size, room - sum(remaining(state, request) for request in shorter))
+    return max(room // 2, adder.quantum, room - sum(remaining(state, request) for request in shorter))
+
+
+def takes_turns(state: SchedulerState, adder: PrefillAdder, first: Request) -> bool:
+    """Return whether it is the turn of those that are shorter than the first prompt. Where an ITL target leaves less
+    than two quanta, there is nothing to share, so they have every other step."""
+    had_the_last = first.status is Status.PARTIAL and first.planned_at == state.step - 1
+    return state.pacer is not None and had_the_last and adder.room() < 2 * adder.quantum
 
 
 def remaining(state: SchedulerState, request: Request) -> int:

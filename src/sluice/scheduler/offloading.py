@@ -82,10 +82,12 @@ def next_request(
     """Return the request whose turn it is: of those that can go on, the one that had no chunk for longest.
 
     Args:
-        is_early: it may be one that cannot go on before its samples in flight are known.
+        is_early: it may be one that cannot go on before its samples in flight are known, unless it has a grammar: these
+            rows may bring several tokens or none, and its next chunk begins and ends elsewhere.
     """
     for request in state.offloaded.values():
-        wants = request.has_more if is_early else request.wants_chunk()
+        may_be_early = is_early and not request.submit.grammar
+        wants = request.has_more if may_be_early else request.wants_chunk()
         if kinds.have(request) and wants and length_of(state, limits, request) > 0:
             return request
     return None
@@ -94,8 +96,10 @@ def next_request(
 def length_of(state: SchedulerState, limits: OffloadLimits, request: Request) -> int:
     """Return the tokens of its next chunk: as many as the window has room for, cut on a page boundary or not at all,
     since the window, chunks and cached prefixes are whole pages."""
-    room = lease_of(request).end_of_window * state.kv.page_size - request.scheduled
-    return min(request.extend_len, limits.chunk_tokens, room)
+    size, start = state.kv.page_size, request.scheduled
+    length = min(request.extend_len, limits.chunk_tokens, lease_of(request).end_of_window * size - start)
+    # Forced tokens begin anywhere in a page.
+    return length if length == request.extend_len else length - (start + length) % size
 
 
 def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch: BatchBuilder) -> OpenChunk:

@@ -2,12 +2,14 @@
 
     with streams        the step's time, at the quantile, is within the strictest target of the requests that stream
     without streams     within `LONELY` times the target: a request that arrives waits for the step
-    always              one quantum of prefill, so that no prompt waits for ever
+    always              a quantum of prefill, and prefill for `LEAST_SHARE` of the time of the step's decodes
 
 A machine that is not known yet is approached in steps: no step plans more than twice the prefill that was seen in one
-before. Where decodes exceed the target without any prefill, alone or as a part of a mixed step, it is infeasible: then
-a step takes prefill for `INFEASIBLE_SHARE` of the time of its decodes, whatever the machine's speed of the moment, and
-chunks stay as they are until decodes are clearly within the target again.
+before. A target is infeasible if even the smallest of these steps is predicted to take longer. Then steps stay the
+smallest, whatever the machine's speed of the moment. So the prefill of a step never falls when the target rises.
+
+Where all steps beside streams are the smallest, their times do not tell what a token costs from what a step costs, and
+a token that seems too dear would keep them so. So one in `PROBE_AFTER` has two quanta, if one is within the target.
 """
 
 from __future__ import annotations
@@ -22,16 +24,24 @@ from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED
 from sluice.scheduler.cost import CostPrior, LearntCosts, Load, StepCost, dot
 from sluice.scheduler.request import Request
-from sluice.types import Bound, OffloadLimits, Pace, Regime, SchedulerLimits
+from sluice.types import ITL_AUTO, Bound, OffloadLimits, Pace, Regime, SchedulerLimits
 
 QUANTUM = 8
 """Tokens: least prefill of a step, and granularity of chunks of a few pages. At most a page."""
 WHOLE_PAGES = 4
 """Pages from which on chunks are cut to whole pages: a part of one would be a small share of them."""
 LONELY = 2.0
-INFEASIBLE_SHARE = 0.25
-FEASIBLE_AGAIN = 0.9
-"""Share of the target that decodes alone must be within to end an infeasible state."""
+AUTO_STEPS = 4.0
+"""Steps of decodes that a target lasts which follows them: prompts slow streams to no less than a quarter."""
+AUTO_AFTER = 8
+"""Steps of decodes after which it is known."""
+AUTO_CHANGE = 1.25
+"""Factor by which the time of decodes must have changed for the target to follow, so that it is steady."""
+STEADY_SHARE = 4
+"""Part of the most prefill of a step that steps have before the target is known."""
+LEAST_SHARE = 0.25
+PROBE_AFTER = 32
+"""Steps beside streams, one after the other, with about one quantum each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +72,20 @@ class Planned(NamedTuple):
     step: int
     regime: Regime
     load: Load
+    decodes: Load
+    """Part of the load."""
     prefill: int
     """Tokens of prefill, and those that offloaded work was counted as."""
     has_streams: bool
+
+
+class StepLimit(NamedTuple):
+    """What bounds the prefill of a step."""
+
+    micros: float
+    """Time of the step at the machine's usual speed."""
+    least: int
+    """Tokens of prefill that it has in any case."""
 
 
 class Pacer:
@@ -76,7 +97,9 @@ class Pacer:
     """
 
     def __init__(self, limits: SchedulerLimits, page_size: int, pacing: Pacing) -> None:
-        self._floor = limits.itl_target
+        self._is_auto = limits.itl_target == ITL_AUTO
+        self._floor = 0 if self._is_auto else limits.itl_target
+        """Strictest target, in microseconds; 0: it is to follow decodes, and none were seen."""
         self._quantile = limits.itl_quantile
         self._page_size = page_size
         self._pacing = pacing
@@ -85,7 +108,9 @@ class Pacer:
         self.cost = StepCost(pacing.prior, None if learnt is None else learnt.costs)
         self._largest_mixed, self._largest = (0, 0) if learnt is None else learnt[1:]
         self._planned: deque[Planned] = deque()
-        self.is_infeasible = False
+        self._equal_steps = 0
+        """Mixed steps one after the other that had about one quantum of prefill."""
+        self._follow(Load(1, 1, 1))
 
     def learnt(self) -> LearntPace:
         """Return what another pacer is to go on from."""
@@ -97,24 +122,32 @@ class Pacer:
         Args:
             streams: the requests that wait for a token.
         """
-        targets = [max(request.itl_target, self._floor) for request in streams]
-        target = min(targets) / self._pacing.steps_per_token if targets else self._floor * LONELY
+        strictest = min([request.itl_target for request in streams], default=-1)
+        has_streams = strictest >= 0
+        target = max(strictest, self._floor) / self._pacing.steps_per_token if has_streams else self._floor * LONELY
         tokens = limits.chunked_prefill_size
-        return TargetBudget(self, batch, tokens, self._page_size, target, has_streams=bool(targets))
+        if not self._floor:
+            target, tokens = 0, max(self.quantum, tokens // STEADY_SHARE)
+        return TargetBudget(self, batch, tokens, self._page_size, target, has_streams=has_streams)
 
-    def limit(self, batch: BatchBuilder, target: float) -> float:
-        """Return the time that a step with these decodes may take, at the machine's usual speed."""
-        regime = self.regime(batch, has_prefill=True)
-        if batch.num_decodes:
-            # A step that holds any prefill at all may cost more than the decodes that it was added to.
-            alone = max(self._decodes_alone(batch), self.cost.fitted(regime, batch.load))
-            self.is_infeasible = alone > (target * FEASIBLE_AGAIN if self.is_infeasible else target)
-        if batch.num_decodes and self.is_infeasible:
-            return (1 + INFEASIBLE_SHARE) * self.cost.fitted(regime, batch.load)
-        return target / (self.cost.speed(regime) * self.cost.margin(regime, self._quantile))
+    def limit(self, batch: BatchBuilder, regime: Regime, target: float) -> StepLimit:
+        """Return how much prefill a step with these decodes may have.
 
-    def _decodes_alone(self, batch: BatchBuilder) -> float:
-        return self.cost.fitted(self.regime(batch, has_prefill=False), batch.load)
+        Args:
+            regime: of the step with prefill.
+            target: microseconds; 0: it is not known.
+        """
+        speed, margin = self.cost.speed(regime), self.cost.margin(regime, self._quantile)
+        allowed = target / (speed * margin) if target else float(UNLIMITED)
+        if not batch.num_decodes:
+            return StepLimit(allowed, self.quantum)
+        load = batch.load
+        base = self.cost.fitted(regime, load)
+        least = LEAST_SHARE * self.cost.fitted(self.regime(batch, has_prefill=False), load)
+        may_probe = self._equal_steps >= PROBE_AFTER
+        if may_probe and self.cost.fitted(regime, load.with_chunk(0, self.quantum)) <= allowed:
+            return StepLimit(max(allowed, base + least), 2 * self.quantum)
+        return StepLimit(max(allowed, base + least), self.quantum)
 
     def ramp(self, *, has_streams: bool) -> int:
         """Return the most prefill tokens of a step on a machine that has been seen with so many."""
@@ -124,7 +157,10 @@ class Pacer:
         """Return the kind of a step that holds the decodes of a batch."""
         if has_prefill:
             return Regime.MIXED if batch.num_decodes else Regime.PREFILL
-        return Regime.GRAPH if batch.num_decodes <= self._pacing.graph_rows else Regime.DECODE
+        return self._of_decodes(batch.num_decodes)
+
+    def _of_decodes(self, rows: int) -> Regime:
+        return Regime.GRAPH if rows <= self._pacing.graph_rows else Regime.DECODE
 
     def planned(self, step: int, batch: BatchBuilder, target: float, prefill: int, *, has_streams: bool) -> Pace:
         """Note a step that was planned, and return what it is expected to take.
@@ -134,16 +170,18 @@ class Pacer:
             prefill: tokens that the step was charged, offloaded work included.
             has_streams: whether a request waits for a token.
         """
-        regime = self.regime(batch, has_prefill=batch.has_prefill)
-        predicted = self.cost.predict(regime, batch.load)
+        regime, load = self.regime(batch, has_prefill=batch.has_prefill), batch.load
+        predicted = self.cost.predict(regime, load)
+        if regime is Regime.MIXED:
+            is_smallest = self.quantum < 2 * prefill < 4 * self.quantum
+            self._equal_steps = self._equal_steps + 1 if is_smallest else 0
         # An offloaded work item goes at any cost, which may be guessed: it is no reason to leap.
         prefill = min(prefill, self.ramp(has_streams=has_streams))
-        self._planned.append(Planned(step, regime, batch.load, prefill, has_streams))
-        margin = self.cost.margin(regime, self._quantile)
-        infeasible = self.is_infeasible and batch.num_decodes > 0
-        if infeasible and not batch.has_prefill:
-            infeasible = self._decodes_alone(batch) > target
-        return Pace(regime, round(target), round(predicted), round(predicted * margin), infeasible)
+        self._planned.append(Planned(step, regime, load, batch.decodes, prefill, has_streams))
+        # Nothing but the smallest step is planned if it is predicted to take longer, or else an offloaded item.
+        is_infeasible = batch.num_decodes > 0 and predicted > target > 0 and not batch.has_slices
+        at_quantile = predicted * self.cost.margin(regime, self._quantile)
+        return Pace(regime, round(target), round(predicted), round(at_quantile), is_infeasible)
 
     def failed(self, step: int) -> None:
         """Forget a step that failed."""
@@ -160,9 +198,20 @@ class Pacer:
             return
         if micros > 0 and any(planned.load):
             self.cost.observe(planned.regime, planned.load, micros)
+            if planned.decodes.rows:
+                self._follow(planned.decodes)
         self._largest = max(self._largest, planned.prefill)
         if planned.has_streams:
             self._largest_mixed = max(self._largest_mixed, planned.prefill)
+
+    def _follow(self, decodes: Load) -> None:
+        """Set a target that follows decodes to what these take, if that has changed much."""
+        regime = self._of_decodes(int(decodes.rows))
+        if not self._is_auto or self.cost.num_steps(regime) < AUTO_AFTER:
+            return
+        exact = AUTO_STEPS * self._pacing.steps_per_token * self.cost.fitted(regime, decodes)
+        if not self._floor / AUTO_CHANGE <= exact <= self._floor * AUTO_CHANGE:
+            self._floor = two_digits(exact)
 
     def _pop(self, step: int) -> Planned | None:
         """Return the oldest step in flight, or None if `step` held copies alone."""
@@ -189,15 +238,20 @@ class TargetBudget:
         self._page_size = page_size
         self._target = target
         self._has_streams = has_streams
-        self._micros: float | None = None
-        """Time of the step at the machine's usual speed; None before all decodes are in the batch."""
-        self._taken = 0
+        self._limits: tuple[StepLimit, tuple[float, ...]] | None = None
+        """With the costs of its parts; None before all decodes are in the batch."""
+        self._taken = self._taken_by_streams = 0
+        self._spent: float | None = None
+        """Time of what the batch holds; None: it holds more since it was asked for."""
         self.bound = Bound.CHUNKED_PREFILL_SIZE
 
     def pace(self, step: int) -> Pace:
         """Note that the step was planned, and return what it is expected to take."""
-        self._limit()
         return self._pacer.planned(step, self._batch, self._target, self._taken, has_streams=self._has_streams)
+
+    @property
+    def quantum(self) -> int:
+        return self._pacer.quantum
 
     def left(self, start: int) -> int:
         most, within = self._tokens - self._taken, self._within(start)
@@ -209,16 +263,17 @@ class TargetBudget:
 
     def _within(self, start: int) -> int:
         """Return the tokens from position `start` that are predicted to keep the step within its time."""
+        limit, costs = self._limit()
+        if self._spent is None:
+            self._spent = dot(costs, (1, *self._batch.load))
         ramp = self._pacer.ramp(has_streams=self._has_streams) - self._taken
-        costs = self._costs()
-        fitting = tokens_within(costs, self._limit() - dot(costs, (1, *self._batch.load)) - costs[2], start)
-        least = 0 if self._taken else self._pacer.quantum
-        return max(least, min(ramp, fitting))
+        fitting = min(ramp, tokens_within(costs, limit.micros - self._spent - costs[2], start))
+        return max(fitting, limit.least if self._taken == self._taken_by_streams else 0)
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         if tokens >= self._tokens:
             return tokens
-        costs = self._costs()
+        costs = self._limit()[1]
         time = costs[1] * tokens + costs[4] * (tokens * (tokens + 1) / 2)
         return max(self._pacer.quantum, tokens_within(costs, time, start))
 
@@ -229,26 +284,38 @@ class TargetBudget:
 
     def take(self, start: int, length: int) -> None:
         self._taken += length
+        self._spent = None
+
+    def end_forced(self) -> None:
+        self._taken_by_streams = self._taken
+        self._tokens = max(self._tokens, self._taken + self._pacer.quantum)
 
     def share(self) -> None:
         """Do nothing: what the first prompt takes is bounded by time already."""
 
     def priced(self, limits: OffloadLimits, page_size: int) -> OffloadLimits:
         """Return the limits of offloaded work with costs as they were measured, in tokens that take as long."""
-        costs = self._costs()
+        costs = self._limit()[1]
         if costs[1] <= 0:
             return limits
         pair, byte = (cost / costs[1] / limits.num_layers for cost in (costs[4], costs[5]))
         return replace(limits, pair_cost=pair, load_cost=byte * limits.page_bytes / page_size)
 
-    def _limit(self) -> float:
-        """Return the time of the step at the machine's usual speed. It is asked for when all decodes are planned."""
-        if self._micros is None:
-            self._micros = self._pacer.limit(self._batch, self._target)
-        return self._micros
+    def _limit(self) -> tuple[StepLimit, tuple[float, ...]]:
+        """Return what bounds the step, and the costs of its parts. It is asked for when all decodes are planned."""
+        if self._limits is None:
+            regime = self._pacer.regime(self._batch, has_prefill=True)
+            limit = self._pacer.limit(self._batch, regime, self._target)
+            self._limits = limit, self._pacer.cost.costs(regime)
+        return self._limits
 
-    def _costs(self) -> tuple[float, ...]:
-        return self._pacer.cost.costs(self._pacer.regime(self._batch, has_prefill=True))
+
+def two_digits(micros: float) -> int:
+    """Return a time of at least a microsecond, rounded to two digits."""
+    unit = 1
+    while micros >= 100 * unit:
+        unit *= 10
+    return max(1, round(micros / unit)) * unit
 
 
 def tokens_within(costs: tuple[float, ...], micros: float, start: int) -> int:

@@ -18,6 +18,7 @@ from sluice.scheduler.offloading import ALONE, Kinds, plan_offloaded
 from sluice.scheduler.preempt import make_room
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.prefix_dedup import is_follower
+from sluice.scheduler.queue import is_by_deadline
 from sluice.scheduler.request import Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import Bound, SchedulerLimits
@@ -41,6 +42,11 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
         return
     for request in ready:
         batch.promise(request, 1)
+
+
+def forced(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
+    """Plan the tokens that grammars forced. They are prefill of requests that stream, so they precede prompts."""
+    adder.add_forced(list(state.forced.values()))
 
 
 def partial(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
@@ -77,7 +83,7 @@ def offloaded(
     room = adder.room()
     if room <= 0 and len(batch):
         return
-    if state.pacer is None and not (len(batch) or state.decoding or state.partial or state.waiting or state.loading):
+    if state.pacer is None and not (len(batch) or any(state.running()) or state.waiting or state.loading):
         room *= ALONE
     adder.spend(plan_offloaded(state, adder.offload_limits(), batch, room, kinds))
 
@@ -93,12 +99,13 @@ def offloaded_first(
 
 def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
     """Return the groups of passes of a schedule. The first group that fills anything is the step."""
-    prefill: tuple[Pass, ...] = (load_back, partial, admit) if limits.max_partial_prefills == 1 else (load_back, fair)
+    has_several = limits.max_partial_prefills > 1 or (is_by_deadline(limits) and limits.chunked_prefill_size > 0)
+    prefill: tuple[Pass, ...] = (load_back, fair) if has_several else (load_back, partial, admit)
     if limits.schedule == "mixed":
         both = Kinds(prefill=True, decode=True)
-        return ((decode, with_kinds(offloaded_first, both), *prefill, with_kinds(offloaded, both)),)
+        return ((decode, forced, with_kinds(offloaded_first, both), *prefill, with_kinds(offloaded, both)),)
     of_prompts, of_decodes = Kinds(prefill=True, decode=False), Kinds(prefill=False, decode=True)
-    prefill = (with_kinds(offloaded_first, of_prompts), *prefill, with_kinds(offloaded, of_prompts))
+    prefill = (forced, with_kinds(offloaded_first, of_prompts), *prefill, with_kinds(offloaded, of_prompts))
     return (prefill, (decode, with_kinds(offloaded, of_decodes)))
 
 

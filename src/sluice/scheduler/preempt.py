@@ -52,14 +52,14 @@ def lost_work(state: SchedulerState, request: Request) -> int:
 
 
 def preempt_for(state: SchedulerState, request: Request) -> bool:
-    """Preempt the latest request of the lowest class, if that class is below the one of a waiting request.
+    """Preempt the latest request of the lowest class that makes way for a waiting request (`WaitingQueue.makes_way`).
 
     Returns:
         Whether the victim has left already. One in flight leaves later; until then no other request is preempted for a
         higher priority, because the first may make room enough.
     """
     level = state.waiting.level
-    lower = [r for r in state.seated() if level(r) > level(request)]
+    lower = [r for r in state.seated() if state.waiting.makes_way(r, request)]
     if state.draining or not lower:
         return False
     victim = max(lower, key=lambda r: (level(r), r.id))

@@ -14,7 +14,7 @@ from sluice.kv.manager import ResidentLease
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.budget import UNLIMITED, ChunkBudget, budget_for
 from sluice.scheduler.preempt import make_room
-from sluice.scheduler.request import Request
+from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import Bound, OffloadLimits, Pace, SchedulerLimits
 
@@ -49,11 +49,20 @@ class PrefillAdder:
         self._offloaded = 0
         """Tokens that offloaded work costs the step."""
         self._planned: dict[int, int] = {}
-        """Request -> tokens of its prompt in this step."""
+        """Request -> tokens of its prompt in this step, or of those that a grammar forced."""
+        self._num_forced = 0
+        """Requests among them that stream and have forced tokens."""
+        self._is_first = True
+        """The step has no prompt yet; while forced tokens are planned, none of these."""
         self._reserved: int | None = None
         self.tier_is_full = False
         """The tier had no room for an offloaded request in this step."""
         self.bound_by = Bound.NOTHING
+
+    @property
+    def quantum(self) -> int:
+        """The fewest tokens that a share of the step is worth."""
+        return self._chunk.quantum
 
     def note(self, bound: Bound) -> None:
         """Note that a limit kept something out of this step."""
@@ -107,6 +116,15 @@ class PrefillAdder:
         self._take(request, length)
         return AddResult.CONTINUE
 
+    def add_forced(self, requests: Sequence[Request]) -> None:
+        """Add the tokens that grammars forced, before any prompt. They use up the budgets, but they are no prompts: the
+        first prompt behind them is still the first of its step, so that no number of streams keeps it waiting."""
+        for request in requests:
+            if request.status is Status.FORCED:  # it may have been preempted for the one before
+                self.add_partial(request)
+        self._chunk.end_forced()
+        self._is_first = True
+
     def add_loaded(self, request: Request, at_most: int = UNLIMITED, *, may_cut: bool = True) -> AddResult:
         """Add the first chunk of a request whose prefix was loaded. It goes by the pages there are, since the request
         was admitted when its load began.
@@ -120,7 +138,7 @@ class PrefillAdder:
         if length == 0:
             self.note(cut_by)
             return AddResult.OTHER
-        may_cut = may_cut and len(self.state.partial) < self.limits.max_partial_prefills
+        may_cut = may_cut and self.state.places_taken(request) < self.limits.max_partial_prefills
         if length == extend_len or may_cut:
             length = self._find_pages(request, length)
             if length == 0:
@@ -156,11 +174,11 @@ class PrefillAdder:
             The tokens that fit, 0 meaning "not this step", and what cuts them.
         """
         limits = self.limits
-        if limits.max_prefill_requests and not planned and len(self._planned) >= limits.max_prefill_requests:
+        if limits.max_prefill_requests and not planned and self._num_prompts >= limits.max_prefill_requests:
             return 0, Bound.MAX_PREFILL_REQUESTS
         left, bound = self._room(start)
         if not limits.chunked_prefill_size:
-            if extend_len <= left or not self._planned:
+            if extend_len <= left or self._is_first:
                 return extend_len, Bound.NOTHING
             return 0, bound
         if left < extend_len and not planned and self._is_left_whole(extend_len):
@@ -206,6 +224,10 @@ class PrefillAdder:
             for request in (*state.started(), *newcomers)
         )
 
+    @property
+    def _num_prompts(self) -> int:
+        return len(self._planned) - self._num_forced
+
     def _room(self, start: int = 0) -> tuple[int, Bound]:
         """Return what the tightest budget leaves for tokens from position `start` on, and which budget it is."""
         of_chunk = self._chunk.left(start)
@@ -219,7 +241,7 @@ class PrefillAdder:
         if self.limits.max_prefill_tokens:
             # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
             # budget of admission, and none of it would be starvation.
-            floor = 0 if self._planned else self.state.kv.page_size
+            floor = self.state.kv.page_size if self._is_first else 0
             of_prefill = max(floor, self.limits.max_prefill_tokens - used)
             if of_prefill <= left:
                 left, bound = of_prefill, Bound.MAX_PREFILL_TOKENS
@@ -248,7 +270,7 @@ class PrefillAdder:
     def _is_left_whole(self, extend_len: int) -> bool:
         """Return whether a prompt waits to be the first of a step: with a prefill budget, one that would reach it is
         not cut behind others."""
-        if not self.limits.max_prefill_tokens or not self._planned:
+        if not self.limits.max_prefill_tokens or self._is_first:
             return False
         return extend_len >= self.limits.max_prefill_tokens - self._batch.num_tokens
 
@@ -277,6 +299,8 @@ class PrefillAdder:
             self._batch.lengthen(request, length)
         else:
             self._batch.promise(request, length)
+            self._num_forced += request.status is Status.FORCED
+        self._is_first = False
         self._planned[request.id] = planned + length
         self._chunk.take(request.scheduled - length, length)
         request.planned_at = self.state.step

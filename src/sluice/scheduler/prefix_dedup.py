@@ -2,7 +2,8 @@
 
 A waiting request follows a running one, the leader, if both have the same cached prefix, the next page of their tokens
 is the same, and the leader has not computed that page yet. It is held back for as long as that is so: until the page is
-published, or the leader ends. Nothing has to be remembered.
+published, or the leader ends. Nothing has to be remembered. Under the policy `deadline` a request does not wait for a
+leader with a later deadline, which would have it wait as long as itself, unless the page is planned already.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def is_follower(state: SchedulerState, request: Request) -> bool:
         and len(other.lease.path) == len(request.path)
         and kv.next_page(other.tokens, other.lease.path, other.extra_key) == wanted
         for other in state.computing.values()
+        if not state.waiting.by_deadline or other.scheduled >= end or other.ttft_deadline <= request.ttft_deadline
     )
 
 

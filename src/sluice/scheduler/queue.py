@@ -3,9 +3,11 @@
     fcfs       in order of arrival
     lpm        longest prefix match: the request with most of its prompt cached, on any tier, comes first
     priority   by priority, in order of arrival within one
+    deadline   by the time at which the first token is due: the arrival, and the TTFT target of the class
 
-Under each policy a preempted request stands at the head of its class, and a request that has waited for `PROMOTE_AFTER`
-steps comes first, in order of arrival, so that none waits for ever.
+Under the first three a preempted request stands at the head of its class, and a request that has waited for
+`PROMOTE_AFTER` steps comes first, in order of arrival, so that none waits for ever. A deadline does not move, so that
+each is the earliest at last; a preempted request keeps its own.
 """
 
 from __future__ import annotations
@@ -28,11 +30,17 @@ WINDOW = 128
 Rank = tuple[bool, int, bool, int]
 
 
+def is_by_deadline(limits: SchedulerLimits) -> bool:
+    """Return whether requests go by their deadlines."""
+    return limits.policy == "deadline"
+
+
 class WaitingQueue:
-    """Waiting requests, sorted by rank: promoted ones, then classes of priority, then arrival."""
+    """Waiting requests, sorted by rank: promoted ones, then by priority or deadline, then by arrival."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self._policy = limits.policy
+        self.by_deadline = is_by_deadline(limits)
         self._sign = 1 if limits.low_priority_values_first else -1
         self._requests: list[Request] = []
         self.uncached_tokens = 0
@@ -65,14 +73,28 @@ class WaitingQueue:
     def rank(self, request: Request) -> Rank:
         """Return the sort key of a request; smaller goes first."""
         promoted = request.id in self._promoted
-        return not promoted, 0 if promoted else self.level(request), not request.was_running, request.id
+        return not promoted, 0 if promoted else self.urgency(request), not request.was_running, request.id
+
+    def urgency(self, request: Request) -> int:
+        """Return the deadline of a request, or its class of priority; smaller goes first."""
+        return request.ttft_deadline if self.by_deadline else self.level(request)
 
     def level(self, request: Request) -> int:
-        """Return the class of priority; smaller goes first. Under other policies all requests are in one class."""
+        """Return the class of priority; smaller goes first. Under `fcfs` and `lpm` all requests are in one class."""
+        if self.by_deadline:
+            return request.level
         return self._sign * request.priority if self._policy == "priority" else 0
 
+    def makes_way(self, running: Request, request: Request) -> bool:
+        """Return whether a running request may be preempted for a waiting one: it is of a lower class, and if there are
+        deadlines, it has the later one."""
+        is_lower = self.level(running) > self.level(request)
+        return is_lower and self.urgency(running) > self.urgency(request)
+
     def promote(self, step: int) -> None:
-        """Move requests that have waited too long to the front."""
+        """Move requests that have waited too long to the front. Those with deadlines are there in time."""
+        if self.by_deadline:
+            return
         late = [
             request
             for request in self._requests

@@ -8,16 +8,18 @@ from enum import Enum
 
 from sluice.kv.manager import Lease
 from sluice.kv.nodes import Node
-from sluice.types import FinishReason, Submit
+from sluice.types import FinishReason, SchedulerLimits, Submit
 
 
 class Status(Enum):
     """Where a request is; it has exactly one status at any time."""
 
+    COMPILING = "compiling"
     WAITING = "waiting"
     LOADING = "loading"
     PARTIAL = "partial"
     DECODING = "decoding"
+    FORCED = "forced"
     OFFLOADED = "offloaded"
     DRAINING = "draining"
     GONE = "gone"
@@ -27,7 +29,7 @@ class Status(Enum):
 class Request:
     """One generation or embedding, as the scheduler sees it.
 
-    Only `add`, `abort`, `schedule`, `commit` and `fail` change it.
+    Only `add`, `abort`, `schedule`, `commit`, `fail` and reports change it.
 
         0 ........ cached ........ computed ........ scheduled ........ len(tokens) + pending
         found in   known done      promised to the   all there is to compute
@@ -49,6 +51,11 @@ class Request:
     priority: int = field(init=False)
     itl_target: int = field(init=False)
     """Microseconds; 0: the scheduler's."""
+    level: int = 0
+    """Position of its priority class among those of the scheduler."""
+    ttft_deadline: int = 0
+    """When its first token is due, in microseconds of the clock of `Submit.arrived`. It counts under the policy
+    `deadline`."""
     embeds: bool = field(init=False)
     max_tokens: int = field(init=False)
     """Most tokens that are generated; 0 if it embeds."""
@@ -104,12 +111,25 @@ class Request:
         self.prompt_len = len(self.tokens)
         self.tokens.extend(submit.output_ids)
         self.submit = replace(submit, prompt=(), output_ids=())
-        self.lookahead = self.lookahead if submit.lookahead is None else min(self.lookahead, submit.lookahead)
+        wanted = 0 if submit.grammar else submit.lookahead
+        self.lookahead = self.lookahead if wanted is None else min(self.lookahead, wanted)
         self.embeds = submit.embeds
         self.max_tokens = 0 if submit.embeds else sampling.max_tokens
         self.stop_ids = frozenset(sampling.stop_token_ids)
         self.num_targets = 0 if submit.embeds or sampling.prompt_logprobs is None else self.prompt_len - 1
         self.prompt_logprobs_sent = submit.prompt_logprobs_sent
+
+    def join_class(self, limits: SchedulerLimits) -> None:
+        """Set what follows from the priority class of a new request. Its own ITL target goes before that of the class.
+
+        Raises:
+            ValueError: there is no such class.
+        """
+        if limits.classes:
+            self.level = limits.level(self.submit.priority_class)
+            its_class = limits.classes[self.level]
+            self.ttft_deadline = self.submit.arrived + its_class.ttft_target
+            self.itl_target = self.itl_target or its_class.itl_target
 
     @property
     def has_begun(self) -> bool:

@@ -24,11 +24,11 @@ from sluice.scheduler.passes import Pass, groups_of
 from sluice.scheduler.prefill import PrefillAdder
 from sluice.scheduler.queue_limits import QueueLimits
 from sluice.scheduler.request import Request
+from sluice.scheduler.rows import Brought, advance, end_request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import (
     BatchPlan,
     BatchResult,
-    Chunk,
     CopyDone,
     FinishReason,
     Occupancy,
@@ -37,7 +37,6 @@ from sluice.types import (
     StoredPage,
     Submit,
     Tier,
-    TokenLogprobs,
 )
 
 
@@ -68,7 +67,6 @@ class Scheduler:
         self.state = SchedulerState(kv, limits, pacer)
         self._groups = groups_of(limits) if groups is None else groups
         self._queue_limits = QueueLimits(self.state, limits)
-        self._page_size = kv.page_size
 
     @property
     def has_work(self) -> bool:
@@ -76,9 +74,10 @@ class Scheduler:
         return bool(self.state.requests) or self.state.kv.tiers.has_work
 
     @property
-    def awaits_disk(self) -> bool:
-        """Copies, or loads of an offloaded chunk, have not ended; with no step in flight, these are with the disk."""
-        return self.state.kv.tiers.num_in_flight > 0 or awaits_loads(self.state)
+    def awaits_report(self) -> bool:
+        """Copies, loads of an offloaded chunk, or grammars, are not done; with no step in flight, no copy or load is
+        with the device."""
+        return self.state.kv.tiers.num_in_flight > 0 or awaits_loads(self.state) or bool(self.state.compiling)
 
     def add(self, submit: Submit) -> None:
         """Queue a request.
@@ -87,14 +86,15 @@ class Scheduler:
             DuplicateRequest: the id is in use.
             QueueFull: too much waits already.
             NoTier: it needs a tier that is disabled.
-            ValueError: an empty prompt, prompt + output that could never fit the KV pool, nothing left to do, or a
-                value that cannot be right.
+            ValueError: an empty prompt, prompt + output that could never fit the KV pool, nothing left to do, an
+                unknown priority class, or a value that cannot be right.
         """
         if submit.request_id in self.state.requests:
             raise DuplicateRequest(f"request id {submit.request_id} is in use")
         if not submit.is_resumed:
             self._queue_limits.check_count()
         request = Request(submit, self.limits.lookahead)
+        request.join_class(self.limits)
         self._check(request)
         if not submit.is_resumed:
             self._queue_limits.check_tokens(request)
@@ -110,6 +110,8 @@ class Scheduler:
                 f"{request.prompt_logprobs_sent} prompt log-probabilities were already sent, the prompt has"
                 f" {request.num_targets}"
             )
+        if request.embeds and request.submit.grammar:
+            raise ValueError("a request that embeds has no output for a grammar")
         if request.embeds and request.num_outputs:
             raise ValueError(f"a request that embeds has no outputs, got {request.num_outputs}")
         if not request.embeds and request.num_outputs >= request.max_tokens:
@@ -121,7 +123,7 @@ class Scheduler:
         """Return how full the scheduler is now."""
         state, kv = self.state, self.state.kv
         return Occupancy(
-            running=len(state.partial) + len(state.decoding) + len(state.offloaded),
+            running=sum(1 for _ in state.running()) + len(state.offloaded),
             waiting=len(state.waiting),
             free_pages=kv.pool.num_free,
             cached_pages=kv.tree.num_evictable,
@@ -129,6 +131,7 @@ class Scheduler:
             partial=len(state.partial) + sum(is_prefill(request) for request in state.offloaded.values()),
             preemptions=state.preemptions,
             loading=len(state.loading),
+            compiling=len(state.compiling),
             tiers=kv.tiers.uses(),
         )
 
@@ -140,7 +143,7 @@ class Scheduler:
             return []
         if reason is FinishReason.EXPIRED and request.has_begun:
             return []
-        return [self._end(request, reason)]
+        return [end_request(self.state, request, reason)]
 
     def schedule(self) -> BatchPlan | None:
         """Plan the next step. Returns None if nothing can be planned before a commit or a new request."""
@@ -185,18 +188,19 @@ class Scheduler:
         embeddings = iter(result.embeddings)
         for row, chunk in enumerate(plan.chunks):
             request = self.state.requests[chunk.request_id]
-            tokens: tuple[int, ...] = ()
-            of_tokens: tuple[TokenLogprobs, ...] = ()
-            if chunk.samples:
-                request.pending -= 1
-                tokens, of_tokens = next(samples), next(logprobs, ())
-            of_targets = next(prompt_logprobs) if chunk.targets else ()
-            embedding = next(embeddings) if chunk.embeds else b""
+            request.pending -= chunk.samples
+            brought = Brought(
+                next(samples) if chunk.samples else (),
+                next(logprobs, ()) if chunk.samples else (),
+                next(prompt_logprobs) if chunk.targets else (),
+                next(embeddings) if chunk.embeds else b"",
+                row in result.complete,
+            )
             if request.finish_reason is None:
                 if row in errors:
-                    outputs.append(self._end(request, FinishReason.ERROR, errors[row]))
+                    outputs.append(end_request(self.state, request, FinishReason.ERROR, errors[row]))
                 else:
-                    self._advance(request, chunk, tokens, of_tokens, of_targets, embedding, outputs)
+                    outputs += advance(self.state, request, chunk, brought)
             self.state.row_done(request)
         self._slices_done(plan)
         assert next(samples, None) is None, f"step {plan.step} gave more samples than rows that sample"
@@ -208,7 +212,7 @@ class Scheduler:
         for error in result.slice_errors:
             request = self.state.requests[plan.slices[error.row].chunk.request_id]
             if request.finish_reason is None:
-                outputs.append(self._end(request, FinishReason.ERROR, error.message))
+                outputs.append(end_request(self.state, request, FinishReason.ERROR, error.message))
         return outputs
 
     def _release_windows(self, plan: BatchPlan) -> None:
@@ -232,7 +236,9 @@ class Scheduler:
             lease_of(request).share_stored(request.tokens)
         lost = [(request, lease_of(request).error) for request in self.state.offloaded.values()]
         return [
-            self._end(request, FinishReason.TIER_UNAVAILABLE, error) for request, error in lost if error is not None
+            end_request(self.state, request, FinishReason.TIER_UNAVAILABLE, error)
+            for request, error in lost
+            if error is not None
         ]
 
     def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
@@ -241,8 +247,19 @@ class Scheduler:
         if chunk is None or chunk.step != step:
             return []
         if error is not None:
-            return [self._end(chunk.request, FinishReason.TIER_UNAVAILABLE, error)]
+            return [end_request(self.state, chunk.request, FinishReason.TIER_UNAVAILABLE, error)]
         chunk.ready = max(chunk.ready, ready)
+        return []
+
+    def compiled(self, request_id: int, error: str | None = None) -> list[Output]:
+        """A request's grammar was compiled, so it waits like the others; or it cannot be used, so the request ends.
+        Reports of requests that have ended are ignored."""
+        request = self.state.compiling.get(request_id)
+        if request is None:
+            return []
+        if error is not None:
+            return [end_request(self.state, request, FinishReason.ERROR, error)]
+        self.state.compiled(request)
         return []
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
@@ -267,12 +284,12 @@ class Scheduler:
         for each in plan.slices:
             request = self.state.requests[each.chunk.request_id]
             if request.finish_reason is None:
-                outputs.append(self._end(request, FinishReason.ERROR, error))
+                outputs.append(end_request(self.state, request, FinishReason.ERROR, error))
         for chunk in plan.chunks:
             request = self.state.requests[chunk.request_id]
             request.pending -= chunk.samples
             if request.finish_reason is None:
-                outputs.append(self._end(request, FinishReason.ERROR, error))
+                outputs.append(end_request(self.state, request, FinishReason.ERROR, error))
             self.state.row_done(request)
         self._slices_done(plan)
         return outputs
@@ -297,71 +314,3 @@ class Scheduler:
             ValueError: pages that cannot be this scheduler's.
         """
         return self.state.kv.tiers.restore(pages)
-
-    def _advance(
-        self,
-        request: Request,
-        chunk: Chunk,
-        tokens: tuple[int, ...],
-        of_tokens: tuple[TokenLogprobs, ...],
-        of_targets: tuple[TokenLogprobs, ...],
-        embedding: bytes,
-        outputs: list[Output],
-    ) -> None:
-        """Fold a row that came back well into its request: count it, append what was sampled, publish full pages, and
-        end the request if it ends."""
-        end = chunk.end
-        request.computed = end
-        if end == request.prefill_end:
-            self.state.computing.pop(request.id, None)  # a request that was preempted in flight has left it
-        if of_targets:
-            # The first ones were sent before a preemption.
-            of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]
-            request.prompt_logprobs_sent += len(of_targets)
-        start, reason = request.num_outputs, FinishReason.STOP if chunk.embeds else None
-        for count, token in enumerate(tokens, start=1):
-            request.tokens.append(token)
-            if token in request.stop_ids:
-                reason = FinishReason.STOP
-            elif start + count >= request.max_tokens:
-                reason = FinishReason.LENGTH
-            if reason is not None:
-                tokens, of_tokens = tokens[:count], of_tokens[:count]
-                break
-        if end // self._page_size > chunk.start // self._page_size:
-            assert request.lease is not None, f"request {request.id} was computed without pages"
-            request.lease.publish(request.tokens, end)
-        if tokens or of_targets or chunk.embeds:
-            outputs.append(
-                Output(
-                    request.id,
-                    start,
-                    tokens,
-                    request.num_cached_tokens,
-                    reason,
-                    None,
-                    of_tokens,
-                    of_targets,
-                    request.num_host_tokens,
-                    request.num_disk_tokens,
-                    embedding,
-                )
-            )
-        if reason is not None:
-            self.state.end(request, reason)
-
-    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> Output:
-        cached = max(0, request.num_cached_tokens)
-        on_host, on_disk = (request.num_host_tokens, request.num_disk_tokens) if cached else (0, 0)
-        output = Output(
-            request.id,
-            request.num_outputs,
-            (),
-            cached,
-            reason,
-            error,
-            num_host_tokens=on_host,
-            num_disk_tokens=on_disk,
-        )
-        self.state.end(request, reason)
-        return output

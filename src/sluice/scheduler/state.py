@@ -1,10 +1,11 @@
 """SchedulerState: the status of every request, and the few methods that change one.
 
     add -> WAITING -> PARTIAL -> DECODING -> DRAINING -> GONE
-            ^  |         ^                      |
-            |  +-> LOADING                      |
-            |  +-> OFFLOADED ------->-----------+
-            +------------- preempted -----------+
+      |     ^  ^  |         ^                      |
+      |     |  |  +-> LOADING   +-> FORCED         |
+      |     |  |  +-> OFFLOADED ------->-----------+
+      |     |  +------------- preempted -----------+
+      +-> COMPILING
 
 A request may leave its slot at any moment: because it ends, is aborted, fails or is preempted. It then drains: it keeps
 its slot and pages until its last row in flight is committed, because a step on the device may still use them. A LOADING
@@ -66,12 +67,16 @@ class SchedulerState:
         self.num_slots = limits.max_running_requests
         self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.requests: dict[int, Request] = {}
+        self.compiling: dict[int, Request] = {}
+        """Requests whose grammar is not ready."""
         self.waiting = WaitingQueue(limits)
         self.left_waiting = False
         """The last plan left requests waiting."""
         self.loading: dict[int, Request] = {}
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
+        self.forced: dict[int, Request] = {}
+        """Requests that decode, and have tokens to compute that a grammar forced, in the order of their turns."""
         self.offloaded: dict[int, Request] = {}
         """Requests whose context lies on a tier, in the order of their turns."""
         self.open_chunk: OpenChunk | None = None
@@ -83,12 +88,23 @@ class SchedulerState:
     def add(self, request: Request) -> None:
         """Queue a new request."""
         self.requests[request.id] = request
+        if request.submit.grammar:
+            request.status = Status.COMPILING
+            self.compiling[request.id] = request
+        else:
+            self.waiting.push(request, self.step)
+
+    def compiled(self, request: Request) -> None:
+        """Move a request from COMPILING to WAITING."""
+        del self.compiling[request.id]
+        request.status = Status.WAITING
         self.waiting.push(request, self.step)
 
     def running(self) -> Iterator[Request]:
         """Yield the requests that have chunks computed on the device."""
         yield from self.partial.values()
         yield from self.decoding.values()
+        yield from self.forced.values()
 
     def started(self) -> Iterator[Request]:
         """Yield the requests whose context is on the device, or is being loaded, and that are to go on."""
@@ -99,9 +115,17 @@ class SchedulerState:
         """Return every request that has a slot and is to go on."""
         return [*self.started(), *self.offloaded.values()]
 
+    def places_taken(self, request: Request) -> int:
+        """Return how many of the `max_partial_prefills` places that a prompt may have are taken. Under the policy
+        `deadline` each class has places of its own."""
+        if not self.waiting.by_deadline:
+            return len(self.partial)
+        return sum(each.level == request.level for each in self.partial.values())
+
     def streams(self) -> Iterator[Request]:
         """Yield the requests that wait for their next token, or will when the steps in flight have ended."""
         yield from self.decoding.values()
+        yield from self.forced.values()
         yield from (each for each in self.offloaded.values() if each.scheduled >= each.prefill_end)
 
     def ready(self) -> list[Request]:
@@ -144,9 +168,20 @@ class SchedulerState:
         request.status = Status.OFFLOADED
         self.offloaded[request.id] = request
 
+    def force(self, request: Request) -> None:
+        """Note that a request was brought several tokens at once, and move it from DECODING to FORCED: all its tokens
+        are prefill until they are planned."""
+        request.prefill_end = len(request.tokens)
+        if request.status is Status.DECODING:
+            assert not request.pending, f"request {request.id} was brought several tokens and {request.pending} pend"
+            del self.decoding[request.id]
+            request.status = Status.FORCED
+            self.forced[request.id] = request
+            self.computing[request.id] = request
+
     def prefilled(self, request: Request) -> None:
-        """Move a request from PARTIAL to DECODING: all tokens known are planned."""
-        del self.partial[request.id]
+        """Move a request from PARTIAL or FORCED to DECODING: all tokens known are planned."""
+        del self._members(request)[request.id]
         request.status = Status.DECODING
         self.decoding[request.id] = request
 
@@ -162,6 +197,9 @@ class SchedulerState:
         request.finish_reason = reason
         if request.status is Status.WAITING:
             self.waiting.remove(request)
+            self._forget(request)
+        elif request.status is Status.COMPILING:
+            del self.compiling[request.id]
             self._forget(request)
         elif request.status is not Status.DRAINING:
             self._drain(request)
@@ -209,6 +247,8 @@ class SchedulerState:
             return self.loading
         if request.status is Status.OFFLOADED:
             return self.offloaded
+        if request.status is Status.FORCED:
+            return self.forced
         return self.partial if request.status is Status.PARTIAL else self.decoding
 
     def _seat(self, request: Request, lease: Lease) -> None:

@@ -1,6 +1,7 @@
 """Public fakes: a runner, its tiers, a link and faults, behind the interfaces of the real ones. Imports no torch."""
 
 from sluice.testing.faults import Faults, FaultyRunner, FaultyStep, InjectedFault, without_row
+from sluice.testing.grammars import UNUSABLE, ShadowGrammars, shadow_grammar
 from sluice.testing.link import ManualLink
 from sluice.testing.shadow import (
     SHADOW_EMBEDDING_SIZE,
@@ -19,12 +20,14 @@ from sluice.testing.tiers import Content, ShadowTiers
 
 __all__ = [
     "SHADOW_EMBEDDING_SIZE",
+    "UNUSABLE",
     "Content",
     "Faults",
     "FaultyRunner",
     "FaultyStep",
     "InjectedFault",
     "ManualLink",
+    "ShadowGrammars",
     "ShadowRunner",
     "ShadowStep",
     "ShadowTiers",
@@ -33,6 +36,7 @@ __all__ = [
     "oracle_logprobs",
     "resolved",
     "shadow_embedding",
+    "shadow_grammar",
     "shadow_logits",
     "shadow_logprobs",
     "shadow_token",

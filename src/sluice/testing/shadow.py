@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from sluice.testing.grammars import forced_tokens, is_complete
 from sluice.testing.tiers import Content, ShadowTiers
 from sluice.types import (
     BatchPlan,
@@ -43,7 +44,12 @@ def shadow_embedding(tokens: Sequence[int]) -> bytes:
 
 
 def oracle(
-    prompt: Sequence[int], sampling: SamplingParams, *, sample_index: int = 0, vocab_size: int
+    prompt: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    sample_index: int = 0,
+    vocab_size: int,
+    grammar: str = "",
 ) -> tuple[int, ...]:
     """Return the output that a request must have over the shadow model, under every schedule.
 
@@ -52,17 +58,34 @@ def oracle(
         sampling: resolved parameters, as `resolved` makes them.
         sample_index: the number of the sample of its prompt.
         vocab_size: as the runner's.
+        grammar: of the request, made by `shadow_grammar`.
 
     >>> oracle((5, 6, 7), resolved(max_tokens=3), vocab_size=256)
     (165, 224, 159)
     """
     assert sampling.max_tokens is not None and sampling.seed is not None, sampling
     tokens = list(prompt)
-    while len(tokens) < len(prompt) + sampling.max_tokens:
-        tokens.append(shadow_token(tokens, sampling.seed, sample_index, vocab_size))
-        if tokens[-1] in sampling.stop_token_ids:
+    end = len(prompt) + sampling.max_tokens
+    while len(tokens) < end:
+        brought = sampled_and_forced(tokens, sampling, sample_index, vocab_size, grammar)
+        stops = (count for count, token in enumerate(brought, start=1) if token in sampling.stop_token_ids)
+        stop = next(stops, None)
+        tokens += brought[:stop]
+        if stop is not None or (grammar and is_complete(grammar, tokens)):
             break
-    return tuple(tokens[len(prompt) :])
+    return tuple(tokens[len(prompt) : end])
+
+
+def sampled_and_forced(
+    tokens: Sequence[int], sampling: SamplingParams, sample_index: int, vocab_size: int, grammar: str
+) -> tuple[int, ...]:
+    """Return the shadow model's next token, and those that a grammar forces behind it. None are forced where
+    log-probabilities are asked for."""
+    assert sampling.seed is not None, sampling
+    token = shadow_token(tokens, sampling.seed, sample_index, vocab_size)
+    if not grammar or sampling.logprobs is not None:
+        return (token,)
+    return (token, *forced_tokens(grammar, (*tokens, token), vocab_size))
 
 
 def digests(tokens: Iterable[int]) -> Iterator[int]:
@@ -133,6 +156,7 @@ class ShadowRunner:
         tiers: the host and the disk.
         offload_tier: the tier with the contexts that are longer than the device.
         read_fails: called with the number of a slice of offloaded work (from 0): whether a page of it cannot be read.
+        mask_is_late: called with the number of a row with a grammar (from 0): whether it is given no token.
 
     >>> from sluice.types import NewSlot, Submit
     >>> runner = ShadowRunner(page_size=4)
@@ -154,7 +178,10 @@ class ShadowRunner:
         tiers: ShadowTiers | None = None,
         offload_tier: Tier = Tier.DISK,
         read_fails: Callable[[int], bool] = lambda number: False,
+        mask_is_late: Callable[[int], bool] = lambda number: False,
     ) -> None:
+        self._mask_is_late = mask_is_late
+        self._num_masks = 0
         self._offload_tier = offload_tier
         self._read_fails = read_fails
         self._num_slices = 0
@@ -218,7 +245,7 @@ class ShadowRunner:
         for chunk in plan.chunks:
             self._write(chunk, written)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        sampled = tuple(() if chunk.slot in self._lost else (self._sample(chunk),) for chunk in sampling)
+        sampled = tuple(() if chunk.slot in self._lost else self._sample(chunk) for chunk in sampling)
         logprobs = tuple(() if chunk.slot in self._lost else self._logprobs(chunk) for chunk in sampling)
         embeddings = tuple(
             b"" if chunk.slot in self._lost else shadow_embedding(self._seen(chunk))
@@ -242,6 +269,7 @@ class ShadowRunner:
             embeddings,
             copied,
             slice_errors=tuple(slice_errors),
+            complete=tuple(self._complete(plan, sampled)),
         )
 
     def _work(self, part: ChunkSlice) -> str | None:
@@ -293,12 +321,24 @@ class ShadowRunner:
         assert new.request_id == chunk.request_id, f"{chunk} runs in the slot of request {new.request_id}"
         return new.sampling
 
-    def _sample(self, chunk: Chunk) -> int:
-        seed, sample_index = self._sampling(chunk).seed, self._slots[chunk.slot].sample_index
-        assert seed is not None
-        token = shadow_token(self._seen(chunk), seed, sample_index, self._vocab_size)
-        self._last_token[chunk.slot] = token
-        return token
+    def _sample(self, chunk: Chunk) -> tuple[int, ...]:
+        sampling, new = self._sampling(chunk), self._slots[chunk.slot]
+        grammar = new.submit.grammar
+        brought = sampled_and_forced(self._seen(chunk), sampling, new.sample_index, self._vocab_size, grammar)
+        self._last_token[chunk.slot] = brought[0]
+        if grammar:
+            self._num_masks += 1
+            if self._mask_is_late(self._num_masks - 1):
+                return ()
+        return brought
+
+    def _complete(self, plan: BatchPlan, sampled: Sequence[tuple[int, ...]]) -> Iterator[int]:
+        """Yield the rows after which a grammar allows nothing."""
+        rows = [(row, chunk) for row, chunk in enumerate(plan.chunks) if chunk.samples]
+        for (row, chunk), brought in zip(rows, sampled, strict=True):
+            grammar = self._slots[chunk.slot].submit.grammar
+            if grammar and brought and is_complete(grammar, (*self._seen(chunk), *brought)):
+                yield row
 
     def _logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
         """Return the log-probabilities of the token just sampled, if the request wants them."""

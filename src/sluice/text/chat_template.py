@@ -7,11 +7,6 @@ exchanges frames with it over a socket, and starts another one when it has ended
 
 from __future__ import annotations
 
-import signal
-import socket
-import struct
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -20,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from sluice.text.child_process import ChildProcess, TooLong, end_of, was_killed
 from sluice.text.special_text import Spellings
 
 SECONDS = 2.0
@@ -33,12 +29,8 @@ START_SECONDS = 30.0
 """Time of the process to start and to compile the template."""
 TIMEOUT = 10.0
 """Seconds to wait for a rendering: more than its processor time, for which other processes compete."""
-END_SECONDS = 1.0
-"""Time for a process that closed its socket to end."""
-OUT_OF_MEMORY = 3
-"""Exit status of a process whose template exceeded its memory."""
-SIZE = struct.Struct("<Q")
-"""What a frame begins with: its length in bytes."""
+RENDERER = "sluice.text.render_process"
+"""The module that the process runs."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 """Names that special tokens with a role have in checkpoints and in templates."""
 OWN_VARIABLES = (*NAMED_TOKENS, "raise_exception", "strftime_now", "range", "dict", "namespace", "cycler", "joiner")
@@ -127,7 +119,7 @@ class ChatTemplate:
         self._timeout = timeout
         self._worker = ThreadPoolExecutor(1, "chat-template")
         """It alone uses the process."""
-        self._process: _RenderProcess | None = None
+        self._process: ChildProcess | None = None
         self._is_closed = False
 
     def start(self) -> None:
@@ -178,14 +170,14 @@ class ChatTemplate:
             case Refused(reason):
                 raise ChatTemplateError(f"the chat template refuses the messages: {reason}")
 
-    def _started(self) -> _RenderProcess:
+    def _started(self) -> ChildProcess:
         """Return the process, a new one if there is none or it has ended."""
         self._check_open()
         if self._process is not None and self._process.is_running:
             return self._process
         self._end()
         try:
-            self._process = _RenderProcess()
+            self._process = ChildProcess(RENDERER)
         except OSError as error:
             message = f"the process that renders chat templates cannot be started: {error}"
             raise ChatTemplateUnavailable(message) from error
@@ -202,107 +194,25 @@ class ChatTemplate:
             self._finalizer()
             self._process = None
 
-    def _exchange(self, process: _RenderProcess, frame: bytes, seconds: float, longest: int) -> Rendered | Refused:
+    def _exchange(self, process: ChildProcess, frame: bytes, seconds: float, longest: int) -> Rendered | Refused:
         """Send a frame and return the answer; end the process if there is none."""
         try:
-            return process.exchange(frame, time.monotonic() + seconds, longest)
+            answer = process.exchange(frame, time.monotonic() + seconds, longest)
+            return msgspec.msgpack.decode(answer, type=Rendered | Refused)
         except (OSError, EOFError, msgspec.MsgspecError) as error:
             failure = self._failure(process, error)
             self._end()
             raise failure from error
 
-    def _failure(self, process: _RenderProcess, error: Exception) -> ChatTemplateError:
+    def _failure(self, process: ChildProcess, error: Exception) -> ChatTemplateError:
         """Return why there is no answer. A slow template is ended by its processor time, long before the timeout."""
-        stopped = "the chat template was stopped: it"
         if isinstance(error, TimeoutError):
             return ChatTemplateUnavailable("the process that renders chat templates did not answer in time")
-        if isinstance(error, _TooLong):
-            return ChatTemplateError(f"{stopped} makes more text than a chat can need")
+        if isinstance(error, TooLong):
+            return ChatTemplateError("the chat template was stopped: it makes more text than a chat can need")
         status = process.status()
-        if status == OUT_OF_MEMORY:
-            return ChatTemplateError(f"{stopped} takes more than {self._load.memory_mb} MiB of memory")
-        if status == -signal.SIGPROF:
-            return ChatTemplateError(f"{stopped} runs for more than {self._load.seconds:g} seconds")
-        if status in (None, -signal.SIGKILL, -signal.SIGTERM):
+        if was_killed(status):
             what = f"sent no answer: {error}" if status is None else f"was killed: status {status}"
             return ChatTemplateUnavailable(f"the process that renders chat templates {what}")
-        return ChatTemplateError(f"{stopped} ended its process: status {status}")
-
-
-class _TooLong(OSError):
-    """An answer is longer than a prompt can be."""
-
-
-class _RenderProcess:
-    """A process that renders, and the socket to it. Only `kill` may be called by several threads."""
-
-    def __init__(self) -> None:
-        """
-        Raises:
-            OSError: it cannot be started.
-        """
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "sluice.text.render_process"],  # -P: as for the engine
-                    stdin=theirs.fileno(),  # its end shows the process that the server has ended
-                    stdout=theirs.fileno(),
-                    start_new_session=True,  # Ctrl-C in a terminal reaches only the server
-                )
-            except BaseException:
-                self._socket.close()
-                raise
-
-    @property
-    def is_running(self) -> bool:
-        return self._process.poll() is None
-
-    def exchange(self, frame: bytes, deadline: float, longest: int) -> Rendered | Refused:
-        """Send a frame and return the answer.
-
-        Args:
-            deadline: by the monotonic clock.
-            longest: bytes that the answer may have.
-
-        Raises:
-            OSError, EOFError, MsgspecError: there is no answer. The process is of no more use.
-        """
-        self._wait_until(deadline)
-        self._socket.sendall(SIZE.pack(len(frame)))
-        self._socket.sendall(frame)
-        (size,) = SIZE.unpack(self._receive(SIZE.size, deadline))
-        if size > longest:
-            raise _TooLong
-        answer: Rendered | Refused = msgspec.msgpack.decode(self._receive(size, deadline), type=Rendered | Refused)
-        return answer
-
-    def _receive(self, size: int, deadline: float) -> bytearray:
-        received = bytearray(size)
-        rest = memoryview(received)
-        while rest:
-            self._wait_until(deadline)
-            count = self._socket.recv_into(rest)
-            if count == 0:
-                raise EOFError("it ended")
-            rest = rest[count:]
-        return received
-
-    def _wait_until(self, deadline: float) -> None:
-        self._socket.settimeout(max(0.001, deadline - time.monotonic()))
-
-    def status(self) -> int | None:
-        """Return the exit status, as `Popen.returncode`; None if the process has not ended."""
-        try:
-            return self._process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def end(self) -> None:
-        """Kill the process, and wait until it has ended."""
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
+        how = end_of(status, self._load.seconds, self._load.memory_mb)
+        return ChatTemplateError(f"the chat template was stopped: it {how}")

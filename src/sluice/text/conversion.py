@@ -22,13 +22,23 @@ from typing import Any
 
 import tokenizers
 
-CONVERTIBLE = ("tokenizer.model", "spm.model", "tiktoken.model", "vocab.json")
-"""Files that transformers converts: SentencePiece or tiktoken, SentencePiece, tiktoken, GPT-2's with merges.txt."""
+GGUF = "model.gguf"
+CONVERTIBLE = ("tokenizer.model", "spm.model", "tiktoken.model", "vocab.json", GGUF)
+"""Files that transformers converts: SentencePiece or tiktoken, SentencePiece, tiktoken, GPT-2's with merges.txt,
+llama.cpp's."""
 OTHER = ("tekken.json", "*.tiktoken", "*.model", "vocab.txt")
 """Files of tokenizers that are not converted, to name them."""
 NEEDED = ("transformers", "sentencepiece", "tiktoken", "google.protobuf")
-COPIED = (*CONVERTIBLE, "merges.txt", "added_tokens.json", "special_tokens_map.json", "tokenizer_config.json")
+NEEDED_FOR_GGUF = ("transformers", "gguf")
+COPIED = (
+    *(name for name in CONVERTIBLE if name != GGUF),
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
 INSTALL = "pip install 'sluice[transformers]'"
+INSTALL_FOR_GGUF = "pip install 'sluice[quantized]'"
 SECONDS = 300.0
 """After which a conversion is given up."""
 PROBES = ("Hello, world", "two  spaces\nand lines\n", "numbers 12345 (and) signs!?", "été 日本語 🙂", "\tdef f(x):")
@@ -66,9 +76,10 @@ def convert(path: Path) -> Converted:
     """
     if path.name not in CONVERTIBLE:
         raise ConversionError(f"its {path.name} is of no format that is accepted ({', '.join(CONVERTIBLE)})")
-    missing = [package for package in NEEDED if not _is_installed(package)]
+    needed, install = (NEEDED_FOR_GGUF, INSTALL_FOR_GGUF) if path.name == GGUF else (NEEDED, INSTALL)
+    missing = [package for package in needed if not _is_installed(package)]
     if missing:
-        raise ConversionError(f"its {path.name} needs {', '.join(missing)} to be converted: {INSTALL}")
+        raise ConversionError(f"its {path.name} needs {', '.join(missing)} to be converted: {install}")
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "sluice.text.conversion", str(path)],  # -P: as for the engine
@@ -104,8 +115,12 @@ def _converted(path: Path) -> Any:
     logging.getLogger("transformers").setLevel(logging.ERROR)
     with TemporaryDirectory(prefix="sluice-") as copy:
         try:
-            _copy(path.parent, Path(copy))
-            tokenizer = AutoTokenizer.from_pretrained(copy, local_files_only=True)
+            if path.name == GGUF:
+                (Path(copy) / GGUF).symlink_to(path.resolve())
+                tokenizer = AutoTokenizer.from_pretrained(copy, gguf_file=GGUF, local_files_only=True)
+            else:
+                _copy(path.parent, Path(copy))
+                tokenizer = AutoTokenizer.from_pretrained(copy, local_files_only=True)
         except Exception as error:  # transformers has no exception of its own for this
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise ConversionError(reason) from error

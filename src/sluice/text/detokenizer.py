@@ -13,7 +13,7 @@ run. Here only the malformed bytes are replaced, so that text made of byte token
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,25 +34,29 @@ class Spelling:
 
 
 class Vocabulary:
-    """The bytes of each token id. Unknown ids have none, nor have special tokens, unless `shows_special`."""
+    """The bytes of each token id. Unknown ids have none, nor have hidden ones: by default, all special tokens."""
 
     def __init__(
         self,
         spelling: Spelling,
         id_to_token: Callable[[int], str | None],
         special_ids: frozenset[int],
-        *,
-        shows_special: bool = False,
+        hidden_ids: frozenset[int] | None = None,
     ) -> None:
         self._spelling = spelling
         self._id_to_token = id_to_token
         self._special_ids = special_ids
-        self._hidden_ids = frozenset() if shows_special else special_ids
+        self._hidden_ids = special_ids if hidden_ids is None else hidden_ids
         self._inner: dict[int, bytes] = {}
 
     def with_special_tokens(self) -> Vocabulary:
         """Return a copy in which special tokens are shown by their names."""
-        return Vocabulary(self._spelling, self._id_to_token, self._special_ids, shows_special=True)
+        return Vocabulary(self._spelling, self._id_to_token, self._special_ids, frozenset())
+
+    def showing(self, texts: Collection[str]) -> Vocabulary:
+        """Return a copy in which the special tokens with some texts are shown."""
+        hidden = frozenset(token for token in self._hidden_ids if self._id_to_token(token) not in texts)
+        return Vocabulary(self._spelling, self._id_to_token, self._special_ids, hidden)
 
     def inner(self, token_id: int) -> bytes:
         """Return the bytes of a token that follows others."""

@@ -11,14 +11,9 @@ loop controls are available.
 from __future__ import annotations
 
 import json
-import os
-import resource
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import jinja2
 import msgspec
@@ -29,8 +24,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sluice.text.chat_template import (
     DEFAULT,
-    OUT_OF_MEMORY,
-    SIZE,
     Load,
     Message,
     Refused,
@@ -38,6 +31,7 @@ from sluice.text.chat_template import (
     Rendered,
     RenderOptions,
 )
+from sluice.text.child_side import begin_timing, frame, limit, pipes, run, send
 from sluice.text.special_text import SpecialText, texts_of, unused_characters
 
 
@@ -82,8 +76,40 @@ class Renderer:
         return special_text.spelled(prompt, marks)
 
     def _rendered(self, messages: Sequence[Message], variables: Mapping[str, Any], options: RenderOptions) -> str:
+        messages = [_with_arguments(message) for message in messages]
         own = {"messages": messages, "add_generation_prompt": options.add_generation_prompt}
         return self._template.render({"tools": None, "documents": None, **variables, **own, **self._special_tokens})
+
+
+class _Arguments(dict[str, Any]):
+    """The arguments of a call: an object, and where a template takes them for a text, its JSON.
+
+    Most templates write the object as JSON or go through it; those of DeepSeek V3 append it to a text.
+    """
+
+    def __str__(self) -> str:
+        return _tojson(self)
+
+    def __add__(self, other: str) -> str:
+        return str(self) + other
+
+    def __radd__(self, other: str) -> str:
+        return other + str(self)
+
+
+def _with_arguments(message: Message) -> Message:
+    """Return a message whose calls have their arguments in both forms."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [_with_both_forms(call) for call in message["tool_calls"]]
+    return {**message, "tool_calls": calls}
+
+
+def _with_both_forms(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), dict):
+        return call
+    return {**call, "function": {**function, "arguments": _Arguments(function["arguments"])}}
 
 
 class _Cut:
@@ -156,32 +182,27 @@ def _strftime_now(pattern: str) -> str:
 
 def main() -> None:
     """Answer frames until the standard input ends."""
-    source, sink = open(0, "rb"), open(1, "wb")  # noqa: SIM115  (open until the process ends)
-    load = msgspec.msgpack.decode(_frame(source), type=Load)
+    source, sink = pipes()
+    load = msgspec.msgpack.decode(frame(source), type=Load)
     special_text = None if load.spellings is None else SpecialText(load.spellings)
-    _limit(load.memory_mb)
-    _begin_timing(load.seconds)
+    limit(load.memory_mb)
+    begin_timing(load.seconds)
     try:
         renderer = Renderer(load.source, load.special_tokens, special_text)
     except Exception as error:
-        _send(sink, msgspec.msgpack.encode(_refusal(error)))
+        send(sink, msgspec.msgpack.encode(_refusal(error)))
         return
-    _send(sink, msgspec.msgpack.encode(Rendered("")))
+    send(sink, msgspec.msgpack.encode(Rendered("")))
     decoder = msgspec.msgpack.Decoder(Render)
     while True:
-        frame = _frame(source)
-        _begin_timing(load.seconds)
+        question = frame(source)
+        begin_timing(load.seconds)
         try:
-            work = decoder.decode(frame)
+            work = decoder.decode(question)
             answer = msgspec.msgpack.encode(Rendered(renderer.render(work.messages, work.options)))
         except Exception as error:
             answer = msgspec.msgpack.encode(_refusal(error))
-        _send(sink, answer)
-
-
-def _begin_timing(seconds: float) -> None:
-    """Let the kernel end this process after so much processor time from now."""
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+        send(sink, answer)
 
 
 def _refusal(error: Exception) -> Refused:
@@ -196,38 +217,5 @@ def _refusal(error: Exception) -> Refused:
     return Refused(reason.encode(errors="backslashreplace").decode())
 
 
-def _frame(source: BinaryIO) -> bytes:
-    """Return the next frame; end the process if there is none."""
-    (size,) = SIZE.unpack(_bytes(source, SIZE.size))
-    return _bytes(source, size)
-
-
-def _bytes(source: BinaryIO, size: int) -> bytes:
-    received = source.read(size)
-    if len(received) < size:
-        sys.exit()
-    return received
-
-
-def _send(sink: BinaryIO, answer: bytes) -> None:
-    sink.write(SIZE.pack(len(answer)))
-    sink.write(answer)
-    sink.flush()
-
-
-def _limit(memory_mb: int) -> None:
-    """Limit the memory of this process to so much more than it has, and let `_begin_timing` end it."""
-    signal.signal(signal.SIGPROF, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
-    if sys.platform == "linux":
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        most = used + memory_mb * 2**20
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
 if __name__ == "__main__":
-    try:
-        main()
-    except MemoryError:
-        os._exit(OUT_OF_MEMORY)  # not later: what is left of the memory may be in pieces
+    run(main)

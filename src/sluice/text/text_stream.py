@@ -27,7 +27,8 @@ class StopFinder:
         self._stops = [_StopString(stop) for stop in stops]
         self._include_stop = include_stop
         self._held = ""
-        self.found = False
+        self.found: str | None = None
+        """The stop string that ended the text."""
 
     def push(self, text: str) -> str:
         """Add a piece, and return the text that certainly precedes any stop string."""
@@ -37,9 +38,9 @@ class StopFinder:
         ends = [(end, end - len(stop.text)) for stop in self._stops if (end := stop.push(text)) is not None]
         text = self._held + text
         if ends:
-            self.found = True
             self._held = ""
             end, start = min(ends)
+            self.found = text[before + start : before + end]
             return text[: before + (end if self._include_stop else start)]
         end = len(text) - max(stop.matched for stop in self._stops)
         self._held = text[end:]
@@ -140,6 +141,11 @@ class TextStream:
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         """None for the first token of the prompt; the others only if they were requested."""
 
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the text; None: something else did, or it has not ended."""
+        return self._stops.found
+
     def push(self, output: Output) -> list[Piece]:
         """Return the pieces of one output, in order.
 
@@ -177,12 +183,12 @@ class TextStream:
         own = "" if is_hidden else self._detokenizer.push(token)
         self._length += len(own)
         text = self._stops.push(own) if self.num_tokens > self._min_tokens else own
-        if not self._stops.found and reason is not None:
+        if self.stop_string is None and reason is not None:
             text += self._rest()
-        self.finish_reason = FinishReason.STOP if self._stops.found else reason
+        self.finish_reason = FinishReason.STOP if self.stop_string is not None else reason
         return Piece(token, text, self.finish_reason, logprobs, offset)
 
     def _rest(self) -> str:
         """Return the text that was held back: an unfinished character and the beginning of a stop string."""
         text = self._stops.push(self._detokenizer.flush())
-        return text if self._stops.found else text + self._stops.flush()
+        return text if self.stop_string is not None else text + self._stops.flush()

@@ -71,6 +71,8 @@ class Tokenizer:
         self._special_tokens = special_tokens
         self._vocabulary = _vocabulary(backend)
         self._whole_vocabulary = self._vocabulary.with_special_tokens()
+        self._showing: dict[frozenset[str], Vocabulary] = {}
+        """Vocabularies by the special tokens that they show: one for each use of a parser, and these are few."""
         self.eos_token_ids = frozenset(eos_token_ids)
 
     @classmethod
@@ -125,6 +127,10 @@ class Tokenizer:
     def num_special_before(self) -> int:
         """Number of special tokens that `encode` puts before a text."""
         return sum(1 for _ in takewhile(self.is_special, self.encode("a")))
+
+    @cached_property
+    def _added_ids(self) -> dict[str, int]:
+        return {token.content: number for number, token in self._backend.get_added_tokens_decoder().items()}
 
     @property
     def has_chat_template(self) -> bool:
@@ -196,9 +202,31 @@ class Tokenizer:
         """Return whether a token is one that texts lack unless they show special tokens."""
         return self._whole_vocabulary.shows(token_id) and not self._vocabulary.shows(token_id)
 
-    def detokenizer(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
-        """Return a detokenizer for text that continues `prompt`."""
-        return Detokenizer(self._vocabulary if skip_special_tokens else self._whole_vocabulary, prompt)
+    def serialized(self, extra: str) -> tuple[str, int]:
+        """Return this tokenizer as the `tokenizers` library writes it, with one more special token, and the token's id,
+        the last one. The tokenizer keeps that token, so it should serve no other purpose."""
+        self._backend.add_special_tokens([extra])
+        token_id = self._backend.token_to_id(extra)
+        assert token_id is not None, f"{extra!r} was not added"
+        return self._backend.to_str(), token_id
+
+    def detokenizer(
+        self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True, shown: frozenset[str] = frozenset()
+    ) -> Detokenizer:
+        """Return a detokenizer for text that continues `prompt`.
+
+        Args:
+            shown: texts of special tokens that are not skipped.
+        """
+        if not skip_special_tokens:
+            return Detokenizer(self._whole_vocabulary, prompt)
+        if shown and shown not in self._showing:
+            self._showing[shown] = self._vocabulary.showing(shown)
+        return Detokenizer(self._showing[shown] if shown else self._vocabulary, prompt)
+
+    def token_id(self, text: str) -> int | None:
+        """Return the id of an added token, special or not; None if a text is none."""
+        return self._added_ids.get(text)
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class TraceFile:
         path: made by `create`; lines are appended to it.
         header: the first line. Without its `token_ids`, those of prompts, outputs and stop tokens are left out, and
             only their numbers are written.
-        key: secret by which cache salts are hashed, so that no salt can be found in the trace.
+        key: secret by which cache salts and grammars are hashed, so that none can be found in the trace.
 
     Raises:
         OSError: the file cannot be written.
@@ -130,7 +130,8 @@ class TraceFile:
                 return record if plan is record.plan else structs.replace(record, plan=plan)
             case Add():
                 # Of a deadline that passed, an abort is recorded.
-                add = replace(record, extra_key=self._hashed(record.extra_key), start_deadline=None, deadline=None)
+                key, grammar = self._hashed(record.extra_key), self._hashed(record.grammar)
+                add = replace(record, extra_key=key, grammar=grammar, start_deadline=None, deadline=None)
                 if self._token_ids:
                     return add
                 return replace(add, prompt=(), output_ids=(), sampling=_without_ids(record.sampling))
@@ -149,10 +150,10 @@ class TraceFile:
             slices=tuple(without_tokens(each) for each in plan.slices),
         )
 
-    def _hashed(self, extra_key: str) -> str:
-        if not extra_key:
+    def _hashed(self, text: str) -> str:
+        if not text:
             return ""
-        return hashlib.blake2b(extra_key.encode(errors="surrogatepass"), digest_size=8, key=self._key).hexdigest()
+        return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8, key=self._key).hexdigest()
 
     def _stored(self, page: StoredPage) -> StoredPage:
         """Hash a page's key: a digest is a function of a cache salt, too."""

@@ -3,7 +3,7 @@
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
 are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
 `docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; lines of version 1 are upgraded
-as they are read, and those of version 2 lack only what has a default.
+as they are read, and those of versions 2 and 3 lack only what has a default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
-VERSION = 3
+VERSION = 4
 
 
 class TraceError(ValueError):
@@ -63,9 +63,11 @@ class Add(Submit):
     """Tokens that another engine gave it."""
     refused: str | None = None
     """Why the scheduler did not take it."""
+    arrived_at: float | None = None
+    """`arrived` as seconds of the file; None if it is not known."""
 
     @classmethod
-    def of(cls, submit: Submit, *, number: int, at: float, refused: str | None) -> Add:
+    def of(cls, submit: Submit, *, number: int, at: float, refused: str | None, arrived_at: float | None = None) -> Add:
         """Return the record of a request that was submitted."""
         return cls(
             **{each.name: getattr(submit, each.name) for each in fields(Submit)},
@@ -74,6 +76,7 @@ class Add(Submit):
             prompt_len=len(submit.prompt),
             num_outputs=len(submit.output_ids),
             refused=refused,
+            arrived_at=arrived_at,
         )
 
 
@@ -126,6 +129,14 @@ class Loaded(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="loaded")
     ends: tuple[End, ...] = ()
 
 
+class Compiled(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="compiled"):
+    """The grammar of a request was compiled, or cannot be used."""
+
+    request_id: int
+    error: str | None = None
+    ends: tuple[End, ...] = ()
+
+
 class Restored(_Call, frozen=True, kw_only=True, omit_defaults=True, tag="restored"):
     """The prefix cache was filled from what a disk held."""
 
@@ -158,7 +169,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     """What the scheduler was told that the step took."""
     plan: BatchPlan
     tokens: tuple[tuple[int, ...], ...] | None = None
-    """Sampled tokens of each row that samples; None without token ids, or if the step failed."""
+    """Tokens that each row that samples brought; None without token ids, or if the step failed."""
     counts: tuple[int, ...] = ()
     """Without token ids, their numbers."""
     prompt_logprobs: tuple[int, ...] = ()
@@ -171,11 +182,13 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     copies: tuple[CopyDone, ...] = ()
     """Copies that ended with it."""
     slice_errors: tuple[RowError, ...] = ()
+    complete: tuple[int, ...] = ()
+    """Rows whose grammar allows nothing more."""
     ends: tuple[End, ...] = ()
 
 
-Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Restored | Step
-STRUCTS = (Abort, Nothing, FlushCache, ForgetDevice, Copied, Loaded, Restored, Step)
+Record = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | Restored | Step
+STRUCTS = (Abort, Nothing, FlushCache, ForgetDevice, Copied, Loaded, Compiled, Restored, Step)
 KINDS: Mapping[str, type[Record]] = {"add": Add} | {str(kind.__struct_config__.tag): kind for kind in STRUCTS}
 
 

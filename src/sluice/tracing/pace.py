@@ -39,7 +39,7 @@ class PaceSummary:
     late: dict[str, int]
     """Those that took longer than the target by more than a share of it."""
     infeasible: int
-    """Steps whose decodes alone exceed the target."""
+    """Steps whose decodes, with the smallest chunk if they hold prefill, were predicted to exceed the target."""
     regimes: dict[str, RegimeSummary]
 
 
@@ -48,10 +48,10 @@ def summarize_pace(steps: Iterable[StepRun]) -> PaceSummary | None:
     timed = [(step, step.pace) for step in steps if step.pace is not None and step.micros > 0 and step.error is None]
     if not timed:
         return None
-    streaming = [(step, pace) for step, pace in timed if step.num_decodes and not pace.is_infeasible]
+    streaming = [(step, pace) for step, pace in timed if step.num_decodes and pace.target and not pace.is_infeasible]
     kinds = dict.fromkeys(pace.regime for _, pace in timed)
     return PaceSummary(
-        target_ms=min(pace.target for _, pace in timed) / 1000,
+        target_ms=min((pace.target for _, pace in timed if pace.target), default=0) / 1000,
         streaming=len(streaming),
         late={
             f"{share:.0%}": sum(step.micros > pace.target * (1 + share) for step, pace in streaming)
@@ -80,7 +80,7 @@ def report_pace(summary: PaceSummary | None) -> Iterator[str]:
     late = ", ".join(f"{count} by more than {share}" for share, count in summary.late.items())
     yield f"ITL target of {summary.target_ms:g} ms, {summary.streaming} steps with streams; above it: {late}"
     if summary.infeasible:
-        yield f"  infeasible, as decodes alone take longer: {summary.infeasible} steps"
+        yield f"  infeasible, as decodes with the smallest chunk take longer: {summary.infeasible} steps"
     for name, own in summary.regimes.items():
         yield (
             f"  {name:<14} {own.steps:>7} steps: predicted {own.predicted_ms:.2f} ms,"

@@ -78,7 +78,7 @@ class Converter:
         self._threads[add.request_id] = self._num_threads
         self._waits_since[add.request_id] = add.at
         yield from self._thread(self._num_threads, f"request {add.request_id}")
-        yield _instant(self._num_threads, "add", add.at, args | {"priority": add.priority})
+        yield _instant(self._num_threads, "add", add.at, args | {"priority": add.priority_class or add.priority})
 
     def _step(self, record: Step) -> Iterator[Event]:
         if record.launched_at is None or record.ended_at is None:

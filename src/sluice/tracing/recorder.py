@@ -17,6 +17,7 @@ from sluice.engine.trace import StepRecord, StepTimes, TraceSink
 from sluice.tracing.format import (
     Abort,
     Add,
+    Compiled,
     Copied,
     FlushCache,
     ForgetDevice,
@@ -83,8 +84,8 @@ class Recorder:
         return self._planner.has_work
 
     @property
-    def awaits_disk(self) -> bool:
-        return self._planner.awaits_disk
+    def awaits_report(self) -> bool:
+        return self._planner.awaits_report
 
     @property
     def latest(self) -> StepRecord | None:
@@ -101,7 +102,8 @@ class Recorder:
             refused = str(error)
             raise
         finally:
-            self._write(Add.of(submit, number=number, at=self._time(at), refused=refused))
+            arrived_at = self._time(submit.arrived / 1e6) if submit.arrived else None
+            self._write(Add.of(submit, number=number, at=self._time(at), refused=refused, arrived_at=arrived_at))
 
     def abort(self, request_id: int, reason: FinishReason = FinishReason.ABORT) -> list[Output]:
         number, at = self._call()
@@ -175,6 +177,14 @@ class Recorder:
         )
         return outputs
 
+    def compiled(self, request_id: int, error: str | None = None) -> list[Output]:
+        number, at = self._call()
+        outputs = self._planner.compiled(request_id, error)
+        self._write(
+            Compiled(number=number, at=self._time(at), request_id=request_id, error=error, ends=ends_of(outputs))
+        )
+        return outputs
+
     def close(self) -> None:
         """Write the steps in flight, and close journal and trace."""
         for step in self._open.values():
@@ -229,6 +239,7 @@ class Recorder:
             launched=launched,
             copies=found.copies,
             slice_errors=found.slice_errors,
+            complete=found.complete,
             ends=ends_of(outputs),
         )
 

@@ -11,6 +11,7 @@ from sluice.tracing.file import Line, TraceReader
 from sluice.tracing.format import (
     Abort,
     Add,
+    Compiled,
     Copied,
     End,
     FlushCache,
@@ -37,6 +38,7 @@ PLACES: Mapping[type, str] = {
     ForgetDevice: "the loss of the device's state",
     Copied: "copies that ended",
     Loaded: "blocks that were loaded",
+    Compiled: "a grammar that was compiled",
     Restored: "the cache, restored from a disk",
 }
 Difference = tuple[str, str, str]
@@ -59,7 +61,7 @@ class Ended(NamedTuple):
     step: Step
 
 
-Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Restored | Planned | Ended
+Action = Add | Abort | Nothing | FlushCache | ForgetDevice | Copied | Loaded | Compiled | Restored | Planned | Ended
 
 
 class NumberedCall(NamedTuple):
@@ -202,6 +204,8 @@ class Player:
                 return different_ends(action.ends, self._scheduler.copied(done))
             case Loaded(step=step, ready=ready, error=error):
                 return different_ends(action.ends, self._scheduler.blocks_loaded(step, ready, error))
+            case Compiled(request_id=request_id, error=error):
+                return different_ends(action.ends, self._scheduler.compiled(request_id, error))
             case Restored(pages=pages, taken=taken):
                 found = self._scheduler.restore(pages or ())
                 return None if found == taken else ("pages", str(taken), str(found))
@@ -240,6 +244,7 @@ class Player:
             embeddings=(b"",) * sum(chunk.embeds for chunk in plan.chunks),
             copies=step.copies,
             slice_errors=step.slice_errors,
+            complete=step.complete,
         )
         return self._scheduler.commit(plan, result, step.micros)
 

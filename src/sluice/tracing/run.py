@@ -102,6 +102,11 @@ class RequestRun:
     """Chunks of its prompt, or of tokens computed again; no decodes."""
     token_times: array[float] = field(default_factory=lambda: array("d"))
     """When each output token was known."""
+    arrived_at: float | None = None
+    """At the server; None if it is not known."""
+    priority_class: str = ""
+    is_continued: bool = False
+    """An engine before gave it tokens."""
     end: End | None = None
     ended_at: float | None = None
 
@@ -158,7 +163,14 @@ def read_run(lines: Iterable[Line]) -> Run:
                 last_planned = max(last_planned, record.planned)
                 _add_step(run, record)
             case Add(refused=None) as add:
-                run.requests[add.request_id] = RequestRun(add.request_id, add.at, add.prompt_len)
+                run.requests[add.request_id] = RequestRun(
+                    add.request_id,
+                    add.at,
+                    add.prompt_len,
+                    arrived_at=add.arrived_at,
+                    priority_class=add.priority_class,
+                    is_continued=add.num_outputs > 0,
+                )
             case Add(refused=message) as add:
                 run.refused.append(Refusal(add.request_id, message or ""))
             case Copied() as copied:
@@ -252,6 +264,8 @@ def _end_requests(run: Run, ends: Sequence[End], at: float) -> None:
         request = run.requests.get(end.request_id)
         if request is not None and request.end is None:
             request.end, request.ended_at = end, at
+            # A row with forced tokens may have brought more than the request may have.
+            del request.token_times[end.num_outputs :]
 
 
 def sampled(record: Step) -> Iterator[tuple[Chunk, int]]:

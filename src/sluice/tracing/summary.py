@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from sluice.tracing.classes import ClassSummary, is_on_time, report_classes, summarize_classes, ttft_ms
 from sluice.tracing.format import Header
 from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
 from sluice.tracing.run import Cause, Gap, Refusal, RequestRun, RowFailure, Run, find_gaps
+from sluice.tracing.spread import Spread, percentile, spread
+from sluice.types import SchedulerLimits
 
 GAPS_SHOWN = 20
 FAILURES_SHOWN = 10
@@ -19,15 +21,6 @@ HEAD = (
     *("request", "at s", "prompt", "cached", "output", "chunks", "preempted"),
     *("queued ms", "TTFT ms", "ITL p50 ms", "ITL max ms", "end"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Percentiles and the maximum, in milliseconds."""
-
-    p50: float
-    p99: float
-    max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +50,14 @@ class RequestRow:
     queued_ms: float | None
     """From its arrival to the launch of its first chunk."""
     ttft_ms: float | None
-    """From its arrival to its first token."""
+    """From its arrival at the server, if that is known, to its first token."""
     itl_p50_ms: float | None
     itl_max_ms: float | None
     outcome: str
     error: str | None
+    priority_class: str = ""
+    on_time: bool | None = None
+    """Its first token came within the TTFT target of its class; None without the one or the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +100,8 @@ class Summary:
     """Time of a step in the scheduler."""
     pace: PaceSummary | None
     """How steps kept an ITL target, if they had one."""
+    classes: dict[str, ClassSummary]
+    """How requests kept the TTFT targets of their priority classes, if they had any."""
     requests: int
     outcomes: dict[str, int]
     prompt_tokens: int
@@ -153,6 +151,7 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         device_ms=spread([step.device_ms for step in steps]),
         host_ms=spread([step.host_ms for step in steps]),
         pace=summarize_pace(steps),
+        classes=summarize_classes(run, header.setup.limits),
         requests=len(requests),
         outcomes=_counted(request.outcome for request in requests),
         prompt_tokens=sum(request.prompt_len for request in admitted),
@@ -163,24 +162,11 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         row_failures=tuple(run.row_failures),
         gap_ms=gap_ms,
         gaps=tuple(find_gaps(run, gap_ms)),
-        table=tuple(_row(request) for request in requests),
+        table=tuple(_row(request, header.setup.limits) for request in requests),
     )
 
 
-def spread(values: Iterable[float]) -> Spread:
-    """Return percentiles by nearest rank; zeros if there are no values."""
-    ordered = sorted(values)
-    if not ordered:
-        return Spread(0.0, 0.0, 0.0)
-    return Spread(percentile(ordered, 0.5), percentile(ordered, 0.99), ordered[-1])
-
-
-def percentile(ordered: list[float], share: float) -> float:
-    """Return the smallest value that `share` of the sorted values do not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-def _row(request: RequestRun) -> RequestRow:
+def _row(request: RequestRun, limits: SchedulerLimits) -> RequestRow:
     times, end = request.token_times, request.end
     itl = sorted((b - a) * 1000 for a, b in pairwise(times))
     return RequestRow(
@@ -192,11 +178,13 @@ def _row(request: RequestRun) -> RequestRow:
         chunks=request.chunks,
         preemptions=request.preemptions,
         queued_ms=None if request.admitted_at is None else _ms(request.admitted_at - request.added_at),
-        ttft_ms=_ms(times[0] - request.added_at) if times else None,
+        ttft_ms=ttft_ms(request),
         itl_p50_ms=round(percentile(itl, 0.5), 3) if itl else None,
         itl_max_ms=round(itl[-1], 3) if itl else None,
         outcome=request.outcome,
         error=None if end is None else end.error,
+        priority_class=request.priority_class,
+        on_time=is_on_time(request, limits),
     )
 
 
@@ -218,10 +206,17 @@ def report(summary: Summary, *, table: bool) -> str:
     """Return the whole summary as text; with `table`, with a line for each request."""
     blocks = [
         list(block)
-        for block in (_run(summary), _bounds(summary), report_pace(summary.pace), _trouble(summary), _gaps(summary))
+        for block in (
+            _run(summary),
+            _bounds(summary),
+            report_pace(summary.pace),
+            report_classes(summary.classes),
+            _trouble(summary),
+            _gaps(summary),
+        )
     ]
     if table:
-        blocks.append(list(_table(summary.table)))
+        blocks.append(list(_table(summary.table, has_classes=bool(summary.classes))))
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
@@ -306,9 +301,10 @@ def _cause(cause: Cause) -> str:
     return f"step {cause.step}{failed}, {cause.ms:.1f} ms: {', '.join(what)}"
 
 
-def _table(rows: Sequence[RequestRow]) -> Iterator[str]:
-    lines = [HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEAD))]
+def _table(rows: Sequence[RequestRow], *, has_classes: bool) -> Iterator[str]:
+    head = (*HEAD, "class", "on time") if has_classes else HEAD
+    lines = [head, *((*_cells(row), *(_class_cells(row) if has_classes else ())) for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
     for line in lines:
         yield "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
 
@@ -318,6 +314,10 @@ def _cells(row: RequestRow) -> tuple[str, ...]:
     times = (row.queued_ms, row.ttft_ms, row.itl_p50_ms, row.itl_max_ms)
     shown = ("-" if value is None else f"{value:.1f}" for value in times)
     return str(row.request_id), f"{row.added_at:.3f}", *map(str, numbers), *shown, row.outcome
+
+
+def _class_cells(row: RequestRow) -> tuple[str, str]:
+    return row.priority_class or "-", "-" if row.on_time is None else "yes" if row.on_time else "no"
 
 
 def _names(ids: Sequence[int]) -> str:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from sluice.types.priority import DEFAULT_CLASS, PriorityClass
 from sluice.types.tiers import Tier
+
+ITL_AUTO = -1
+"""Stands for an ITL target that follows the measured time of decodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +21,8 @@ class SchedulerLimits:
     `max_running_requests < max_batch_tokens`, so decodes alone never fill a step. `dynamic_chunking` is the position at
     which a prompt token takes twice as long as the first one; 0: all tokens count the same. `itl_target` is the time of
     a step with streams, in microseconds, which the share `itl_quantile` of these steps is to be within; 0: steps are
-    not timed. It needs prompts that may be cut, where `chunked_prefill_size` is the most prefill of a step, and the
-    schedule `mixed`.
+    not timed; `ITL_AUTO`: by what decodes take. It needs prompts that may be cut, where `chunked_prefill_size` is the
+    most prefill of a step, and the schedule `mixed`.
     """
 
     schedule: str
@@ -40,6 +44,24 @@ class SchedulerLimits:
     dynamic_chunking: int = 0
     itl_target: int = 0
     itl_quantile: float = 0.95
+    classes: tuple[PriorityClass, ...] = ()
+    """Of the policy `deadline`, from the most urgent to the least; empty under the others."""
+
+    def level(self, name: str) -> int:
+        """Return the position of a class among `classes`; 0 if there are none.
+
+        Args:
+            name: of the class; "" is `DEFAULT_CLASS`.
+
+        Raises:
+            ValueError: no class has this name.
+        """
+        if not self.classes:
+            return 0
+        names = [each.name for each in self.classes]
+        if (name or DEFAULT_CLASS) not in names:
+            raise ValueError(f"priority class must be one of {', '.join(names)}, got {name!r}")
+        return names.index(name or DEFAULT_CLASS)
 
 
 class Bound(StrEnum):

@@ -83,7 +83,8 @@ class NewSlot(NamedTuple):
     prompt_len: int = 0
     """Tokens of the prompt: those behind them are outputs."""
     history: tuple[int, ...] = ()
-    """All tokens known, if the sampling has penalties: those of a cached prefix come in no chunk."""
+    """All tokens known, if the sampling has penalties or the request a grammar: those of a cached prefix come in no
+    chunk."""
 
     @property
     def request_id(self) -> int:
@@ -115,12 +116,12 @@ class Pace(NamedTuple):
 
     regime: Regime
     target: int
-    """What it may take."""
+    """What it may take; 0: that is not known yet."""
     predicted: int
     at_quantile: int
     """The same with the margin: it takes no longer with the probability that is asked for."""
     is_infeasible: bool = False
-    """Decodes alone exceed the target."""
+    """It is predicted to exceed the target, although it has no prefill or the least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,9 +58,11 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """The result of a step: per *sampling* chunk, in plan order, the sampled tokens (one, unless speculating).
+    """The result of a step: per *sampling* chunk, in plan order, the tokens that it brought.
 
-    A row named in `errors` still has its entry (empty) wherever it would have one.
+    These are the one that was sampled, and those that a grammar forces behind it. A row may bring none: if it is named
+    in `errors`, its request ends; if in `complete`, too; else its last token is computed once more. A row named in
+    `errors` still has its entry (empty) wherever it would have one.
     """
 
     step: int
@@ -77,6 +79,8 @@ class BatchResult:
     `engine.messages.Copied` reports them."""
     slice_errors: tuple[RowError, ...] = ()
     """Slices that failed: `row` indexes `plan.slices`."""
+    complete: tuple[int, ...] = ()
+    """Rows, as indices of `plan.chunks`, whose grammar allows nothing more: their requests end with these tokens."""
 
 
 class CachedTokens(NamedTuple):
@@ -142,3 +146,5 @@ class Occupancy(NamedTuple):
     """Requests whose prefix is being loaded to the device."""
     tiers: tuple[TierUse, ...] = ()
     """The tiers behind the device, fastest first."""
+    compiling: int = 0
+    """Requests whose grammar is being compiled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import secrets
@@ -10,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 MAX_TOP_K = 1 << 30
 MAX_LOGPROBS = 20
@@ -75,6 +76,9 @@ _CHECKS: Mapping[str, tuple[Check, str]] = MappingProxyType(
         "prompt_logprobs": _LOGPROBS,
         "presence_penalty": _PENALTY,
         "frequency_penalty": _PENALTY,
+        "regex": (lambda value: value is None or (isinstance(value, str) and value != ""), "a regular expression"),
+        "grammar": (lambda value: value is None or (isinstance(value, str) and value != ""), "a grammar as text"),
+        "whitespace_pattern": (lambda value: value is None or isinstance(value, str), "a regular expression"),
         "repetition_penalty": (_number(*REPETITION_PENALTIES), "in [{}, {}]".format(*REPETITION_PENALTIES)),
     }
 )
@@ -107,6 +111,31 @@ def _checked_bias(given: Any) -> _CheckedBias:
     return _CheckedBias(bias)
 
 
+@runtime_checkable
+class SchemaSource(Protocol):
+    """A class that describes its instances by a JSON schema, as models of pydantic do."""
+
+    def model_json_schema(self) -> dict[str, Any]: ...
+
+
+CONSTRAINTS = ("schema", "regex", "choice", "grammar")
+"""Parameters that say what the output must look like."""
+
+
+def _schema_text(schema: Any) -> str | None:
+    """Return a JSON schema as text, so that it can be compared and sent."""
+    if schema is None or isinstance(schema, str):
+        return schema
+    if isinstance(schema, type) and isinstance(schema, SchemaSource):
+        schema = schema.model_json_schema()
+    if not isinstance(schema, Mapping | bool):
+        raise ValueError(f"schema must be a JSON schema as an object or text, or a pydantic model, got {schema!r}")
+    try:
+        return json.dumps(schema if isinstance(schema, bool) else dict(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"schema must be JSON: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen. Field names are those of the HTTP API.
@@ -123,6 +152,11 @@ class SamplingParams:
     `frequency_penalty` is subtracted for each time a token was generated, and `presence_penalty` once if it was
     (OpenAI's); stop tokens are excluded until there are `min_tokens` outputs, and stop strings are not searched for in
     these.
+
+    At most one of `schema`, `regex`, `choice` and `grammar` constrains the output: a JSON schema (an object, its text,
+    or a pydantic model), a regular expression that matches all of it, some texts to choose from, or a grammar in Lark
+    or GBNF. `whitespace_pattern` is a regular expression for the whitespace in the JSON of a schema; by default it is
+    as `json.dumps` writes it.
 
     Raises:
         ValueError: a field is out of range; the message names it, its value and what would be accepted.
@@ -146,6 +180,12 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, number added to its logit); a mapping is accepted too."""
+    schema: Any = None
+    """Kept as JSON text."""
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    whitespace_pattern: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -162,6 +202,20 @@ class SamplingParams:
             if not is_valid(value):
                 raise ValueError(f"{name} must be {accepted}, got {value!r}")
         self._check_min_tokens()
+        self._check_constraints()
+
+    def _check_constraints(self) -> None:
+        object.__setattr__(self, "schema", _schema_text(self.schema))
+        if self.choice is not None:
+            texts = self.choice
+            if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
+                raise ValueError(f"choice must be a non-empty list of non-empty texts, got {texts!r}")
+            object.__setattr__(self, "choice", tuple(texts))
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are several constraints of one output; at most one is accepted")
+        if self.whitespace_pattern is not None and self.schema is None:
+            raise ValueError(f"whitespace_pattern {self.whitespace_pattern!r} is only allowed with a schema")
 
     def _check_min_tokens(self) -> None:
         most = math.inf if self.max_tokens is None else self.max_tokens
@@ -181,6 +235,8 @@ class SamplingParams:
     def resolved(self, *, eos_ids: Iterable[int], room: int, seed: int) -> SamplingParams:
         """Return what the engine gets for each of the `n` samples: no text, and nothing left open.
 
+        What constrains the output is not in it: the engine gets a grammar instead (`Submit.grammar`).
+
         Args:
             eos_ids: become stop ids unless `ignore_eos`.
             room: tokens that the context still holds, for an open `max_tokens`.
@@ -196,6 +252,11 @@ class SamplingParams:
             stop=(),
             stop_token_ids=tuple(sorted(stop_ids)),
             n=1,
+            schema=None,
+            regex=None,
+            choice=None,
+            grammar=None,
+            whitespace_pattern=None,
         )
 
 

@@ -30,6 +30,11 @@ class Submit:
     """Namespace of the prefix cache: equal tokens under different keys share nothing."""
     priority: int = 0
     """Class under the policy `priority`, ignored under the others."""
+    priority_class: str = ""
+    """Name of its `PriorityClass` under the policy `deadline`, ignored under the others; "": `DEFAULT_CLASS`."""
+    arrived: int = 0
+    """When it arrived, in microseconds of the engine's clock. Its TTFT target counts from then, in every engine that it
+    is submitted to."""
     itl_target: int = 0
     """Microseconds that its stream may stand still in a step. It counts if it is above the scheduler's own target,
     which is meant by 0, and which holds for requests beside it that ask for less."""
@@ -48,3 +53,6 @@ class Submit:
     lookahead: int | None = None
     """Samples of this request that may be unread when its next token is planned; None: the scheduler's. A request that
     needs its last token before the next is planned has 0."""
+    grammar: str = ""
+    """What its output must match, as llguidance reads it: a grammar in its dialect of Lark, or in JSON; empty:
+    anything. The next token is planned when the last one is known, whatever `lookahead` is."""

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+from sluice.grammar.base import CompiledGrammars
 from sluice.runner.features.base import Feature
 from sluice.runner.features.embeddings import Embeddings
+from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
 from sluice.runner.features.logprobs import Logprobs
 from sluice.runner.features.penalties import Penalties
 from sluice.runner.features.sampling import Sampling
 
-FEATURES: Sequence[Callable[[int, int, torch.device], Feature]] = (Penalties, Sampling, Logprobs, Embeddings)
-"""Called with a number of slots, a vocabulary size and a device, and applied in this order: features that change logits
-come before `Sampling`."""
+
+def make_features(
+    num_slots: int, vocab_size: int, device: torch.device, grammars: CompiledGrammars = NO_GRAMMARS
+) -> Sequence[Feature]:
+    """Return the features in the order in which they are applied: those that change logits come before `Sampling`, and
+    the grammar's mask last of these, since nothing may allow what it forbids."""
+    sizes = num_slots, vocab_size, device
+    return (Penalties(*sizes), Grammars(*sizes, grammars), Sampling(*sizes), Logprobs(*sizes), Embeddings(*sizes))

@@ -36,7 +36,7 @@ class StepLogits:
     """The logits of a step on the device, and the tokens sampled from them."""
 
     raw: torch.Tensor
-    """[S, vocab], as the model gave them. No feature changes them."""
+    """[S, vocab], as the model gave them. No feature changes them, as long as they are kept."""
     embedded: torch.Tensor
     """[E, hidden_size], hidden states of the last token of each row that embeds."""
     target_hidden: torch.Tensor
@@ -46,6 +46,8 @@ class StepLogits:
     ops: LogitOps
     slice_bytes: int = SLICE_BYTES
     """Most memory that the logits of targets take at once, a row at least."""
+    keeps_raw: bool = True
+    """Whether `raw` is read after the sampling."""
     to_sample: torch.Tensor = field(init=False)
     """[S, vocab], what is sampled from: `raw`, or a copy that features have changed."""
     tokens: torch.Tensor = field(init=False)
@@ -61,6 +63,12 @@ class StepLogits:
             self.to_sample = self.raw.to(dtype, copy=True, memory_format=torch.contiguous_format)
         return self.to_sample
 
+    def maskable(self) -> torch.Tensor:
+        """Return `to_sample`, of any float type, to be changed in place: a copy only if `raw` is kept."""
+        if self.to_sample is self.raw and (self.keeps_raw or self.raw.stride(-1) != 1):
+            self.to_sample = self.raw.clone(memory_format=torch.contiguous_format)
+        return self.to_sample
+
 
 @dataclass(slots=True)
 class StepReport:
@@ -71,6 +79,10 @@ class StepReport:
     """[S]"""
     failed: dict[int, str]
     """Why the request of a row cannot go on, by row."""
+    brought: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Tokens of sampling rows that bring others than the one in `tokens`, by index into `tokens`."""
+    complete: list[int] = field(default_factory=list)
+    """Rows whose requests end with what they bring."""
     logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
     """Of each row that samples; empty if no row asked."""
     prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
@@ -84,6 +96,8 @@ class StagedFeature:
 
     arrays: tuple[Array, ...] = ()
     """Arrays of one dimension that travel with the step's inputs. They belong to the step alone."""
+    keeps_raw = False
+    """Whether it reads the raw logits of rows that sample after they have sampled."""
 
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         """Receive `arrays` on the device, before the forward."""
@@ -117,6 +131,9 @@ class Feature:
         """Lay out a step; None if it does not use the feature."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """End what it keeps running. No step may follow; may be called again."""
+
 
 class StagedFeatures:
     """The features that one step uses."""
@@ -138,6 +155,7 @@ class StagedFeatures:
 
     def sample(self, logits: StepLogits) -> torch.Tensor:
         """Apply all features. Return one token for each row, [S] int64."""
+        logits.keeps_raw = any(staged.keeps_raw for staged in self._staged)
         for staged in self._staged:
             staged.apply(logits)
         self._on_device = [staged.sampled(logits) for staged in self._staged]

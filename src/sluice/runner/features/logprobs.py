@@ -48,6 +48,7 @@ class StagedLogprobs(StagedFeature):
     """
 
     def __init__(self, host: HostBatch, rows: Ints, num_top: Ints, num_target_top: Ints) -> None:
+        self.keeps_raw = len(rows) > 0
         self._num_top = num_top
         self._num_target_top = num_target_top
         self._host_rows = rows

@@ -88,9 +88,9 @@ class TokenCounts:
         self.tables.outputs[row].zero_().index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
 
     def count(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Count tokens [P] in rows [P]. A row that failed (below 0) counts a token 0, which no step reads."""
-        ones = torch.ones_like(tokens, dtype=torch.int32)
-        self.tables.outputs.index_put_((rows, tokens.clamp(min=0)), ones, accumulate=True)
+        """Count tokens [P] in rows [P]. Below 0 there is no token: the row failed, or its mask was late."""
+        added = (tokens >= 0).to(torch.int32)
+        self.tables.outputs.index_put_((rows, tokens.clamp(min=0)), added, accumulate=True)
 
 
 def _twice_as_long(table: torch.Tensor) -> torch.Tensor:

@@ -54,8 +54,8 @@ class Lawful:
         return self.scheduler.has_work
 
     @property
-    def awaits_disk(self) -> bool:
-        return self.scheduler.awaits_disk
+    def awaits_report(self) -> bool:
+        return self.scheduler.awaits_report
 
     def add(self, submit: Submit) -> None:
         self.scheduler.add(submit)
@@ -85,11 +85,12 @@ class Lawful:
         check_state(self.state)
 
     def schedule(self) -> BatchPlan | None:
+        forced = set(self.state.forced)
         plan = self.scheduler.schedule()
         check_state(self.state)
         if plan is None:
             require(
-                bool(self.in_flight) or not self.has_work or self.awaits_disk,
+                bool(self.in_flight) or not self.has_work or self.awaits_report,
                 f"law 12: nothing to plan, nothing in flight, and requests {sorted(self.state.requests)} wait",
             )
             require(
@@ -97,7 +98,7 @@ class Lawful:
                 f"law 12: requests {[r.id for r in self.state.running()]} wait for a disk that is not theirs",
             )
             return None
-        check_plan(self.state, self.scheduler.limits, plan)
+        check_plan(self.state, self.scheduler.limits, plan, forced)
         no_budget_is_unused(self.state, self.scheduler.limits, plan)
         self._preemptions_are_bounded()
         self._decodes_go_first(plan)
@@ -115,7 +116,16 @@ class Lawful:
     def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
         require(self.in_flight[0][0] is plan, f"plan {plan.step} is committed out of order")
         del self.in_flight[0]
+        self._note_repeats(plan, result)
         return self._checked(self.scheduler.commit(plan, result, micros))
+
+    def _note_repeats(self, plan: BatchPlan, result: BatchResult) -> None:
+        """8, over a run: a chunk follows one that was to sample and brought nothing from its last token on."""
+        failed = {error.row for error in result.errors}
+        brought = iter(result.token_ids)
+        for row, chunk in enumerate(plan.chunks):
+            if chunk.samples and next(brought, None) == () and row not in failed:
+                self._next_start[chunk.request_id] = chunk.end - 1
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         require(self.in_flight[0][0] is plan, f"plan {plan.step} fails out of order")
@@ -128,6 +138,9 @@ class Lawful:
     def blocks_loaded(self, step: int, ready: int, error: str | None = None) -> list[Output]:
         self._ready[step] = max(ready, self._ready.get(step, 0))
         return self._checked(self.scheduler.blocks_loaded(step, ready, error))
+
+    def compiled(self, request_id: int, error: str | None = None) -> list[Output]:
+        return self._checked(self.scheduler.compiled(request_id, error))
 
     def _checked(self, outputs: list[Output]) -> list[Output]:
         """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""

@@ -24,7 +24,7 @@ def require(holds: bool, message: str) -> None:
 
 def live(state: SchedulerState) -> list[Request]:
     """Return the requests that hold pages."""
-    groups = (state.loading, state.partial, state.decoding, state.offloaded, state.draining)
+    groups = (state.loading, state.partial, state.decoding, state.forced, state.offloaded, state.draining)
     return [request for group in groups for request in group.values()]
 
 
@@ -105,8 +105,11 @@ def tree_is_reachable(kv: KVManager) -> None:
 
 
 def pages_cover_the_promise(kv: KVManager, request: Request, lease: ResidentLease) -> None:
-    """5. A row has the pages that its promised tokens need, and no more."""
+    """5. A row has the pages that its promised tokens need, and no more; and that of a token that is computed once
+    more, since its row brought nothing."""
     held, needed = len(lease.pages), kv.pages_for(request.scheduled)
+    if request.submit.grammar and request.scheduled == request.computed and held > needed:
+        needed = kv.pages_for(request.scheduled + 1)
     require(held == needed, f"law 5: request {request.id} holds {held} pages, {needed} are promised")
     path, full = lease.path, request.computed // kv.page_size
     require(

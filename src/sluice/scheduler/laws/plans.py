@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sluice.kv.manager import ResidentLease
 from sluice.kv.tiers import Tiers
@@ -10,13 +10,18 @@ from sluice.scheduler.fair import DUE_AFTER
 from sluice.scheduler.laws.pages import require
 from sluice.scheduler.offloading import ALONE
 from sluice.scheduler.pacer import QUANTUM
+from sluice.scheduler.queue import is_by_deadline
 from sluice.scheduler.state import SchedulerState
 from sluice.types import BatchPlan, Chunk, ChunkSlice, SchedulerLimits
 
 
-def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """Check laws 7 and 9, and law 8 as far as it is about one plan."""
-    budgets_hold(state, limits, plan)
+def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan, forced: Collection[int] = ()) -> None:
+    """Check laws 7 and 9, and law 8 as far as it is about one plan.
+
+    Args:
+        forced: requests that had forced tokens to compute before the plan was made.
+    """
+    budgets_hold(state, limits, plan, forced)
     chunks_are_well_formed(state, plan)
     writes_are_private(state, plan)
     offloaded_work_is_paid_for(state, limits, plan)
@@ -27,35 +32,36 @@ def is_prefill(state: SchedulerState, chunk_start: int, request_id: int) -> bool
     return chunk_start < state.requests[request_id].prefill_end
 
 
-def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
+def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan, forced: Collection[int] = ()) -> None:
     """7. No plan is empty. Tokens and prefill tokens are within their budgets, except that the end of one prompt may
-    exceed the chunk size by up to a page. Under prefill-first no plan has both prefill and decodes."""
+    exceed the chunk size by up to a page. Forced tokens are prefill, but not prompts: they do not count in the number
+    of prompts, and the first prompt may have a page beside any number of them. Under prefill-first no plan has both
+    prefill and decodes."""
     contents = len(plan.chunks) + len(plan.slices) + len(plan.copies) + len(plan.dropped)
     require(contents > 0, f"law 7: plan {plan.step} is empty")
-    tiers = state.kv.tiers
-    if isinstance(tiers, Tiers):
-        most = tiers.limits.copies_per_step
-        require(len(plan.copies) <= most, f"law 7: plan {plan.step} makes {len(plan.copies)} copies of {most}")
-        most = tiers.limits.copies_in_flight
-        require(tiers.num_in_flight <= most, f"law 7: {tiers.num_in_flight} copies are in flight, of {most}")
+    copies_are_bounded(state, plan)
     chunks = resident(plan)
-    prefill = [c.length for c in chunks if is_prefill(state, c.start, c.request_id)]
+    of_prefill = [c for c in chunks if is_prefill(state, c.start, c.request_id)]
+    prefill = [c.length for c in of_prefill]
+    of_streams = sum(c.length for c in of_prefill if c.request_id in forced)
+    num_prompts = sum(c.request_id not in forced for c in of_prefill)
     num_tokens = sum(chunk.length for chunk in chunks)
     total, page_size = sum(prefill), state.kv.page_size
-    alone_unchunked = limits.chunked_prefill_size == 0 and len(prefill) == 1
+    beside_forced = of_streams + page_size if of_streams and num_prompts else 0
+    alone_unchunked = limits.chunked_prefill_size == 0 and (len(prefill) == 1 or num_prompts == 1)
     require(
         num_tokens <= limits.max_batch_tokens or alone_unchunked,
         f"law 7: plan {plan.step} has {num_tokens} tokens of {limits.max_batch_tokens}",
     )
     if limits.chunked_prefill_size:
-        over = total - limits.chunked_prefill_size
+        over = total - max(limits.chunked_prefill_size, beside_forced)
         ends = [c.length for c in chunks if (c.samples or c.embeds) and is_prefill(state, c.start, c.request_id)]
         require(
             over <= 0 or (over <= page_size and over < max(ends, default=0)),
             f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}",
         )
     if limits.max_prefill_tokens and prefill:
-        left = max(page_size, limits.max_prefill_tokens - (num_tokens - total))
+        left = max(page_size, beside_forced, limits.max_prefill_tokens - (num_tokens - total))
         require(
             total <= left or alone_unchunked,
             f"law 7: plan {plan.step} prefills {total} tokens, {left} are left of {limits.max_prefill_tokens}",
@@ -67,18 +73,29 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
         )
     if limits.max_prefill_requests:
         require(
-            len(prefill) <= limits.max_prefill_requests,
-            f"law 7: plan {plan.step} has {len(prefill)} prompts of {limits.max_prefill_requests}",
+            num_prompts <= limits.max_prefill_requests,
+            f"law 7: plan {plan.step} has {num_prompts} prompts of {limits.max_prefill_requests}",
         )
+    taken = max((state.places_taken(request) for request in state.partial.values()), default=0)
     require(
-        len(state.partial) <= limits.max_partial_prefills,
-        f"law 7: {len(state.partial)} prompts are half computed, of {limits.max_partial_prefills}",
+        taken <= limits.max_partial_prefills,
+        f"law 7: {taken} prompts of a class are half computed, of {limits.max_partial_prefills}",
     )
     if limits.schedule == "prefill-first":
         require(
             len(prefill) in (0, len(chunks)),
             f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
         )
+
+
+def copies_are_bounded(state: SchedulerState, plan: BatchPlan) -> None:
+    """7, for copies between tiers: those of a step, and those in flight."""
+    tiers = state.kv.tiers
+    if isinstance(tiers, Tiers):
+        most = tiers.limits.copies_per_step
+        require(len(plan.copies) <= most, f"law 7: plan {plan.step} makes {len(plan.copies)} copies of {most}")
+        most = tiers.limits.copies_in_flight
+        require(tiers.num_in_flight <= most, f"law 7: {tiers.num_in_flight} copies are in flight, of {most}")
 
 
 def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
@@ -210,18 +227,22 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
     """Return law 12's bound on the steps until a prompt is computed, under mixed steps with several partial prefills.
 
     Args:
-        uncached: tokens to compute of the prompt and of all that came before it and are not done.
+        uncached: tokens to compute of the prompt and of all that are before it and are not done: those that came before
+            it, or under the policy `deadline` those with an earlier deadline, also of prompts that come after it.
 
     It holds as long as there are pages and a slot for the prompt that came first; `fair.py` describes the shares. Each
     of the other half-computed prompts is due for a page at most once in `DUE_AFTER` steps. If all of them fit into half
     of the smallest step, the first has a quarter of it always. If not, or where chunks deep in a prompt are shorter,
     they take turns, and its own turn comes round in `DUE_AFTER + max_partial_prefills` steps. So it does where steps
-    have a target, with one quantum.
+    have a target, with one quantum. With deadlines nothing is due to the others, so the first has half of each step, or
+    a page; where steps have a target, a quantum in every other step.
     """
     decodes, partial = limits.max_running_requests, limits.max_partial_prefills
     room = min(limits.chunked_prefill_size, limits.max_batch_tokens - decodes)
     if limits.max_prefill_tokens:
         room = min(room, max(page_size, limits.max_prefill_tokens - decodes))
+    if is_by_deadline(limits):
+        return _steps_by_deadline(limits, page_size, room, uncached)
     tokens, turn = max(1, room // 4 // page_size), 1
     crowded = room < 2 * partial * page_size or 0 < limits.max_prefill_requests <= partial
     if crowded or limits.dynamic_chunking:
@@ -232,3 +253,17 @@ def steps_to_prefill(limits: SchedulerLimits, page_size: int, uncached: Sequence
     if limits.long_prefill_token_threshold:
         tokens = min(tokens, limits.long_prefill_token_threshold // page_size)
     return sum(-(-length // (tokens * page_size)) * turn for length in uncached)
+
+
+def _steps_by_deadline(limits: SchedulerLimits, page_size: int, room: int, uncached: Sequence[int]) -> int:
+    """Return the bound of `steps_to_prefill` for prompts that go by their deadlines.
+
+    Args:
+        room: tokens of the smallest step.
+    """
+    tokens, turn = page_size if limits.dynamic_chunking else max(1, room // 2 // page_size) * page_size, 1
+    if limits.itl_target:
+        tokens, turn = min(QUANTUM, page_size), 2
+    if limits.long_prefill_token_threshold:
+        tokens = min(tokens, limits.long_prefill_token_threshold // page_size * page_size)
+    return sum(-(-length // tokens) * turn for length in uncached)

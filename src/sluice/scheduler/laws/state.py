@@ -51,6 +51,7 @@ KIND_OF: Mapping[Status, type] = {
     Status.LOADING: ResidentLease,
     Status.PARTIAL: ResidentLease,
     Status.DECODING: ResidentLease,
+    Status.FORCED: ResidentLease,
     Status.OFFLOADED: OffloadLease,
 }
 """The kind of lease that a request of each status holds."""
@@ -62,10 +63,11 @@ def counters_are_ordered(request: Request) -> None:
     `known` is the number of its tokens, `pending` the number that its rows in flight are to bring. A row commits the
     tokens that it brought, one or several, and `computed` moves by those of its inputs that are tokens of the request
     now. So the last known token is always left to compute, however many a row brought. A request that decodes has at
-    most that one left to plan; a request that waits has promised nothing.
+    most that one left to plan. One that was brought several is FORCED until they are planned: all that is known of it
+    is prefill, and nothing pends. A request that waits has promised nothing.
     """
     known, to_come = len(request.tokens), len(request.tokens) + request.pending
-    if request.status is Status.WAITING:
+    if request.status in (Status.WAITING, Status.COMPILING):
         counters = (request.computed, request.scheduled, request.pending, request.in_flight)
         require(counters == (0, 0, 0, 0), f"law 4: request {request.id} waits with counters {counters}")
         require(request.lease is None and request.slot == -1, f"law 4: request {request.id} waits with pages")
@@ -87,14 +89,18 @@ def counters_are_ordered(request: Request) -> None:
     )
     require(
         0 <= request.prompt_logprobs_sent <= request.num_targets
-        and (request.status is Status.WAITING or is_sent(request)),
+        and (request.status in (Status.WAITING, Status.COMPILING) or is_sent(request)),
         f"law 4: request {request.id}: {request.prompt_logprobs_sent} of {request.num_targets} prompt logprobs sent,"
         f" {request.cached} tokens cached and {request.computed} computed",
     )
+    left = to_come - request.scheduled
     if request.status is Status.DECODING:
+        require(left <= 1, f"law 4: request {request.id} decodes with {left} tokens left to compute")
+    if request.status is Status.FORCED:
         require(
-            to_come - request.scheduled <= 1,
-            f"law 4: request {request.id} decodes with {to_come - request.scheduled} tokens left to compute",
+            left > 0 and request.prefill_end == known and not request.pending,
+            f"law 4: request {request.id} has {left} forced tokens left to compute, {request.prefill_end} of {known}"
+            f" are prefill, {request.pending} pend",
         )
 
 
@@ -108,16 +114,18 @@ def requests_have_one_status(state: SchedulerState) -> None:
     that its status needs."""
     seen = Counter(request.id for request in state.waiting)
     for status, members in (
+        (Status.COMPILING, state.compiling),
         (Status.LOADING, state.loading),
         (Status.PARTIAL, state.partial),
         (Status.DECODING, state.decoding),
+        (Status.FORCED, state.forced),
         (Status.OFFLOADED, state.offloaded),
         (Status.DRAINING, state.draining),
     ):
         seen.update(members.keys())
         for request in members.values():
             require(request.status is status, f"law 6: request {request.id} is {request.status}, stored in {status}")
-            is_right = status is Status.DRAINING or isinstance(request.lease, KIND_OF[status])
+            is_right = status not in KIND_OF or isinstance(request.lease, KIND_OF[status])
             require(is_right, f"law 6: request {request.id} is {status} with {request.lease}")
     for request in state.waiting:
         require(request.status is Status.WAITING, f"law 6: request {request.id} waits but is {request.status}")

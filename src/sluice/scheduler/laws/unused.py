@@ -20,7 +20,7 @@ def no_budget_is_unused(state: SchedulerState, limits: SchedulerLimits, plan: Ba
         return
     if state.pacer is not None and (plan.slices or len(plan.chunks) > plan.num_decodes):
         return
-    for request in state.partial.values():
+    for request in (*state.partial.values(), *state.forced.values()):
         lease, wanted = request.lease, min(request.extend_len, state.kv.page_size)
         assert isinstance(lease, ResidentLease), f"request {request.id} is computed with {lease}"
         left = tokens_left(state, limits, plan, request)

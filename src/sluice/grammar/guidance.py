@@ -1,0 +1,141 @@
+"""Grammars by llguidance (https://github.com/guidance-ai/llguidance): the only module that imports it.
+
+A mask is computed by walking the vocabulary as a tree of bytes beside an Earley parser over derivatives of regular
+expressions, in some ten microseconds. The library bounds the work of each mask and of compiling; a grammar that needs
+more ends its own request.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from sluice.grammar.base import Bits, GrammarError
+
+END = "<|sluice-end-of-grammar|>"
+"""A token more, which no model has. It stands for the end of an output: the stop tokens of a request are its own."""
+MAX_BYTES = 1 << 20
+"""Size of the largest grammar."""
+SHOWN_CHARS = 400
+"""Of an error of the library, which may quote a grammar."""
+
+
+class Guidance:
+    """Compiles grammars for one vocabulary.
+
+    Args:
+        tokenizer: returns the checkpoint's tokenizer as the `tokenizers` library writes it, with the token `END`, and
+            the id of that token; called once, when first needed, and may raise ValueError.
+        vocab_size: of the model, which may be padded beyond the tokenizer's. Ids beyond that are never allowed.
+    """
+
+    def __init__(self, tokenizer: Callable[[], tuple[str, int]], vocab_size: int) -> None:
+        self._read_tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._lock = threading.Lock()
+        self._vocabulary: Vocabulary | None = None
+
+    def prepare(self) -> None:
+        """Read the vocabulary, which blocks all threads of the process for most of a second if it is large.
+
+        Raises:
+            ValueError: the tokenizer cannot be read.
+        """
+        with self._lock:
+            if self._vocabulary is None:
+                self._vocabulary = Vocabulary(*self._read_tokenizer(), self._vocab_size)
+
+    def __call__(self, grammar: str) -> GuidanceGrammar:
+        size = len(grammar.encode(errors="surrogatepass"))
+        if size > MAX_BYTES:
+            raise GrammarError(f"the grammar has {size} bytes, at most {MAX_BYTES} are accepted")
+        try:
+            self.prepare()
+        except ValueError as error:
+            raise GrammarError(f"there is no tokenizer to follow a grammar with: {error}") from error
+        assert self._vocabulary is not None
+        matcher = LLMatcher(
+            self._vocabulary.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
+        )
+        check(matcher)
+        return GuidanceGrammar(matcher, self._vocabulary)
+
+
+class Vocabulary:
+    """A model's vocabulary as the library needs it.
+
+    Args:
+        tokenizer: as the `tokenizers` library writes it, with `END`.
+        end: the id of `END`, its last one.
+        vocab_size: of the model.
+    """
+
+    def __init__(self, tokenizer: str, end: int, vocab_size: int) -> None:
+        self.tokenizer = LLTokenizer(tokenizer, eos_token=end)
+        allowed = np.zeros(-(-max(vocab_size, self.tokenizer.vocab_size) // 32) * 32, dtype=np.uint8)
+        allowed[: min(vocab_size, end)] = 1
+        words = np.packbits(allowed, bitorder="little").view(np.int32)
+        self.words = -(-vocab_size // 32)
+        self.own_words = -(-self.tokenizer.vocab_size // 32)
+        self.valid: Bits = words[: min(self.words, self.own_words)]
+        """The tokens that both the model and the tokenizer have."""
+
+
+class GuidanceGrammar:
+    """A compiled grammar.
+
+    Args:
+        matcher: at its beginning; it is only copied.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+
+    def matcher(self) -> GuidanceMatcher:
+        return GuidanceMatcher(self._matcher.deep_copy(), self._vocabulary)
+
+
+class GuidanceMatcher:
+    """The place of one output in its grammar."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._own: Bits = np.zeros(vocabulary.own_words, dtype=np.int32)
+
+    def consume(self, tokens: Sequence[int]) -> None:
+        if tokens and not self._matcher.consume_tokens(list(tokens)):
+            check(self._matcher)
+            raise GrammarError(f"the tokens {list(tokens)} do not match")
+
+    def fill(self, bits: Bits) -> None:
+        own, valid = self._own, self._vocabulary.valid
+        self._matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)
+        check(self._matcher)
+        np.bitwise_and(own[: len(valid)], valid, out=bits[: len(valid)])
+        bits[len(valid) :] = 0
+
+    def forced(self) -> list[int]:
+        return self._matcher.compute_ff_tokens()
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._matcher.is_accepting()
+
+    @property
+    def is_complete(self) -> bool:
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+def check(matcher: LLMatcher) -> None:
+    """
+    Raises:
+        GrammarError: the matcher has failed.
+    """
+    if matcher.is_error():
+        text = " ".join(matcher.get_error().split())
+        raise GrammarError(text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}...")

@@ -1,0 +1,1 @@
+"""Formats in which published checkpoints store quantised weights, and how they are read."""

@@ -1,0 +1,96 @@
+"""Makes a checkpoint folder of a GGUF file: its configuration, its tokenizer's settings, and a link to the file.
+
+So all that reads a checkpoint reads a folder. It lies in a cache, under a name that depends on the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import mkdtemp
+
+from huggingface_hub import cached_assets_path
+
+from sluice.models.checkpoint import CheckpointError
+from sluice.models.formats.gguf_config import model_config, tokenizer_config
+from sluice.models.formats.gguf_file import GGUFFile
+
+SUFFIX = ".gguf"
+BESIDE = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "added_tokens.json"),
+    *("chat_template.jinja", "generation_config.json"),
+)
+"""Files that are used in place of what the GGUF file says, if they lie beside it."""
+TOKENIZERS = ("tokenizer.json", "tokenizer.model")
+
+
+def gguf_in(folder: Path) -> Path | None:
+    """Return the GGUF file of a folder that holds no other weights.
+
+    Raises:
+        CheckpointError: it holds several.
+    """
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    if not files or any(folder.glob("*.safetensors*")) or (folder / "config.json").is_file():
+        return None
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise CheckpointError(f"{folder} holds {len(files)} GGUF files: name one of them: {names}")
+    return files[0]
+
+
+def gguf_folder(path: Path, cache: Path | None) -> Path:
+    """Return the checkpoint folder of a GGUF file, made if it is not there.
+
+    Args:
+        cache: folder for downloads; None for the default of `huggingface_hub`.
+
+    Raises:
+        CheckpointError: the file is broken or not supported, or the folder cannot be written.
+    """
+    path = path.resolve()
+    try:
+        folder = cached_assets_path("sluice", METHOD_FOLDER, _key(path), assets_dir=cache)
+        if (folder / "config.json").is_file():
+            return folder
+        made = Path(mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+        try:
+            _fill(made, path)
+            shutil.rmtree(folder)
+            made.rename(folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"no checkpoint folder could be made of {path.name}: {error}") from error
+    return folder
+
+
+METHOD_FOLDER = "gguf"
+
+
+def _key(path: Path) -> str:
+    """Return a name for what a folder is made of: the file, what lies beside it, and this version."""
+    parts = [version("sluice")]
+    for file in (path, *(path.parent / name for name in BESIDE)):
+        if file.is_file():
+            state = file.stat()
+            parts.append(f"{file}\0{state.st_size}\0{state.st_mtime_ns}")
+    return f"{path.stem}-{hashlib.sha256(os.fsencode(chr(1).join(parts))).hexdigest()[:16]}"
+
+
+def _fill(folder: Path, path: Path) -> None:
+    file = GGUFFile(path)
+    contents = {"config.json": model_config(file)}
+    beside = [name for name in BESIDE if (path.parent / name).is_file()]
+    if not any(name in TOKENIZERS for name in beside):
+        contents["tokenizer_config.json"] = tokenizer_config(file.metadata())
+    for name in beside:
+        (folder / name).symlink_to(path.parent / name)
+    for name, content in contents.items():
+        if not (folder / name).exists():
+            (folder / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+    (folder / f"model{SUFFIX}").symlink_to(path)

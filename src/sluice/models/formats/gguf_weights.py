@@ -1,0 +1,89 @@
+"""The weights of a GGUF file under the names of `config.json`'s architecture, dequantised one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+
+from sluice.models.base import CausalLM
+from sluice.models.checkpoint import CheckpointError, Fields
+from sluice.models.formats.base import Format
+from sluice.models.formats.extra import need
+from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
+from sluice.models.formats.gguf_file import GGUFFile
+from sluice.models.weights import StoredTensor, weight_files
+
+PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
+"""Layers of llama's files whose rows are in another order: the two halves of each head's pairs are interleaved."""
+
+
+class GGUF(Format):
+    """A checkpoint made of a GGUF file (`gguf_folder.py`).
+
+    Args:
+        types: quantisation of the matrices -> their number, the most frequent one first.
+    """
+
+    name = METHOD
+
+    def __init__(self, types: Mapping[str, object]) -> None:
+        self._types = types
+
+    @classmethod
+    def read(cls, section: Fields) -> GGUF:
+        """Read `quantization_config`.
+
+        Raises:
+            CheckpointError: it is not what `gguf_config` writes.
+        """
+        types = section.section("types")
+        if types is None:
+            raise section.error("types", "the types of a GGUF file's matrices")
+        return cls({name: types.get(name) for name in types})
+
+    @property
+    def description(self) -> str:
+        return "GGUF, " + ", ".join(f"{kind} ({count})" for kind, count in self._types.items())
+
+    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype) -> Iterator[StoredTensor]:
+        file = GGUFFile(weight_files(folder)[0])
+        names = _names(model)
+        for tensor in file.tensors():
+            if tensor.name == FREQUENCY_FACTORS:
+                continue
+            name = names.get(tensor.name)
+            if name is None:
+                raise CheckpointError(
+                    f"{file.name}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
+                )
+            order = _order(name, tensor.shape[0], model)
+            yield StoredTensor(name, file.name, tensor.dequantized(dtype, order), tensor.nbytes)
+
+
+def _names(model: CausalLM) -> dict[str, str]:
+    """Return the names of a GGUF file's tensors -> those of the model's parameters, by the library's table."""
+    gguf = need("gguf", METHOD)
+    known = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    architecture = next(name for name, cls in ARCHITECTURES.items() if cls == model.spec.architecture)
+    table = gguf.get_tensor_name_map(known[architecture], model.spec.num_layers)
+    names = {}
+    for parameter in dict(model.named_parameters()):
+        full = parameter if parameter == model.rules.head else model.rules.prefix + parameter
+        stem, _, part = full.rpartition(".")
+        found = table.get_name(stem)
+        assert found is not None, f"no name for {full} in a GGUF file"
+        names[f"{found}.{part}"] = full
+    return names
+
+
+def _order(name: str, rows: int, model: CausalLM) -> torch.Tensor | None:
+    """Return the stored row of each row of a weight, or of each element of a bias; None if they are in order."""
+    module = name.rpartition(".")[0]
+    if not model.spec.architecture.startswith("Llama") or not module.endswith(PERMUTED):
+        return None
+    half = model.spec.head_dim // 2
+    if rows % (2 * half):
+        raise CheckpointError(f"tensor {name} has {rows} rows, which heads of {2 * half} do not divide")
+    return torch.arange(rows).view(-1, half, 2).transpose(1, 2).flatten()

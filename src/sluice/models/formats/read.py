@@ -1,0 +1,51 @@
+"""Finds out how the weights of a checkpoint are quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields
+from sluice.models.formats.awq import AWQ
+from sluice.models.formats.base import Format
+from sluice.models.formats.compressed import CompressedTensors
+from sluice.models.formats.fp8 import BlockFP8
+from sluice.models.formats.gguf_weights import GGUF
+from sluice.models.formats.gptq import GPTQ
+
+FORMATS: Mapping[str, Callable[[Fields], Format]] = {
+    CompressedTensors.name: CompressedTensors.read,
+    BlockFP8.name: BlockFP8.read,
+    GPTQ.name: GPTQ.read,
+    AWQ.name: AWQ.read,
+    GGUF.name: GGUF.read,
+}
+"""Values of `quant_method` -> what reads the rest of `quantization_config`."""
+
+
+def read_format(checkpoint: CheckpointConfig) -> Format | None:
+    """Return how a checkpoint's weights are quantised; None if they are not.
+
+    Raises:
+        CheckpointError: in a way that is not supported, or the configuration is not valid.
+    """
+    section = checkpoint.fields.section("quantization_config")
+    if section is None:
+        return None
+    method = section.text("quant_method")
+    if method not in FORMATS:
+        raise CheckpointError(
+            f"{section.source}: quant_method {method!r} is not supported; accepted are {', '.join(FORMATS)}"
+        )
+    return FORMATS[method](section)
+
+
+def check_agrees(asked: str | None, found: Format | None) -> None:
+    """Check that a checkpoint is quantised as `--quantization` says. Any can be quantised to int8.
+
+    Raises:
+        CheckpointError: it is not.
+    """
+    if asked in (None, "int8") or asked == ("none" if found is None else found.name):
+        return
+    has = "the checkpoint's weights are not quantised" if found is None else f"the checkpoint is {found.name}"
+    raise CheckpointError(f"--quantization {asked}: {has}; leave the option out to serve it as it is")

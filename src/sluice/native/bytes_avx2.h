@@ -1,0 +1,36 @@
+// Products of bytes in AVX2. Pairs of products are summed in 16 bits, which saturates beyond 32767: so the unsigned side
+// is the magnitude of a weight, at most 128, and the signed side an activation, at most 127, with that weight's sign.
+constexpr int BYTE_OFFSET = 0, BYTE_ROWS = 2;
+
+// Sixteen sums of integers. They wrap, so their order does not matter.
+struct I {
+    __m256i a, b;
+};
+
+// Four neighbouring inputs of sixteen outputs.
+struct Bytes {
+    __m256i a, b;
+};
+
+INL I first_sums(const int32_t*) { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INL Bytes load_bytes(const int8_t* p) {
+    const auto* at = reinterpret_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
+}
+INL __m256i dot(__m256i sum, __m256i x, __m256i weights) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), _mm256_sign_epi8(x, weights));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+INL I dot(I sum, const uint8_t* x, Bytes weights) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    const __m256i left = _mm256_set1_epi32(four);
+    return {dot(sum.a, left, weights.a), dot(sum.b, left, weights.b)};
+}
+INL F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+INL void store_bytes(uint8_t* p, F x) {
+    const __m256i halves = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    const __m256i in_order = _mm256_permute4x64_epi64(halves, 0xd8);
+    const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
+}

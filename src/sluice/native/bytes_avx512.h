@@ -1,0 +1,42 @@
+// Products of bytes in AVX-512. VNNI multiplies unsigned activations with signed weights and never saturates. Without it,
+// as in AVX2, the unsigned side is the magnitude of a weight and the signed side an activation with that weight's sign.
+
+// Sixteen sums of integers. They wrap, so their order does not matter.
+struct I {
+    __m512i v;
+};
+
+// Four neighbouring inputs of sixteen outputs.
+struct Bytes {
+    __m512i v;
+};
+
+INL Bytes load_bytes(const int8_t* p) { return {_mm512_loadu_si512(p)}; }
+INL __m512i four_bytes(const uint8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+#ifdef SLUICE_VNNI
+constexpr int BYTE_OFFSET = 128, BYTE_ROWS = 12;
+INL I first_sums(const int32_t* sums) {
+    return {_mm512_mullo_epi32(_mm512_loadu_si512(sums), _mm512_set1_epi32(-BYTE_OFFSET))};
+}
+INL I dot(I sum, const uint8_t* x, Bytes weights) { return {_mm512_dpbusd_epi32(sum.v, four_bytes(x), weights.v)}; }
+#else
+constexpr int BYTE_OFFSET = 0, BYTE_ROWS = 8;
+INL I first_sums(const int32_t*) { return {_mm512_setzero_si512()}; }
+INL I dot(I sum, const uint8_t* x, Bytes weights) {
+    const __m512i left = four_bytes(x);
+    const __m512i with_sign = _mm512_mask_sub_epi8(left, _mm512_movepi8_mask(weights.v), _mm512_setzero_si512(), left);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(weights.v), with_sign);
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+}
+#endif
+
+INL F to_float(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
+INL void store_bytes(uint8_t* p, F x) {
+    const __m512i wide = _mm512_add_epi32(_mm512_cvtps_epi32(x.v), _mm512_set1_epi32(BYTE_OFFSET));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(wide));
+}

@@ -1,0 +1,30 @@
+// Products of bytes in plain C++: the slow, obvious reference for the other levels.
+//
+// Weights are signed. Activations are signed, with BYTE_OFFSET added where an instruction takes them unsigned; the sums
+// then start at what that adds.
+constexpr int BYTE_OFFSET = 0, BYTE_ROWS = 1;
+
+// Sixteen sums of integers. They wrap, so their order does not matter.
+struct I {
+    int32_t x[16];
+};
+
+// Four neighbouring inputs of sixteen outputs.
+struct Bytes {
+    int8_t x[64];
+};
+
+INL I first_sums(const int32_t*) { return {}; }
+INL Bytes load_bytes(const int8_t* p) {
+    Bytes r;
+    std::memcpy(r.x, p, sizeof r.x);
+    return r;
+}
+INL I dot(I sum, const uint8_t* x, const Bytes& weights) {
+    for (int i = 0; i < 64; i++) sum.x[i / 4] += static_cast<int8_t>(x[i % 4]) * weights.x[i];
+    return sum;
+}
+INL F to_float(const I& a) { return each([&](int i) { return static_cast<float>(a.x[i]); }); }
+INL void store_bytes(uint8_t* p, F a) {
+    for (int i = 0; i < 16; i++) p[i] = static_cast<uint8_t>(static_cast<int>(a.x[i]));
+}

@@ -1,0 +1,164 @@
+"""Writes tiny GGUF files with llama.cpp's own writer, as its converter would."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+WITHOUT_QUANTIZER = ("Q4_K", "Q6_K")
+"""Types that the library reads and does not write: random blocks stand for weights."""
+NAMES = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+}
+
+
+def write_gguf(
+    source: Path,
+    path: Path,
+    kind: str,
+    *,
+    architecture: str | None = None,
+    fields: Mapping[str, Any] = {},
+    general: Mapping[str, Any] = {},
+    leave: str = "",
+    tokens: int | None = 1,
+    factors: np.ndarray | None = None,
+    extra: str = "",
+) -> tuple[Path, Path]:
+    """Write a checkpoint as a GGUF file.
+
+    Args:
+        source: a checkpoint in float32; its tokenizer goes into the file if it has one.
+        kind: the type of the matrices.
+        architecture: another name than its own.
+        fields: further ones of the architecture.
+        general: further ones.
+        leave: a field that is left out.
+        tokens: None leaves the tokenizer out.
+        factors: rotary ones.
+        extra: the name of a further tensor.
+
+    Returns:
+        The file, and a checkpoint of the weights that the library dequantises from it.
+    """
+    config = json.loads((source / "config.json").read_text())
+    name = architecture or config["model_type"]
+    writer = gguf.GGUFWriter(path, name)
+    _add_fields(writer, config, name, fields, leave)
+    for field, value in general.items():
+        writer.add_uint16(field, value)
+    if tokens is not None:
+        _add_tokenizer(writer, source, config)
+    plain, weights = {}, load_file(source / "model.safetensors")
+    known = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
+    table = gguf.get_tensor_name_map(known[config["model_type"]], config["num_hidden_layers"])
+    for full, weight in weights.items():
+        stem, _, part = full.rpartition(".")
+        plain[full] = _add(writer, f"{table.get_name(stem)}.{part}", full, weight, kind, config)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    if extra:
+        writer.add_tensor(extra, np.zeros((4, 4), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    target = path.parent / "plain"
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    save_file(plain, target / "model.safetensors")
+    return path, target
+
+
+def _add(
+    writer: gguf.GGUFWriter, name: str, full: str, weight: torch.Tensor, kind: str, config: Mapping[str, Any]
+) -> torch.Tensor:
+    """Add one tensor, and return what the library makes of it, in the order of the checkpoint."""
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    count = heads.get(full.split(".")[-2]) if config["model_type"] == "llama" else None
+    if count is not None:
+        weight = weight.unflatten(0, (count, 2, -1)).transpose(1, 2).flatten(0, 2)
+    values = weight.numpy()
+    if weight.ndim == 1:
+        writer.add_tensor(name, values)
+    else:
+        stored_as = gguf.GGMLQuantizationType[kind]
+        if values.shape[1] % gguf.GGML_QUANT_SIZES[stored_as][0]:
+            stored_as = gguf.GGMLQuantizationType.F16
+        stored = _blocks(values, stored_as) if stored_as.name in WITHOUT_QUANTIZER else gguf.quantize(values, stored_as)
+        writer.add_tensor(name, stored, raw_dtype=stored_as)
+        values = gguf.dequantize(stored, stored_as)
+    weight = torch.tensor(values)
+    if count is not None:
+        weight = weight.unflatten(0, (count, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return weight.contiguous()
+
+
+def _blocks(values: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Return random blocks with small scales, in the shape of the values."""
+    per_block, size = gguf.GGML_QUANT_SIZES[kind]
+    draw = np.random.default_rng(values.size)
+    blocks = draw.integers(0, 256, (values.size // per_block, size), dtype=np.uint8)
+    scales = draw.uniform(1e-4, 2e-4, (len(blocks), 2)).astype(np.float16).view(np.uint8)
+    if kind is gguf.GGMLQuantizationType.Q4_K:
+        blocks[:, :4] = scales
+    else:
+        blocks[:, -2:] = scales[:, :2]
+    return blocks.reshape(values.shape[0], -1)
+
+
+def _add_fields(
+    writer: gguf.GGUFWriter, config: Mapping[str, Any], name: str, fields: Mapping[str, Any], leave: str
+) -> None:
+    values: dict[str, Any] = {field: config[key] for field, key in NAMES.items()}
+    values["attention.layer_norm_rms_epsilon"] = float(config["rms_norm_eps"])
+    rope = config.get("rope_parameters") or {"rope_theta": config.get("rope_theta")}
+    values["rope.freq_base"] = float(rope["rope_theta"])
+    if config.get("head_dim"):
+        values |= {"attention.key_length": config["head_dim"], "attention.value_length": config["head_dim"]}
+    for field, value in (values | dict(fields)).items():
+        key = f"{name}.{field}"
+        if key != leave:
+            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+            add(key, value)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, source: Path, config: Mapping[str, Any]) -> None:
+    """Add the byte-level BPE of a checkpoint; a list of made-up tokens if it has none."""
+    path = source / "tokenizer.json"
+    ends = config["eos_token_id"]
+    ends = ends if isinstance(ends, list) else [ends]
+    if not path.is_file():
+        tokens: list[str] = [f"<{number}>" for number in range(config["vocab_size"])]
+        kinds, merges, template = [gguf.TokenType.NORMAL] * len(tokens), [], None
+    else:
+        content = json.loads(path.read_text())
+        vocabulary = content["model"]["vocab"] | {token["content"]: token["id"] for token in content["added_tokens"]}
+        tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+        special = {token["content"] for token in content["added_tokens"] if token["special"]}
+        kinds = [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in tokens]
+        merges = [" ".join(merge) for merge in content["model"]["merges"]]
+        template = json.loads((source / "tokenizer_config.json").read_text())["chat_template"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(merges)
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(ends[-1])
+    if len(ends) > 1:
+        writer.add_eot_token_id(ends[0])
+    if template is not None:
+        writer.add_chat_template(template)

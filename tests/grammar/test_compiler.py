@@ -1,0 +1,112 @@
+"""Compiling on threads: what is compiled once, what is kept, and what takes too long."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from sluice.engine.messages import Compiled
+from sluice.grammar.base import CompiledGrammar, GrammarError, Matcher
+from sluice.grammar.compiler import GrammarCompiler
+
+
+class Grammar:
+    def matcher(self) -> Matcher:
+        raise AssertionError("no test follows it")
+
+
+class Compile:
+    """Compiles at once; `slow` ones when they are released."""
+
+    def __init__(self) -> None:
+        self.compiled: list[str] = []
+        self.released = threading.Event()
+
+    def prepare(self) -> None:
+        raise ValueError("no tokenizer")
+
+    def __call__(self, grammar: str) -> CompiledGrammar:
+        if grammar.startswith("slow"):
+            assert self.released.wait(60)
+        if grammar == "bad":
+            raise GrammarError("it is bad")
+        if grammar == "bug":
+            raise RuntimeError("a bug")
+        self.compiled.append(grammar)
+        return Grammar()
+
+
+class Rig:
+    def __init__(self, *, max_seconds: float = 60.0, max_kept: int = 256) -> None:
+        self.compile = Compile()
+        self.posted: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
+        self.compiler = GrammarCompiler(
+            self.compile, self.posted.put, max_seconds=max_seconds, max_kept=max_kept, max_threads=2
+        )
+
+    def result(self, request_id: int, grammar: str) -> Compiled:
+        """Ask for a grammar and wait for what comes of it."""
+        return self.compiler.compile(request_id, grammar) or self.posted.get(timeout=60)
+
+
+def test_equal_grammars_are_compiled_once() -> None:
+    """And the second request need not wait for a message."""
+    rig = Rig()
+    assert rig.result(1, "a") == Compiled(1)
+    assert rig.compiler.compile(2, "a") == Compiled(2)
+    assert rig.compile.compiled == ["a"]
+    assert rig.compiler.find(1) is rig.compiler.find(2)
+    totals = rig.compiler.totals()
+    assert (totals.hits, totals.misses) == (1, 1)
+
+
+def test_requests_that_wait_for_one_grammar_are_all_told() -> None:
+    """One that is forgotten would wait for ever; one that has ended is not told."""
+    rig = Rig()
+    assert [rig.compiler.compile(each, "slow") for each in (1, 2, 3)] == [None, None, None]
+    rig.compiler.forget([2])
+    rig.compile.released.set()
+    assert {rig.posted.get(timeout=60).request_id for _ in range(2)} == {1, 3}
+    assert rig.posted.empty()
+
+
+def test_what_is_wrong_is_told_to_each() -> None:
+    """Without compiling it again; and an error of ours is no end of the thread."""
+    rig = Rig()
+    assert rig.result(1, "bad") == Compiled(1, "it is bad")
+    assert rig.compiler.compile(2, "bad") == Compiled(2, "it is bad")
+    found = rig.result(3, "bug")
+    assert found.error is not None
+    assert "a bug" in found.error
+    assert rig.result(4, "a") == Compiled(4)
+    assert rig.compiler.totals().failed == 2
+
+
+def test_a_grammar_that_takes_too_long_keeps_no_other() -> None:
+    """As many of them as there are threads would stop all that come later."""
+    rig = Rig(max_seconds=0.01)
+    for request_id in (1, 2, 3):
+        assert rig.compiler.compile(request_id, f"slow {request_id}") is None
+    late = [rig.posted.get(timeout=60) for _ in range(3)]
+    assert {each.request_id for each in late} == {1, 2, 3}
+    assert all(each.error == "the grammar was not compiled within 0.01 seconds" for each in late)
+    rig.compile.released.set()
+
+
+def test_grammars_of_open_requests_are_kept() -> None:
+    """One that is dropped could not be followed after a preemption. Of the others, the latest used stay."""
+    rig = Rig(max_kept=2)
+    rig.result(1, "open")
+    for request_id, grammar in enumerate(("a", "b", "c", "d"), start=2):
+        rig.result(request_id, grammar)
+        rig.compiler.forget([request_id])
+    assert rig.compiler.find(1) is not None
+    assert rig.compiler.totals().evicted == 2
+    assert rig.compiler.compile(8, "open") == Compiled(8)
+    assert rig.compiler.compile(9, "d") == Compiled(9)
+    assert rig.compiler.compile(10, "a") is None
+
+
+def test_without_a_tokenizer_the_engine_starts() -> None:
+    """It serves requests without a grammar."""
+    Rig().compiler.prepare()

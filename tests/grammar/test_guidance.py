@@ -1,0 +1,74 @@
+"""Grammars by llguidance: masks over a model's vocabulary, and what cannot be used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from sluice.grammar.base import GrammarError
+from sluice.grammar.guidance import END, MAX_BYTES, Guidance
+from sluice.models.hub import BUNDLED
+from sluice.text.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer.from_folder(BUNDLED, chat=False)
+SIZE = TOKENIZER.vocab_size
+
+
+def guidance(vocab_size: int = SIZE) -> Guidance:
+    return Guidance(lambda: Tokenizer.from_folder(BUNDLED, chat=False).serialized(END), vocab_size)
+
+
+def allowed(grammar: str, tokens: list[int], vocab_size: int = SIZE) -> set[int]:
+    """The tokens that may follow."""
+    matcher = guidance(vocab_size)(grammar).matcher()
+    matcher.consume(tokens)
+    bits = np.full(-(-vocab_size // 32), -1, dtype=np.int32)
+    matcher.fill(bits)
+    return set(np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.mark.parametrize("vocab_size", [SIZE, SIZE - 17, SIZE + 1, SIZE + 64, SIZE + 999])
+def test_no_id_beyond_the_tokenizer_or_the_model_is_allowed(vocab_size: int) -> None:
+    """A model's vocabulary is often padded: its ids without text, or with that of the end of a grammar, must not be
+    sampled, and a model's smaller vocabulary must not be exceeded."""
+    anything = allowed("start: /(.|\\n)*/", [], vocab_size)
+    assert len(anything) > SIZE // 2
+    assert max(anything) < min(SIZE, vocab_size)
+
+
+def test_special_tokens_are_no_text() -> None:
+    """A string in JSON that ends with the token of the end of a turn would end the answer within it."""
+    anything = allowed("start: /(.|\\n)*/", [])
+    assert not any(TOKENIZER.is_special(token) for token in anything)
+
+
+def test_what_must_follow_is_known() -> None:
+    """Forced tokens are those of the text that alone matches, and none where the grammar has a choice."""
+    matcher = guidance()(LLMatcher.grammar_from_lark('start: "one way " ("left" | "right")')).matcher()
+    assert TOKENIZER.decode(matcher.forced()).strip() == "one way"
+    matcher.consume(TOKENIZER.encode("one way left", add_special_tokens=False))
+    assert matcher.is_complete
+
+
+@pytest.mark.parametrize(
+    ("grammar", "message"),
+    [
+        ("start: /[ab/", "unclosed character class"),
+        ("start: missing", "missing"),
+        ('{"grammars": [{"json_schema": {"type": "objet"}}]}', "objet"),
+        ("{", "."),
+        ("start: " + "x" * MAX_BYTES, f"at most {MAX_BYTES} are accepted"),
+    ],
+)
+def test_a_wrong_grammar_is_refused_with_its_fault(grammar: str, message: str) -> None:
+    """A grammar that fails later, or without a word, would fail a request that could have been refused."""
+    with pytest.raises(GrammarError, match=message):
+        guidance()(grammar)
+
+
+def test_tokens_that_do_not_match_are_an_error() -> None:
+    """A matcher that goes on after a wrong token would let anything follow."""
+    matcher = guidance()('start: "a" "b"').matcher()
+    with pytest.raises(GrammarError):
+        matcher.consume(TOKENIZER.encode("x", add_special_tokens=False))

@@ -1,0 +1,186 @@
+"""GGUF files, written by llama.cpp's own writer: weights, settings and tokenizer must be those that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import tiny_models
+from gguf_makers import write_gguf
+from models.formats.loading import assert_same, load
+from random_checkpoint import random_checkpoint
+from sluice import LLM, SamplingParams
+from sluice.models.checkpoint import CheckpointError
+from sluice.models.hub import resolve_checkpoint
+
+TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "llama": tiny_models.llama,
+    "qwen2": tiny_models.qwen2,
+    "qwen3": tiny_models.qwen3,
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A cache of its own for every test."""
+    folder = tmp_path / "assets"
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(folder))
+    return folder
+
+
+def saved(family: str, folder: Path, size: int = 32, **changes: Any) -> Path:
+    """Write a tiny model whose matrices have rows of a multiple of `size`."""
+    sizes = {"hidden_size": size, "intermediate_size": 2 * size, "num_hidden_layers": 1} | changes
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}} if family == "llama" else {}
+    FAMILIES[family](**(rope | sizes)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_weights_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
+    """Q4_K is read and Q6_K too: both are in files that say Q4_K_M."""
+    size = 256 if kind.endswith("_K") else 32
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4} if size == 256 else {}
+    source = saved("llama", tmp_path / "source", size, **heads)
+    path, plain = write_gguf(source, tmp_path / "model.gguf", kind)
+    assert_same(load(resolve_checkpoint(str(path)), dtype="bfloat16"), load(plain, dtype="bfloat16"))
+
+
+def test_slices_of_a_large_weight_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight is dequantised a slice at a time; rows of a head lie in several slices."""
+    monkeypatch.setattr("sluice.models.formats.gguf_file.AT_ONCE", 160)
+    path, plain = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "Q4_0")
+    assert_same(load(resolve_checkpoint(str(path))), load(plain, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families(family: str, tmp_path: Path) -> None:
+    """Biases, norms of heads, tied heads and heads of another size come with each family's file."""
+    heads = {"head_dim": 16} if family == "qwen3" else {}  # blocks are of 32 numbers
+    source = saved(family, tmp_path / "source", num_hidden_layers=2, **heads)
+    path, plain = write_gguf(source, tmp_path / "model.gguf", "Q8_0")
+    ours, theirs = load(resolve_checkpoint(str(path))), load(plain, dtype="bfloat16")
+    assert ours.spec.dtype == torch.bfloat16
+    assert_same(ours, theirs)
+    sizes = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "max_model_len", "eos_token_ids", "architecture")
+    assert [getattr(ours.spec, name) for name in sizes] == [getattr(theirs.spec, name) for name in sizes]
+
+
+def test_a_file_with_its_tokenizer_and_its_template_is_served(tmp_path: Path) -> None:
+    """Most files come alone: text in and text out, chats too, must be those of the checkpoint inside."""
+    (tmp_path / "source").mkdir()
+    source = random_checkpoint(tmp_path / "source")
+    path, plain = write_gguf(source, tmp_path / "tiny-Q8_0.gguf", "Q8_0")
+    text, chat = "The river rises in the night.", [{"role": "user", "content": "Who opened the gate?"}]
+    probe, names = "<|im_start|>été 🙂\n\n  12345 <|im_end|>", []
+    params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+    answers = []
+    for model in (path, plain):
+        with LLM(model, max_total_tokens=256, dtype="bfloat16") as llm:
+            results = (*llm.generate([text, probe], params), *llm.chat(chat, params))
+            answers.append([(result.prompt_token_ids, result.token_ids) for result in results])
+            names.append(llm.info.model)
+    assert answers[0] == answers[1]
+    assert names == ["tiny-Q8_0", "plain"]
+
+
+def test_a_folder_with_one_file(tmp_path: Path) -> None:
+    """A download of one file has a folder of its own; of several, one must be named."""
+    source = saved("qwen3", tmp_path / "source")
+    (tmp_path / "download").mkdir()
+    write_gguf(source, tmp_path / "download" / "a-F16.gguf", "F16")
+    load(resolve_checkpoint(str(tmp_path / "download")))
+    (tmp_path / "download" / "b-Q8_0.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"holds 2 GGUF files: name one of them: a-F16.gguf, b-Q8_0.gguf"):
+        resolve_checkpoint(str(tmp_path / "download"))
+
+
+def test_the_tokenizer_beside_the_file_is_used(tmp_path: Path) -> None:
+    """A user who puts a tokenizer there means it: it may be newer than what the file holds."""
+    source = saved("qwen3", tmp_path / "source")
+    path, _ = write_gguf(source, tmp_path / "model.gguf", "F16")
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        resolve_checkpoint(str(write_gguf(source, tmp_path / "none.gguf", "F16", tokens=None)[0]))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "mine"}')
+    folder = resolve_checkpoint(str(path))
+    assert "mine" in (folder / "tokenizer_config.json").read_text()
+    assert (folder / "tokenizer.json").read_text() == "{}"
+
+
+def test_rotary_factors(tmp_path: Path) -> None:
+    """Llama 3.1's files have its scaled frequencies as a tensor of factors, and no settings of them."""
+    source = saved("llama", tmp_path / "source", rope_parameters=tiny_models.LLAMA3_ROPE)
+    wanted = load(source).rotary.inv_freq
+    factors = (1 / 500.0 ** (np.arange(0, 8, 2) / 8)) / wanted.numpy()
+    path, _ = write_gguf(source, tmp_path / "model.gguf", "F32", factors=factors)
+    torch.testing.assert_close(load(resolve_checkpoint(str(path))).rotary.inv_freq, wanted)
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rotary_scaling(kind: str, tmp_path: Path) -> None:
+    """A scaling that is overlooked shows only in long texts."""
+    settings: dict[str, Any] = {"rope_type": kind, "rope_theta": 500.0, "factor": 4.0}
+    scaling = {"rope.scaling.type": kind, "rope.scaling.factor": 4.0}
+    if kind == "yarn":
+        settings["original_max_position_embeddings"] = scaling["rope.scaling.original_context_length"] = 128
+    source = saved("llama", tmp_path / "source", rope_parameters=settings)
+    path, _ = write_gguf(source, tmp_path / "model.gguf", "F32", fields=scaling)
+    torch.testing.assert_close(load(resolve_checkpoint(str(path))).rotary.inv_freq, load(source).rotary.inv_freq)
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "architecture": ({"architecture": "gemma3"}, "general.architecture must be one of llama, qwen2, qwen3, got 'gemm"),
+    "unknown field": ({"fields": {"logit_scale": 2.0}}, r"llama.logit_scale = 2.0 is not supported"),
+    "experts": ({"fields": {"expert_count": 8}}, "llama.expert_count must be 0, got 8"),
+    "partial rotary": ({"fields": {"rope.dimension_count": 4}}, "llama.rope.dimension_count must be the head size, 8,"),
+    "scaling": ({"fields": {"rope.scaling.type": "longrope"}}, "rope.scaling.type must be none, linear or yarn, got"),
+    "split": ({"general": {"split.count": 3}}, "split.count must be 1: join the files with llama-gguf-split --merge"),
+    "missing": ({"leave": "llama.block_count"}, "llama.block_count is missing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_supported_is_refused(name: str, tmp_path: Path) -> None:
+    """Settings of an architecture that are not known would change the numbers unseen."""
+    changes, message = REFUSED[name]
+    path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "F16", **changes)
+    with pytest.raises(CheckpointError, match=message):
+        load(resolve_checkpoint(str(path)))
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path, cache: Path) -> None:
+    """Downloads break off; an error must name the file, and nothing may be left in the cache for the next start."""
+    path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "Q8_0")
+    whole = path.read_bytes()
+    for number, content in enumerate((whole[:-5000], whole[:3000], whole[:40], b"", b"GGUF", b"not " + whole)):
+        broken = tmp_path / f"broken-{number}.gguf"
+        broken.write_bytes(content)
+        with pytest.raises(CheckpointError, match=f"{broken.name} is not a readable GGUF file, or is cut off: "):
+            resolve_checkpoint(str(broken))
+    assert not list(cache.rglob("config.json"))
+    path.write_bytes(whole[:-5000])
+
+
+def test_a_type_that_cannot_be_dequantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new quantisation of llama.cpp must be named, not read as another."""
+    path, _ = write_gguf(saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "Q4_0")
+    monkeypatch.delitem(gguf.quants._type_traits, gguf.GGMLQuantizationType.Q4_0)
+    with pytest.raises(CheckpointError, match=r"tensor output.weight has type Q4_0, which the package gguf cannot"):
+        load(resolve_checkpoint(str(path)))
+
+
+def test_tensors_that_the_architecture_has_not(tmp_path: Path) -> None:
+    """A model with more weights than its architecture has is another model."""
+    path, _ = write_gguf(
+        saved("llama", tmp_path / "source"), tmp_path / "model.gguf", "F16", extra="blk.0.ffn_gate_inp.weight"
+    )
+    with pytest.raises(CheckpointError, match=r"unexpected tensor blk.0.ffn_gate_inp.weight: LlamaForCausalLM has no"):
+        load(resolve_checkpoint(str(path)))
