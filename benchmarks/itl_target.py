@@ -1,4 +1,4 @@
-"""Compare an ITL target with fixed chunks: on three mixes, with targets of 2, 4 and 8 decode steps.
+"""Compare an ITL target with fixed chunks: on three mixes, with targets of 2, 4 and 8 decode steps and `auto`.
 
     python benchmarks/make_checkpoint.py --shape qwen3-0.6b --out build/checkpoints/qwen3-0.6b
     python benchmarks/itl_target.py --checkpoint build/checkpoints/qwen3-0.6b --json itl.json --html itl.html
@@ -7,7 +7,7 @@ The engine runs in this process over a model that is loaded once. Each mix is se
 for `--rounds` rounds, with and without a busy neighbour, and each run begins with a machine that is not known. Beside
 that: priors that are wrong by 0.1 and 10, a neighbour that begins in mid-run, and a replay of a recorded run. A target
 is compared with the fixed chunk of the same ITL p95; where none was measured, with a straight line between two. All of
-it takes about 15 minutes on two slow cores.
+it takes 10 to 20 minutes on two cores.
 `--scale 0.2 --mixes chat` tests the script.
 """
 
@@ -22,11 +22,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.itl.measured import Machine, Run, Step, errors_of, figures, spread_of
+from benchmarks.itl.measured import Machine, Run, Step, Target, errors_of, figures, spread_of
 from benchmarks.itl.mixes import MIXES, requests_of
 from benchmarks.itl.pages import html_page
 from benchmarks.peers.neighbour import neighbour
@@ -34,9 +34,10 @@ from sluice.bench.results import machine, versions
 from sluice.config import ConfigError
 from sluice.types import Regime
 
-TARGETS = (2, 4, 8)
-"""In undisturbed decode steps."""
-CHUNKS = (32, 96, 256)
+TARGETS: tuple[int | Literal["auto"], ...] = (2, 4, 8, "auto")
+"""In undisturbed decode steps; `auto` learns how long they are."""
+CHUNKS = (16, 32, 128)
+"""The last is the default on most processors."""
 ROWS = 4
 """Of the undisturbed decode step."""
 SAME_ITL = 1.05
@@ -51,12 +52,18 @@ SETTLED = 10
 class Case(NamedTuple):
     """A configuration: a target in decode steps, or a fixed chunk."""
 
-    target: int | None
+    target: int | Literal["auto"] | None
     chunk: int | None
 
     @property
     def label(self) -> str:
-        return f"chunk {self.chunk}" if self.target is None else f"target {self.target}x"
+        if self.target is None:
+            return f"chunk {self.chunk}"
+        return "auto" if self.target == "auto" else f"target {self.target}x"
+
+    def goal(self, decode: float) -> Target:
+        """Return the target, of `decode` seconds for a decode step."""
+        return self.target * decode if isinstance(self.target, int) else self.target
 
 
 CASES = (*(Case(target, None) for target in TARGETS), *(Case(None, chunk) for chunk in CHUNKS))
@@ -71,12 +78,12 @@ def compare(
             for name in names:
                 asked = requests_of(MIXES[name], scale, seed=number)
                 for case in CASES:
-                    target = None if case.target is None else case.target * decode
+                    target = case.goal(decode)
                     with neighbour(_last_processor() if is_noisy else None):
                         run = engine.run(asked, decode, chunk=case.chunk, target=target)
                     record = {"mix": name, "noisy": is_noisy, "round": number, "case": case.label, "target": target}
                     steps = [_point(step) for step in run.steps if target is not None]
-                    yield record | figures(run, target) | {"steps": steps}
+                    yield record | figures(run) | {"steps": steps}
 
 
 def _point(step: Step) -> tuple[str, int, int]:

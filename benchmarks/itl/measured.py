@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.itl.mixes import LONG, Asked
 from sluice.assembly.load import load
@@ -25,6 +25,8 @@ from sluice.tracing.replay import replay
 from sluice.types import BatchPlan, BatchResult, Regime, SamplingParams, Submit
 
 MARGINS = (0.1, 0.25)
+Target = float | Literal["auto"] | None
+"""Seconds, or four decode steps as they were learnt, or a fixed chunk instead."""
 WARM = 30
 """Steps of a regime before its prediction errors count."""
 
@@ -86,15 +88,16 @@ class Machine:
     def __init__(self, model: str, **options: Any) -> None:
         self._loaded = load(EngineConfig.from_options({"model": model, **options}), progress=False)
 
-    def configured(self, *, chunk: int | None, target: float | None, prior: float) -> LoadedModel:
-        """Return the model with a fixed chunk, or with a target in seconds and a prior that is wrong by a factor."""
+    def configured(self, *, chunk: int | None, target: Target, prior: float) -> LoadedModel:
+        """Return the model with a fixed chunk, or with a target and a prior that is wrong by a factor."""
         info, loaded = self._loaded.info, self._loaded
         scheduler = info.config.scheduler
         if target is None:
             assert chunk is not None
             scheduler = replace(scheduler, chunked_prefill_size=chunk, max_batch_tokens=chunk + 64, itl_target=None)
         else:
-            scheduler = replace(scheduler, itl_target=f"{round(target * 1e6)}us")
+            named = target if isinstance(target, str) else f"{round(target * 1e6)}us"
+            scheduler = replace(scheduler, itl_target=named)
         config = replace(info.config, scheduler=scheduler)
         pacing = pacing_of(config, loaded.spec, info.kv_sizes, info.memory.weights_bytes, loaded.graph_rows)
         if pacing is not None:
@@ -107,7 +110,7 @@ class Machine:
         decode: float,
         *,
         chunk: int | None = None,
-        target: float | None = None,
+        target: Target = None,
         prior: float = 1.0,
         trace: Path | None = None,
         before_step: Any = None,
@@ -203,10 +206,11 @@ def spread_of(seconds: Sequence[float]) -> float:
     return statistics.mean(abs(each / middle - 1) for each, middle in zip(seconds, local, strict=True))
 
 
-def figures(run: Run, target: float | None) -> dict[str, Any]:
-    """Return the numbers of a run. Without a target of its own, a run may be compared with another one's."""
+def figures(run: Run) -> dict[str, Any]:
+    """Return the numbers of a run; the late steps are those with a target of their own."""
     of_all = [step for step in run.steps if step.regime is Regime.MIXED]
     mixed = [step for step in of_all if not step.is_infeasible]
+    ratios = [step.micros / step.target for step in mixed if step.target]
     found: dict[str, Any] = {
         "seconds": run.seconds,
         "tokens_per_second": run.tokens / run.seconds,
@@ -219,9 +223,8 @@ def figures(run: Run, target: float | None) -> dict[str, Any]:
         "errors": errors_of(run.steps),
         "replays": run.replays,
     }
-    if target is not None and mixed:
+    if ratios:
         for margin in MARGINS:
-            late = sum(step.micros > target * 1e6 * (1 + margin) for step in mixed)
-            found[f"late_{margin:.0%}"] = late / len(mixed)
-        found["worst_of_first_50"] = max(step.micros for step in mixed[:50]) / 1e6 / target
+            found[f"late_{margin:.0%}"] = sum(ratio > 1 + margin for ratio in ratios) / len(ratios)
+        found["worst_of_first_50"] = max(ratios[:50])
     return found

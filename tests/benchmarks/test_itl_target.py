@@ -26,7 +26,7 @@ def run_of(steps: Sequence[Step], *, seconds: float = 10.0) -> Run:
 def test_steps_above_a_feasible_target_are_counted() -> None:
     """Decodes that take longer than the target by themselves are no fault of a chunk."""
     steps = [mixed(105_000), mixed(115_000), mixed(130_000), mixed(80_000), mixed(300_000, infeasible=True)]
-    found = figures(run_of(steps), 0.1)
+    found = figures(run_of(steps))
     assert (found["late_10%"], found["late_25%"], found["infeasible_steps"]) == (0.5, 0.25, 1)
     assert found["worst_of_first_50"] == pytest.approx(1.3)
     assert found["tokens_per_second"] == 100
@@ -72,8 +72,8 @@ def test_a_target_whose_itl_no_chunk_has_is_compared_with_one_between() -> None:
 def test_a_case_is_infeasible_if_most_of_its_steps_were() -> None:
     """Its few other steps said that the target was kept."""
     steps = [mixed(150_000, infeasible=True)] * 3 + [mixed(90_000)] * 2
-    assert figures(run_of(steps), 0.1)["is_infeasible"]
-    assert not figures(run_of(steps[2:]), 0.1)["is_infeasible"]
+    assert figures(run_of(steps))["is_infeasible"]
+    assert not figures(run_of(steps[2:]))["is_infeasible"]
 
 
 class Numbers:
@@ -82,8 +82,8 @@ class Numbers:
     def run(self, asked: Sequence[Asked], decode: float, **case: Any) -> Run:
         assert asked
         assert (case.get("target") is None) != (case.get("chunk") is None)
-        micros = 100_000 if case.get("target") is None else round(0.9e6 * case["target"])
-        return run_of([mixed(micros, target=round(1e6 * (case.get("target") or 0)))] * 80)
+        target = 4 * decode if case.get("target") == "auto" else case.get("target") or 0.0
+        return run_of([mixed(round(0.9e6 * target) or 100_000, target=round(1e6 * target))] * 80)
 
     def decode_steps(self, rows: int) -> list[float]:
         return [0.05] * 10
@@ -96,7 +96,7 @@ def test_a_record_becomes_a_table_and_a_page(
     monkeypatch.setattr(itl_target, "_last_processor", lambda: None)  # a neighbour on no processor is none
     machine: Any = Numbers()
     record = itl_target.measure(machine, ["chat", "bursts"], rounds=1, scale=0.1)
-    assert len(record["runs"]) == 2 * 2 * 6
+    assert len(record["runs"]) == 2 * 2 * 7
     assert set(record["wrong_priors"]) == {"0.1", "1", "10"}
     record |= {"model": "none", "machine": {"processor": "none"}}
     page = html_page(record)
@@ -105,7 +105,7 @@ def test_a_record_becomes_a_table_and_a_page(
     itl_target.print_table(record)
     shown = capsys.readouterr().out
     assert "replay equal: True" in shown
-    assert shown.count("against chunk") == 12
+    assert shown.count("against chunk") == 16
 
 
 def test_mixes_differ_in_lengths_and_rate() -> None:

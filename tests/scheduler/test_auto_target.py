@@ -61,6 +61,19 @@ def test_before_any_decode_chunks_are_those_of_a_server_without_a_target() -> No
     assert not any(totals.late)
 
 
+def test_a_server_that_is_busy_from_the_first_step_on_has_a_target() -> None:
+    """It never ran decodes alone, so it kept the chunks of a server without a target, whatever these took."""
+    timed = Timed(AUTO)
+    timed.ask(20, 400)
+    timed.run(2)
+    timed.ask(60_000, 1)
+    steps = timed.run(100)
+    assert all(step.is_mixed for step in steps[1:])
+    decodes = time_of(replace(steps[-1].plan, chunks=steps[-1].plan.chunks[:1]))
+    assert targets_of(steps)[-1] == pytest.approx(4 * decodes, rel=0.4)
+    assert max(step.micros for step in steps[60:]) <= 6 * decodes
+
+
 def test_more_streams_have_a_longer_target() -> None:
     """Their decodes take longer, and the first ones' target would leave nothing to prefill, or be infeasible."""
     timed = Timed(AUTO)

@@ -35,6 +35,9 @@ AUTO_STEPS = 4.0
 """Steps of decodes that a target lasts which follows them: prompts slow streams to no less than a quarter."""
 AUTO_AFTER = 8
 """Steps of decodes after which it is known."""
+AUTO_AFTER_MIXED = 32
+"""Steps of decodes and prefill after which it is taken from what these say of decodes. A server that is busy from its
+first step on may have no others."""
 AUTO_CHANGE = 1.25
 """Factor by which the time of decodes must have changed for the target to follow, so that it is steady."""
 STEADY_SHARE = 4
@@ -207,6 +210,8 @@ class Pacer:
     def _follow(self, decodes: Load) -> None:
         """Set a target that follows decodes to what these take, if that has changed much."""
         regime = self._of_decodes(int(decodes.rows))
+        if self.cost.num_steps(regime) < AUTO_AFTER and self.cost.num_steps(Regime.MIXED) >= AUTO_AFTER_MIXED:
+            regime = Regime.MIXED
         if not self._is_auto or self.cost.num_steps(regime) < AUTO_AFTER:
             return
         exact = AUTO_STEPS * self._pacing.steps_per_token * self.cost.fitted(regime, decodes)
