@@ -7,6 +7,9 @@ The runner runs alone in this process, without scheduler and HTTP. Each number i
 about a second, at least three. `--neighbour` keeps the last processor busy meanwhile. DECODE is
 `decode:BATCH[@CACHED]`, a chunk is `chunk:SIZE[@CACHED]`, and `+` puts both into one step:
 `decode:4@64+chunk:256@2000`.
+
+`--profile` splits the time of steps that are not captured by what the kernels do. A chunk of two tokens keeps a step of
+decodes from being captured: `decode:30+chunk:2` has the rows of 32 decodes.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 
+from benchmarks.cpu.step_profile import StepProfile
 from benchmarks.peers.neighbour import neighbour
 from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
@@ -98,8 +103,9 @@ class Filled:
 class Steps:
     """Runs one kind of step again and again. Every row starts at the same position, so all steps are equal."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: LoadedModel, profile: StepProfile | None) -> None:
         self._loaded = loaded
+        self._profile = profile
         self._runner = replace(loaded, model=Filled(loaded.model)).runner()
         # A step of two tokens: steps that only decode may be captured, and filling the pages must not be captured.
         first = BatchPlan(
@@ -131,7 +137,8 @@ class Steps:
         while len(found) < 3 or sum(found) < SECONDS:
             plan = BatchPlan(len(found) + 1, (), tuple(again), num_decodes=decodes)
             start = time.perf_counter()
-            runner.launch(plan).wait()
+            with nullcontext() if self._profile is None else self._profile.step():
+                runner.launch(plan).wait()
             found.append(time.perf_counter() - start)
         return found
 
@@ -158,9 +165,14 @@ def _measure(args: argparse.Namespace, steps: dict[str, list[Part]], threads: in
         options["quantization"] = args.quantization
     sizes = {"max_total_tokens": args.max_total_tokens, "max_running_requests": MOST_SLOTS + 1}
     loaded = load(EngineConfig.from_options(options | sizes), progress=False)
-    runs = Steps(loaded)
+    profile = None
+    if args.profile:
+        if loaded.kernels is None:
+            raise ConfigError("--profile needs the compiled kernels")
+        profile = StepProfile(loaded.kernels, loaded.spec.vocab_size)
+    runs = Steps(loaded, profile)
     print(f"threads {threads}, page size {page_size}{', one processor taken' if args.neighbour else ''}", flush=True)
-    medians = {}
+    medians, parts_of = {}, {}
     with neighbour(threads - 1 if args.neighbour else None):
         for text, parts in steps.items():
             seconds = runs.seconds(parts)
@@ -169,7 +181,11 @@ def _measure(args: argparse.Namespace, steps: dict[str, list[Part]], threads: in
             median, best, worst = (1e3 * pick(seconds) for pick in (statistics.median, min, max))
             rate = tokens / medians[text]
             print(f"{text:>28} {median:8.2f} ms  ({best:.2f} to {worst:.2f}) {rate:8.0f} tokens/s", flush=True)
-    return {"threads": threads, "page_size": page_size, "neighbour": args.neighbour, "median_seconds": medians}
+            if profile is not None:
+                parts_of[text] = profile.take()
+                print(" " * 28, *(f"{name} {1e3 * spent:.2f}" for name, spent in parts_of[text].items()), flush=True)
+    run = {"threads": threads, "page_size": page_size, "neighbour": args.neighbour, "median_seconds": medians}
+    return run | {"quantization": args.quantization, "mean_seconds_of_parts": parts_of}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -180,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", default=",".join(STEPS), metavar="LIST", help="steps to time (default: the curves of docs/cpu.md)"
     )
     parser.add_argument("--quantization", metavar="METHOD", help="as the server's (default: as the checkpoint says)")
+    parser.add_argument("--profile", action="store_true", help="split the time of steps by what the kernels do")
     parser.add_argument("--threads", type=int, nargs="+", default=[2], help="threads of the engine (default: 2)")
     parser.add_argument("--page-size", type=int, nargs="+", default=[32], help="tokens of a page (default: 32)")
     parser.add_argument("--max-total-tokens", type=int, default=36_864, help="KV pool (default: 36864)")

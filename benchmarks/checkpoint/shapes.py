@@ -1,6 +1,6 @@
 """The shapes of published models: their config.json and the names and sizes of their tensors, without their weights.
 
-Sizes are those of the configs at openai-community/gpt2, Qwen/Qwen3-0.6B and meta-llama/Llama-3.2-1B.
+Sizes are those of the configs at openai-community/gpt2, Qwen/Qwen3-0.6B, Qwen/Qwen3-1.7B and meta-llama/Llama-3.2-1B.
 """
 
 from __future__ import annotations
@@ -171,24 +171,27 @@ class LlamaShape:
 
 
 TINY_VOCAB = 4096
+QWEN3 = LlamaShape(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    vocab_size=151_936,
+    max_positions=40_960,
+    hidden_size=1024,
+    inner_size=3072,
+    num_layers=28,
+    num_heads=16,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-6,
+    rope_theta=1_000_000.0,
+    qk_norm=True,
+    more={"use_sliding_window": False, "sliding_window": None, "max_window_layers": 28},
+)
+"""Qwen3-0.6B, which larger ones differ from in widths."""
 SHAPES: Mapping[str, ModelShape] = {
     "gpt2-124m": GPT2Shape(vocab_size=50_257, max_positions=1024, hidden_size=768, num_layers=12, num_heads=12),
-    "qwen3-0.6b": LlamaShape(
-        architecture="Qwen3ForCausalLM",
-        model_type="qwen3",
-        vocab_size=151_936,
-        max_positions=40_960,
-        hidden_size=1024,
-        inner_size=3072,
-        num_layers=28,
-        num_heads=16,
-        num_kv_heads=8,
-        head_dim=128,
-        rms_norm_eps=1e-6,
-        rope_theta=1_000_000.0,
-        qk_norm=True,
-        more={"use_sliding_window": False, "sliding_window": None, "max_window_layers": 28},
-    ),
+    "qwen3-0.6b": QWEN3,
+    "qwen3-1.7b": replace(QWEN3, hidden_size=2048, inner_size=6144),
     "llama-3.2-1b": LlamaShape(
         architecture="LlamaForCausalLM",
         model_type="llama",

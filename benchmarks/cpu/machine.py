@@ -1,4 +1,4 @@
-"""Measures the best rates of the machine: reading memory, and multiplying through torch."""
+"""Measures the rates of the machine at this moment: reading memory, and multiplying through torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-REPEATS = 7
+REPEATS = 3
 READ_BYTES = 1 << 29
 """Bytes to read, far more than any cache holds."""
 ROWS, INPUTS, OUTPUTS = 2048, 1024, 6144
@@ -23,24 +23,26 @@ class Rates:
     bfloat16_flop_per_second: float
 
 
-def rates(threads: int) -> Rates:
-    """Measure for some seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        memory = torch.ones(READ_BYTES // 4, dtype=torch.float32)
-        x, weight = (torch.randn(size, INPUTS).bfloat16() for size in (ROWS, OUTPUTS))
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-        products: tuple[Callable[[], object], ...] = (
-            lambda: torch.nn.functional.linear(x, weight),
-            lambda: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""),
-        )
-        with torch.inference_mode():
-            multiply = min(_best(product) for product in products)
-            read = _best(memory.sum)
-    finally:
-        torch.set_num_threads(before)
-    return Rates(READ_BYTES / read, 2 * ROWS * INPUTS * OUTPUTS / multiply)
+class Probe:
+    """Measures the rates, a tenth of a second each time.
+
+    Args:
+        threads: threads of torch in this process from now on.
+        size: bytes to read, and the rows of the product; smaller ones for tests.
+    """
+
+    def __init__(self, threads: int, size: tuple[int, int] = (READ_BYTES, ROWS)) -> None:
+        torch.set_num_threads(threads)
+        read_bytes, self._rows = size
+        self._memory = torch.ones(read_bytes // 4, dtype=torch.float32)
+        self._x = torch.randn(self._rows, INPUTS).bfloat16()
+        self._weight = torch.randn(OUTPUTS, INPUTS).bfloat16()
+
+    @torch.inference_mode()
+    def rates(self) -> Rates:
+        multiply = _best(lambda: torch.nn.functional.linear(self._x, self._weight))
+        read = _best(self._memory.sum)
+        return Rates(self._memory.nbytes / read, 2 * self._rows * INPUTS * OUTPUTS / multiply)
 
 
 def _best(call: Callable[[], object]) -> float:

@@ -1,18 +1,33 @@
-"""The results so far, in one file that is rewritten after each start of an engine."""
+"""The results so far, in one file that is rewritten after each measurement."""
 
 from __future__ import annotations
 
 import json
-import statistics
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.machine import Rates, rates
+from benchmarks.cpu.checkpoint_size import layer_weights
+from benchmarks.cpu.machine import Rates
 from sluice.bench.results import machine
 from sluice.config import ConfigError
 
-FORMAT = "sluice-cpu-peers-1"
+FORMAT = "sluice-cpu-peers-2"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement."""
+
+    values: Mapping[str, float | None]
+    """Numbers by name; none if it failed."""
+    rates: Rates | None
+    """Rates of the machine just before."""
+    load: float
+    """Load average over a minute, which counts the engine that was measured before."""
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -23,15 +38,17 @@ class Record:
     content: dict[str, Any]
 
     @classmethod
-    def opened(cls, path: Path, threads: int) -> Record:
-        """Open the file, or begin a new one with the rates of the machine.
+    def opened(cls, path: Path, checkpoint: Path, threads: int) -> Record:
+        """Open the file, or begin a new one.
 
         Raises:
-            ConfigError: the file holds something else, or results of another number of threads.
+            ConfigError: the file holds something else, or results of another checkpoint or number of threads.
         """
+        settings = {"checkpoint": checkpoint.resolve().name, "threads": threads}
         if not path.exists():
-            content = {"format": FORMAT, "threads": threads, "machine": machine()}
-            record = cls(path, content | {"rates": asdict(rates(threads)), "rows": {}, "engines": {}})
+            counted = {"layer_weights": layer_weights(checkpoint)}
+            content = {"format": FORMAT, **settings, **counted, "machine": machine(), "rows": {}, "engines": {}}
+            record = cls(path, content)
             record.save()
             return record
         try:
@@ -40,37 +57,44 @@ class Record:
             raise ConfigError(f"--json {path} exists and is no JSON: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ConfigError(f"--json {path} exists and is no result of this script")
-        if content["threads"] != threads:
-            raise ConfigError(f"--json {path} was measured with {content['threads']} threads, not {threads}")
+        for name, value in settings.items():
+            if content[name] != value:
+                raise ConfigError(f"--json {path} was measured with {name} {content[name]}, not {value}")
         return cls(path, content)
 
     @property
-    def rates(self) -> Rates:
-        return Rates(**self.content["rates"])
+    def layer_weights(self) -> int:
+        count: int = self.content["layer_weights"]
+        return count
 
-    def has(self, row: str, peer: str, turn: int) -> bool:
-        return len(self._runs(row, peer)) > turn
+    def has(self, row: str, label: str, turn: int) -> bool:
+        return len(self.runs(row, label)) > turn
 
-    def add(self, row: str, peer: str, values: dict[str, float | None], error: str | None = None) -> None:
-        """Add a run; a failed one has no values."""
-        run: dict[str, Any] = {"values": values} if error is None else {"values": {}, "error": error}
-        self.content["rows"].setdefault(row, {}).setdefault(peer, []).append(run)
+    def add(self, row: str, label: str, measured: Measured) -> None:
+        """Add the measurement of the next turn, and save the file."""
+        self.content["rows"].setdefault(row, {}).setdefault(label, []).append(asdict(measured))
+        self.save()
 
-    def describe(self, peer: str, target: dict[str, Any], versions: dict[str, str]) -> None:
-        """Add how an engine was started."""
-        self.content["engines"][peer] = {"target": target, "versions": versions}
+    def runs(self, row: str, label: str) -> list[Measured]:
+        """Return the measurements, one for each turn."""
+        raw = self.content["rows"].get(row, {}).get(label, [])
+        return [Measured(**{**run, "rates": run["rates"] and Rates(**run["rates"])}) for run in raw]
+
+    def describe(self, label: str, peer: Mapping[str, Any], weights_bytes: int | None) -> None:
+        """Add how an engine was started, and the bytes of its weights if it says."""
+        self.content["engines"][label] = {"peer": peer, "weights_bytes": weights_bytes}
+
+    def weights_bytes(self, label: str) -> int | None:
+        """Return the bytes of an engine's weights; None if it does not say."""
+        found: int | None = self.content["engines"].get(label, {}).get("weights_bytes")
+        return found
 
     def save(self) -> None:
         part = self.path.with_suffix(".part")
         part.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
         part.replace(self.path)
 
-    def median(self, row: str, peer: str, number: str) -> float | None:
-        """Return the median over the runs that have the number; None if none has."""
-        values = [run["values"].get(number) for run in self._runs(row, peer)]
-        known = [value for value in values if value is not None]
-        return statistics.median(known) if known else None
 
-    def _runs(self, row: str, peer: str) -> list[dict[str, Any]]:
-        runs: list[dict[str, Any]] = self.content["rows"].get(row, {}).get(peer, [])
-        return runs
+def load_average() -> float:
+    """Return the load average over a minute."""
+    return round(os.getloadavg()[0], 2)

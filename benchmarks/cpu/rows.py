@@ -1,9 +1,10 @@
-"""The rows of the comparison on a CPU: workloads, the numbers taken from them, and Sluice's aims."""
+"""The rows of the comparison on a CPU: workloads, and the numbers taken from them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,19 @@ from benchmarks.peers.peer import Settings
 from sluice.bench.metrics import Summary
 from sluice.bench.workload import LONG, SHORT
 
-QWEN3, GPT2 = "qwen3-0.6b", "gpt2-124m"
-TPOT, AFTER_PREFILLS, TTFT = "TPOT p50", "ITL mean after the prefills", "TTFT p50"
-WHOLE, CHUNK = 2048, 256
+STEP = "decode step"
+WHOLE, CHUNK = 2048, 128
 """Budgets: one for a whole prompt of the prefill row, and one that keeps decoding requests running."""
+KV_TOKENS = 16_384
+
+
+class Floor(Enum):
+    """What a number cannot be faster than."""
+
+    READ = "reading the weights"
+    """The bytes of the weights at the rate of memory."""
+    MULTIPLY = "bf16 products"
+    """The layers' products of `WHOLE` tokens at torch's rate in bfloat16. Products in 8 bits can be faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,31 +33,26 @@ class Number:
     """One number of a run."""
 
     name: str
-    unit: str
-    """Unit: "ms", for a number in seconds, or "/s"."""
     of: Callable[[Summary], float | None]
-    aim: float | None = None
-    """Aim of ours over the best peer's: at most for a time, at least for a rate. None: no aim."""
+    floor: Floor | None = None
+    is_rate: bool = False
+    """True for a number per second, which is the better the larger it is; else it is in seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Row:
-    """A workload on a checkpoint."""
+    """A workload."""
 
     name: str
     title: str
-    checkpoint: str
     budget: int | None
     given: Mapping[str, Any]
     numbers: Sequence[Number]
-    max_running: int = 8
+    max_running: int = 64
     """Most requests decoded at once, by every engine."""
-    ours: tuple[str, ...] = ()
-    """Further arguments of Sluice."""
     is_disturbed: bool = False
     """True if another process keeps the engine's last processor busy."""
-    undisturbed: str | None = None
-    """Name of the row that is the same without the neighbour."""
+    only_ours: bool = False
 
 
 def _closed(requests: int, at_once: int, prompt: int, output: int, **more: Any) -> dict[str, Any]:
@@ -58,71 +63,79 @@ def _closed(requests: int, at_once: int, prompt: int, output: int, **more: Any) 
         "prompt_tokens": str(prompt),
         "max_new_tokens": output,
         "ignore_eos": True,
+        "warmup": 0,
         **more,
     }
 
 
-def _tpot(aim: float | None) -> Number:
-    """Return the number TPOT. With an engine that sends several tokens at once most ITLs would be 0."""
-    return Number(TPOT, "ms", lambda summary: summary.all.tpot.p50, aim)
+def _decode(batch: int, output: int, *, only_ours: bool = False) -> Row:
+    # All prompts are long, so that gaps outside windows belong to steps without any prefill.
+    given = _closed(batch, batch, 32, output, long_prompt_tokens=1)
+    numbers = [Number(STEP, lambda summary: summary.itl_outside.mean, Floor.READ)]
+    return Row(f"decode-{batch}", f"decode, batch {batch}", WHOLE, given, numbers, only_ours=only_ours)
 
 
 ROWS: tuple[Row, ...] = (
-    Row("decode-1", "decode, batch 1", QWEN3, WHOLE, _closed(3, 1, 64, 64), [_tpot(1 / 1.15)]),
-    Row("decode-8", "decode, batch 8", QWEN3, WHOLE, _closed(8, 8, 64, 64), [_tpot(1 / 1.2)]),
+    _decode(1, 64),
+    _decode(8, 48),
+    _decode(32, 24),
+    _decode(64, 24, only_ours=True),
     Row(
         "prefill",
         "prefill of 2,048 tokens",
-        QWEN3,
         WHOLE,
-        _closed(3, 1, 2048, 2),
-        [Number(TTFT, "ms", lambda summary: summary.all.ttft.p50, 1 / 1.2)],
+        _closed(2, 1, 2048, 2),
+        [Number("TTFT p50", lambda summary: summary.all.ttft.p50, Floor.MULTIPLY)],
     ),
     Row(
         "cached",
-        "decode at 4,000 tokens, batch 4",
-        QWEN3,
+        "decode at 3,000 tokens, batch 4",
         WHOLE,
-        # All prompts are long, so that gaps outside windows belong to steps without any prefill.
-        _closed(4, 4, 4000, 48, long_prompt_tokens=1000, warmup=0),
-        [Number(AFTER_PREFILLS, "ms", lambda summary: summary.itl_outside.mean, 1 / 1.2)],
+        _closed(4, 4, 3000, 48, long_prompt_tokens=1000),
+        [Number(STEP, lambda summary: summary.itl_outside.mean)],
     ),
     Row(
         "neighbour",
         "decode, batch 1, one processor taken",
-        QWEN3,
         WHOLE,
-        _closed(2, 1, 64, 64, warmup=0),
-        [_tpot(None), Number("ITL max", "ms", lambda summary: summary.all.itl.max)],
+        _closed(1, 1, 64, 64),
+        [
+            Number("TPOT p50", lambda summary: summary.all.tpot.p50),
+            Number("ITL max", lambda summary: summary.all.itl.max),
+        ],
         is_disturbed=True,
-        undisturbed="decode-1",
     ),
     Row(
         "interference",
-        "4 decodes beside prompts of 4,000 tokens, chunk 256",
-        QWEN3,
+        f"4 decodes beside a prompt of 3,000 tokens, chunk {CHUNK}",
         CHUNK,
-        {"preset": "interference"},
+        {
+            "background": 4,
+            "background_prompt_tokens": "64",
+            "background_output_tokens": "128",
+            "at_ms": "1000",
+            "prompt_tokens": "3000",
+            "max_new_tokens": 8,
+            "ignore_eos": True,
+            "warmup": 0,
+        },
         [
-            Number("ITL p50", "ms", lambda summary: summary.by_kind[SHORT].itl.p50),
-            Number("ITL p50 in prefills", "ms", lambda summary: summary.itl_in_windows.p50),
-            Number("ITL p99", "ms", lambda summary: summary.by_kind[SHORT].itl.p99, 0.6),
-            Number("ITL max", "ms", lambda summary: summary.by_kind[SHORT].itl.max, 0.6),
-            Number("long TTFT", "ms", lambda summary: summary.by_kind[LONG].ttft.mean, 1.0),
+            Number("ITL p50 in prefills", lambda summary: summary.itl_in_windows.p50),
+            Number("ITL p99", lambda summary: summary.by_kind[SHORT].itl.p99),
+            Number("ITL max", lambda summary: summary.by_kind[SHORT].itl.max),
+            Number("long TTFT", lambda summary: summary.by_kind[LONG].ttft.mean),
         ],
-        # Other engines have no such option: their steps take longer the further a prompt is.
-        ours=("--dynamic-chunking", "0"),
+        max_running=8,
     ),
     Row(
         "rosellm",
-        "GPT-2 124M, 32 requests",
-        GPT2,
+        "RoseLLM's 32 requests",
         None,
-        {"preset": "rosellm"},
+        {"preset": "rosellm", "warmup": 0},
         [
-            Number("ITL p50", "ms", lambda summary: summary.all.itl.p50),
-            Number("ITL p99", "ms", lambda summary: summary.all.itl.p99, 0.7),
-            Number("tokens/s", "/s", lambda summary: summary.output_per_second, 1.0),
+            Number("ITL p50", lambda summary: summary.all.itl.p50),
+            Number("ITL p99", lambda summary: summary.all.itl.p99),
+            Number("tokens/s", lambda summary: summary.output_per_second, is_rate=True),
         ],
         max_running=32,
     ),
@@ -131,23 +144,16 @@ ROWS: tuple[Row, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Rows that one start of an engine serves."""
+    """Rows that one start of the engines serves."""
 
     settings: Settings
-    rows: Sequence[Row] = field(default_factory=tuple)
-    ours: tuple[str, ...] = ()
-    """Further arguments of Sluice."""
+    rows: Sequence[Row]
 
 
-def sessions(rows: Sequence[Row], checkpoints: Path, threads: int) -> list[Session]:
-    """Group the rows by the settings an engine is started with, in their order."""
+def sessions(rows: Sequence[Row], checkpoint: Path, threads: int) -> list[Session]:
+    """Group the rows by the settings that engines are started with, in their order."""
     ordered = [row for row in ROWS if row in rows]
-    found = []
-    for (checkpoint, budget, running, ours), own in groupby(ordered, key=_start):
-        settings = Settings(checkpoints / checkpoint, threads=threads, budget=budget, max_running=running)
-        found.append(Session(settings, tuple(own), ours))
-    return found
-
-
-def _start(row: Row) -> tuple[str, int | None, int, tuple[str, ...]]:
-    return row.checkpoint, row.budget, row.max_running, row.ours
+    return [
+        Session(Settings(checkpoint, threads, budget, running, KV_TOKENS), tuple(own))
+        for (budget, running), own in groupby(ordered, key=lambda row: (row.budget, row.max_running))
+    ]

@@ -1,78 +1,76 @@
-"""Prints medians side by side, the ratio to the best peer, and the limits of the machine."""
+"""Prints medians side by side, the ratios of each turn, and the machine's rates."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from benchmarks.cpu.record import Record
-from benchmarks.cpu.rows import AFTER_PREFILLS, ROWS, TPOT, TTFT, Number, Row
+from benchmarks.cpu.contenders import Contender
+from benchmarks.cpu.ratios import Quartiles, over_floor, throughput_ratio, times_as_fast, values
+from benchmarks.cpu.record import Measured, Record
+from benchmarks.cpu.rows import Number, Row
 
-WEIGHT_BYTES = 1_192_000_000
-"""Bytes of Qwen3-0.6B in 16 bits: 596 million weights, the tied embedding counted once."""
-KV_BYTES_PER_TOKEN = 114_688
-LAYER_FLOP = 880_803_840
-"""FLOP of a token in the layers' products: twice their 440 million weights."""
+BATCHES = (64, 32)
 
 
-def table(record: Record, rows: Sequence[Row], ours: str, peers: Sequence[str]) -> str:
-    """Return the table in Markdown: a line for each number of each row."""
-    head = ["row", "number", *peers, f"{ours} / best peer", "aim", ""]
+def table(record: Record, rows: Sequence[Row], contenders: Sequence[Contender]) -> str:
+    """Return the table in Markdown: a line for each number of each row.
+
+    A cell of another contender than the first has its median, and how many times as fast the first is.
+    """
+    ours, *others = contenders
+    head = ["row", "number", ours.label, "over floor", *(other.label for other in others)]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for row in rows:
-        lines += [_line(record, row, number, ours, peers) for number in row.numbers]
-    return "\n".join([*lines, "", *_limits(record, ours)])
+        lines += [_line(record, row, number, ours, others) for number in row.numbers]
+    return "\n".join([*lines, "", *_batches(record, rows, contenders), *_machine(record, rows, contenders)])
 
 
-def _line(record: Record, row: Row, number: Number, ours: str, peers: Sequence[str]) -> str:
-    values = {peer: record.median(row.name, peer, number.name) for peer in peers}
-    ratio = _ratio(values, ours, number)
-    cells = [row.title, number.name, *(_shown(value, number) for value in values.values())]
-    cells.append("" if ratio is None else f"{ratio:.2f}")
-    cells.append("" if number.aim is None else f"{'>=' if number.unit == '/s' else '<='} {number.aim:.2f}")
-    return f"| {' | '.join([*cells, _verdict(ratio, number)])} |"
+def _line(record: Record, row: Row, number: Number, ours: Contender, others: Sequence[Contender]) -> str:
+    cells = [_median(record, row, number, ours), _shown(over_floor(record, row, number, ours))]
+    for other in others:
+        ratio = times_as_fast(record, row, number, ours, other)
+        cells.append(" ".join(filter(None, [_median(record, row, number, other), _shown(ratio)])))
+    unit = "" if number.is_rate else ", ms"
+    return f"| {' | '.join([row.title, number.name + unit, *cells])} |"
 
 
-def _ratio(values: dict[str, float | None], ours: str, number: Number) -> float | None:
-    others = [value for peer, value in values.items() if peer != ours and value]
-    own = values[ours]
-    if own is None or not others:
-        return None
-    return own / (max(others) if number.unit == "/s" else min(others))
-
-
-def _verdict(ratio: float | None, number: Number) -> str:
-    if ratio is None or number.aim is None:
+def _median(record: Record, row: Row, number: Number, contender: Contender) -> str:
+    if row.only_ours and not contender.is_ours:
         return ""
-    return "met" if (ratio >= number.aim if number.unit == "/s" else ratio <= number.aim) else "missed"
-
-
-def _shown(value: float | None, number: Number) -> str:
-    if value is None:
+    found = Quartiles.of(value for value in values(record, row, contender, number) if value is not None)
+    if found is None:
         return "failed"
-    return f"{value:,.0f}" if number.unit == "/s" else f"{1000 * value:,.1f}"
+    return f"{found.median:,.0f}" if number.is_rate else f"{1000 * found.median:,.1f}"
 
 
-def _limits(record: Record, ours: str) -> list[str]:
-    """Return how close Sluice is to the limits of memory and arithmetic, for the rows that were measured."""
-    rates = record.rates
-    lines = [
-        f"This machine reads {rates.read_bytes_per_second / 1e9:.1f} GB/s and multiplies bfloat16 through torch at"
-        f" {rates.bfloat16_flop_per_second / 1e12:.2f} TFLOP/s, with {record.content['threads']} threads."
+def _shown(ratio: Quartiles | None) -> str:
+    return "" if ratio is None else f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+
+
+def _batches(record: Record, rows: Sequence[Row], contenders: Sequence[Contender]) -> list[str]:
+    """Return how much throughput the larger of two batches gains."""
+    large, small = (next((row for row in rows if row.name == f"decode-{batch}"), None) for batch in BATCHES)
+    if large is None or small is None:
+        return []
+    found = {ours.label: throughput_ratio(record, large, small, BATCHES, ours) for ours in contenders if ours.is_ours}
+    what = f"tokens a second of batch {BATCHES[0]} over batch {BATCHES[1]}"
+    return [f"- {label}: {what}: {_shown(ratio)}" for label, ratio in found.items() if ratio is not None]
+
+
+def _machine(record: Record, rows: Sequence[Row], contenders: Sequence[Contender]) -> list[str]:
+    runs: list[Measured] = [
+        run for row in rows for contender in contenders for run in record.runs(row.name, contender.label)
     ]
-    floor = WEIGHT_BYTES / rates.read_bytes_per_second
-    if (step := record.median("decode-1", ours, TPOT)) is not None:
-        lines.append(f"- decode, batch 1: {step / floor:.2f}x the time to read the weights once (aim <= 1.3)")
-    if (step := record.median("cached", ours, AFTER_PREFILLS)) is not None:
-        read = WEIGHT_BYTES + 4 * 4024 * KV_BYTES_PER_TOKEN
-        share = read / step / rates.read_bytes_per_second
-        lines.append(f"- decode at 4,000 tokens: {share:.0%} of read bandwidth (aim >= 60%)")
-    if (first := record.median("prefill", ours, TTFT)) is not None:
-        share = 2048 * LAYER_FLOP / first / rates.bfloat16_flop_per_second
-        lines.append(f"- prefill: {share:.0%} of that rate in the layers' products alone (aim >= 70%)")
-    for row in ROWS:
-        if row.undisturbed is not None:
-            number = row.numbers[0].name
-            alone, beside = record.median(row.undisturbed, ours, number), record.median(row.name, ours, number)
-            if alone is not None and beside is not None:
-                lines.append(f"- one processor taken: {beside / alone:.2f}x the undisturbed step (aim <= 2.5)")
-    return lines
+    rates = [run.rates for run in runs if run.rates is not None]
+    read = _range(rate.read_bytes_per_second / 1e9 for rate in rates)
+    multiply = _range(rate.bfloat16_flop_per_second / 1e12 for rate in rates)
+    load = _range(run.load for run in runs)
+    return [
+        f"- The machine read {read} GB/s and multiplied bfloat16 through torch at {multiply} TFLOP/s, with"
+        f" {record.content['threads']} threads. Load average: {load}. Medians (quartiles).",
+    ]
+
+
+def _range(found: Iterable[float]) -> str:
+    spread = Quartiles.of(found)
+    return "?" if spread is None else f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})"

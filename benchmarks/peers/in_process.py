@@ -2,7 +2,9 @@
 
 Workload, client and clock are those of `sluice bench`; only the engine is the peer's.
 
-    run.py -> <peer's python> -m benchmarks.peers.<peer> REQUEST.json -> result file
+    measure.py -> <peer's python> -m benchmarks.peers.<peer>
+        settings, as one line of JSON  ->  0 once the engine is loaded
+        a job                          ->  the exit status of `sluice bench`; the result file is written
 """
 
 from __future__ import annotations
@@ -10,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from benchmarks.peers.neighbour import neighbour
 from benchmarks.peers.peer import Job, Settings
@@ -33,57 +36,67 @@ MakeLoop = Callable[[Settings, ThreadLink], tuple[Loop, dict[str, Any]]]
 """Loads the peer. Returns its loop and its settings, for the record."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The request of `run.py`."""
-
-    settings: Settings
-    peer: dict[str, Any]
-    """The description of the peer in the results."""
-    jobs: tuple[Job, ...]
-
-    @classmethod
-    def read(cls, path: Path) -> Request:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        raw: Mapping[str, Any] = content["settings"]
-        settings = Settings(**{**raw, "checkpoint": Path(raw["checkpoint"]), "more": tuple(raw["more"])})
-        jobs = tuple(Job(**{**job, "out": Path(job["out"])}) for job in content["jobs"])
-        return cls(settings, content["peer"], jobs)
-
-
 def main(make_loop: MakeLoop) -> int:
-    """Measure what the file on the command line requests. Returns the exit status of `sluice bench`."""
-    request = Request.read(Path(sys.argv[1]))
-    try:
-        return _measure(request, make_loop)
-    except (ConfigError, BenchError) as error:
-        print(f"{request.peer['name']}: error: {error}", file=sys.stderr)
-        return 1
-
-
-def _measure(request: Request, make_loop: MakeLoop) -> int:
-    all_options = [checked_options(dict(job.given)) for job in request.jobs]
-    for options in all_options:
-        _check(options)
+    """Load the engine, and measure each job of standard input until it ends."""
+    # Libraries print to standard output too.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    start = json.loads(sys.stdin.readline())
+    raw: dict[str, Any] = start["settings"]
+    settings = Settings(**{**raw, "checkpoint": Path(raw["checkpoint"]), "more": tuple(raw["more"])})
     timer = WallTimer()
     link = ThreadLink(timer)
-    settings = request.settings
     loop, configured = make_loop(settings, link)
-    limits = Limits(settings.vocab_size, settings.max_model_len, settings.kv_tokens)
-    peer = request.peer | {"configuration": configured}
-    described = {"url": None, "model": settings.checkpoint.resolve().name, "peer": peer}
-    ids = itertools.count(1)
+    measured = _Measured(settings, link, timer, start["peer"] | {"configuration": configured})
     with closing(loop), running(loop, link):
-        for job, options in zip(request.jobs, all_options, strict=True):
-            target = EngineTarget(link, limits, _eos_ids(settings), timer, 0.0, options.workload.ignore_eos, ids)
-            with neighbour(job.busy_processor):
-                runs = asyncio.run(measure_all(target, options))
-            result = result_of(options, described, runs)
-            result = replace(result, versions=result.versions | request.peer["versions"])
-            write_result(result, job.out)
-            if (status := verdict(result)) != 0:
-                return status
+        _tell(answers, 0)
+        for job in _jobs():
+            _tell(answers, measured.status_of(job))
     return 0
+
+
+def _tell(answers: IO[str], number: int) -> None:
+    print(number, file=answers, flush=True)
+
+
+def _jobs() -> Iterator[Job]:
+    for line in sys.stdin:
+        raw = json.loads(line)
+        yield Job(**{**raw, "out": Path(raw["out"])})
+
+
+class _Measured:
+    """An engine that serves a link."""
+
+    def __init__(self, settings: Settings, link: ThreadLink, timer: WallTimer, peer: dict[str, Any]) -> None:
+        self._settings = settings
+        self._link = link
+        self._timer = timer
+        self._peer = peer
+        self._ids = itertools.count(1)
+        self._limits = Limits(settings.vocab_size, settings.max_model_len, settings.kv_tokens)
+
+    def status_of(self, job: Job) -> int:
+        """Measure a job and write its result. Returns the exit status of `sluice bench`."""
+        try:
+            return self._measure(job)
+        except (ConfigError, BenchError) as error:
+            print(f"{self._peer['name']}: error: {error}", file=sys.stderr)
+            return 1
+
+    def _measure(self, job: Job) -> int:
+        options = checked_options(dict(job.given))
+        _check(options)
+        settings = self._settings
+        ends, ignores = _eos_ids(settings), options.workload.ignore_eos
+        target = EngineTarget(self._link, self._limits, ends, self._timer, 0.0, ignores, self._ids)
+        with neighbour(job.busy_processor):
+            runs = asyncio.run(measure_all(target, options))
+        described = {"url": None, "model": settings.checkpoint.resolve().name, "peer": self._peer}
+        result = result_of(options, described, runs)
+        result = replace(result, versions=result.versions | self._peer["versions"])
+        write_result(result, job.out)
+        return verdict(result)
 
 
 def _check(options: BenchOptions) -> None:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.peers.environment import HOME, Environment, SetupError, run
@@ -23,6 +24,7 @@ OPTIONS = (
     # The build would else download a web page.
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
+TARGETS = ("llama-server", "llama-quantize")
 DEFAULT_BUDGET = 2048
 """llama.cpp's own default of `--batch-size`."""
 
@@ -32,6 +34,7 @@ class LlamaCpp:
 
     name = "llama.cpp"
     packages: Sequence[str] = (PACKAGE,)
+    weights: Sequence[str] = ("bf16", "q8_0", "q4_0", "q4_k_m")
 
     def __init__(self) -> None:
         self.folder = HOME / "llama.cpp"
@@ -42,12 +45,12 @@ class LlamaCpp:
         return self.folder / f"llama_cpp_python-{VERSION}" / "vendor" / "llama.cpp"
 
     @property
-    def server(self) -> Path:
-        return self.folder / "build" / "bin" / "llama-server"
+    def programs(self) -> Path:
+        return self.folder / "build" / "bin"
 
     def set_up(self) -> None:
         self.converter.set_up()
-        if self.server.is_file():
+        if all((self.programs / target).is_file() for target in TARGETS):
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         archive = self.folder / f"llama_cpp_python-{VERSION}.tar.gz"
@@ -61,7 +64,7 @@ class LlamaCpp:
             raise SetupError("llama.cpp is compiled with cmake and a C++ compiler; cmake is not on the PATH")
         build = self.folder / "build"
         run(["cmake", "-S", str(self.source), "-B", str(build), *OPTIONS])
-        run(["cmake", "--build", str(build), "--target", "llama-server", "-j", "1"])
+        run(["cmake", "--build", str(build), "--target", *TARGETS, "-j", "1"])
 
     def versions(self) -> dict[str, str]:
         return {PACKAGE: VERSION}
@@ -72,15 +75,21 @@ class LlamaCpp:
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_suffix(".part")
-        script = Path(__file__).with_name("llama_cpp_convert.py")
-        command = [str(self.converter.python), str(script), str(self.source), str(settings.checkpoint)]
-        run([*command, "--outfile", str(part), "--outtype", "bf16"])
+        if settings.weights == "bf16":
+            script = Path(__file__).with_name("llama_cpp_convert.py")
+            command = [str(self.converter.python), str(script), str(self.source), str(settings.checkpoint)]
+            run([*command, "--outfile", str(part), "--outtype", "bf16"])
+        else:
+            plain = replace(settings, weights="bf16")
+            self.prepare(plain)
+            quantize = [str(self.programs / "llama-quantize"), str(self._model(plain)), str(part)]
+            run([*quantize, settings.weights.upper(), str(settings.threads)])
         part.replace(target)
 
     def serve(self, settings: Settings, port: int) -> Command:
         batch = settings.budget or DEFAULT_BUDGET
         arguments = [
-            *(str(self.server), "--model", str(self._model(settings))),
+            *(str(self.programs / "llama-server"), "--model", str(self._model(settings))),
             *("--host", "127.0.0.1", "--port", str(port)),
             *("--threads", str(settings.threads), "--threads-batch", str(settings.threads)),
             *("--parallel", str(settings.max_running), "--ctx-size", str(settings.kv_tokens), "--kv-unified"),
@@ -91,4 +100,4 @@ class LlamaCpp:
         return Command([*arguments, *settings.more])
 
     def _model(self, settings: Settings) -> Path:
-        return HOME / "models" / f"{settings.checkpoint.resolve().name}.gguf"
+        return HOME / "models" / f"{settings.checkpoint.resolve().name}-{settings.weights}.gguf"

@@ -18,6 +18,11 @@ from sluice.types import FinishReason, Output
 
 KV_BLOCK = 32
 """Tokens in a KV block of the CPU plugin."""
+WEIGHT_FORMATS = {"bf16": "fp16", "int8": "int8", "int8-f32": "int8", "int4": "int4", "int4-f32": "int4"}
+"""Formats of weights, and what the exporter calls them. fp16 keeps the checkpoint's bfloat16.
+
+Those with -f32 compute the rest in float32: only then does the CPU plugin quantise activations, and multiply in 8 bits.
+"""
 
 
 class OpenVINO:
@@ -25,6 +30,7 @@ class OpenVINO:
 
     name = "openvino"
     packages: Sequence[str] = ("openvino", "openvino-genai", "openvino-tokenizers")
+    weights: Sequence[str] = tuple(WEIGHT_FORMATS)
     module = "benchmarks.peers.openvino_batching"
 
     def __init__(self) -> None:
@@ -44,8 +50,8 @@ class OpenVINO:
             return
         part = folder.with_name(f"{folder.name}.part")
         exporter = [str(self._converter.python), "-m", "optimum.commands.optimum_cli", "export", "openvino"]
-        what = ["--model", str(settings.checkpoint), "--task", "text-generation-with-past", "--weight-format", "fp16"]
-        run([*exporter, *what, str(part)])
+        what = ["--model", str(settings.checkpoint), "--task", "text-generation-with-past", "--weight-format"]
+        run([*exporter, *what, WEIGHT_FORMATS[settings.weights], str(part)])
         part.replace(folder)
 
     def interpreter(self) -> Path:
@@ -57,7 +63,8 @@ class OpenVINO:
 
 def model_folder(settings: Settings) -> Path:
     """Return the folder of the converted checkpoint."""
-    return HOME / "models" / f"{settings.checkpoint.resolve().name}-openvino"
+    weights = WEIGHT_FORMATS[settings.weights]
+    return HOME / "models" / f"{settings.checkpoint.resolve().name}-{weights}-openvino"
 
 
 @dataclass(slots=True)
@@ -143,7 +150,7 @@ def load(settings: Settings, link: ThreadLink) -> tuple[OpenVINOLoop, dict[str, 
     # As the other engines have it: the default is KV in 8 bits.
     properties = {
         "INFERENCE_NUM_THREADS": settings.threads,
-        "INFERENCE_PRECISION_HINT": "bf16",
+        "INFERENCE_PRECISION_HINT": "f32" if settings.weights.endswith("f32") else "bf16",
         "KV_CACHE_PRECISION": "bf16",
     }
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(model_folder(settings)), scheduler, "CPU", properties)

@@ -26,6 +26,8 @@ class Settings:
     """Size of the KV pool."""
     more: tuple[str, ...] = ()
     """More arguments for the peer's own command line."""
+    weights: str = "bf16"
+    """Format of the weights, one of the peer's `weights`."""
 
     @property
     def config(self) -> Mapping[str, object]:
@@ -91,6 +93,11 @@ class Peer(Protocol):
     @property
     def packages(self) -> Sequence[str]:
         """The packages whose versions are recorded."""
+        ...
+
+    @property
+    def weights(self) -> Sequence[str]:
+        """Formats that weights can have, as the peer calls them."""
         ...
 
     def set_up(self) -> None:

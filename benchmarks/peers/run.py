@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "--setup-only", action="store_true", help="install, convert the checkpoint if there is one, and exit"
     )
     parser.add_argument("--checkpoint", type=Path, help="a Hugging Face folder, see benchmarks/make_checkpoint.py")
+    parser.add_argument("--weights", default="bf16", help="format of the weights, see the README (default: bf16)")
     parser.add_argument("--threads", type=int, default=2, help="threads of the engine (default: 2)")
     parser.add_argument("--budget", type=int, help="most tokens of a step (default: the engine's own)")
     parser.add_argument("--max-running", type=int, default=8, help="requests decoded at once (default: 8)")
@@ -84,11 +85,14 @@ def _run(args: argparse.Namespace, given: dict[str, Any]) -> int:
         raise ConfigError(f"--checkpoint must name a folder with a config.json, got {str(args.checkpoint)!r}")
     if args.peer_arg and args.peer in IN_PROCESS:
         raise ConfigError(f"--peer-arg is for servers; {args.peer} runs in process")
+    if args.weights not in peer.weights:
+        raise ConfigError(f"--weights must be one of {', '.join(peer.weights)} with {args.peer}, got {args.weights!r}")
     peer.set_up()
     if args.checkpoint is None:
         return 0
     settings = Settings(
-        args.checkpoint, args.threads, args.budget, args.max_running, args.kv_tokens, tuple(args.peer_arg)
+        *(args.checkpoint, args.threads, args.budget, args.max_running, args.kv_tokens, tuple(args.peer_arg)),
+        weights=args.weights,
     )
     peer.prepare(settings)
     if args.setup_only:

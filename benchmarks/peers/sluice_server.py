@@ -15,6 +15,7 @@ class Sluice:
 
     name = "sluice"
     packages: Sequence[str] = ("sluice", "torch")
+    weights: Sequence[str] = ("bf16", "int8", "int4")
 
     def set_up(self) -> None:
         """Do nothing: Sluice is installed."""
@@ -34,5 +35,7 @@ class Sluice:
         ]
         if settings.budget is not None:
             arguments += ["--chunked-prefill-size", str(settings.budget)]
+        if settings.weights != "bf16":
+            arguments += ["--quantization", settings.weights]
         environment = {"PYTHONPATH": str(ROOT / "src")}
         return Command([*arguments, *settings.more], environment)

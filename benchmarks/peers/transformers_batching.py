@@ -26,6 +26,7 @@ class Transformers:
 
     name = "transformers"
     packages: Sequence[str] = ("transformers", "torch")
+    weights: Sequence[str] = ("bf16",)
     module = "benchmarks.peers.transformers_batching"
 
     def set_up(self) -> None:

