@@ -20,12 +20,17 @@ from sluice.models.checkpoint import read_config
 from sluice.models.loader import load_model, model_class
 from sluice.text.tokenizer import Tokenizer
 
-PUBLISHED = {"gpt2-124m": 124_439_808, "qwen3-0.6b": 596_049_920, "llama-3.2-1b": 1_235_814_400}
+PUBLISHED = {
+    "gpt2-124m": 124_439_808,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "llama-3.2-1b": 1_235_814_400,
+}
 """Parameters of the published models, a tied head counted once."""
 PROMPTS = ((3, 200, 4000, 17, 17, 255, 1024, 90, 33), (1999,), (64, 65, 66))
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=[name for name in SHAPES if name != "qwen3-1.7b"])  # tiny, it is the other
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("checkpoint") / request.param
     write_checkpoint(folder, SHAPES[request.param].tiny(), dtype="float32", seed=3)
