@@ -46,7 +46,7 @@ VLLM = {
     "--trust-remote-code": "",
     "--quantization compressed-tensors": "",
     "-q none": "",
-    "--quantization modelopt": "--quantization must be one of none, int8, compressed-tensors",
+    "--quantization modelopt": "--quantization must be one of none, int8, int4, compressed-tensors",
     "--kv-cache-dtype fp8": "",
     "--served-model-name my-model,gpt-4": "",
     "--enable-auto-tool-choice --tool-call-parser hermes": "",

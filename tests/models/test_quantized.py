@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sluice.models.quantized import Int4Weight, Int8Weight, int8_linear, quantize_rows
+from sluice.models.quantized import Int4Weight, Int8Weight, int4_linear, int8_linear, quantize_rows
 
 
 def normal(*size: int, seed: int = 1) -> torch.Tensor:
@@ -63,6 +63,60 @@ def test_four_bits_in_groups() -> None:
     weight = Int4Weight(values, torch.tensor([[1.0, 2.0], [0.5, 1.0]]), torch.tensor([[0.0, -8.0], [1.0, 0.0]]))
     assert (weight.out_features, weight.in_features, weight.group) == (2, 4, 2)
     assert weight.dense(torch.float32).tolist() == [[0.0, 1.0, -4.0, -2.0], [3.0, 3.5, 14.0, 15.0]]
+
+
+@pytest.mark.parametrize("group", [32, 64, 8])
+def test_four_bits_are_off_by_about_half_a_step(group: int) -> None:
+    """Groups along the outputs, a sign that is lost, or a scale no better than that of the largest magnitude."""
+    weight = normal(40, 128) * torch.logspace(-3, 3, 40)[:, None]
+    weight[7], weight[8, :group], weight[9, 5] = 0.0, 1e-42, -3e3
+    quantised = Int4Weight.quantize(weight, group)
+    off = (quantised.dense(torch.float32) - weight).unflatten(1, (-1, group))
+    groups = weight.unflatten(1, (-1, group))
+    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    step = -extreme / 8
+    plain = step * (groups / torch.where(step == 0, 1.0, step)).round().clamp(-8, 7) - groups
+    assert bool((off.abs() <= 1.2 * step.abs() + 1e-30).all())
+    assert off.square().sum() < plain.square().sum()
+    assert quantised.group == group
+    assert torch.equal(quantised.scales, quantised.scales.bfloat16().float())
+    assert not quantised.dense(torch.float32)[7].any()
+
+
+@pytest.mark.parametrize("is_symmetric", [True, False])
+def test_products_of_four_bits_are_those_of_the_weight(is_symmetric: bool) -> None:
+    """A scale or minimum of another group; a zero point that is left out."""
+    x, bias = normal(9, 64), normal(20, seed=3)
+    made = Int4Weight.quantize(normal(20, 64, seed=2), 16)
+    weight = made if is_symmetric else Int4Weight(made.values, made.scales, normal(20, 4, seed=4))
+    values, scales = quantize_rows(x)
+    wanted = (values.double() * scales[:, None]) @ weight.dense(torch.float64).T + bias
+    assert torch.allclose(int4_linear(x, weight, bias).double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_weights_of_four_bits_are_joined() -> None:
+    """A symmetric weight that loses its zero point beside one that has minimums."""
+    first, second = (Int4Weight.quantize(normal(4, 64, seed=seed)) for seed in (1, 2))
+    other = Int4Weight(second.values, second.scales, normal(4, 2, seed=3))
+    for parts in ((first, second), (first, other)):
+        joined = Int4Weight.joined(parts)
+        assert torch.equal(joined.dense(torch.float32), torch.cat([part.dense(torch.float32) for part in parts]))
+    assert first.equals(Int4Weight.quantize(normal(4, 64)))
+    assert not first.equals(second)
+    assert not second.equals(other)
+
+
+def test_what_four_bits_cannot_hold() -> None:
+    """Inputs that are left out behind the last group; noise in place of a broken weight."""
+    with pytest.raises(ValueError, match="groups of 32 must divide its 40 inputs, which must be even"):
+        Int4Weight.quantize(normal(4, 40))
+    with pytest.raises(ValueError, match="groups of 5 must divide its 5 inputs, which must be even"):
+        Int4Weight.quantize(normal(4, 5), 5)
+    for wrong in (float("inf"), float("nan")):
+        weight = normal(4, 64)
+        weight[2, 40] = wrong
+        with pytest.raises(ValueError, match="infinite or no numbers"):
+            Int4Weight.quantize(weight)
 
 
 def test_other_shapes_are_refused() -> None:

@@ -80,14 +80,17 @@ def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
 
 def _dtype(model: ModelConfig, device: torch.device, reasons: dict[str, str]) -> str:
     """Return the dtype to load in, and check that it can be beside quantised weights."""
-    if model.quantization != "int8":
+    asked = model.quantization
+    if asked not in ("int8", "int4"):
         return model.dtype
     if device.type != "cpu":
-        raise ConfigError(f"--quantization int8 needs --device cpu, got {device}; leave it out, or take --device cpu")
+        raise ConfigError(
+            f"--quantization {asked} needs --device cpu, got {device}; leave it out, or take --device cpu"
+        )
     if model.dtype not in ("auto", "bfloat16"):
-        raise ConfigError(f"--quantization int8 computes in bfloat16, got --dtype {model.dtype}")
+        raise ConfigError(f"--quantization {asked} computes in bfloat16, got --dtype {model.dtype}")
     if model.dtype == "auto":
-        reasons["dtype"] = "--quantization int8"
+        reasons["dtype"] = f"--quantization {asked}"
     return "bfloat16"
 
 

@@ -213,7 +213,8 @@ def _resolve_for_model(
         has = "a" if spec.implementation == "native" else "no"
         reasons["model_impl"] = f"{spec.architecture} has {has} native implementation"
     if spec.stored_as is not None:
-        held_in = "quantised again to int8" if spec.quantization == "int8" else f"dequantised to {_name(spec.dtype)}"
+        is_plain = spec.quantization == "none"
+        held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"quantised again to {spec.quantization}"
         reasons["quantization"] = f"{spec.stored_as.description}, {held_in}"
         LOGGER.warning("the checkpoint's weights are quantised: %s", reasons["quantization"])
     resolved = replace(
@@ -242,7 +243,8 @@ def _quantization(spec: ModelSpec) -> str | None:
 def _layer_weights(model: PagedLM, spec: ModelSpec) -> int:
     """Return how many numbers a model's layers hold."""
     tables = 1 if isinstance(model, CausalLM) and model.tied else 2
-    return max(0, module_bytes(model) // spec.weight_bytes - tables * spec.vocab_size * spec.hidden_size)
+    table_bytes = tables * spec.vocab_size * spec.hidden_size * spec.table_bytes
+    return max(0, int((module_bytes(model) - table_bytes) / spec.weight_bytes))
 
 
 def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int) -> OffloadSetup | None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sluice.config.base import option
 
-QUANTIZATIONS = ("none", "int8", "compressed-tensors", "fp8", "gptq", "awq", "gguf")
-"""none: plain weights; int8: quantised while they are loaded; formats of checkpoints (`sluice.models.formats`)."""
+QUANTIZATIONS = ("none", "int8", "int4", "compressed-tensors", "fp8", "gptq", "awq", "gguf")
+"""none: plain weights; int8, int4: quantised while they are loaded; formats of checkpoints (`models.formats`)."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,11 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "quantise weights to int8, or name how the checkpoint's are quantised",
+        "quantise weights to int8 or int4, or name how the checkpoint's are quantised",
         unset="as its config.json says",
         more="int8: the weights of linear layers, embedding and head are quantised while they are loaded, which halves"
-        " their memory and the time of a decode; it needs --device cpu. The other methods need not be set, as the"
+        " their memory and the time of a decode. int4: those of linear layers take four bits, in groups of 32 with one"
+        " scale, and embedding and head int8. Both need --device cpu. The other methods need not be set, as the"
         " checkpoint says them: one that is quantised in another way, or not at all, is refused, and its weights are"
         " dequantised to --dtype while they are read. See [quantization.md](quantization.md).",
         choices=QUANTIZATIONS,

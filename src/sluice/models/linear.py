@@ -14,7 +14,14 @@ from torch import nn
 from torch.nn import functional
 
 from sluice.models.ops import ACTIVATIONS, Ops
-from sluice.models.quantized import Int8Weight, QuantizedLinear, int8_linear
+from sluice.models.quantized import (
+    Int4Weight,
+    Int8Weight,
+    QuantizedLinear,
+    QuantizedWeight,
+    int4_linear,
+    int8_linear,
+)
 
 Source = nn.Linear | QuantizedLinear
 """A layer as it was read."""
@@ -52,6 +59,18 @@ class Int8Linear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, in_features] to [N, out_features]."""
         return int8_linear(x, Int8Weight(self.values, self.scales), self.bias)
+
+
+class Int4Linear(nn.Module):
+    """A product with a weight of four bits by torch: slow, for processors and dtypes without kernels."""
+
+    def __init__(self, weight: Int4Weight, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.values, self.scales, self.minimums, self.bias = weight.values, weight.scales, weight.minimums, bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]."""
+        return int4_linear(x, Int4Weight(self.values, self.scales, self.minimums), self.bias)
 
 
 class Int8Embedding(nn.Module):
@@ -116,6 +135,8 @@ class Packer:
         weight, bias = joined(*parts)
         if isinstance(weight, Int8Weight):
             return activated(Int8Linear(weight, bias), activation)
+        if isinstance(weight, Int4Weight):
+            return activated(Int4Linear(weight, bias), activation)
         return activated(PlainLinear(weight, bias), activation)
 
     def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
@@ -151,17 +172,21 @@ def int8_of(embedding: QuantizedLinear) -> Int8Weight:
     return embedding.weight
 
 
-def joined(*parts: Source) -> tuple[torch.Tensor | Int8Weight, torch.Tensor | None]:
+def joined(*parts: Source) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor | None]:
     """Return the joined weight [sum of out_features, in_features] and bias; of a single layer its own, no copy.
 
-    The weight is quantised if that of every part is in int8. Others are widened, since no product is made for them.
+    The weight is quantised if those of all parts are, in the same way. Others are widened.
     """
     biases = [part.bias.data for part in parts if part.bias is not None]
     assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"
     bias = None if not biases else biases[0] if len(parts) == 1 else torch.cat(biases)
-    int8 = [part.weight for part in parts if isinstance(part, QuantizedLinear) and isinstance(part.weight, Int8Weight)]
+    quantised = [part.weight for part in parts if isinstance(part, QuantizedLinear)]
+    int8 = [weight for weight in quantised if isinstance(weight, Int8Weight)]
+    int4 = [weight for weight in quantised if isinstance(weight, Int4Weight)]
     if len(int8) == len(parts):
         return Int8Weight.joined(int8), bias
+    if len(int4) == len(parts) and len({weight.group for weight in int4}) == 1:
+        return Int4Weight.joined(int4), bias
     weights = [
         part.weight.dense(part.dtype) if isinstance(part, QuantizedLinear) else part.weight.data for part in parts
     ]

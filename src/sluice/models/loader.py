@@ -23,8 +23,8 @@ from sluice.models.gpt2 import GPT2
 from sluice.models.linear import Packer
 from sluice.models.llama import Llama
 from sluice.models.llama_config import LLAMA_ARCHITECTURES
-from sluice.models.quantized import Int8Weight, QuantizedLinear
-from sluice.models.spec import ModelSpec, Quantization
+from sluice.models.quantized import GROUP, Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
+from sluice.models.spec import ON_LOAD, ModelSpec, Quantization
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 
 ARCHITECTURES: Mapping[str, type[CausalLM]] = {
@@ -80,7 +80,8 @@ def load_model(
         device: the device of the weights. A native model holds at most one further tensor while it loads.
         progress: draw a progress bar on standard error.
         implementation: "native", "transformers", or "auto": transformers if there is no native class.
-        quantization: "int8" quantises a native model's linear layers, embedding and head, tensor by tensor. Else how
+        quantization: "int8" quantises a native model's linear layers, embedding and head, tensor by tensor; "int4" the
+            layers to four bits, where groups divide their inputs, and the rest to int8. Else how
             the checkpoint must be quantised, by its `quant_method` or "none"; None: in any way, or not.
         packer: lays out native weights; None keeps torch's layout.
         report: called with the bytes of native weights that were read, and those of all.
@@ -91,10 +92,10 @@ def load_model(
     """
     checkpoint = read_config(folder)
     if implementation == "transformers" or (implementation == "auto" and not is_native(checkpoint.architecture)):
-        if quantization == "int8":
+        if quantization in ON_LOAD:
             raise CheckpointError(
                 f"{checkpoint.architecture} runs through transformers, whose weights are not quantised: leave out"
-                " --quantization int8"
+                f" --quantization {quantization}"
             )
         if checkpoint.fields.section("quantization_config") is None:  # else it is refused
             check_agrees(quantization, None)
@@ -127,8 +128,8 @@ def _load_native(
     chosen = _resolve_dtype(folder, checkpoint, dtype, device, stored_as)
     with torch.device("meta"):
         model = architecture.from_checkpoint(checkpoint, chosen)
-    if quantization == "int8":
-        model.spec = replace(model.spec, quantization="int8")
+    if quantization in ON_LOAD:
+        model.spec = replace(model.spec, quantization=quantization)
     filler = _Filler(model, device)
     done, total = 0, sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
@@ -150,7 +151,7 @@ def _tensors(folder: Path, stored_as: Format | None, model: CausalLM) -> Iterato
         raise CheckpointError(f"{model.spec.architecture} with quantised weights ({stored_as.name}) is not supported")
     model.spec = replace(model.spec, stored_as=Quantization(stored_as.name, stored_as.description))
     # Of float32, int8 is made without another rounding: weights that were stored so get their own numbers back.
-    dtype = torch.float32 if model.spec.quantization == "int8" else model.spec.dtype
+    dtype = torch.float32 if model.spec.quantization in ON_LOAD else model.spec.dtype
     return stored_as.tensors(folder, model, dtype)
 
 
@@ -178,9 +179,9 @@ class _Filler:
         self.model = model
         self.device = device
         self.expected = dict(model.named_parameters())
-        self.quantizable = _quantizable(model) if model.spec.quantization == "int8" else frozenset[str]()
+        self.kinds = _kinds(model)
         self.filled: dict[str, torch.Tensor] = {}
-        self.quantized: dict[str, Int8Weight] = {}
+        self.quantized: dict[str, QuantizedWeight] = {}
         self.sources: dict[str, tuple[str, str]] = {}
 
     def fill(self, tensor: StoredTensor) -> None:
@@ -200,8 +201,8 @@ class _Filler:
             self._check_duplicate(tensor, target, value)
             return
         self.sources[target] = tensor.name, tensor.file
-        if target in self.quantizable:
-            self.quantized[target] = _quantized(tensor, value, self.device)
+        if target in self.kinds:
+            self.quantized[target] = self._quantized(tensor, target, value)
             return
         filled = torch.empty(value.shape, dtype=self.model.spec.dtype, device=self.device)
         filled.copy_(value)
@@ -245,6 +246,12 @@ class _Filler:
             )
         return value.t() if transposed else value
 
+    def _quantized(self, tensor: StoredTensor, target: str, value: torch.Tensor) -> QuantizedWeight:
+        try:
+            return self.kinds[target].quantize(value.to(self.device))
+        except ValueError as error:
+            raise CheckpointError(f"{tensor.file}: tensor {tensor.name} cannot be quantised: {error}") from None
+
     def _check_duplicate(self, tensor: StoredTensor, target: str, value: torch.Tensor) -> None:
         """Refuse a second tensor for a parameter, unless it is a tied head equal to its embedding."""
         (name, file), rules = self.sources[target], self.model.rules
@@ -252,7 +259,8 @@ class _Filler:
         if names != {rules.head, rules.embedding}:
             raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is also there as {name} in {file}")
         if target in self.quantized:
-            same = self.quantized[target].equals(_quantized(tensor, value, self.device))
+            first, second = self.quantized[target], self._quantized(tensor, target, value)
+            same = isinstance(first, Int8Weight) and isinstance(second, Int8Weight) and first.equals(second)
         else:
             same = torch.equal(value.to(self.device, self.model.spec.dtype), self.filled[target])
         if not same:
@@ -262,14 +270,13 @@ class _Filler:
             )
 
 
-def _quantizable(model: CausalLM) -> frozenset[str]:
-    """Return the names of the weights of linear layers, the embedding and the head."""
-    layers = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, nn.Linear)}
-    return frozenset(layers | {model.rules.embedding})
-
-
-def _quantized(tensor: StoredTensor, value: torch.Tensor, device: torch.device) -> Int8Weight:
-    try:
-        return Int8Weight.quantize(value.to(device))
-    except ValueError as error:
-        raise CheckpointError(f"{tensor.file}: tensor {tensor.name} cannot be quantised: {error}") from None
+def _kinds(model: CausalLM) -> Mapping[str, type[QuantizedWeight]]:
+    """Return the names of the weights that are quantised while they are loaded, and what to."""
+    if model.spec.quantization not in ON_LOAD:
+        return {}
+    kinds: dict[str, type[QuantizedWeight]] = {model.rules.embedding: Int8Weight}
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            in_groups = module.in_features % GROUP == 0 and f"{path}.weight" != model.rules.head
+            kinds[f"{path}.weight"] = Int4Weight if model.spec.quantization == "int4" and in_groups else Int8Weight
+    return kinds

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from sluice.models.linear import Packer, Source, Tied, activated, int8_of, joined
 from sluice.models.ops import Ops
-from sluice.models.quantized import Int8Weight, QuantizedLinear
+from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
 from sluice.native.abi import PackedLinearCall
 from sluice.native.library import Kernels
 
@@ -57,7 +58,7 @@ class OneDNNPacker(Packer):
 
     def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         weight, bias = joined(*parts)
-        if isinstance(weight, Int8Weight) or weight.dtype != torch.bfloat16:
+        if not isinstance(weight, torch.Tensor) or weight.dtype != torch.bfloat16:
             return super().linear(*parts, activation=activation)
         return activated(OneDNNLinear(weight, bias), activation)
 
@@ -72,11 +73,16 @@ class PackedWeight(NamedTuple):
 
     values: torch.Tensor
     """[blocks, in_features / 2, 32, 2] bfloat16, output `32 * block + n` at [block, :, n, :]; or
-    [blocks, in_features / 4, 32, 4] int8."""
+    [blocks, in_features / 4, 32, 4] int8; or [blocks, in_features / 4, 16, 4] uint8, two outputs in a byte."""
+    in_features: int
     scales: torch.Tensor | None = None
-    """Of int8: [32 * blocks] float32."""
+    """Of int8: [32 * blocks] float32. Of four bits: [blocks, groups, 32] bfloat16, or float32 if that is not exact."""
     sums: torch.Tensor | None = None
     """Of int8: [32 * blocks] int32, the values of each output summed."""
+    minimums: torch.Tensor | None = None
+    """Of four bits, unless they are symmetric: as the scales."""
+    group: int = 0
+    """Of four bits: inputs with one scale."""
 
 
 class NativeLinear(nn.Module):
@@ -102,18 +108,22 @@ class NativeLinear(nn.Module):
         super().__init__()
         self._kernels = kernels
         # Kept alive: the kernel has their addresses.
-        self.packed, self.scales, self.sums, self._bias = *weight, bias
+        self.packed, self.scales, self.sums, self.minimums = weight.values, weight.scales, weight.sums, weight.minimums
+        self._bias = bias
         self.out_features = out_features
         self._call = PackedLinearCall(
             weight=weight.values.data_ptr(),
             scales=_address(weight.scales),
             sums=_address(weight.sums),
+            minimums=_address(weight.minimums),
             bias=_address(bias),
             y_stride=out_features,
-            in_features=weight.values.shape[1] * weight.values.shape[3],
+            in_features=weight.in_features,
             out_features=out_features,
             activation=CODES[activation],
             is_gated=is_gated,
+            group=weight.group,
+            has_bf16_scales=weight.scales is not None and weight.scales.dtype == torch.bfloat16,
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -144,7 +154,7 @@ class PackedEmbedding(nn.Module):
 
     def __init__(self, weight: PackedWeight) -> None:
         super().__init__()
-        self.packed, self.scales, _ = weight
+        self.packed, self.scales = weight.values, weight.scales
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """[N] int64 to [N, in_features] bfloat16."""
@@ -153,10 +163,10 @@ class PackedEmbedding(nn.Module):
 
 
 class NativePacker(Packer):
-    """Packs bfloat16 weights, and those of int8 in a bfloat16 model. A tied embedding is stored once.
+    """Packs bfloat16 weights, and quantised ones in a bfloat16 model. A tied embedding is stored once.
 
-    Other dtypes stay plain, and input sizes that are no multiple of what the kernel multiplies at once: two of
-    bfloat16, four of int8.
+    Other dtypes stay plain, and sizes of inputs or groups that are no multiple of what the kernel multiplies at once:
+    two of bfloat16, four of quantised ones.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -186,14 +196,16 @@ class NativePacker(Packer):
         outputs = weight.out_features if isinstance(weight, Int8Weight) else weight.shape[0]
         return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed, None, outputs))
 
-    def _packed(self, weight: torch.Tensor | Int8Weight) -> PackedWeight:
+    def _packed(self, weight: torch.Tensor | QuantizedWeight) -> PackedWeight:
         """Return the weight [out, in] in blocks, packed in place if it fills whole blocks."""
         if isinstance(weight, Int8Weight):
             return self._packed_int8(weight)
+        if isinstance(weight, Int4Weight):
+            return self._packed_int4(weight)
         outputs, inputs = weight.shape
         packed = _whole_blocks(weight)
         self._kernels.pack_linear(weight.data_ptr(), outputs, inputs, packed.data_ptr())
-        return PackedWeight(packed.view(-1, inputs // 2, BLOCK, 2))
+        return PackedWeight(packed.view(-1, inputs // 2, BLOCK, 2), inputs)
 
     def _packed_int8(self, weight: Int8Weight) -> PackedWeight:
         values, (outputs, inputs) = weight.values, weight.values.shape
@@ -201,7 +213,21 @@ class NativePacker(Packer):
         scales, sums = (torch.zeros(len(packed), dtype=dtype) for dtype in (torch.float32, torch.int32))
         scales[:outputs] = weight.scales
         self._kernels.pack_int8(values.data_ptr(), outputs, inputs, packed.data_ptr(), sums.data_ptr())
-        return PackedWeight(packed.view(-1, inputs // 4, BLOCK, 4), scales, sums)
+        return PackedWeight(packed.view(-1, inputs // 4, BLOCK, 4), inputs, scales, sums)
+
+    def _packed_int4(self, weight: Int4Weight) -> PackedWeight:
+        inputs, packed = weight.in_features, _whole_blocks(weight.values)
+        self._kernels.pack_int4(weight.values.data_ptr(), weight.out_features, inputs, packed.data_ptr())
+        groups = [_by_block(each) for each in (weight.scales, weight.minimums) if each is not None]
+        if all(torch.equal(each, each.bfloat16().float()) for each in groups):
+            groups = [each.bfloat16() for each in groups]
+        return PackedWeight(
+            packed.view(-1, inputs // 4, BLOCK // 2, 4),
+            inputs,
+            groups[0],
+            minimums=groups[1] if len(groups) > 1 else None,
+            group=weight.group,
+        )
 
 
 def _whole_blocks(weight: torch.Tensor) -> torch.Tensor:
@@ -210,9 +236,16 @@ def _whole_blocks(weight: torch.Tensor) -> torch.Tensor:
     return weight if outputs % BLOCK == 0 else weight.new_empty((-(-outputs // BLOCK) * BLOCK, inputs))
 
 
+def _by_block(scales: torch.Tensor) -> torch.Tensor:
+    """Return what groups have [out, groups] as [blocks, groups, 32], with zeros for outputs that are missing."""
+    whole = functional.pad(scales, (0, 0, 0, -len(scales) % BLOCK))
+    return whole.view(-1, BLOCK, scales.shape[1]).transpose(1, 2).contiguous()
+
+
 def _can_be_packed(layer: nn.Linear | nn.Embedding | QuantizedLinear) -> bool:
     if isinstance(layer, QuantizedLinear):
-        return layer.dtype == torch.bfloat16 and layer.in_features % 4 == 0
+        together = layer.weight.group if isinstance(layer.weight, Int4Weight) else layer.in_features
+        return layer.dtype == torch.bfloat16 and together % 4 == 0
     weight = layer.weight
     return weight.dtype == torch.bfloat16 and weight.is_contiguous() and weight.shape[1] % 2 == 0
 

@@ -8,6 +8,9 @@ import torch
 
 from sluice.attention.spec import AttentionSpec
 
+ON_LOAD = ("int8", "int4")
+"""How weights can be quantised while they are loaded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
@@ -41,12 +44,17 @@ class ModelSpec:
     stored_as: Quantization | None = None
     """How the checkpoint's weights are quantised; None: they are not."""
     quantization: str = "none"
-    """How its linear layers hold their weights: "none", in `dtype`, or "int8"."""
+    """How its linear layers hold their weights: "none", in `dtype`, or one of `ON_LOAD`."""
 
     @property
-    def weight_bytes(self) -> int:
-        """Bytes of one number in a linear layer."""
-        return 1 if self.quantization == "int8" else self.dtype.itemsize
+    def weight_bytes(self) -> float:
+        """Bytes of one number in a linear layer; of four bits with the scales of groups of 32."""
+        return {"int8": 1, "int4": 0.5 + 2 / 32}.get(self.quantization, self.dtype.itemsize)
+
+    @property
+    def table_bytes(self) -> int:
+        """Bytes of one number in the embedding and the head."""
+        return 1 if self.quantization in ON_LOAD else self.dtype.itemsize
 
     @property
     def attention(self) -> AttentionSpec:

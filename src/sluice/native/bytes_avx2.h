@@ -27,8 +27,26 @@ INL I dot(I sum, const uint8_t* x, Bytes weights) {
     const __m256i left = _mm256_set1_epi32(four);
     return {dot(sum.a, left, weights.a), dot(sum.b, left, weights.b)};
 }
+// Weights of four bits are not negative, so they are the unsigned side.
+INL void load_nibbles(const uint8_t* p, Bytes* both) {
+    const auto* at = reinterpret_cast<const __m256i*>(p);
+    const __m256i a = _mm256_loadu_si256(at), b = _mm256_loadu_si256(at + 1), low = _mm256_set1_epi8(15);
+    both[0] = {_mm256_and_si256(a, low), _mm256_and_si256(b, low)};
+    both[1] = {_mm256_and_si256(_mm256_srli_epi16(a, 4), low), _mm256_and_si256(_mm256_srli_epi16(b, 4), low)};
+}
+INL __m256i nibble_dot(__m256i sum, __m256i x, __m256i weights) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(weights, x), _mm256_set1_epi16(1)));
+}
+INL I nibble_dot(I sum, const uint8_t* x, Bytes weights) {
+    int32_t four;
+    std::memcpy(&four, x, sizeof four);
+    const __m256i left = _mm256_set1_epi32(four);
+    return {nibble_dot(sum.a, left, weights.a), nibble_dot(sum.b, left, weights.b)};
+}
+INL I set_sums(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INL F fused(F x, F y, F z) { return fma(x, y, z); }
 INL F to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
-INL void store_bytes(uint8_t* p, F x) {
+INL void store_bytes(uint8_t* p, F x, int) {
     const __m256i halves = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
     const __m256i in_order = _mm256_permute4x64_epi64(halves, 0xd8);
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));

@@ -24,6 +24,10 @@ INL I first_sums(const int32_t* sums) {
     return {_mm512_mullo_epi32(_mm512_loadu_si512(sums), _mm512_set1_epi32(-BYTE_OFFSET))};
 }
 INL I dot(I sum, const uint8_t* x, Bytes weights) { return {_mm512_dpbusd_epi32(sum.v, four_bytes(x), weights.v)}; }
+// Weights of four bits are not negative, so they are the unsigned side, and activations are signed.
+INL I nibble_dot(I sum, const uint8_t* x, Bytes weights) {
+    return {_mm512_dpbusd_epi32(sum.v, weights.v, four_bytes(x))};
+}
 #else
 constexpr int BYTE_OFFSET = 0, BYTE_ROWS = 8;
 INL I first_sums(const int32_t*) { return {_mm512_setzero_si512()}; }
@@ -33,10 +37,22 @@ INL I dot(I sum, const uint8_t* x, Bytes weights) {
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(weights.v), with_sign);
     return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
 }
+INL I nibble_dot(I sum, const uint8_t* x, Bytes weights) {
+    const __m512i pairs = _mm512_maddubs_epi16(weights.v, four_bytes(x));
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+}
 #endif
 
+INL void load_nibbles(const uint8_t* p, Bytes* both) {
+    const __m512i v = _mm512_loadu_si512(p), low = _mm512_set1_epi8(15);
+    both[0] = {_mm512_and_si512(v, low)};
+    both[1] = {_mm512_and_si512(_mm512_srli_epi16(v, 4), low)};
+}
+INL I set_sums(int32_t x) { return {_mm512_set1_epi32(x)}; }
+INL F fused(F x, F y, F z) { return fma(x, y, z); }
+
 INL F to_float(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
-INL void store_bytes(uint8_t* p, F x) {
-    const __m512i wide = _mm512_add_epi32(_mm512_cvtps_epi32(x.v), _mm512_set1_epi32(BYTE_OFFSET));
+INL void store_bytes(uint8_t* p, F x, int offset) {
+    const __m512i wide = _mm512_add_epi32(_mm512_cvtps_epi32(x.v), _mm512_set1_epi32(offset));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(wide));
 }

@@ -24,7 +24,17 @@ INL I dot(I sum, const uint8_t* x, const Bytes& weights) {
     for (int i = 0; i < 64; i++) sum.x[i / 4] += static_cast<int8_t>(x[i % 4]) * weights.x[i];
     return sum;
 }
+INL void load_nibbles(const uint8_t* p, Bytes* both) {
+    for (int i = 0; i < 64; i++) both[0].x[i] = p[i] & 15, both[1].x[i] = p[i] >> 4;
+}
+INL I nibble_dot(I sum, const uint8_t* x, const Bytes& weights) { return dot(sum, x, weights); }
+INL I set_sums(int32_t x) {
+    I r;
+    std::fill(r.x, r.x + 16, x);
+    return r;
+}
+INL F fused(F a, F b, F c) { return each([&](int i) { return std::fma(a.x[i], b.x[i], c.x[i]); }); }
 INL F to_float(const I& a) { return each([&](int i) { return static_cast<float>(a.x[i]); }); }
-INL void store_bytes(uint8_t* p, F a) {
+INL void store_bytes(uint8_t* p, F a, int) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<uint8_t>(static_cast<int>(a.x[i]));
 }

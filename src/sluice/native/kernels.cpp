@@ -28,11 +28,12 @@ namespace {
 
 constexpr int MAX_HEAD_DIM = 512;
 
-// A product with an int8 weight, and its rows once they are quantised.
-struct Int8Call {
+// A product with a quantised weight, and its rows once they are quantised.
+struct QuantizedCall {
     const PackedLinearCall& linear;
     uint8_t* values;    // [rows, stride]
     float* scales;      // [rows]
+    int32_t* group_sums;    // [rows, groups] of weights of four bits: of the values, or what sums start at
     int64_t stride;
 };
 
@@ -48,8 +49,8 @@ struct Kernels {
     void (*silu_mul_float)(const SiluMulCall&, int, int);
     void (*packed_linear)(const PackedLinearCall&, int block, int from, int until, float* buffer);
     bool widens;    // `packed_linear` takes x in float32
-    void (*quantize_rows)(const Int8Call&, int from, int until);
-    void (*int8_linear)(const Int8Call&, int block, int from, int until, float* buffer);
+    void (*quantize_rows)(const QuantizedCall&, int from, int until);
+    void (*quantized_linear)(const QuantizedCall&, int block, int from, int until, float* buffer);
 };
 
 namespace scalar {
@@ -156,6 +157,7 @@ struct sluice_engine {
     std::vector<float> wide;    // x of a linear layer, in float32
     std::vector<uint8_t> bytes;    // x of a linear layer, quantised, and the scales of its rows
     std::vector<float> scales;
+    std::vector<int32_t> group_sums;
 };
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -232,18 +234,25 @@ EXPORT void sluice_pack_int8(const int8_t* weight, int64_t out, int64_t in, int8
     pack_linear<4>(weight, out, in, packed);
 }
 
-static void int8_linear(sluice_engine* engine, const PackedLinearCall& linear) {
+// `weight` [out][in / 2], the value of the even input in the lower four bits. `packed` may be `weight` as above.
+EXPORT void sluice_pack_int4(const uint8_t* weight, int64_t out, int64_t in, uint8_t* packed) {
+    pack_nibbles(weight, out, in, packed);
+}
+
+static void quantized_linear(sluice_engine* engine, const PackedLinearCall& linear) {
     const std::lock_guard lock(engine->pool.one_call);
     // An odd number of cache lines, so that the rows of a tile do not all lie in one set of the cache.
     const int64_t stride = (linear.in + 63) / 64 * 64 | 64;
     engine->bytes.resize(linear.rows * stride);
     engine->scales.resize(linear.rows);
-    const Int8Call call{linear, engine->bytes.data(), engine->scales.data(), stride};
+    if (linear.group) engine->group_sums.resize(static_cast<int64_t>(linear.rows) * (linear.in / linear.group));
+    const QuantizedCall call{linear, engine->bytes.data(), engine->scales.data(), engine->group_sums.data(),
+                             stride};
     engine->rows_locked(call, linear.rows, linear.in, engine->kernels.quantize_rows, 1);
     const LinearItems items(linear, engine->pool.size());
     struct Context {
         sluice_engine& engine;
-        const Int8Call& call;
+        const QuantizedCall& call;
         const LinearItems& items;
     } context{*engine, call, items};
     engine->pool.run(items.count(), &context, [](void* p, int64_t number, int thread) {
@@ -251,13 +260,13 @@ static void int8_linear(sluice_engine* engine, const PackedLinearCall& linear) {
         float* buffer = c.engine.pool.buffer(thread, 64 * PACKED_BLOCK);    // sums of 32 rows, twice
         const LinearItem item = c.items[number];
         for (int block = item.first_block; block < item.last_block; block++) {
-            c.engine.kernels.int8_linear(c.call, block, item.first_row, item.last_row, buffer);
+            c.engine.kernels.quantized_linear(c.call, block, item.first_row, item.last_row, buffer);
         }
     });
 }
 
 EXPORT void sluice_packed_linear(sluice_engine* engine, const PackedLinearCall* asked) {
-    if (asked->scales) return int8_linear(engine, *asked);
+    if (asked->scales) return quantized_linear(engine, *asked);
     const std::lock_guard lock(engine->pool.one_call);
     PackedLinearCall call = *asked;
     if (engine->kernels.widens) {

@@ -5,6 +5,8 @@
 #include "pointwise.h"
 #include "packed_linear.h"
 #include "int8_linear.h"
+#include "int4_linear.h"
+#include "quantized_linear.h"
 
 template <class HalfAttention, class Tiles>
 constexpr Kernels kernels() {
@@ -15,7 +17,7 @@ constexpr Kernels kernels() {
         rotate_and_store<uint16_t>, rotate_and_store<float>,
         silu_mul_rows<uint16_t>, silu_mul_rows<float>,
         packed_linear_block<HalfAttention, Tiles>, std::is_same_v<typename HalfAttention::A, float>,
-        quantize_rows, int8_linear_block,
+        quantize_rows, quantized_linear_block,
     };
 }
 

@@ -88,6 +88,7 @@ class Library:
         self.functions.sluice_all.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
         packing = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
         self.functions.sluice_pack_linear.argtypes = packing
+        self.functions.sluice_pack_int4.argtypes = packing
         self.functions.sluice_pack_int8.argtypes = [*packing, ctypes.c_void_p]
 
     def why_outdated(self) -> str | None:
@@ -237,6 +238,14 @@ class Kernels:
             sums: address of [out_features] int32, which receives the sums over the inputs.
         """
         self._functions.sluice_pack_int8(weight, out_features, in_features, packed, sums)
+
+    def pack_int4(self, weight: int, out_features: int, in_features: int, packed: int) -> None:
+        """Pack a weight of four bits [out_features, in_features / 2] for `packed_linear`, as `pack_linear`.
+
+        Args:
+            in_features: a multiple of 4. The value of an even input is in the lower half of its byte.
+        """
+        self._functions.sluice_pack_int4(weight, out_features, in_features, packed)
 
     def packed_linear(self, call: PackedLinearCall) -> None:
         """Compute a product with a packed weight, then its activation or gate."""

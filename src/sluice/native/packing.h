@@ -2,6 +2,8 @@
 //
 //   [out / 32][in / 2][32 outputs][2 neighbours in `in`]        bfloat16
 //   [out / 32][in / 4][32 outputs][4 neighbours in `in`]        int8
+//   [out / 32][in / 4][16 outputs][4 neighbours in `in`]        four bits: outputs 0 to 15 in the lower half of each byte,
+//                                                               outputs 16 to 31 in the upper half
 //
 // The last block is padded with weights of 0.
 #pragma once
@@ -14,6 +16,7 @@
 #include "abi.h"
 
 constexpr int PACKED_BLOCK = 32;      // outputs that are computed together
+constexpr int NIBBLE_ZERO = 8;        // what stands for zero in a weight of four bits without minimums
 constexpr int PACKED_AHEAD = 8192;    // bytes to prefetch: enough to hide memory latency behind a tile of twelve rows
 
 // Pack weights of shape [out][in], with N neighbours together. `packed` may be `weight` itself if `out` is a multiple of
@@ -30,6 +33,25 @@ void pack_linear(const E* weight, int64_t out, int64_t in, E* packed) {
         std::memcpy(packed + column * in, block.data(), sizeof(E) * block.size());
     }
 }
+
+// Pack weights [out][in / 2] of four bits, the value of the even input in the lower half. `packed` as above.
+inline void pack_nibbles(const uint8_t* weight, int64_t out, int64_t in, uint8_t* packed) {
+    const int64_t row_bytes = in / 2, half = PACKED_BLOCK / 2;
+    std::vector<uint8_t> block(PACKED_BLOCK * row_bytes);
+    for (int64_t column = 0; column < out; column += PACKED_BLOCK) {
+        std::fill(block.begin(), block.end(), 0);
+        for (int64_t n = 0; n < std::min<int64_t>(PACKED_BLOCK, out - column); n++) {
+            const uint8_t* row = weight + (column + n) * row_bytes;
+            for (int64_t k = 0; k < in; k++) {
+                const uint8_t value = row[k / 2] >> k % 2 * 4 & 15;
+                block[k / 4 * 2 * PACKED_BLOCK + n % half * 4 + k % 4] |= value << n / half * 4;
+            }
+        }
+        std::memcpy(packed + column * row_bytes, block.data(), block.size());
+    }
+}
+
+inline int weight_bits(const PackedLinearCall& call) { return call.group ? 4 : call.scales ? 8 : 16; }
 
 // One item: some blocks, with some rows.
 struct LinearItem {
@@ -58,7 +80,7 @@ private:
     static constexpr int SHARES = 4;              // items of each thread, at least
 
     int blocks_of_item(const PackedLinearCall& call, int threads) const {
-        const int block_bytes = (1 + call.is_gated) * (call.scales ? 1 : 2) * PACKED_BLOCK * call.in;
+        const int block_bytes = (1 + call.is_gated) * weight_bits(call) * PACKED_BLOCK / 8 * call.in;
         const int most = ITEM_BYTES / block_bytes * FEW_ROWS / std::clamp(rows, FEW_ROWS, SLAB_ROWS);
         return std::max(1, std::min(most, blocks / (SHARES * threads)));
     }

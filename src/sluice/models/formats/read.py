@@ -11,6 +11,7 @@ from sluice.models.formats.compressed import CompressedTensors
 from sluice.models.formats.fp8 import BlockFP8
 from sluice.models.formats.gguf_weights import GGUF
 from sluice.models.formats.gptq import GPTQ
+from sluice.models.spec import ON_LOAD
 
 FORMATS: Mapping[str, Callable[[Fields], Format]] = {
     CompressedTensors.name: CompressedTensors.read,
@@ -40,12 +41,12 @@ def read_format(checkpoint: CheckpointConfig) -> Format | None:
 
 
 def check_agrees(asked: str | None, found: Format | None) -> None:
-    """Check that a checkpoint is quantised as `--quantization` says. Any can be quantised to int8.
+    """Check that a checkpoint is quantised as `--quantization` says. Any can be quantised while it is loaded.
 
     Raises:
         CheckpointError: it is not.
     """
-    if asked in (None, "int8") or asked == ("none" if found is None else found.name):
+    if asked in (None, *ON_LOAD) or asked == ("none" if found is None else found.name):
         return
     has = "the checkpoint's weights are not quantised" if found is None else f"the checkpoint is {found.name}"
     raise CheckpointError(f"--quantization {asked}: {has}; leave the option out to serve it as it is")
