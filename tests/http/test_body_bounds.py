@@ -19,8 +19,9 @@ from serving import Caller, run, serving
 from sluice.http import generation
 from sluice.http.body import BODIES, LONG_BODY
 from sluice.http.errors import ApiError
+from sluice.http.http_server import HttpServer
 from sluice.http.messages import MAX_MESSAGES, checked_messages
-from sluice.http.serve import HttpServer, listen
+from sluice.http.serve import listen
 from sluice.http.timeouts import STALL_SECONDS, TimeLimitedProtocol, kernel_unsent
 
 

@@ -16,7 +16,8 @@ from sluice.config import ConfigError
 from sluice.http.app import create_app
 from sluice.http.backend import Backend
 from sluice.http.connections import LEAST_RESERVED, Acceptor, max_connections
-from sluice.http.serve import HttpServer, listen
+from sluice.http.http_server import HttpServer
+from sluice.http.serve import listen
 
 LIMIT = 3
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]

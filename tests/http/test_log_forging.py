@@ -17,8 +17,9 @@ from serving import MODEL, run, serving
 from sluice.http.app import create_app
 from sluice.http.backend import Backend
 from sluice.http.calls import LONGEST_PATH, Call, RequestLog
+from sluice.http.http_server import HttpServer
 from sluice.http.otel import attributes_of
-from sluice.http.serve import HttpServer, listen
+from sluice.http.serve import listen
 from sluice.process.logs import JsonFormatter, TextFormatter, one_line
 from sluice.text.tokenizer import Tokenizer
 from tokenizer_makers import byte_tokenizer

@@ -17,7 +17,8 @@ from sluice.engine.messages import Message, QueryStats, Stats
 from sluice.engine.meter import Totals
 from sluice.http.backend import Backend
 from sluice.http.calls import CALL, Call
-from sluice.http.metrics import Metrics, Page, add_metrics
+from sluice.http.metrics import Metrics
+from sluice.http.metrics_page import Page, add_metrics
 from sluice.http.routes import Routes
 from sluice.process.client import UNNUMBERED, EngineClient
 from sluice.testing import Faults, resolved

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from sluice.assembly.refusals import refuse_contradictions
 from sluice.config import (
     CHUNKING_OFF,
     ENGINE_GROUPS,
@@ -18,7 +19,6 @@ from sluice.config import (
     CacheConfig,
     ConfigError,
     EngineConfig,
-    ModelConfig,
     OffloadConfig,
     SchedulerConfig,
     check_values,
@@ -85,9 +85,7 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     why: dict[str, str] = {}
     config = _with_target(config, why)
     config = replace(config, scheduler=_with_policy(config.scheduler, why))
-    _refuse_without_effect(config)
-    _refuse_graphs_of_a_cpu(config.model, device_type)
-    _refuse_fraction(config, device_type)
+    refuse_contradictions(config, device_type)
     overlap = _overlap(config.scheduler, why)
     page_size = _page_size(config, defaults, device_type, why)
     sizes = _sizes(config.scheduler, page_size, defaults, device_type, why)
@@ -120,44 +118,6 @@ def _with_policy(config: SchedulerConfig, why: dict[str, str]) -> SchedulerConfi
     return config
 
 
-def _refuse_without_effect(config: EngineConfig) -> None:
-    """Refuse options that would have no effect beside the others."""
-    scheduler, cache = config.scheduler, config.cache
-    is_unchunked = scheduler.chunked_prefill_size in CHUNKING_OFF
-    if is_unchunked and scheduler.long_prefill_token_threshold is not None:
-        raise ConfigError(
-            f"--long-prefill-token-threshold {scheduler.long_prefill_token_threshold} needs prompts that may be cut,"
-            f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
-        )
-    if scheduler.dynamic_chunking is not None:
-        if scheduler.dynamic_chunking < 0:
-            raise ConfigError(f"--dynamic-chunking must be a position, or 0, got {scheduler.dynamic_chunking}")
-        if is_unchunked:
-            raise ConfigError(
-                f"--dynamic-chunking {scheduler.dynamic_chunking} needs prompts that may be cut,"
-                f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
-            )
-    _refuse_target(config)
-    if is_unchunked and (scheduler.max_partial_prefills or 1) > 1:
-        raise ConfigError(
-            f"--max-partial-prefills {scheduler.max_partial_prefills} needs prompts that may be cut,"
-            f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
-        )
-    policy = scheduler.schedule_policy
-    if scheduler.schedule_low_priority_values_first and policy != "priority":
-        raise ConfigError(f"--schedule-low-priority-values-first needs --schedule-policy priority, got {policy!r}")
-    if scheduler.enable_priority_preemption and policy not in ("priority", "deadline"):
-        raise ConfigError(f"--enable-priority-preemption needs --schedule-policy priority or deadline, got {policy!r}")
-    if not config.trace.trace_token_ids and config.trace.trace is None:
-        raise ConfigError("--no-trace-token-ids needs a trace (--trace FILE)")
-    if scheduler.schedule_policy == "lpm" and not cache.enable_prefix_caching:
-        raise ConfigError("--schedule-policy lpm needs the prefix cache, but it is off (--no-enable-prefix-caching)")
-    if scheduler.reserve == "full" and scheduler.schedule_conservativeness is not None:
-        raise ConfigError(
-            f"--schedule-conservativeness {scheduler.schedule_conservativeness} needs --reserve ratio, got 'full'"
-        )
-
-
 def _with_target(config: EngineConfig, why: dict[str, str]) -> EngineConfig:
     """Return a config with the default ITL target, if none was given and nothing rules one out."""
     scheduler = config.scheduler
@@ -170,64 +130,6 @@ def _with_target(config: EngineConfig, why: dict[str, str]) -> EngineConfig:
         return config
     why["itl_target"] = "default"
     return replace(config, scheduler=replace(scheduler, itl_target=ITL_DEFAULT))
-
-
-def _refuse_target(config: EngineConfig) -> None:
-    """Refuse an ITL target that cannot be kept, and options that need one."""
-    scheduler, quantile = config.scheduler, config.scheduler.itl_quantile
-    if not itl_micros(scheduler.itl_target):
-        if quantile is not None:
-            raise ConfigError(f"--itl-quantile {quantile} needs a target (--itl-target TIME)")
-        if config.trace.cost_model is not None:
-            raise ConfigError(f"--cost-model {config.trace.cost_model} needs a target (--itl-target TIME)")
-        return
-    shown = f"--itl-target {scheduler.itl_target}"
-    if scheduler.chunked_prefill_size in CHUNKING_OFF:
-        raise ConfigError(
-            f"{shown} needs prompts that may be cut, but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
-        )
-    if scheduler.schedule != "mixed":
-        raise ConfigError(
-            f"{shown} needs --schedule mixed, got {scheduler.schedule!r}: there prompts keep streams waiting"
-        )
-    if scheduler.dynamic_chunking is not None:
-        raise ConfigError(
-            f"--dynamic-chunking {scheduler.dynamic_chunking} has no effect with {shown}, which sizes every chunk by"
-            f" the time it takes; give one of them"
-        )
-    if quantile is not None and not 0.5 <= quantile <= 0.999:
-        raise ConfigError(f"--itl-quantile must be from 0.5 to 0.999, got {quantile}")
-
-
-def _refuse_graphs_of_a_cpu(model: ModelConfig, device_type: str) -> None:
-    graphs = {"--disable-cuda-graph": model.disable_cuda_graph, "--cuda-graph-max-bs": model.cuda_graph_max_bs}
-    for name, value in graphs.items():
-        if value and device_type != "cuda":
-            shown = name if value is True else f"{name} {value}"
-            raise ConfigError(f"{shown} needs --device cuda, got {device_type}")
-    if model.disable_cuda_graph and model.cuda_graph_max_bs is not None:
-        raise ConfigError(f"--cuda-graph-max-bs {model.cuda_graph_max_bs} has no effect with --disable-cuda-graph")
-
-
-def _refuse_fraction(config: EngineConfig, device_type: str) -> None:
-    tokens = config.cache.max_total_tokens
-    static, whole = config.model.mem_fraction_static, config.model.gpu_memory_utilization
-    if static is not None and whole is not None:
-        raise ConfigError(f"--mem-fraction-static {static} and --gpu-memory-utilization {whole}: give one of them")
-    name, fraction = ("--mem-fraction-static", static) if whole is None else ("--gpu-memory-utilization", whole)
-    if fraction is None:
-        return
-    # What is static leaves room for activations; what is used may be everything.
-    is_share = 0 < fraction < 1 if whole is None else 0 < fraction <= 1
-    if not is_share:
-        raise ConfigError(f"{name} must be a share between 0 and 1, got {fraction}")
-    if device_type != "cuda":
-        raise ConfigError(
-            f"{name} {fraction} needs --device cuda, got {device_type}; there --max-total-tokens sets"
-            f" the size of the KV pool"
-        )
-    if tokens is not None:
-        raise ConfigError(f"{name} {fraction} has no effect with --max-total-tokens {tokens}")
 
 
 def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:

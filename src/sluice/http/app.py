@@ -40,7 +40,8 @@ from sluice.http.generating import Embed, make_embed, make_generate, while_clien
 from sluice.http.hosts import HostChecked
 from sluice.http.info import add_description, add_health, add_info
 from sluice.http.isolation import CacheIsolation
-from sluice.http.metrics import Metrics, add_metrics
+from sluice.http.metrics import Metrics
+from sluice.http.metrics_page import add_metrics
 from sluice.http.ollama_routes import add_ollama
 from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
 from sluice.http.origins import Origins

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from starlette.requests import Request
@@ -34,6 +35,8 @@ from sluice.http.ollama_types import (
 )
 from sluice.http.routes import NDJSON, Handler, Routes
 
+Add = partial[Callable[[Handler], Handler]]
+"""`Routes.add`, with the form of Ollama's errors."""
 API_VERSION = "0.12.11"
 """The version of Ollama whose API this is. Clients refuse to talk to versions that lack what they need."""
 RESTART = "start the server with another model: sluice serve MODEL"
@@ -55,7 +58,24 @@ def add_ollama(
         started: when the server was, in Unix seconds.
     """
     add = partial(routes.add, error=OllamaError, unavailable=OllamaError)
+    _add_generation(add, backend, generate)
+    _add_embeddings(add, backend, embed)
+    _add_models(add, backend, bodies, started)
 
+    @add("GET", "/api/version", summary="The version of Ollama whose API this is", answer=OllamaVersion)
+    async def version(request: Request) -> Response:
+        return JSONResponse({"version": API_VERSION})
+
+    @routes.add("GET", "/", summary="Whether there is a server (Ollama)", media_type="text/plain")
+    async def greet(request: Request) -> Response:
+        return PlainTextResponse("Sluice is running")
+
+    for path, instead in REFUSED.items():
+        add("POST", path, summary=f"Refused: {instead} (Ollama)")(_refusal(path, instead))
+    add("DELETE", "/api/delete", summary=f"Refused: {RESTART} (Ollama)")(_refusal("/api/delete", RESTART))
+
+
+def _add_generation(add: Add, backend: Backend, generate: Generate) -> None:
     @add(
         "POST",
         "/api/chat",
@@ -81,6 +101,8 @@ def add_ollama(
         parse = partial(parse_ollama_generate, backend.service(for_new=True))
         return await generate(request, parse, OllamaGenerateAnswer)
 
+
+def _add_embeddings(add: Add, backend: Backend, embed: Embed) -> None:
     @add("POST", "/api/embed", summary="Embed texts (Ollama)", body=OLLAMA_EMBED_BODY, answer=OllamaEmbed)
     async def ollama_embed(request: Request) -> Response:
         parse = partial(parse_ollama_embed, backend.service(for_new=True))
@@ -97,6 +119,8 @@ def add_ollama(
         parse = partial(parse_ollama_embedding, backend.service(for_new=True))
         return await embed(request, parse, OllamaEmbeddingAnswer)
 
+
+def _add_models(add: Add, backend: Backend, bodies: BodyReader, started: int) -> None:
     @add("GET", "/api/tags", summary="The model that is served, by each of its names (Ollama)", answer=OllamaTags)
     async def list_models(request: Request) -> Response:
         return JSONResponse(tags(backend.service(), started))
@@ -109,18 +133,6 @@ def add_ollama(
     async def show_model(request: Request) -> Response:
         name = await bodies.read(request, parse_show)
         return JSONResponse(show(backend.service(), name, started))
-
-    @add("GET", "/api/version", summary="The version of Ollama whose API this is", answer=OllamaVersion)
-    async def version(request: Request) -> Response:
-        return JSONResponse({"version": API_VERSION})
-
-    @routes.add("GET", "/", summary="Whether there is a server (Ollama)", media_type="text/plain")
-    async def greet(request: Request) -> Response:
-        return PlainTextResponse("Sluice is running")
-
-    for path, instead in REFUSED.items():
-        add("POST", path, summary=f"Refused: {instead} (Ollama)")(_refusal(path, instead))
-    add("DELETE", "/api/delete", summary=f"Refused: {RESTART} (Ollama)")(_refusal("/api/delete", RESTART))
 
 
 def _refusal(path: str, instead: str) -> Handler:

@@ -12,17 +12,12 @@ import contextlib
 import logging
 import signal
 import socket
-import ssl
 import sys
-import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Self
-
-import uvicorn
-from starlette.types import ASGIApp
+from typing import Any
 
 from sluice.assembly.explain import explain
 from sluice.chat.choosing import NO_PARSER, Chosen
@@ -34,8 +29,9 @@ from sluice.http.backend import Backend, Service
 from sluice.http.body import BodyLimits
 from sluice.http.calls import Listener, RequestLog
 from sluice.http.chat_template_file import read_chat_template
-from sluice.http.connections import MOST_CONNECTIONS, REFUSED, Acceptor, descriptor_limit, max_connections
+from sluice.http.connections import descriptor_limit, max_connections
 from sluice.http.hosts import answered_names
+from sluice.http.http_server import HttpServer
 from sluice.http.isolation import read_isolation
 from sluice.http.loop_watchdog import LoopWatchdog
 from sluice.http.metrics import Metrics
@@ -44,7 +40,6 @@ from sluice.http.origins import allowed_origins
 from sluice.http.otel import open_traces
 from sluice.http.parsers import check_parsers, choose_replies
 from sluice.http.responses.store import ResponseStore
-from sluice.http.timeouts import RefusedProtocol, TimeLimitedProtocol
 from sluice.http.tls import read_certificate
 from sluice.http.unknown_fields import IgnoredFieldsLog
 from sluice.process.client import EngineClient
@@ -61,78 +56,13 @@ from sluice.types import seed_source
 LOGGER = logging.getLogger("sluice.server")
 SWITCH_SECONDS = 0.001
 """Until a thread that computes lets the event loop go on: a fifth of Python's, since an answer takes several turns."""
-STALL_TICKS = 100
-"""Of uvicorn, which makes ten each second: between two looks for clients that take nothing of their answers."""
 EXIT_FAILED, EXIT_USAGE = 1, 2
 CANCEL_SECONDS = 1
 """Time after which the engine's task is cancelled again."""
-EXIT_SECONDS = 2
-"""How long open connections may take to end once their streams were ended."""
 
 
 class CannotListen(OSError):
     """The address cannot be listened on; the message is one line for the user."""
-
-
-class HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers and its way to accept: in their place are `StopSignals` and `Acceptor`.
-
-    Args:
-        limit: of connections.
-        tls: what connections are opened with; None: they are not encrypted.
-    """
-
-    def __init__(self, config: uvicorn.Config, limit: int, tls: ssl.SSLContext | None = None) -> None:
-        super().__init__(config)
-        self._limit = limit
-        self._tls = tls
-        self._acceptors: list[Acceptor] = []
-
-    @classmethod
-    def of(cls, app: ASGIApp, limit: int = MOST_CONNECTIONS, tls: ssl.SSLContext | None = None) -> Self:
-        config = uvicorn.Config(
-            app,
-            http=TimeLimitedProtocol,
-            ws="none",  # a connection that is handed on is beyond the limits
-            lifespan="off",
-            log_config=None,  # its messages go where our own log goes
-            access_log=False,
-            timeout_graceful_shutdown=EXIT_SECONDS,
-        )
-        # Below, uvicorn logs a line or two for every request that is no HTTP, as many as a client likes.
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
-        return cls(config, limit, tls)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=[])
-        connections = self.server_state.connections
-        self._acceptors = [
-            Acceptor(listener, self._protocol, lambda: len(connections), self._limit, tls=self._tls)
-            for listener in sockets or ()
-        ]
-        for acceptor in self._acceptors:
-            acceptor.start()
-
-    def _protocol(self, is_refused: bool) -> TimeLimitedProtocol:
-        kind = RefusedProtocol if is_refused else TimeLimitedProtocol
-        return kind(config=self.config, server_state=self.server_state, app_state={REFUSED: is_refused})
-
-    async def on_tick(self, counter: int) -> bool:
-        if counter % STALL_TICKS == 0:
-            now = time.monotonic()
-            for connection in list(self.server_state.connections):
-                assert isinstance(connection, TimeLimitedProtocol)
-                connection.check_stall(now)
-        return await super().on_tick(counter)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for acceptor in self._acceptors:
-            acceptor.close()
-        await super().shutdown(sockets=sockets)
 
 
 class StopSignals:
@@ -241,13 +171,25 @@ async def serve(
             serving.result()
         return 1 if living.done() and living.result() else 0
     finally:
-        backend.close("the server is shutting down")  # before `live` closes the tokenizer that the requests use
-        while not living.done():  # `wait_for` of Python 3.11 may lose a cancellation that comes as its result does
-            living.cancel()
-            await asyncio.wait({living}, timeout=CANCEL_SECONDS)
-        await supervisor.close(at_once=signals.hurry.is_set())
-        http.should_exit, http.force_exit = True, signals.hurry.is_set()
-        await asyncio.wait({serving})
+        await _end(backend, living, supervisor, serving, http, signals)
+
+
+async def _end(
+    backend: Backend,
+    living: asyncio.Task[str],
+    supervisor: Supervisor,
+    serving: asyncio.Task[None],
+    http: HttpServer,
+    signals: StopSignals,
+) -> None:
+    """End the engine, then the connections."""
+    backend.close("the server is shutting down")  # before `live` closes the tokenizer that the requests use
+    while not living.done():  # `wait_for` of Python 3.11 may lose a cancellation that comes as its result does
+        living.cancel()
+        await asyncio.wait({living}, timeout=CANCEL_SECONDS)
+    await supervisor.close(at_once=signals.hurry.is_set())
+    http.should_exit, http.force_exit = True, signals.hurry.is_set()
+    await asyncio.wait({serving})
 
 
 async def _wait_for_end(
@@ -301,12 +243,7 @@ async def live(
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
     ready = await supervisor.start()
-    tokenizer = await asyncio.to_thread(
-        Tokenizer.from_folder,
-        Path(ready.tokenizer_folder),
-        allow_special_tokens=server.allow_special_tokens,
-        chat_template=chat_template,
-    )
+    tokenizer = await _open_tokenizer(server, ready, chat_template)
     with contextlib.closing(tokenizer):
         names = model_names(server, ready.model)
         name = metrics.model = names[0]
@@ -344,6 +281,15 @@ async def live(
         backend.close(how)
     print(f"sluice: error: {one_line(how)}", file=sys.stderr)
     return how
+
+
+async def _open_tokenizer(server: ServerConfig, ready: Ready, chat_template: str | None) -> Tokenizer:
+    return await asyncio.to_thread(
+        Tokenizer.from_folder,
+        Path(ready.tokenizer_folder),
+        allow_special_tokens=server.allow_special_tokens,
+        chat_template=chat_template,
+    )
 
 
 def with_choices(server: ServerConfig, names: Sequence[str], chosen: Chosen) -> ServerConfig:
