@@ -189,13 +189,7 @@ def _bounded(shape: Shape) -> Shape:
 
 def _of_format(content: dict[str, Any]) -> Shape | None:
     place = "response_format"
-    kind = content.get("type")
-    message = (
-        f"{place}.type must be one of {', '.join(FORMAT_TYPES)}, got {kind_of(kind) if kind != '' else repr(kind)}"
-    )
-    if isinstance(kind, str):
-        message = f"{place}.type must be one of {', '.join(FORMAT_TYPES)}, got {kind[:40]!r}"
-    require(kind in FORMAT_TYPES, message, param=f"{place}.type")
+    kind = _type_of(content, FORMAT_TYPES, place)
     if kind == "structural_tag":
         return structural_tag(content, place)
     fields = convert(known_fields(content, fields_of(ResponseFormat), {}, place), ResponseFormat, place)
@@ -208,6 +202,14 @@ def _of_format(content: dict[str, Any]) -> Shape | None:
     return _named(fields.json_schema or {}, place)
 
 
+def _type_of(content: dict[str, Any], types: tuple[str, ...], place: str) -> str:
+    """Return the type of a format, which must be one of some."""
+    kind = content.get("type")
+    got = repr(kind[:40]) if isinstance(kind, str) else kind_of(kind)
+    require(kind in types, f"{place}.type must be one of {', '.join(types)}, got {got}", param=f"{place}.type")
+    return str(kind)
+
+
 def flat_shape(content: dict[str, Any], place: str) -> Shape | None:
     """Return the shape that a format asks for whose schema stands beside its type.
 
@@ -216,11 +218,7 @@ def flat_shape(content: dict[str, Any], place: str) -> Shape | None:
     Raises:
         ApiError: 400, naming the field.
     """
-    kinds, kind = FORMAT_TYPES[:3], content.get("type")
-    message = f"{place}.type must be one of {', '.join(kinds)}, got {kind_of(kind)}"
-    if isinstance(kind, str):
-        message = f"{place}.type must be one of {', '.join(kinds)}, got {kind[:40]!r}"
-    require(kind in kinds, message, param=f"{place}.type")
+    kind = _type_of(content, FORMAT_TYPES[:3], place)
     given = {name: value for name, value in content.items() if name != "type"}
     if kind == "json_schema":
         return _bounded(_named(given, place))

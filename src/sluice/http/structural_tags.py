@@ -44,32 +44,29 @@ class _Structures(msgspec.Struct, kw_only=True):
     type: str = ""
 
 
-class _Value(msgspec.Struct, kw_only=True):
+class _Typed(msgspec.Struct, kw_only=True):
+    """A format, by its type."""
+
     type: str
+
+
+class _Value(_Typed, kw_only=True):
     value: str
 
 
-class _JsonSchema(msgspec.Struct, kw_only=True):
-    type: str
+class _JsonSchema(_Typed, kw_only=True):
     json_schema: Any
 
 
-class _Pattern(msgspec.Struct, kw_only=True):
-    type: str
+class _Pattern(_Typed, kw_only=True):
     pattern: str
 
 
-class _Grammar(msgspec.Struct, kw_only=True):
-    type: str
+class _Grammar(_Typed, kw_only=True):
     grammar: str
 
 
-class _Text(msgspec.Struct, kw_only=True):
-    type: str
-
-
-class _Elements(msgspec.Struct, kw_only=True):
-    type: str
+class _Elements(_Typed, kw_only=True):
     elements: list[dict[str, Any]]
 
 
@@ -80,8 +77,7 @@ class _Tag(msgspec.Struct, kw_only=True):
     type: str = "tag"
 
 
-class _Tags(msgspec.Struct, kw_only=True):
-    type: str
+class _Tags(_Typed, kw_only=True):
     tags: list[dict[str, Any]]
     triggers: list[str] = []
     separator: str = ""
@@ -168,7 +164,7 @@ class _Reader:
         return JsonSchema(_fields(content, _JsonSchema, place).json_schema, f"{place}.json_schema")
 
     def _text(self, content: Any, place: str, depth: int) -> Shape:
-        _fields(content, _Text, place)
+        _fields(content, _Typed, place)
         return FreeText()
 
     def _elements(self, content: Any, place: str, depth: int) -> tuple[Shape, ...]:

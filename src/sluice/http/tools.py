@@ -18,6 +18,12 @@ from sluice.http.json_bounds import check_nesting
 MAX_TOOLS = 512
 NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 CHOICES = tuple(choice.value for choice in Choice)
+TOOL_PROPERTIES = {
+    "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
+    "description": {"type": "string"},
+    "parameters": {"type": "object"},
+    "strict": {"type": "boolean"},
+}
 TOOL_SCHEMA = {
     "type": "object",
     "required": ["type", "function"],
@@ -26,12 +32,7 @@ TOOL_SCHEMA = {
         "function": {
             "type": "object",
             "required": ["name"],
-            "properties": {
-                "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
-                "description": {"type": "string"},
-                "parameters": {"type": "object"},
-                "strict": {"type": "boolean"},
-            },
+            "properties": TOOL_PROPERTIES,
         },
     },
 }

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import secrets
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
 from sluice.chat.calls import Calls
 from sluice.chat.parsing import Source, Steps
-from sluice.chat.shapes import ShapedTool, Speller
+from sluice.chat.shapes import ShapedTool, Speller, one_of, several, text_with
+from sluice.constraints.shapes import Sequence as Row
 from sluice.constraints.shapes import Shape
 
 
@@ -72,3 +74,21 @@ class Format:
 
     def new_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"
+
+
+class TaggedFormat(Format):
+    """A format in which each call stands between tags of its own, on lines of their own."""
+
+    begin: str
+    """The tag before a call."""
+
+    @abstractmethod
+    def call(self, tool: ShapedTool, speller: Speller) -> Row:
+        """Return the shape of a call, with its tags."""
+
+    def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
+        return several(one_of(self.call(tool, speller) for tool in tools), "\n", is_parallel=is_parallel)
+
+    def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
+        calls = (self.call(tool, speller) for tool in tools)
+        return text_with(calls, speller.mark(self.begin), is_parallel=is_parallel)

@@ -9,22 +9,19 @@ Source: Nous Research, "Hermes 2 Pro", 2024; Qwen 2.5 and Qwen 3 write the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sluice.chat.calls import Calls, read_json_call, skip_texts, text_and_calls
-from sluice.chat.formats.base import Format
+from sluice.chat.formats.base import TaggedFormat
 from sluice.chat.parsing import Source, Steps, space_ahead
-from sluice.chat.shapes import ShapedTool, Speller, json_object, one_of, several, text_with
+from sluice.chat.shapes import ShapedTool, Speller, json_object
 from sluice.constraints.shapes import Sequence as Row
-from sluice.constraints.shapes import Shape
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 ARGUMENTS = ("arguments", "parameters")
 
 
-class Hermes(Format):
+class Hermes(TaggedFormat):
     name = "hermes"
-    markers = (BEGIN, END)
+    begin, markers = BEGIN, (BEGIN, END)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(_: str) -> Steps[bool]:
@@ -36,12 +33,5 @@ class Hermes(Format):
 
         yield from text_and_calls(source, (BEGIN,), read_call)
 
-    def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
-        return several(one_of(self._call(tool, speller) for tool in tools), "\n", is_parallel=is_parallel)
-
-    def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
-        calls = (self._call(tool, speller) for tool in tools)
-        return text_with(calls, speller.mark(BEGIN), is_parallel=is_parallel)
-
-    def _call(self, tool: ShapedTool, speller: Speller) -> Row:
+    def call(self, tool: ShapedTool, speller: Speller) -> Row:
         return speller.sequence(f"{BEGIN}\n", *json_object(tool, "arguments"), f"\n{END}")

@@ -16,17 +16,17 @@ Source: Qwen, the chat template of Qwen3-Coder, 2025.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from sluice.chat.calls import LONGEST_HEAD, Calls, skip_texts, text_and_calls
 from sluice.chat.events import ArgumentsDelta, CallEnded, Event
-from sluice.chat.formats.base import Format
+from sluice.chat.formats.base import TaggedFormat
 from sluice.chat.parsing import Source, Steps, comes, more, place_of, space_ahead
 from sluice.chat.schema_types import type_of, types_of
-from sluice.chat.shapes import ShapedTool, Speller, one_of, optional, several, text_with
+from sluice.chat.shapes import ShapedTool, Speller, optional
 from sluice.constraints.shapes import Choice, JsonSchema, Literal, Shape, TextUntil
 from sluice.constraints.shapes import Sequence as Row
 
@@ -37,9 +37,9 @@ PYTHON: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
 """The template writes constants of earlier calls as Python does, so models do, too."""
 
 
-class Qwen3Coder(Format):
+class Qwen3Coder(TaggedFormat):
     name = "qwen3_coder"
-    markers = (BEGIN, END)
+    begin, markers = BEGIN, (BEGIN, END)
 
     def read(self, source: Source, calls: Calls) -> Steps[None]:
         def read_call(marker: str) -> Steps[bool]:
@@ -61,14 +61,7 @@ class Qwen3Coder(Format):
 
         yield from text_and_calls(source, (BEGIN, FUNCTION), read_call)
 
-    def calls_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape:
-        return several(one_of(self._call(tool, speller) for tool in tools), "\n", is_parallel=is_parallel)
-
-    def text_shape(self, tools: Sequence[ShapedTool], speller: Speller, *, is_parallel: bool) -> Shape | None:
-        calls = (self._call(tool, speller) for tool in tools)
-        return text_with(calls, speller.mark(BEGIN), is_parallel=is_parallel)
-
-    def _call(self, tool: ShapedTool, speller: Speller) -> Row:
+    def call(self, tool: ShapedTool, speller: Speller) -> Row:
         schema = tool.arguments.schema
         properties, required = schema.get("properties", {}), schema.get("required", [])
         values: list[Shape] = []

@@ -12,18 +12,12 @@ from sluice.http.body import kind_of
 from sluice.http.errors import require
 from sluice.http.responses import unsupported
 from sluice.http.tagged import tagged
-from sluice.http.tools import CHOICES, NAME, ChatFunction, NamedFunction, checked_tools, tool_use
+from sluice.http.tools import CHOICES, TOOL_PROPERTIES, ChatFunction, NamedFunction, checked_tools, tool_use
 
 TOOL_SCHEMA = {
     "type": "object",
     "required": ["type", "name"],
-    "properties": {
-        "type": {"const": "function"},
-        "name": {"type": "string", "pattern": f"^{NAME.pattern}$"},
-        "description": {"type": "string"},
-        "parameters": {"type": "object"},
-        "strict": {"type": "boolean"},
-    },
+    "properties": {"type": {"const": "function"}, **TOOL_PROPERTIES},
 }
 CHOICE_SCHEMA = {
     "anyOf": [

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from sluice.models.checkpoint import Fields
-from sluice.models.formats.base import SCALES, Layout, LayoutError, Part, is_listed, names_in
+from sluice.models.formats.base import HEAD, SCALES, Layout, LayoutError, Part, is_listed, names_in
 from sluice.models.formats.dequantize import PartedFormat
-from sluice.models.formats.gptq import HEAD, described, group_size
+from sluice.models.formats.gptq import described, group_size
 from sluice.models.formats.packed import unpacked
 
 PER_WORD = 8

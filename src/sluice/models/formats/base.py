@@ -13,6 +13,8 @@ from sluice.models.base import CausalLM
 from sluice.models.checkpoint import Fields
 from sluice.models.weights import StoredTensor
 
+HEAD = "lm_head"
+"""The module that computes logits."""
 SCALES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes in which scales are stored."""
 

@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from sluice.models.checkpoint import Fields
-from sluice.models.formats.base import SCALES, Layout, Part, is_listed, names_in
+from sluice.models.formats.base import HEAD, SCALES, Layout, Part, is_listed, names_in
 from sluice.models.formats.dequantize import PartedFormat
-
-HEAD = "lm_head"
 
 
 class BlockFP8(PartedFormat):

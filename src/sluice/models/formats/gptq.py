@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from sluice.models.checkpoint import CheckpointError, Fields
-from sluice.models.formats.base import SCALES, Layout, LayoutError, Part, is_listed
+from sluice.models.formats.base import HEAD, SCALES, Layout, LayoutError, Part, is_listed
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.packed import WORD, unpacked
 
-HEAD = "lm_head"
 BITS = (2, 4, 8)
 VERSIONS = ("gptq", "gptq_v2")
 
