@@ -5,13 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 
+from sluice.engine.clock import Clock, VirtualClock
 from sluice.engine.messages import Compiled
 from sluice.grammar.base import CompiledGrammar, GrammarError, Matcher
 from sluice.grammar.compiler import GrammarCompiler
 
 
 class Grammar:
-    def matcher(self) -> Matcher:
+    def matcher(self, *, may_force: bool = True) -> Matcher:
         raise AssertionError("no test follows it")
 
 
@@ -37,11 +38,11 @@ class Compile:
 
 
 class Rig:
-    def __init__(self, *, max_seconds: float = 60.0, max_kept: int = 256) -> None:
+    def __init__(self, *, max_seconds: float = 60.0, max_kept: int = 256, clock: Clock | None = None) -> None:
         self.compile = Compile()
         self.posted: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
         self.compiler = GrammarCompiler(
-            self.compile, self.posted.put, max_seconds=max_seconds, max_kept=max_kept, max_threads=2
+            self.compile, self.posted.put, max_seconds=max_seconds, max_kept=max_kept, max_threads=2, clock=clock
         )
 
     def result(self, request_id: int, grammar: str) -> Compiled:
@@ -91,6 +92,32 @@ def test_a_grammar_that_takes_too_long_keeps_no_other() -> None:
     assert {each.request_id for each in late} == {1, 2, 3}
     assert all(each.error == "the grammar was not compiled within 0.01 seconds" for each in late)
     rig.compile.released.set()
+
+
+def test_the_time_in_the_queue_counts() -> None:
+    """A request behind slow grammars waited for as long as they took, and for its own time after that."""
+    clock = VirtualClock()
+    rig = Rig(clock=clock)
+    for request_id, grammar in enumerate(("slow 1", "slow 2", "late")):
+        assert rig.compiler.compile(request_id, grammar) is None
+    clock.advance(60)
+    rig.compile.released.set()
+    told = {each.request_id: each.error for each in (rig.posted.get(timeout=60) for _ in range(3))}
+    assert told[2] == "the grammar was not compiled within 60 seconds"
+    assert "late" not in rig.compile.compiled
+    assert rig.result(3, "late") == Compiled(3), "it is compiled for who comes later"
+
+
+def test_what_no_request_waits_for_is_not_compiled() -> None:
+    """Clients that send grammars and go away would keep the threads busy, and others waiting."""
+    rig = Rig()
+    for request_id, grammar in enumerate(("slow 1", "slow 2", "left", "left", "shared", "shared")):
+        assert rig.compiler.compile(request_id, grammar) is None
+    rig.compiler.forget([2, 3, 4])
+    rig.compile.released.set()
+    assert {rig.posted.get(timeout=60).request_id for _ in range(3)} == {0, 1, 5}
+    assert "left" not in rig.compile.compiled
+    assert rig.result(6, "left") == Compiled(6)
 
 
 def test_grammars_of_open_requests_are_kept() -> None:

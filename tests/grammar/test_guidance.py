@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from llguidance import LLMatcher
@@ -9,7 +12,10 @@ from llguidance import LLMatcher
 from sluice.grammar.base import GrammarError
 from sluice.grammar.guidance import END, MAX_BYTES, Guidance
 from sluice.models.hub import BUNDLED
+from sluice.runner.constrained_row import ConstrainedRow
+from sluice.testing import resolved
 from sluice.text.tokenizer import Tokenizer
+from sluice.types import NewSlot, Submit
 
 TOKENIZER = Tokenizer.from_folder(BUNDLED, chat=False)
 SIZE = TOKENIZER.vocab_size
@@ -65,6 +71,29 @@ def test_a_wrong_grammar_is_refused_with_its_fault(grammar: str, message: str) -
     """A grammar that fails later, or without a word, would fail a request that could have been refused."""
     with pytest.raises(GrammarError, match=message):
         guidance()(grammar)
+
+
+LONG_RUN = r"""start: x{2000}
+x: y
+y: z
+z: "7" | "7" "7"
+"""
+"""Ambiguous at each character, though all of them are the same."""
+
+
+@pytest.mark.parametrize("grammar", [LONG_RUN, json.dumps({"grammars": [{"lark_grammar": LONG_RUN}]})])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_a_run_that_is_too_long_to_be_forced_is_sampled(grammar: str, logprobs: int | None) -> None:
+    """The library bounds the work for all of a forced run, and the request ended there with an error."""
+    (seven,) = TOKENIZER.encode("7", add_special_tokens=False)
+    sampling = replace(resolved(99), logprobs=logprobs)
+    row = ConstrainedRow(NewSlot(0, Submit(0, (), sampling)), guidance()(grammar), SIZE)
+    brought: list[int] = []
+    while len(brought) < 99:
+        row.compute()
+        brought += row.advance(seven)
+        assert row.problem is None
+    assert set(TOKENIZER.decode(brought)) == {"7"}
 
 
 def test_tokens_that_do_not_match_are_an_error() -> None:

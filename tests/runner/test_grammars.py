@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from sluice.assembly.load import load
 from sluice.assembly.loaded import LoadedModel
 from sluice.config import EngineConfig
 from sluice.engine.engine import Engine
+from sluice.engine.messages import Abort
 from sluice.grammar.base import Bits, GrammarError
 from sluice.grammar.compiler import GrammarCompiler
 from sluice.testing import ManualLink
@@ -21,6 +23,7 @@ DEAD_END = "dead end"
 FAILS = "fails"
 SLOW = "slow"
 ANY = "any"
+LONG_RUN = "long run"
 
 
 class FakeGrammar:
@@ -29,8 +32,9 @@ class FakeGrammar:
     def __init__(self, name: str, released: threading.Event) -> None:
         self.name = name
         self.released = released
+        self.matchers: weakref.WeakSet[FakeMatcher] = weakref.WeakSet()
 
-    def matcher(self) -> FakeMatcher:
+    def matcher(self, *, may_force: bool = True) -> FakeMatcher:
         return FakeMatcher(self)
 
 
@@ -41,11 +45,14 @@ class FakeMatcher:
     def __init__(self, grammar: FakeGrammar) -> None:
         self._grammar = grammar
         self._consumed = 0
+        self.is_broken = False
+        grammar.matchers.add(self)
 
     def consume(self, tokens: Sequence[int]) -> None:
         self._consumed += len(tokens)
 
     def fill(self, bits: Bits) -> None:
+        assert not self.is_broken, "it goes on after an error"
         bits[:] = 0
         is_late = self._consumed >= 3
         if is_late and self._grammar.name == SLOW:
@@ -56,18 +63,23 @@ class FakeMatcher:
             bits[:31] = -1
 
     def forced(self) -> list[int]:
+        if self._consumed >= 3 and self._grammar.name == LONG_RUN:
+            self.is_broken = True
+            raise GrammarError("a limit was reached")
         return []
 
 
 class FakeCompile:
     def __init__(self) -> None:
         self.released = threading.Event()
+        self.grammars: list[FakeGrammar] = []
 
     def prepare(self) -> None:
         """Return: there is no vocabulary."""
 
     def __call__(self, grammar: str) -> FakeGrammar:
-        return FakeGrammar(grammar, self.released)
+        self.grammars.append(FakeGrammar(grammar, self.released))
+        return self.grammars[-1]
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +139,34 @@ def test_a_grammar_that_goes_no_further_ends_its_request_alone(loaded: LoadedMod
     assert end.error == f"the grammar cannot go on after 3 output tokens: {said}"
     assert link.tokens(0) == link.tokens(1)[:3], "what it had was not sent"
     assert link.end(1).finish_reason is FinishReason.LENGTH
+    engine.close()
+
+
+def test_a_forced_run_beyond_a_limit_is_sampled(loaded: LoadedModel) -> None:
+    """A long text that a schema prescribes ended its request, although each of its tokens could have been sampled."""
+    engine, link, _ = engine_of(loaded)
+    link.put(submit(0, LONG_RUN), submit(1, ANY))
+    step_until(engine, lambda: ended(link, 0) and ended(link, 1))
+    assert link.end(0).finish_reason is FinishReason.LENGTH
+    assert link.tokens(0) == link.tokens(1)
+    engine.close()
+
+
+@pytest.mark.parametrize("is_aborted", [True, False])
+def test_what_followed_a_grammar_is_released_with_its_request(loaded: LoadedModel, *, is_aborted: bool) -> None:
+    """It was kept until another request had the slot, which on a server at rest is for ever."""
+    engine, link, compile_one = engine_of(loaded)
+    link.put(submit(0, ANY, max_tokens=40))
+    step_until(engine, lambda: len(link.tokens(0)) >= 3)
+    (grammar,) = compile_one.grammars
+    (matcher,) = grammar.matchers
+    is_released = threading.Event()
+    weakref.finalize(matcher, is_released.set)
+    del matcher
+    if is_aborted:
+        link.put(Abort(0))
+    step_until(engine, lambda: ended(link, 0) and engine.is_idle)
+    assert is_released.wait(60)
     engine.close()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +39,9 @@ class Matcher(Protocol):
         """Return the tokens that must follow, if the grammar leaves no choice of text. Does not go on by them.
 
         Tokens that the text behind them might change are not among them.
+
+        Raises:
+            GrammarError: a limit was reached.
         """
         ...
 
@@ -56,8 +59,16 @@ class Matcher(Protocol):
 class CompiledGrammar(Protocol):
     """A grammar, ready to be followed by any number of outputs."""
 
-    def matcher(self) -> Matcher:
-        """Return a matcher at the beginning."""
+    def matcher(self, *, may_force: bool = True) -> Matcher:
+        """Return a matcher at the beginning.
+
+        Args:
+            may_force: it looks ahead for tokens that must follow. One that may not takes longer to be made, and follows
+                grammars in which such a run exceeds a limit.
+
+        Raises:
+            GrammarError: a limit was reached.
+        """
         ...
 
 
@@ -85,4 +96,8 @@ class CompiledGrammars(Protocol):
 
     def find(self, request_id: int) -> CompiledGrammar:
         """Return the grammar of a request that was reported as compiled and has not ended."""
+        ...
+
+    def watch(self, on_end: Callable[[int], None]) -> None:
+        """Call a function with each request that ends, on the thread of the engine's loop."""
         ...

@@ -2,8 +2,8 @@
 
 A request reports its grammar when it arrives and learns by a message when it can go on, so the loop never waits. Equal
 grammars are compiled once: those of open requests are kept, and of the others as many as there is room for, the latest
-used. The library bounds the work of compiling; what takes too long all the same ends the requests that wait for it, and
-its thread is left to end by itself.
+used. The library bounds the work of compiling; what takes too long all the same, with its time in the queue, ends the
+requests that wait for it, and its thread is left to end by itself. What no request waits for any more is not begun.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sluice.grammar.base import Compile, CompiledGrammar, GrammarError
 
 LOGGER = logging.getLogger("sluice.engine")
 MAX_SECONDS = 10.0
-"""After which requests no longer wait for a grammar."""
+"""After which requests no longer wait for a grammar, from when the first of them came."""
 MAX_KEPT = 256
 """Grammars that are kept beside those of open requests."""
 MAX_THREADS = 2
@@ -40,6 +40,8 @@ class Entry:
     """A grammar that requests have asked for."""
 
     text: str
+    due: float
+    """When requests no longer wait, in seconds of the clock."""
     users: set[int] = field(default_factory=set)
     """Open requests."""
     waiting: list[int] = field(default_factory=list)
@@ -60,10 +62,10 @@ class GrammarCompiler:
     Args:
         compile_one: does the work.
         post: receives what becomes of grammars, from any thread.
-        max_seconds: after which requests no longer wait.
+        max_seconds: after which requests no longer wait, from when the first of them came.
         max_kept: grammars that are kept beside those of open requests.
         max_threads: grammars that are compiled at once.
-        clock: measures the time spent compiling.
+        clock: measures the time of waiting and compiling.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class GrammarCompiler:
         self._hits = self._misses = self._failed = self._evicted = 0
         self._seconds = 0.0
         self._is_open = True
+        self._on_end: list[Callable[[int], None]] = []
 
     def prepare(self) -> None:
         """Do now what is done once. If that fails it is logged, and requests with a grammar will end with an error."""
@@ -104,7 +107,7 @@ class GrammarCompiler:
             entry = self._entries.get(grammar)
             if entry is None:
                 self._misses += 1
-                entry = self._entries[grammar] = Entry(grammar)
+                entry = self._entries[grammar] = Entry(grammar, self._clock.now() + self._max_seconds)
                 self._queue.append(entry)
             else:
                 self._hits += 1
@@ -129,13 +132,19 @@ class GrammarCompiler:
             raise GrammarError(f"the grammar of request {request_id} is not compiled")
         return entry.compiled
 
+    def watch(self, on_end: Callable[[int], None]) -> None:
+        self._on_end.append(on_end)
+
     def forget(self, request_ids: Iterable[int]) -> None:
         with self._lock:
-            for request_id in request_ids:
-                entry = self._of.pop(request_id, None)
-                if entry is not None:
-                    entry.users.discard(request_id)
+            ended = [(request_id, entry) for request_id in request_ids if (entry := self._of.pop(request_id, None))]
+            for request_id, entry in ended:
+                entry.users.discard(request_id)
+                self._drop_unwanted(entry)
             self._evict()
+        for request_id, _ in ended:
+            for on_end in self._on_end:
+                on_end(request_id)
 
     def totals(self) -> GrammarTotals:
         with self._lock:
@@ -156,20 +165,38 @@ class GrammarCompiler:
             del self._entries[entry.text]
             self._evicted += 1
 
+    def _drop_unwanted(self, entry: Entry) -> None:
+        """Drop a grammar that is queued if no open request uses it."""
+        if not entry.users and not entry.is_done and entry in self._queue:
+            self._queue.remove(entry)
+            del self._entries[entry.text]
+
     def _start_threads(self) -> None:
-        """Start threads for what is queued. Called with the lock."""
+        """Start threads for what is queued. Called with the lock.
+
+        What is queued needs no timer: each thread is free at the latest when its grammar is due, which is before any
+        that came later.
+        """
         while self._queue and self._is_open and self._running < self._max_threads:
             entry = self._queue.popleft()
+            error = None
             if self._stuck >= MAX_STUCK:
-                self._settle(entry, None, f"{self._stuck} grammars that take too long are being compiled")
-                self._entries.pop(entry.text, None)
+                error = f"{self._stuck} grammars that take too long are being compiled"
+            elif entry.due <= self._clock.now():
+                error = self._too_late()
+            if error is not None:
+                del self._entries[entry.text]
+                self._settle(entry, None, error)
                 continue
             self._running += 1
             threading.Thread(target=self._run, args=(entry,), name="compile-grammar", daemon=True).start()
 
+    def _too_late(self) -> str:
+        return f"the grammar was not compiled within {self._max_seconds:g} seconds"
+
     def _run(self, entry: Entry) -> None:
         be_nicer()
-        timer = threading.Timer(self._max_seconds, self._give_up, (entry,))
+        timer = threading.Timer(max(0.0, entry.due - self._clock.now()), self._give_up, (entry,))
         timer.daemon = True
         timer.start()
         began = self._clock.now()
@@ -200,7 +227,7 @@ class GrammarCompiler:
             entry.is_given_up = True
             self._running -= 1
             self._stuck += 1
-            self._settle(entry, None, f"the grammar was not compiled within {self._max_seconds:g} seconds")
+            self._settle(entry, None, self._too_late())
             self._start_threads()
 
     def _settle(self, entry: Entry, compiled: CompiledGrammar | None, error: str | None) -> None:

@@ -7,6 +7,7 @@ more ends its own request.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Sequence
 
@@ -57,11 +58,7 @@ class Guidance:
         except ValueError as error:
             raise GrammarError(f"there is no tokenizer to follow a grammar with: {error}") from error
         assert self._vocabulary is not None
-        matcher = LLMatcher(
-            self._vocabulary.tokenizer, grammar, log_level=0, limits=LLParserLimits(verbose_errors=False)
-        )
-        check(matcher)
-        return GuidanceGrammar(matcher, self._vocabulary)
+        return GuidanceGrammar(grammar, self._vocabulary)
 
 
 class Vocabulary:
@@ -87,16 +84,25 @@ class Vocabulary:
 class GuidanceGrammar:
     """A compiled grammar.
 
-    Args:
-        matcher: at its beginning; it is only copied.
+    Raises:
+        GrammarError: it cannot be compiled.
     """
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-        self._matcher = matcher
+    def __init__(self, text: str, vocabulary: Vocabulary) -> None:
+        self._text = text
         self._vocabulary = vocabulary
+        self._first = self._compiled(text)
+        """A matcher at the beginning; it is only copied."""
 
-    def matcher(self) -> GuidanceMatcher:
-        return GuidanceMatcher(self._matcher.deep_copy(), self._vocabulary)
+    def matcher(self, *, may_force: bool = True) -> GuidanceMatcher:
+        matcher = self._first.deep_copy() if may_force else self._compiled(without_forcing(self._text))
+        return GuidanceMatcher(matcher, self._vocabulary)
+
+    def _compiled(self, text: str) -> LLMatcher:
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = LLMatcher(self._vocabulary.tokenizer, text, log_level=0, limits=limits)
+        check(matcher)
+        return matcher
 
 
 class GuidanceMatcher:
@@ -120,7 +126,9 @@ class GuidanceMatcher:
         bits[len(valid) :] = 0
 
     def forced(self) -> list[int]:
-        return self._matcher.compute_ff_tokens()
+        tokens = self._matcher.compute_ff_tokens()
+        check(self._matcher)
+        return tokens
 
     @property
     def is_accepting(self) -> bool:
@@ -129,6 +137,16 @@ class GuidanceMatcher:
     @property
     def is_complete(self) -> bool:
         return self._matcher.is_stopped() and not self._matcher.is_error()
+
+
+def without_forcing(grammar: str) -> str:
+    """Return a grammar for which the library looks for no tokens that must follow."""
+    first, *others = (
+        json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
+    )
+    first = {"name": "answer", **first}
+    start = {"lark_grammar": f'%llguidance {{"no_forcing": true}}\nstart: @{first["name"]}'}
+    return json.dumps({"grammars": [start, first, *others]})
 
 
 def check(matcher: LLMatcher) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -30,6 +29,7 @@ class ConstrainedRow:
 
     def __init__(self, new: NewSlot, grammar: CompiledGrammar, vocab_size: int) -> None:
         sampling = new.sampling
+        self.request_id = new.request_id
         self.position = len(new.history)
         """Of the token that is sampled next."""
         self.stop_ids = frozenset(token for token in sampling.stop_token_ids if token < vocab_size)
@@ -42,12 +42,13 @@ class ConstrainedRow:
         self.is_complete = False
         """It ends here: nothing may follow."""
         self.bits: Bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
+        self._may_force = True
         self._may_jump = sampling.logprobs is None and not sampling.has_penalties
         self._prompt_len = new.prompt_len
         self._no_stop_before = new.prompt_len + sampling.min_tokens
         self._grammar = grammar
         self._matcher: Matcher | None = None
-        self._to_consume: Sequence[int] = new.history[new.prompt_len :]
+        self._outputs = list(new.history[new.prompt_len :])
         self._is_ready = threading.Event()
 
     def is_ready(self, seconds: float) -> bool:
@@ -68,13 +69,15 @@ class ConstrainedRow:
         self._is_ready.set()
 
     def _compute(self) -> None:
-        if self._matcher is None:
-            self._matcher = self._grammar.matcher()
-            self._matcher.consume(self._to_consume)
-            self._to_consume = ()
-        self._matcher.fill(self.bits)
+        try:
+            matcher = self._filled()
+        except GrammarError:
+            if not self._may_force:
+                raise
+            self._begin_again()
+            matcher = self._filled()
         may_stop = self.position >= self._no_stop_before
-        is_accepting = self._matcher.is_accepting
+        is_accepting = matcher.is_accepting
         for token in self.stop_ids:
             bit = np.int32(np.uint32(1 << token % 32).view(np.int32))
             if not may_stop:
@@ -90,23 +93,42 @@ class ConstrainedRow:
         """Go on by a sampled token. Return the tokens to add to the output: it, and those that must follow it."""
         if token in self.stop_ids:
             return (token,)  # the request ends with it
-        assert self._matcher is not None, "no mask was computed"
-        brought: tuple[int, ...] = (token,)
+        matcher = self._matcher
+        assert matcher is not None, "no mask was computed"
+        forced: list[int] = []
         try:
-            self._matcher.consume(brought)
+            matcher.consume((token,))
             if self._may_jump:
-                forced = self._matcher.forced()
-                self._matcher.consume(forced)
-                brought += tuple(forced)
-            self.is_complete = self._matcher.is_complete
+                forced = matcher.forced()
+                matcher.consume(forced)
+            self.is_complete = matcher.is_complete
         except GrammarError as error:
-            self.position += 1
-            self.problem = self._located(str(error))
-        else:
-            self.position += len(brought)
-            self.is_late = False
-            self._is_ready.clear()
+            if not self._may_force:
+                self.position += 1
+                self.problem = self._located(str(error))
+                return (token,)
+            self._begin_again()
+            forced = []
+        brought = (token, *forced)
+        self._outputs += brought
+        self.position += len(brought)
+        self.is_late = False
+        self._is_ready.clear()
         return brought
+
+    def _filled(self) -> Matcher:
+        """Compute what the grammar allows. Return the matcher."""
+        if self._matcher is None:
+            self._matcher = self._grammar.matcher(may_force=self._may_force)
+            self._matcher.consume(self._outputs)
+        self._matcher.fill(self.bits)
+        return self._matcher
+
+    def _begin_again(self) -> None:
+        """Let a matcher that forces nothing follow the output from here on: the library bounds the work for all of a
+        run that it looks ahead, and a long one may exceed it where each of its masks does not."""
+        self._may_force = self._may_jump = False
+        self._matcher = None
 
     def _located(self, problem: str) -> str:
         return f"the grammar cannot go on after {self.position - self._prompt_len} output tokens: {problem}"

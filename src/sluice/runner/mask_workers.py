@@ -88,3 +88,4 @@ class Worker:
             self.busy_since = time.monotonic()
             task()
             self.busy_since = IDLE
+            del task  # it keeps its row, and the next one may be long in coming

@@ -6,14 +6,14 @@ before that step samples, the masks of its rows are applied together. A row whos
 token in this step and tries again in the next, when it no longer waits at all; so a slow grammar delays a step by
 `PATIENCE` once.
 
-The matcher of a request lives as long as its slot. It is made again from the request's outputs whenever it gets one:
-after a preemption, and in an engine that continues the requests of one that died.
+The matcher of a request lives until the request ends, or its slot is another's. It is made again from the request's
+outputs whenever it gets a slot: after a preemption, and in an engine that continues the requests of one that died.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ class NoGrammars:
     def find(self, request_id: int) -> CompiledGrammar:
         raise GrammarError("this engine takes no grammars")
 
+    def watch(self, on_end: Callable[[int], None]) -> None:
+        """Return: nothing ends."""
+
 
 NO_GRAMMARS = NoGrammars()
 
@@ -46,7 +49,7 @@ class LostGrammar:
     def __init__(self, error: GrammarError) -> None:
         self._error = error
 
-    def matcher(self) -> Matcher:
+    def matcher(self, *, may_force: bool = True) -> Matcher:
         raise self._error
 
 
@@ -128,6 +131,11 @@ class Grammars(Feature):
         self._new_buffer: HostBuffers = pinned_host_buffer if device.type == "cuda" else plain_host_buffer
         self._workers = MaskWorkers()
         self._rows: dict[int, ConstrainedRow] = {}
+        grammars.watch(self._end)
+
+    def _end(self, request_id: int) -> None:
+        """Release the matcher of a request that has ended. Steps in flight keep it until they are read."""
+        self._rows = {slot: row for slot, row in self._rows.items() if row.request_id != request_id}
 
     def forget(self, slot: int) -> None:
         self._rows.pop(slot, None)
