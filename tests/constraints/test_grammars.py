@@ -130,6 +130,26 @@ def test_what_cannot_be_used_is_refused_by_its_place(shape: Shape, said: str) ->
     assert said in refusal(shape)
 
 
+FAULTY = JsonSchema({"type": "strin"}, "tools[1].function.parameters")
+FINE = JsonSchema(ITEM, "tools[0].function.parameters")
+FAT = JsonSchema({"enum": ["x" * 140_000]}, "tools[2].function.parameters")
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        (AnyOf((FINE, FAULTY)), "tools[1].function.parameters: Invalid type: strin"),
+        (Tagged((CALL, Tag("<call>[", FAULTY, "]")), ("<call>",)), "tools[1].function.parameters: Invalid type"),
+        (Sequence((FINE, FAT, FAT)), "tools: it makes a grammar of "),
+        (Sequence((JsonSchema({}, "response_format.schema"), FAT, FAT)), "response_format and tools: it makes"),
+        (AnyOf((FAT, Repeated(FAT))), "tools[2].function.parameters: it makes a grammar of "),
+    ],
+)
+def test_the_part_that_is_at_fault_is_named(shape: Shape, said: str) -> None:
+    """The first tool was named for the fault of another. Where only all together are too much, all are."""
+    assert refusal(shape).startswith(said)
+
+
 def test_a_lenient_schema_loses_what_is_not_supported_and_says_so() -> None:
     shape = JsonSchema({"type": "array", "uniqueItems": True, "items": {"format": "color"}}, "f", is_lenient=True)
     assert checked_grammar(shape).dropped == ("f.uniqueItems", "f.items.format")

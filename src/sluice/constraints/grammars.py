@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache, partial
+from typing import NoReturn
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
@@ -43,6 +44,10 @@ REFUSED_OPTIONS = ("stop", "max_tokens", "temperature")
 """Options by which llguidance takes tokens back, or changes how they are sampled."""
 
 
+Part = JsonSchema | Regex | Grammar | Choice
+"""A part of a shape that says where a client wrote it."""
+
+
 class Checked(msgspec.Struct, tag=True, frozen=True):
     """A grammar that was checked."""
 
@@ -69,14 +74,20 @@ def checked_grammar(shape: Shape) -> Checked:
         ConstraintError: the shape cannot be used.
     """
     dropped: list[str] = []
-    writer = LarkWriter(partial(prepared_schema, dropped=dropped), _lark_of, _regex_of)
-    text = json.dumps({"grammars": writer.grammars(shape)}, ensure_ascii=False)
-    place = place_of(shape)
+    text = _text_of(shape, dropped)
     size = len(text.encode(errors="surrogatepass"))
     if size > MAX_BYTES:
-        raise ConstraintError(place, f"it makes a grammar of {size} bytes; at most {MAX_BYTES} are accepted")
-    _check(text, place)
+        raise ConstraintError(place_of(shape), f"it makes a grammar of {size} bytes; at most {MAX_BYTES} are accepted")
+    problem = _problem_of(text)
+    if problem is not None:
+        _refuse(shape, problem)
     return Checked(text, tuple(dropped))
+
+
+def _text_of(shape: Shape, dropped: list[str]) -> str:
+    """Return the grammar of a shape, unchecked. What is left out of it is added to `dropped`."""
+    writer = LarkWriter(partial(prepared_schema, dropped=dropped), _lark_of, _regex_of)
+    return json.dumps({"grammars": writer.grammars(shape)}, ensure_ascii=False)
 
 
 def parser_limits() -> LLParserLimits:
@@ -84,21 +95,30 @@ def parser_limits() -> LLParserLimits:
     return LLParserLimits(verbose_errors=False)
 
 
-def _check(text: str, place: str) -> None:
-    """Refuse a grammar that cannot be compiled, or that allows no answer.
+def _refuse(shape: Shape, problem: str) -> NoReturn:
+    """Refuse a shape, by the first of its parts that cannot be used alone, if there is one."""
+    parts = parts_of(shape)
+    for part in parts if len(parts) > 1 else ():
+        its_own = _problem_of(_text_of(part, []))
+        if its_own is not None:
+            raise ConstraintError(part.place, its_own)
+    raise ConstraintError(place_of(shape), problem)
+
+
+def _problem_of(text: str) -> str | None:
+    """Return why a grammar cannot be compiled, or allows no answer; None if it can be used.
 
     A tokenizer of single bytes takes the place of the model's, so its special tokens are not known here.
     """
     error = LLMatcher.validate_grammar(text, None, limits=parser_limits())
     if error:
-        raise ConstraintError(place, _short(error))
+        return _short(error)
     if "<[" in text:
-        return
+        return None
     matcher = LLMatcher(_byte_tokenizer(), text, log_level=0, limits=parser_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
-    if matcher.is_error():
-        raise ConstraintError(place, f"it allows no answer ({_short(matcher.get_error())})")
+    return f"it allows no answer ({_short(matcher.get_error())})" if matcher.is_error() else None
 
 
 @cache
@@ -141,17 +161,25 @@ def _lark_of(shape: Grammar) -> str:
     return text
 
 
-def place_of(shape: Shape) -> str:
-    """Return where a client wrote a shape, or the first of its parts that says where."""
+def parts_of(shape: Shape) -> list[Part]:
+    """Return the parts of a shape that clients write, in order."""
     match shape:
-        case JsonSchema(place=place) | Regex(place=place) | Grammar(place=place) | Choice(place=place):
-            return place
-        case Sequence(items) | AnyOf(items):
-            return next(filter(None, map(place_of, items)), "")
+        case JsonSchema() | Regex() | Grammar() | Choice():
+            return [shape] if shape.place else []
+        case Sequence(items) | AnyOf(items) | Tagged(tags=items):
+            return [part for item in items for part in parts_of(item)]
         case Repeated(item):
-            return place_of(item)
+            return parts_of(item)
         case Tag(content=content):
-            return place_of(content)
-        case Tagged(tags=tags, place=place):
-            return place or next(filter(None, map(place_of, tags)), "")
-    return ""
+            return parts_of(content)
+    return []
+
+
+def place_of(shape: Shape) -> str:
+    """Return where a client wrote a shape; of several parts, the fields of the request that hold them."""
+    if isinstance(shape, Tagged) and shape.place:
+        return shape.place
+    places = dict.fromkeys(part.place for part in parts_of(shape))
+    if len(places) > 1:
+        places = dict.fromkeys(re.split(r"[.\[]", place)[0] for place in places)
+    return " and ".join(places)
