@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sluice.kv.manager import KVManager
 from sluice.scheduler.laws import steps_to_prefill
-from sluice.scheduler.queue import PROMOTE_AFTER
+from sluice.scheduler.queue import CLASS_WINDOW, PROMOTE_AFTER, WINDOW
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.scheduler import Scheduler
 from sluice.testing import resolved
@@ -105,6 +105,27 @@ def test_an_urgent_short_prompt_shares_the_steps_of_an_earlier_deadline() -> Non
     ask(bench, 0, 1000, "batch")
     ask(bench, 1, 16, "interactive", at=600)
     assert shapes_of(bench) == [[(0, 0, 16), (1, 0, 16)]]
+
+
+def test_an_urgent_prompt_shares_however_many_are_overdue() -> None:
+    """Only the first requests of the queue are considered in a step, and a job of overdue batch prompts filled them: an
+    interactive one waited until enough of the job was done."""
+    bench = bench_of(pages=8000, chunk=32, running=40)
+    for request_id in range(WINDOW):
+        ask(bench, request_id, 200, "batch")
+    ask(bench, WINDOW, 16, "interactive", at=1000, max_tokens=1)
+    ask(bench, WINDOW + 1, 12, "standard", at=1000, max_tokens=1)
+    assert shapes_of(bench, 2) == [[(0, 0, 16), (WINDOW, 0, 16)], [(0, 16, 20), (WINDOW + 1, 0, 12)]]
+
+
+def test_the_earliest_of_each_class_are_considered_in_order() -> None:
+    scheduler = Scheduler(limits_of(policy="deadline", classes=CLASSES), KVManager(num_pages=9, page_size=4))
+    for request_id, name in enumerate(["batch"] * (WINDOW + 9) + ["interactive"] * (CLASS_WINDOW + 9) + ["standard"]):
+        arrived = {"batch": 0, "interactive": 900 - request_id, "standard": 900}[name] * S
+        scheduler.add(Submit(request_id, (1, 2), resolved(1), priority_class=name, arrived=arrived))
+    state, last = scheduler.state, WINDOW + CLASS_WINDOW + 18
+    earliest = range(last - 1, last - 1 - CLASS_WINDOW, -1)
+    assert [r.id for r in state.waiting.candidates(state.kv)] == [*range(WINDOW), *earliest, last]
 
 
 def test_of_the_prompts_that_share_the_most_urgent_class_goes_first() -> None:
@@ -236,6 +257,7 @@ TICK = S // 5
     prompts=st.sampled_from([0, 0, 1, 3]),
     dynamic=st.sampled_from([0, 0, 1, 50]),
     itl_target=st.sampled_from([0, 0, 1, 30_000]),
+    window=st.sampled_from([WINDOW, 3, 1]),
     arrivals=st.lists(
         st.tuples(st.integers(1, 120), st.sampled_from(NAMES), st.integers(0, 6)), min_size=1, max_size=14
     ),
@@ -248,10 +270,11 @@ def test_every_prompt_ends_within_its_bound(
     prompts: int,
     dynamic: int,
     itl_target: int,
+    window: int,
     arrivals: list[tuple[int, str, int]],
 ) -> None:
     """A prompt waits for those with earlier deadlines alone: for what was there before it, and for more urgent ones
-    that arrive within the difference of the targets."""
+    that arrive within the difference of the targets. How many requests a step considers changes nothing of that."""
     limits = SchedulerLimits(
         "mixed",
         chunk_pages * page_size,
@@ -269,11 +292,14 @@ def test_every_prompt_ends_within_its_bound(
     num_pages = sum(-(-(length + 2) // page_size) for length, *_ in arrivals)
     scheduler = Scheduler(limits, KVManager(num_pages=num_pages, page_size=page_size))
     run = Run(scheduler)
-    for request_id, (length, name, gap) in enumerate(arrivals):
-        run.add(Submit(request_id, (request_id,) * length, resolved(2), priority_class=name, arrived=run.now))
-        run.steps(gap)
-    while scheduler.has_work:
-        run.steps(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sluice.scheduler.queue.WINDOW", window)
+        patch.setattr("sluice.scheduler.queue.CLASS_WINDOW", min(window, CLASS_WINDOW))
+        for request_id, (length, name, gap) in enumerate(arrivals):
+            run.add(Submit(request_id, (request_id,) * length, resolved(2), priority_class=name, arrived=run.now))
+            run.steps(gap)
+        while scheduler.has_work:
+            run.steps(1)
     for request_id, ended in run.ended.items():
         deadline, arrived = run.deadlines[request_id], run.arrived[request_id]
         before = [

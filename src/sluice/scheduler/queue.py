@@ -13,6 +13,7 @@ each is the earliest at last; a preempted request keeps its own.
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
@@ -26,6 +27,9 @@ PROMOTE_AFTER = 2000
 
 WINDOW = 128
 """Requests considered in one step. With more waiting, lpm is fcfs: to match them all would cost more than it saves."""
+CLASS_WINDOW = 32
+"""Requests of each class that are considered all the same: urgent ones may share a step with the first prompt, however
+many have an earlier deadline."""
 
 Rank = tuple[bool, int, bool, int]
 
@@ -43,6 +47,8 @@ class WaitingQueue:
         self.by_deadline = is_by_deadline(limits)
         self._sign = 1 if limits.low_priority_values_first else -1
         self._requests: list[Request] = []
+        self._by_class: dict[int, list[Request]] = {}
+        """The same by class, if there are deadlines."""
         self.uncached_tokens = 0
         """Sum of `Request.uncached` over the waiting requests."""
         self._promoted: set[int] = set()
@@ -58,10 +64,14 @@ class WaitingQueue:
         request.waits_since = step
         self.uncached_tokens += request.uncached
         insort(self._requests, request, key=self.rank)
+        if self.by_deadline:
+            insort(self._by_class.setdefault(request.level, []), request, key=self.rank)
 
     def remove(self, request: Request) -> None:
         """Take a request out of the queue."""
         self._requests.remove(request)
+        if self.by_deadline:
+            self._by_class[request.level].remove(request)
         self.uncached_tokens -= request.uncached
         self._promoted.discard(request.id)
 
@@ -109,4 +119,12 @@ class WaitingQueue:
         window = list(islice(self._requests, WINDOW))
         if self._policy == "lpm" and len(self._requests) <= WINDOW:
             window.sort(key=lambda r: (r.id not in self._promoted, not r.was_running, -reusable_len(kv, r), r.id))
+        if self.by_deadline and len(self._requests) > WINDOW:
+            window += self._beyond(window)
         return window
+
+    def _beyond(self, window: list[Request]) -> list[Request]:
+        """Return the first requests of classes of which the window has few, in order."""
+        num = Counter(request.level for request in window)
+        more = [r for level, requests in self._by_class.items() for r in requests[num[level] : CLASS_WINDOW]]
+        return sorted(more, key=self.rank)
