@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sluice.kv.manager import ResidentLease
 from sluice.kv.offload import OffloadLease
-from sluice.scheduler.laws.pages import LawBroken, live, require
+from sluice.scheduler.laws.pages import LawBroken, live
 from sluice.scheduler.laws.plans import check_plan, resident, tokens_of_row
 from sluice.scheduler.laws.state import check_state
 from sluice.scheduler.laws.unused import no_budget_is_unused
@@ -89,14 +89,14 @@ class Lawful:
         plan = self.scheduler.schedule()
         check_state(self.state)
         if plan is None:
-            require(
-                bool(self.in_flight) or not self.has_work or self.awaits_report,
-                f"law 12: nothing to plan, nothing in flight, and requests {sorted(self.state.requests)} wait",
-            )
-            require(
-                bool(self.in_flight) or not any(self.state.running()),
-                f"law 12: requests {[r.id for r in self.state.running()]} wait for a disk that is not theirs",
-            )
+            if not (bool(self.in_flight) or not self.has_work or self.awaits_report):
+                raise LawBroken(
+                    f"law 12: nothing to plan, nothing in flight, and requests {sorted(self.state.requests)} wait"
+                )
+            if not (bool(self.in_flight) or not any(self.state.running())):
+                raise LawBroken(
+                    f"law 12: requests {[r.id for r in self.state.running()]} wait for a disk that is not theirs"
+                )
             return None
         check_plan(self.state, self.scheduler.limits, plan, forced)
         no_budget_is_unused(self.state, self.scheduler.limits, plan)
@@ -114,7 +114,8 @@ class Lawful:
         return plan
 
     def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
-        require(self.in_flight[0][0] is plan, f"plan {plan.step} is committed out of order")
+        if self.in_flight[0][0] is not plan:
+            raise LawBroken(f"plan {plan.step} is committed out of order")
         del self.in_flight[0]
         self._note_repeats(plan, result)
         return self._checked(self.scheduler.commit(plan, result, micros))
@@ -128,7 +129,8 @@ class Lawful:
                 self._next_start[chunk.request_id] = chunk.end - 1
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
-        require(self.in_flight[0][0] is plan, f"plan {plan.step} fails out of order")
+        if self.in_flight[0][0] is not plan:
+            raise LawBroken(f"plan {plan.step} fails out of order")
         del self.in_flight[0]
         return self._checked(self.scheduler.fail(plan, error, launched=launched))
 
@@ -145,24 +147,26 @@ class Lawful:
     def _checked(self, outputs: list[Output]) -> list[Output]:
         """11. Every request ends exactly once, nothing comes after its end, and no token is skipped or repeated."""
         for output in outputs:
-            require(output.request_id not in self.ended, f"law 11: {output} after the end of its request")
+            if output.request_id in self.ended:
+                raise LawBroken(f"law 11: {output} after the end of its request")
             seen = self._num_outputs[output.request_id]
-            require(output.start == seen, f"law 11: {output} comes when {seen} tokens were sent")
+            if output.start != seen:
+                raise LawBroken(f"law 11: {output} comes when {seen} tokens were sent")
             self._num_outputs[output.request_id] += len(output.token_ids)
             self._logprobs_are_complete(output)
             embeds = self._submits[output.request_id].embeds
-            require(
+            if not (
                 not (output.token_ids if embeds else output.embedding)
-                and (not output.embedding or output.finish_reason is FinishReason.STOP),
-                f"law 11: {output} of a request that {'embeds' if embeds else 'generates'}",
-            )
+                and (not output.embedding or output.finish_reason is FinishReason.STOP)
+            ):
+                raise LawBroken(f"law 11: {output} of a request that {'embeds' if embeds else 'generates'}")
             if output.finish_reason is not None:
                 self.ended[output.request_id] = output.finish_reason
         unfinished = {r.id for r in self.state.requests.values() if r.finish_reason is None}
-        require(
-            unfinished == self._num_outputs.keys() - self.ended.keys(),
-            f"law 11: unfinished {unfinished}, without an end {self._num_outputs.keys() - self.ended.keys()}",
-        )
+        if unfinished != self._num_outputs.keys() - self.ended.keys():
+            raise LawBroken(
+                f"law 11: unfinished {unfinished}, without an end {self._num_outputs.keys() - self.ended.keys()}"
+            )
         check_state(self.state)
         self._nothing_in_flight_is_free()
         self._pending_is_in_flight()
@@ -175,38 +179,37 @@ class Lawful:
             for chunk in plan.chunks:
                 to_bring[chunk.request_id] += tokens_of_row(chunk)
         for request in self.state.requests.values():
-            require(
-                request.pending == to_bring[request.id],
-                f"law 4: request {request.id} has {request.pending} tokens pending, {to_bring[request.id]} are to come",
-            )
+            if request.pending != to_bring[request.id]:
+                raise LawBroken(
+                    f"law 4: request {request.id} has {request.pending} tokens pending,"
+                    f" {to_bring[request.id]} are to come"
+                )
 
     def _logprobs_are_complete(self, output: Output) -> None:
         """11, for log-probabilities: exactly the wanted ones are sent, the prompt's once each and before outputs."""
         submit = self._submits[output.request_id]
         sampling = submit.sampling
         scored = tuple(item.token_id for item in output.logprobs)
-        require(
-            scored == (() if sampling.logprobs is None else output.token_ids),
-            f"law 11: {output} has the logprobs of tokens {scored}",
-        )
+        if scored != (() if sampling.logprobs is None else output.token_ids):
+            raise LawBroken(f"law 11: {output} has the logprobs of tokens {scored}")
         start = self._num_sent[output.request_id]
         end = self._num_sent[output.request_id] = start + len(output.prompt_logprobs)
         scored = tuple(item.token_id for item in output.prompt_logprobs)
         targets = () if sampling.prompt_logprobs is None else submit.prompt[1:]
-        require(
-            scored == targets[start:end] and (end == len(targets) or not output.token_ids),
-            f"law 11: {output} has the logprobs of prompt tokens {scored} when {start} of {len(targets)} were sent",
-        )
+        if not (scored == targets[start:end] and (end == len(targets) or not output.token_ids)):
+            raise LawBroken(
+                f"law 11: {output} has the logprobs of prompt tokens {scored} when {start} of {len(targets)} were sent"
+            )
 
     def _preemptions_are_bounded(self) -> None:
         """12. No request is preempted for ever; under full reservation none is preempted for want of memory."""
         limits = self.scheduler.limits
         bound = 0 if limits.reserve == "full" else PROTECT_AFTER + limits.max_running_requests
         for request in self.state.requests.values():
-            require(
-                request.preemptions <= bound,
-                f"law 12: request {request.id} was preempted {request.preemptions} times, {bound} at most",
-            )
+            if request.preemptions > bound:
+                raise LawBroken(
+                    f"law 12: request {request.id} was preempted {request.preemptions} times, {bound} at most"
+                )
 
     def _decodes_go_first(self, plan: BatchPlan) -> None:
         """A mixed plan passes over a running request only for want of a page."""
@@ -217,10 +220,8 @@ class Lawful:
         for request in self.state.decoding.values():
             ready = request.pending <= request.lookahead and request.num_outputs + request.pending < request.max_tokens
             at_boundary = request.scheduled % size == 0
-            require(
-                request.id in planned or not ready or (at_boundary and self.state.kv.available == 0),
-                f"decode first: plan {plan.step} passes over request {request.id}",
-            )
+            if not (request.id in planned or not ready or (at_boundary and self.state.kv.available == 0)):
+                raise LawBroken(f"decode first: plan {plan.step} passes over request {request.id}")
 
     def _chunks_tile(self, plan: BatchPlan) -> None:
         """8, over a run: a request's chunks follow each other without gap or overlap from its cached prefix on."""
@@ -231,13 +232,16 @@ class Lawful:
                 self._next_start[request.id] = request.cached
             if before is None:
                 self._begun_in[request.id] = plan.step
-                require(each.first == 0, f"law 8: {each} follows none")
+                if each.first != 0:
+                    raise LawBroken(f"law 8: {each} follows none")
             else:
                 goes_on = before.chunk == each.chunk and before.stop == each.first < each.stop
-                require(goes_on, f"law 8: {each} follows {before}")
+                if not goes_on:
+                    raise LawBroken(f"law 8: {each} follows {before}")
             opened.discard(request.id)
             start = self._next_start.get(request.id)
-            require(each.chunk.start == start, f"law 8: {each} should start at {start}")
+            if each.chunk.start != start:
+                raise LawBroken(f"law 8: {each} should start at {start}")
             if each.completes:
                 self._next_start[request.id] = each.chunk.end
             else:
@@ -245,12 +249,14 @@ class Lawful:
         for chunk in resident(plan):
             request = self.state.requests[chunk.request_id]
             expected = request.cached if chunk.request_id in opened else self._next_start.get(chunk.request_id)
-            require(chunk.start == expected, f"law 8: {chunk} should start at {expected}")
+            if chunk.start != expected:
+                raise LawBroken(f"law 8: {chunk} should start at {expected}")
             self._next_start[chunk.request_id] = chunk.end
             opened.discard(chunk.request_id)
             if request.status is Status.WAITING:
                 raise LawBroken(f"law 6: {chunk} of a request that waits")
-        require(not opened, f"law 8: slots opened without a chunk: {opened}")
+        if opened:
+            raise LawBroken(f"law 8: slots opened without a chunk: {opened}")
 
     def _slices_wait_for_their_blocks(self, plan: BatchPlan) -> None:
         """16. No work item is planned before its blocks were reported as loaded, where loads are reported."""
@@ -258,7 +264,8 @@ class Lawful:
             if each.base and self.state.kv.offload.limits.reports_loads:
                 has_begun = each.chunk.request_id in self._slices
                 ready = self._ready.get(self._begun_in[each.chunk.request_id], 0) if has_begun else 0
-                require(each.stop <= ready, f"law 16: {each} is planned when {ready} work items are ready")
+                if each.stop > ready:
+                    raise LawBroken(f"law 16: {each} is planned when {ready} work items are ready")
 
     def _rows_follow(self, plan: BatchPlan) -> dict[int, tuple[int, ...]]:
         """5, over a run: the device's page table, rebuilt from the plans alone, has the pages of each request's lease.
@@ -273,15 +280,14 @@ class Lawful:
             row = self._stored_rows[each.chunk.slot]
             row.extend(each.stored_pages)
             base = each.base // self.state.kv.page_size
-            require(
-                isinstance(lease, OffloadLease)
-                and row == lease.row[: len(row)]
-                and base <= min(len(row), lease.stored),
-                f"law 5: {each} leaves row {row}, host has {lease}",
-            )
+            if not (
+                isinstance(lease, OffloadLease) and row == lease.row[: len(row)] and base <= min(len(row), lease.stored)
+            ):
+                raise LawBroken(f"law 5: {each} leaves row {row}, host has {lease}")
             assert isinstance(lease, OffloadLease)
             end = self.state.kv.pages_for(each.chunk.end)
-            require(each.pages == lease.window_pages(base, end), f"law 5: {each} is not where {lease} has it")
+            if each.pages != lease.window_pages(base, end):
+                raise LawBroken(f"law 5: {each} is not where {lease} has it")
             before = rows.get(each.chunk.request_id, ())  # of the chunk that this step completes
             rows[each.chunk.request_id] = (
                 before + each.pages[len(before) and bases[each.chunk.request_id] + len(before) - base :]
@@ -292,7 +298,8 @@ class Lawful:
             row.extend(chunk.new_pages)
             held = self.state.requests[chunk.request_id].lease
             is_right = isinstance(held, ResidentLease) and row == held.pages
-            require(is_right, f"law 5: {chunk} leaves row {row}, host has {held}")
+            if not is_right:
+                raise LawBroken(f"law 5: {chunk} leaves row {row}, host has {held}")
             rows[chunk.request_id] = tuple(row)
         return rows
 
@@ -305,10 +312,10 @@ class Lawful:
             written = set(rows[chunk.request_id][chunk.start // size - base : -(-chunk.end // size) - base])
             for earlier, used in self.in_flight:
                 for request_id, pages in used.items():
-                    require(
-                        request_id == chunk.request_id or written.isdisjoint(pages),
-                        f"law 10: {chunk} writes {written} while request {request_id} of plan {earlier.step} runs",
-                    )
+                    if not (request_id == chunk.request_id or written.isdisjoint(pages)):
+                        raise LawBroken(
+                            f"law 10: {chunk} writes {written} while request {request_id} of plan {earlier.step} runs"
+                        )
 
     def _nothing_in_flight_is_free(self) -> None:
         """10. No page or slot of an uncommitted plan is free or belongs to another request."""
@@ -316,12 +323,13 @@ class Lawful:
         holders = {request.slot: request.id for request in live(self.state)}
         for plan, rows in self.in_flight:
             for chunk in (*plan.chunks, *(each.chunk for each in plan.slices)):
-                require(
-                    holders.get(chunk.slot) == chunk.request_id,
-                    f"law 10: slot {chunk.slot} of plan {plan.step} in flight is held by {holders.get(chunk.slot)}",
-                )
+                if holders.get(chunk.slot) != chunk.request_id:
+                    raise LawBroken(
+                        f"law 10: slot {chunk.slot} of plan {plan.step} in flight is held by {holders.get(chunk.slot)}"
+                    )
             for request_id, pages in rows.items():
-                require(
-                    free.isdisjoint(pages),
-                    f"law 10: pages {free & set(pages)} of request {request_id}, plan {plan.step} in flight, are free",
-                )
+                if not free.isdisjoint(pages):
+                    raise LawBroken(
+                        f"law 10: pages {free & set(pages)} of request {request_id}, plan {plan.step} in flight,"
+                        " are free"
+                    )

@@ -16,12 +16,6 @@ class LawBroken(AssertionError):
     """A law does not hold; the message says which, and where."""
 
 
-def require(holds: bool, message: str) -> None:
-    """Raise LawBroken unless a law holds."""
-    if not holds:
-        raise LawBroken(message)
-
-
 def live(state: SchedulerState) -> list[Request]:
     """Return the requests that hold pages."""
     groups = (state.loading, state.partial, state.decoding, state.forced, state.offloaded, state.draining)
@@ -41,7 +35,8 @@ def offloaded_leases(state: SchedulerState) -> list[tuple[Request, OffloadLease]
 def slots_are_conserved(state: SchedulerState) -> None:
     """1, for slots: every slot is free or held by one live request."""
     slots = sorted([*state.free_slots, *(request.slot for request in live(state))])
-    require(slots == list(range(state.num_slots)), f"law 1: slots {slots} of {state.num_slots}")
+    if slots != list(range(state.num_slots)):
+        raise LawBroken(f"law 1: slots {slots} of {state.num_slots}")
 
 
 def pages_are_conserved(state: SchedulerState) -> None:
@@ -51,17 +46,17 @@ def pages_are_conserved(state: SchedulerState) -> None:
     if isinstance(state.kv.tiers, Tiers):
         owners.update(page for load in state.kv.tiers.loads for page in load.pages)
     for request in live(state):
-        require(request.lease is not None, f"law 1: request {request.id} is {request.status} without a lease")
+        if request.lease is None:
+            raise LawBroken(f"law 1: request {request.id} is {request.status} without a lease")
     for _, lease in resident_leases(state):
         owners.update(lease.private_pages)
     windows = [page for _, offloaded in offloaded_leases(state) for page in offloaded.window]
     owners.update(windows)
-    require(
-        len(windows) == state.kv.num_window_pages,
-        f"law 1: offloaded requests hold {len(windows)} pages, {state.kv.num_window_pages} are counted",
-    )
+    if len(windows) != state.kv.num_window_pages:
+        raise LawBroken(f"law 1: offloaded requests hold {len(windows)} pages, {state.kv.num_window_pages} are counted")
     wrong = {page: owners[page] for page in range(state.kv.num_pages) if owners[page] != 1}
-    require(not wrong and len(owners) == state.kv.num_pages, f"law 1: owners of pages {wrong}, {len(owners)} seen")
+    if not (not wrong and len(owners) == state.kv.num_pages):
+        raise LawBroken(f"law 1: owners of pages {wrong}, {len(owners)} seen")
 
 
 def references_are_counted(state: SchedulerState) -> None:
@@ -69,16 +64,13 @@ def references_are_counted(state: SchedulerState) -> None:
     held = Counter(id(node) for _, lease in resident_leases(state) for node in lease.path)
     evictable = 0
     for node in state.kv.tree.nodes():
-        require(node.refs == held[id(node)], f"law 2: {node} is held by {held[id(node)]} requests")
-        require(
-            all(child.refs <= node.refs for child in node.children.values()),
-            f"law 2: a child of {node} is held more often than it",
-        )
+        if node.refs != held[id(node)]:
+            raise LawBroken(f"law 2: {node} is held by {held[id(node)]} requests")
+        if not all(child.refs <= node.refs for child in node.children.values()):
+            raise LawBroken(f"law 2: a child of {node} is held more often than it")
         evictable += node.refs == 0 and node.page >= 0
-    require(
-        evictable == state.kv.tree.num_evictable,
-        f"law 2: {evictable} pages are evictable, the tree counts {state.kv.tree.num_evictable}",
-    )
+    if evictable != state.kv.tree.num_evictable:
+        raise LawBroken(f"law 2: {evictable} pages are evictable, the tree counts {state.kv.tree.num_evictable}")
 
 
 def tree_is_reachable(kv: KVManager) -> None:
@@ -89,19 +81,22 @@ def tree_is_reachable(kv: KVManager) -> None:
     count = 0
     for node in kv.tree.nodes():
         linked = node.parent is not None and node.parent.children.get(node.key) is node
-        require(linked, f"law 3: {node} is not its parent's child under its key")
+        if not linked:
+            raise LawBroken(f"law 3: {node} is not its parent's child under its key")
         resident = sum(child.page >= 0 for child in node.children.values())
-        require(resident == node.resident, f"law 3: {node} counts {node.resident} of {resident} children on the device")
+        if resident != node.resident:
+            raise LawBroken(f"law 3: {node} counts {node.resident} of {resident} children on the device")
         if node.page < 0:
-            require(node.copies is not None and node.copies.is_kept, f"law 3: {node} is in the tree and lies nowhere")
-            require(resident == 0 and node.refs == 0, f"law 3: {node} is not on the device, but what follows it is")
+            if not (node.copies is not None and node.copies.is_kept):
+                raise LawBroken(f"law 3: {node} is in the tree and lies nowhere")
+            if not (resident == 0 and node.refs == 0):
+                raise LawBroken(f"law 3: {node} is not on the device, but what follows it is")
             continue
         count += 1
-        require(
-            node.refs > 0 or resident > 0 or kv.tree.is_offered(node),
-            f"law 3: {node} is a leaf that no path holds, and is not queued for eviction",
-        )
-    require(count == kv.tree.num_pages, f"law 3: {count} pages reachable, the tree counts {kv.tree.num_pages}")
+        if not (node.refs > 0 or resident > 0 or kv.tree.is_offered(node)):
+            raise LawBroken(f"law 3: {node} is a leaf that no path holds, and is not queued for eviction")
+    if count != kv.tree.num_pages:
+        raise LawBroken(f"law 3: {count} pages reachable, the tree counts {kv.tree.num_pages}")
 
 
 def pages_cover_the_promise(kv: KVManager, request: Request, lease: ResidentLease) -> None:
@@ -110,13 +105,12 @@ def pages_cover_the_promise(kv: KVManager, request: Request, lease: ResidentLeas
     held, needed = len(lease.pages), kv.pages_for(request.scheduled)
     if request.submit.grammar and request.scheduled == request.computed and held > needed:
         needed = kv.pages_for(request.scheduled + 1)
-    require(held == needed, f"law 5: request {request.id} holds {held} pages, {needed} are promised")
+    if held != needed:
+        raise LawBroken(f"law 5: request {request.id} holds {held} pages, {needed} are promised")
     path, full = lease.path, request.computed // kv.page_size
-    require(
-        [node.page for node in path] == lease.pages[: len(path)],
-        f"law 5: request {request.id} reads pages {lease.pages}, its path is {path}",
-    )
-    require(
-        len(path) <= full,
-        f"law 5: request {request.id} has published {len(path)} pages with {request.computed} tokens computed",
-    )
+    if [node.page for node in path] != lease.pages[: len(path)]:
+        raise LawBroken(f"law 5: request {request.id} reads pages {lease.pages}, its path is {path}")
+    if len(path) > full:
+        raise LawBroken(
+            f"law 5: request {request.id} has published {len(path)} pages with {request.computed} tokens computed"
+        )

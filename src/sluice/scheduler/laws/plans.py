@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from sluice.kv.manager import ResidentLease
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
-from sluice.scheduler.laws.pages import require
+from sluice.scheduler.laws.pages import LawBroken
 from sluice.scheduler.offloading import ALONE
 from sluice.scheduler.pacer import QUANTUM
 from sluice.scheduler.queue import is_by_deadline
@@ -38,7 +38,8 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     of prompts, and the first prompt may have a page beside any number of them. Under prefill-first no plan has both
     prefill and decodes."""
     contents = len(plan.chunks) + len(plan.slices) + len(plan.copies) + len(plan.dropped)
-    require(contents > 0, f"law 7: plan {plan.step} is empty")
+    if contents <= 0:
+        raise LawBroken(f"law 7: plan {plan.step} is empty")
     copies_are_bounded(state, plan)
     chunks = resident(plan)
     of_prefill = [c for c in chunks if is_prefill(state, c.start, c.request_id)]
@@ -49,43 +50,30 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     total, page_size = sum(prefill), state.kv.page_size
     beside_forced = of_streams + page_size if of_streams and num_prompts else 0
     alone_unchunked = limits.chunked_prefill_size == 0 and (len(prefill) == 1 or num_prompts == 1)
-    require(
-        num_tokens <= limits.max_batch_tokens or alone_unchunked,
-        f"law 7: plan {plan.step} has {num_tokens} tokens of {limits.max_batch_tokens}",
-    )
+    if not (num_tokens <= limits.max_batch_tokens or alone_unchunked):
+        raise LawBroken(f"law 7: plan {plan.step} has {num_tokens} tokens of {limits.max_batch_tokens}")
     if limits.chunked_prefill_size:
         over = total - max(limits.chunked_prefill_size, beside_forced)
         ends = [c.length for c in chunks if (c.samples or c.embeds) and is_prefill(state, c.start, c.request_id)]
-        require(
-            over <= 0 or (over <= page_size and over < max(ends, default=0)),
-            f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}",
-        )
+        if not (over <= 0 or (over <= page_size and over < max(ends, default=0))):
+            raise LawBroken(f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}")
     if limits.max_prefill_tokens and prefill:
         left = max(page_size, beside_forced, limits.max_prefill_tokens - (num_tokens - total))
-        require(
-            total <= left or alone_unchunked,
-            f"law 7: plan {plan.step} prefills {total} tokens, {left} are left of {limits.max_prefill_tokens}",
+        if not (total <= left or alone_unchunked):
+            raise LawBroken(
+                f"law 7: plan {plan.step} prefills {total} tokens, {left} are left of {limits.max_prefill_tokens}"
+            )
+    if limits.long_prefill_token_threshold and max(prefill, default=0) > limits.long_prefill_token_threshold:
+        raise LawBroken(
+            f"law 7: one prompt of plan {plan.step} takes {prefill} of {limits.long_prefill_token_threshold}"
         )
-    if limits.long_prefill_token_threshold:
-        require(
-            max(prefill, default=0) <= limits.long_prefill_token_threshold,
-            f"law 7: one prompt of plan {plan.step} takes {prefill} of {limits.long_prefill_token_threshold}",
-        )
-    if limits.max_prefill_requests:
-        require(
-            num_prompts <= limits.max_prefill_requests,
-            f"law 7: plan {plan.step} has {num_prompts} prompts of {limits.max_prefill_requests}",
-        )
+    if limits.max_prefill_requests and num_prompts > limits.max_prefill_requests:
+        raise LawBroken(f"law 7: plan {plan.step} has {num_prompts} prompts of {limits.max_prefill_requests}")
     taken = max((state.places_taken(request) for request in state.partial.values()), default=0)
-    require(
-        taken <= limits.max_partial_prefills,
-        f"law 7: {taken} prompts of a class are half computed, of {limits.max_partial_prefills}",
-    )
-    if limits.schedule == "prefill-first":
-        require(
-            len(prefill) in (0, len(chunks)),
-            f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
-        )
+    if taken > limits.max_partial_prefills:
+        raise LawBroken(f"law 7: {taken} prompts of a class are half computed, of {limits.max_partial_prefills}")
+    if limits.schedule == "prefill-first" and len(prefill) not in (0, len(chunks)):
+        raise LawBroken(f"law 7: plan {plan.step} mixes prefill and decodes: {plan}")
 
 
 def copies_are_bounded(state: SchedulerState, plan: BatchPlan) -> None:
@@ -93,9 +81,11 @@ def copies_are_bounded(state: SchedulerState, plan: BatchPlan) -> None:
     tiers = state.kv.tiers
     if isinstance(tiers, Tiers):
         most = tiers.limits.copies_per_step
-        require(len(plan.copies) <= most, f"law 7: plan {plan.step} makes {len(plan.copies)} copies of {most}")
+        if len(plan.copies) > most:
+            raise LawBroken(f"law 7: plan {plan.step} makes {len(plan.copies)} copies of {most}")
         most = tiers.limits.copies_in_flight
-        require(tiers.num_in_flight <= most, f"law 7: {tiers.num_in_flight} copies are in flight, of {most}")
+        if tiers.num_in_flight > most:
+            raise LawBroken(f"law 7: {tiers.num_in_flight} copies are in flight, of {most}")
 
 
 def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
@@ -103,43 +93,45 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
     end of what is known. Chunks are cut on page boundaries; where steps have a target and the context is on the device,
     on those of quanta."""
     ids = [chunk.request_id for chunk in (*resident(plan), *(each.chunk for each in working(plan)))]
-    require(len(set(ids)) == len(ids), f"law 8: plan {plan.step} has two rows of one request: {ids}")
+    if len(set(ids)) != len(ids):
+        raise LawBroken(f"law 8: plan {plan.step} has two rows of one request: {ids}")
     done = tuple(each.chunk for each in plan.slices if each.completes)
-    require(plan.chunks[len(plan.chunks) - len(done) :] == done, f"law 8: plan {plan.step} ends with other than {done}")
+    if plan.chunks[len(plan.chunks) - len(done) :] != done:
+        raise LawBroken(f"law 8: plan {plan.step} ends with other than {done}")
     kinds = [is_prefill(state, chunk.start, chunk.request_id) for chunk in resident(plan)]
-    require(kinds == sorted(kinds), f"law 8: plan {plan.step} has a decode behind a prefill")
-    require(
-        plan.num_decodes == kinds.count(False),
-        f"law 8: plan {plan.step} says it has {plan.num_decodes} decodes, it has {kinds.count(False)}",
-    )
+    if kinds != sorted(kinds):
+        raise LawBroken(f"law 8: plan {plan.step} has a decode behind a prefill")
+    if plan.num_decodes != kinds.count(False):
+        raise LawBroken(f"law 8: plan {plan.step} says it has {plan.num_decodes} decodes, it has {kinds.count(False)}")
     cut = state.kv.page_size if state.pacer is None else state.pacer.quantum
     for chunk in plan.chunks:
         request = state.requests[chunk.request_id]
-        require(chunk.length > 0, f"law 8: empty chunk {chunk}")
-        require(chunk.slot == request.slot, f"law 8: {chunk} is not in slot {request.slot}")
+        if chunk.length <= 0:
+            raise LawBroken(f"law 8: empty chunk {chunk}")
+        if chunk.slot != request.slot:
+            raise LawBroken(f"law 8: {chunk} is not in slot {request.slot}")
         unread = chunk.length - len(chunk.token_ids)
-        require(unread in (0, 1), f"law 8: {chunk} names {len(chunk.token_ids)} of {chunk.length} tokens")
+        if unread not in (0, 1):
+            raise LawBroken(f"law 8: {chunk} names {len(chunk.token_ids)} of {chunk.length} tokens")
         was_late = chunk in done  # the sample may have come since it was begun
-        require(
-            unread == 0 or was_late or request.pending > chunk.samples,
-            f"law 8: {chunk} waits for a sample that no chunk makes",
-        )
+        if not (unread == 0 or was_late or request.pending > chunk.samples):
+            raise LawBroken(f"law 8: {chunk} waits for a sample that no chunk makes")
         is_last = chunk.end == len(request.tokens) + request.pending - chunk.samples
-        require(
-            (chunk.samples, chunk.embeds) == (is_last and not request.embeds, is_last and request.embeds),
-            f"law 8: {chunk} samples={chunk.samples} and embeds={chunk.embeds} with {len(request.tokens)} tokens known",
-        )
-        require(
-            request.pending - chunk.samples <= request.lookahead,
-            f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {request.lookahead}",
-        )
+        if (chunk.samples, chunk.embeds) != (is_last and not request.embeds, is_last and request.embeds):
+            raise LawBroken(
+                f"law 8: {chunk} samples={chunk.samples} and embeds={chunk.embeds} with {len(request.tokens)} tokens"
+                " known"
+            )
+        if request.pending - chunk.samples > request.lookahead:
+            raise LawBroken(
+                f"law 8: {chunk} runs {request.pending - chunk.samples} samples ahead of {request.lookahead}"
+            )
         end = min(chunk.end, request.num_targets)
         asked = tuple(request.tokens[chunk.start + 1 : end + 1]) if request.prompt_logprobs_sent < end else ()
-        require(chunk.targets == asked, f"law 8: {chunk} should have the targets {asked}")
-        require(
-            is_last or chunk.end % (state.kv.page_size if chunk in done else cut) == 0,
-            f"law 8: {chunk} is cut inside {cut} tokens of a page of {state.kv.page_size}",
-        )
+        if chunk.targets != asked:
+            raise LawBroken(f"law 8: {chunk} should have the targets {asked}")
+        if not (is_last or chunk.end % (state.kv.page_size if chunk in done else cut) == 0):
+            raise LawBroken(f"law 8: {chunk} is cut inside {cut} tokens of a page of {state.kv.page_size}")
 
 
 def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
@@ -153,9 +145,11 @@ def writes_are_private(state: SchedulerState, plan: BatchPlan) -> None:
     chunks |= {each.chunk: [0] * (each.base // size) + list(each.pages) for each in plan.slices}
     for chunk, row in chunks.items():
         targets = {(row[at // size], at % size) for at in range(chunk.start, chunk.end)}
-        require(written.isdisjoint(targets), f"law 9: plan {plan.step} writes twice to what {chunk} writes")
+        if not written.isdisjoint(targets):
+            raise LawBroken(f"law 9: plan {plan.step} writes twice to what {chunk} writes")
         pages = {page for page, _ in targets}
-        require(published.isdisjoint(pages), f"law 9: {chunk} writes published pages {published & pages}")
+        if not published.isdisjoint(pages):
+            raise LawBroken(f"law 9: {chunk} writes published pages {published & pages}")
         written |= targets
 
 
@@ -185,33 +179,31 @@ def offloaded_work_is_paid_for(state: SchedulerState, limits: SchedulerLimits, p
     """7, for offloaded work: one slice a step; with the prefill beside it, it costs no more than the step may, unless
     it is a single work item."""
     size = state.kv.page_size
-    require(len(working(plan)) <= 1, f"law 7: plan {plan.step} works on {len(working(plan))} offloaded chunks")
+    if len(working(plan)) > 1:
+        raise LawBroken(f"law 7: plan {plan.step} works on {len(working(plan))} offloaded chunks")
     begun = len(plan.slices) - len(working(plan))
-    require(
-        begun <= 1 and not any(each.stop == 0 for each in plan.slices[:-1]), f"law 7: plan {plan.step} begins {begun}"
-    )
+    if not (begun <= 1 and not any(each.stop == 0 for each in plan.slices[:-1])):
+        raise LawBroken(f"law 7: plan {plan.step} begins {begun}")
     for each in plan.slices:
         offload = state.kv.offload.limits
         per_layer = each.total // offload.num_layers
-        require(
+        if not (
             per_layer - 1 == offload.groups(each.base // size, is_decode=each.is_decode)
-            and per_layer * offload.num_layers == each.total,
-            f"law 8: {each} has another number of work items than its context",
-        )
+            and per_layer * offload.num_layers == each.total
+        ):
+            raise LawBroken(f"law 8: {each} has another number of work items than its context")
         cost = cost_of_slice(state, each)
         most = min(limits.chunked_prefill_size or limits.max_batch_tokens, limits.max_batch_tokens)
         most *= 1 if resident(plan) else ALONE
         is_timed = state.pacer is not None  # then costs are those that were measured
         begins = offload.reports_loads and each.first == each.stop == 0
-        require(
-            begins or each.stop - each.first == 1 or (each.stop > each.first and (is_timed or cost <= most)),
-            f"law 7: {each} costs {cost} tokens of {most}",
-        )
-        require(
+        if not (begins or each.stop - each.first == 1 or (each.stop > each.first and (is_timed or cost <= most))):
+            raise LawBroken(f"law 7: {each} costs {cost} tokens of {most}")
+        if not (
             not (is_prefill(state, each.chunk.start, each.chunk.request_id) and plan.num_decodes)
-            or limits.schedule == "mixed",
-            f"law 7: plan {plan.step} mixes prefill and decodes: {plan}",
-        )
+            or limits.schedule == "mixed"
+        ):
+            raise LawBroken(f"law 7: plan {plan.step} mixes prefill and decodes: {plan}")
 
 
 def cost_of_slice(state: SchedulerState, each: ChunkSlice) -> float:

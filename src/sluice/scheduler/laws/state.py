@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from sluice.kv.manager import ResidentLease
 from sluice.kv.offload import OffloadLease
 from sluice.scheduler.laws.pages import (
+    LawBroken,
     offloaded_leases,
     pages_are_conserved,
     pages_cover_the_promise,
     references_are_counted,
-    require,
     resident_leases,
     slots_are_conserved,
     tree_is_reachable,
@@ -69,38 +69,39 @@ def counters_are_ordered(request: Request) -> None:
     known, to_come = len(request.tokens), len(request.tokens) + request.pending
     if request.status in (Status.WAITING, Status.COMPILING):
         counters = (request.computed, request.scheduled, request.pending, request.in_flight)
-        require(counters == (0, 0, 0, 0), f"law 4: request {request.id} waits with counters {counters}")
-        require(request.lease is None and request.slot == -1, f"law 4: request {request.id} waits with pages")
+        if counters != (0, 0, 0, 0):
+            raise LawBroken(f"law 4: request {request.id} waits with counters {counters}")
+        if not (request.lease is None and request.slot == -1):
+            raise LawBroken(f"law 4: request {request.id} waits with pages")
     ended = request.finish_reason is not None  # its rows in flight may have run past its end
-    require(
+    if not (
         0 <= request.cached <= request.computed <= request.scheduled
         and request.computed < known
-        and (ended or request.scheduled <= to_come),
-        f"law 4: request {request.id}: cached {request.cached}, computed {request.computed},"
-        f" scheduled {request.scheduled}, known {known}, with those pending {to_come}",
-    )
-    require(
-        request.pending == 0 or (request.pending > 0 and request.in_flight > 0),
-        f"law 4: request {request.id}: {request.pending} tokens pending in {request.in_flight} rows",
-    )
-    require(
-        request.num_outputs <= request.max_tokens,
-        f"law 4: request {request.id}: {request.num_outputs} outputs of at most {request.max_tokens}",
-    )
-    require(
+        and (ended or request.scheduled <= to_come)
+    ):
+        raise LawBroken(
+            f"law 4: request {request.id}: cached {request.cached}, computed {request.computed},"
+            f" scheduled {request.scheduled}, known {known}, with those pending {to_come}"
+        )
+    if not (request.pending == 0 or (request.pending > 0 and request.in_flight > 0)):
+        raise LawBroken(f"law 4: request {request.id}: {request.pending} tokens pending in {request.in_flight} rows")
+    if request.num_outputs > request.max_tokens:
+        raise LawBroken(f"law 4: request {request.id}: {request.num_outputs} outputs of at most {request.max_tokens}")
+    if not (
         0 <= request.prompt_logprobs_sent <= request.num_targets
-        and (request.status in (Status.WAITING, Status.COMPILING) or is_sent(request)),
-        f"law 4: request {request.id}: {request.prompt_logprobs_sent} of {request.num_targets} prompt logprobs sent,"
-        f" {request.cached} tokens cached and {request.computed} computed",
-    )
+        and (request.status in (Status.WAITING, Status.COMPILING) or is_sent(request))
+    ):
+        raise LawBroken(
+            f"law 4: request {request.id}: {request.prompt_logprobs_sent} of {request.num_targets} prompt logprobs"
+            f" sent, {request.cached} tokens cached and {request.computed} computed"
+        )
     left = to_come - request.scheduled
-    if request.status is Status.DECODING:
-        require(left <= 1, f"law 4: request {request.id} decodes with {left} tokens left to compute")
-    if request.status is Status.FORCED:
-        require(
-            left > 0 and request.prefill_end == known and not request.pending,
+    if request.status is Status.DECODING and left > 1:
+        raise LawBroken(f"law 4: request {request.id} decodes with {left} tokens left to compute")
+    if request.status is Status.FORCED and not (left > 0 and request.prefill_end == known and not request.pending):
+        raise LawBroken(
             f"law 4: request {request.id} has {left} forced tokens left to compute, {request.prefill_end} of {known}"
-            f" are prefill, {request.pending} pend",
+            f" are prefill, {request.pending} pend"
         )
 
 
@@ -124,38 +125,34 @@ def requests_have_one_status(state: SchedulerState) -> None:
     ):
         seen.update(members.keys())
         for request in members.values():
-            require(request.status is status, f"law 6: request {request.id} is {request.status}, stored in {status}")
+            if request.status is not status:
+                raise LawBroken(f"law 6: request {request.id} is {request.status}, stored in {status}")
             is_right = status not in KIND_OF or isinstance(request.lease, KIND_OF[status])
-            require(is_right, f"law 6: request {request.id} is {status} with {request.lease}")
+            if not is_right:
+                raise LawBroken(f"law 6: request {request.id} is {status} with {request.lease}")
     for request in state.waiting:
-        require(request.status is Status.WAITING, f"law 6: request {request.id} waits but is {request.status}")
-    require(
-        seen == Counter(state.requests.keys()),
-        f"law 6: found {dict(seen)} for requests {sorted(state.requests)}",
-    )
-    require(
-        all(request.in_flight > 0 for request in state.draining.values()),
-        f"law 6: a request drains with nothing in flight: {sorted(state.draining)}",
-    )
+        if request.status is not Status.WAITING:
+            raise LawBroken(f"law 6: request {request.id} waits but is {request.status}")
+    if seen != Counter(state.requests.keys()):
+        raise LawBroken(f"law 6: found {dict(seen)} for requests {sorted(state.requests)}")
+    if not all(request.in_flight > 0 for request in state.draining.values()):
+        raise LawBroken(f"law 6: a request drains with nothing in flight: {sorted(state.draining)}")
     prefilling = {request.id for request in state.running() if request.is_prefilling}
-    require(
-        state.computing.keys() == prefilling,
-        f"law 6: prompts of {sorted(prefilling)} are being computed, not of {sorted(state.computing)}",
-    )
+    if state.computing.keys() != prefilling:
+        raise LawBroken(f"law 6: prompts of {sorted(prefilling)} are being computed, not of {sorted(state.computing)}")
 
 
 def quiet_means_empty(state: SchedulerState) -> None:
     """15. With no requests nothing is held, and after a flush every page is free."""
-    require(not state.requests, f"law 15: requests {sorted(state.requests)} are left")
-    require(
-        len(state.free_slots) == state.num_slots,
-        f"law 15: {len(state.free_slots)} of {state.num_slots} slots free",
-    )
+    if state.requests:
+        raise LawBroken(f"law 15: requests {sorted(state.requests)} are left")
+    if len(state.free_slots) != state.num_slots:
+        raise LawBroken(f"law 15: {len(state.free_slots)} of {state.num_slots} slots free")
     state.kv.flush()
     uses = state.kv.tiers.uses()
-    require(not state.kv.tiers.num_in_flight, f"law 15: {state.kv.tiers.num_in_flight} copies are in flight")
-    require(not any(use.used for use in uses), f"law 15: pages of {uses} are held after a flush")
-    require(
-        state.kv.pool.num_free == state.kv.num_pages and state.kv.tree.num_pages == 0,
-        f"law 15: {state.kv.pool.num_free} of {state.kv.num_pages} pages free after a flush",
-    )
+    if state.kv.tiers.num_in_flight:
+        raise LawBroken(f"law 15: {state.kv.tiers.num_in_flight} copies are in flight")
+    if any(use.used for use in uses):
+        raise LawBroken(f"law 15: pages of {uses} are held after a flush")
+    if not (state.kv.pool.num_free == state.kv.num_pages and state.kv.tree.num_pages == 0):
+        raise LawBroken(f"law 15: {state.kv.pool.num_free} of {state.kv.num_pages} pages free after a flush")

@@ -8,7 +8,7 @@ from sluice.kv.flights import OffloadStore, Store
 from sluice.kv.nodes import Node
 from sluice.kv.offload import OffloadLease
 from sluice.kv.tiers import Tiers
-from sluice.scheduler.laws.pages import offloaded_leases, require, resident_leases
+from sluice.scheduler.laws.pages import LawBroken, offloaded_leases, resident_leases
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 
@@ -33,20 +33,19 @@ def tiers_are_conserved(state: SchedulerState) -> None:
             if node.copies is not None and node.copies.pages[level] >= 0:
                 owners[node.copies.pages[level]] += 1
         wrong = {page: count for page, count in owners.items() if count != 1}
-        require(not wrong and len(owners) == tier.pool.num_pages, f"law 1: owners of {tier.tier} {wrong}")
+        if not (not wrong and len(owners) == tier.pool.num_pages):
+            raise LawBroken(f"law 1: owners of {tier.tier} {wrong}")
         for node in nodes:
             copies = node.copies
-            require(copies is not None and not copies.gone, f"law 3: {node} is in the tree and has left it")
+            if not (copies is not None and not copies.gone):
+                raise LawBroken(f"law 3: {node} is in the tree and has left it")
             assert copies is not None
             kept = [child.copies for child in node.children.values()]
             children = sum(each is not None and (each.pages[level] >= 0 or each.storing[level]) for each in kept)
-            require(
-                children == copies.children[level], f"law 3: {node} counts {copies.children} of {children} children"
-            )
-            require(
-                copies.pages[level] < 0 or children > 0 or copies.is_read or tier.is_offered(node),
-                f"law 3: {node} may leave {tier.tier} and is not queued for eviction",
-            )
+            if children != copies.children[level]:
+                raise LawBroken(f"law 3: {node} counts {copies.children} of {children} children")
+            if not (copies.pages[level] < 0 or children > 0 or copies.is_read or tier.is_offered(node)):
+                raise LawBroken(f"law 3: {node} may leave {tier.tier} and is not queued for eviction")
 
 
 def found_nodes_are_found_again(state: SchedulerState) -> None:
@@ -58,7 +57,8 @@ def found_nodes_are_found_again(state: SchedulerState) -> None:
             anew: list[Node] = []
             for found in (remembered, anew):
                 tree.match_any(found, request.tokens, request.cacheable, request.extra_key)
-            require(remembered == anew, f"law 3: request {request.id} remembers {len(remembered)} of {len(anew)} nodes")
+            if remembered != anew:
+                raise LawBroken(f"law 3: request {request.id} remembers {len(remembered)} of {len(anew)} nodes")
 
 
 def offloaded_pages_are_conserved(state: SchedulerState) -> None:
@@ -72,21 +72,22 @@ def offloaded_pages_are_conserved(state: SchedulerState) -> None:
         copy.page for copy in tiers.flights.tickets.values() if isinstance(copy, OffloadStore) and copy.owner.is_closed
     )
     there = tiers.pools[tiers.order.index(limits.tier)].private
-    require(private == Counter(there), f"law 1: pages {private} of offloaded requests, {there} are private")
+    if private != Counter(there):
+        raise LawBroken(f"law 1: pages {private} of offloaded requests, {there} are private")
     level = tiers.order.index(limits.tier)
     readers = Counter(id(node) for _, lease in offloaded_leases(state) for node in lease.path)
     nodes = {id(node): node for node in state.kv.tree.nodes()}
     nodes |= {id(node): node for _, lease in offloaded_leases(state) for node in lease.path}
     for key, node in nodes.items():
         counted = 0 if node.copies is None else node.copies.readers
-        require(counted == readers[key], f"law 2: {node} counts {counted} of {readers[key]} readers")
-    require(tiers.num_read == len(readers), f"law 2: {tiers.num_read} nodes are read, {len(readers)} have readers")
+        if counted != readers[key]:
+            raise LawBroken(f"law 2: {node} counts {counted} of {readers[key]} readers")
+    if tiers.num_read != len(readers):
+        raise LawBroken(f"law 2: {tiers.num_read} nodes are read, {len(readers)} have readers")
     for request, lease in offloaded_leases(state):
         pages = [node.copies.pages[level] for node in lease.path if node.copies is not None]
-        require(
-            pages == lease.row[: len(lease.path)] and len(lease.path) <= lease.stored,
-            f"law 5: request {request.id} reads {lease.row}, its path lies on {pages}",
-        )
+        if not (pages == lease.row[: len(lease.path)] and len(lease.path) <= lease.stored):
+            raise LawBroken(f"law 5: request {request.id} reads {lease.row}, its path lies on {pages}")
 
 
 def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, lease: OffloadLease) -> None:
@@ -94,14 +95,17 @@ def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, l
     step in flight, has a page on the device."""
     kv, chunk = state.kv, state.open_chunk
     needed = kv.pages_for(request.prompt_len + request.max_tokens)
-    require(len(lease.row) == needed, f"law 5: request {request.id} holds {len(lease.row)} of {needed} pages")
+    if len(lease.row) != needed:
+        raise LawBroken(f"law 5: request {request.id} holds {len(lease.row)} of {needed} pages")
     promised = request.scheduled if chunk is None or chunk.request is not request else chunk.chunk.end
-    require(
+    if not (
         lease.known <= lease.stored <= lease.sent <= request.computed // kv.page_size
         and kv.pages_for(promised) <= lease.end_of_window
-        and all(base <= lease.stored for base in lease.bases),
-        f"law 5: request {request.id} with {request.computed} tokens computed and {promised} promised has {lease}",
-    )
+        and all(base <= lease.stored for base in lease.bases)
+    ):
+        raise LawBroken(
+            f"law 5: request {request.id} with {request.computed} tokens computed and {promised} promised has {lease}"
+        )
 
 
 def loads_are_apart(state: SchedulerState) -> None:
@@ -110,18 +114,22 @@ def loads_are_apart(state: SchedulerState) -> None:
     tiers = state.kv.tiers
     waited_for = Counter(id(lease.load) for _, lease in resident_leases(state) if lease.load is not None)
     loads = tiers.loads if isinstance(tiers, Tiers) else []
-    require(waited_for.keys() <= {id(load) for load in loads}, "law 6: a request waits for a load that is over")
-    require(all(count == 1 for count in waited_for.values()), "law 6: two requests wait for one load")
-    require(
-        all(lease.load is None for request, lease in resident_leases(state) if request.status is not Status.LOADING),
-        "law 6: a request that runs waits for a load",
-    )
+    if not waited_for.keys() <= {id(load) for load in loads}:
+        raise LawBroken("law 6: a request waits for a load that is over")
+    if not all(count == 1 for count in waited_for.values()):
+        raise LawBroken("law 6: two requests wait for one load")
+    if not all(lease.load is None for request, lease in resident_leases(state) if request.status is not Status.LOADING):
+        raise LawBroken("law 6: a request that runs waits for a load")
     marked = {id(node) for node in state.kv.tree.nodes() if node.copies is not None and node.copies.is_loading}
     loading = {id(node) for load in loads for node in load.nodes if node.copies is not None and not node.copies.gone}
-    require(marked == loading, f"law 6: {len(marked)} nodes are marked as loading, {len(loading)} are")
+    if marked != loading:
+        raise LawBroken(f"law 6: {len(marked)} nodes are marked as loading, {len(loading)} are")
     for load in loads:
-        require(
-            len(load.nodes) == len(load.pages) == len(load.sources) and 0 <= load.open <= load.begun <= len(load.nodes),
-            f"law 6: {len(load.nodes)} nodes go to {len(load.pages)} pages, {load.begun} begun, {load.open} open",
-        )
-        require(load.open > 0 or load.begun < len(load.nodes), f"law 6: a load of {len(load.nodes)} nodes does not end")
+        if not (
+            len(load.nodes) == len(load.pages) == len(load.sources) and 0 <= load.open <= load.begun <= len(load.nodes)
+        ):
+            raise LawBroken(
+                f"law 6: {len(load.nodes)} nodes go to {len(load.pages)} pages, {load.begun} begun, {load.open} open"
+            )
+        if not (load.open > 0 or load.begun < len(load.nodes)):
+            raise LawBroken(f"law 6: a load of {len(load.nodes)} nodes does not end")

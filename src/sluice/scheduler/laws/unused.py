@@ -6,7 +6,7 @@ import math
 
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.budget import budget_for
-from sluice.scheduler.laws.pages import require
+from sluice.scheduler.laws.pages import LawBroken
 from sluice.scheduler.laws.plans import cost_of_slice, is_prefill, resident
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
@@ -24,10 +24,10 @@ def no_budget_is_unused(state: SchedulerState, limits: SchedulerLimits, plan: Ba
         lease, wanted = request.lease, min(request.extend_len, state.kv.page_size)
         assert isinstance(lease, ResidentLease), f"request {request.id} is computed with {lease}"
         left = tokens_left(state, limits, plan, request)
-        require(
-            left < wanted or lease.missing(request.scheduled + wanted) > state.kv.available,
-            f"law 17: plan {plan.step} leaves {left} tokens unused, request {request.id} lacks {request.extend_len}",
-        )
+        if not (left < wanted or lease.missing(request.scheduled + wanted) > state.kv.available):
+            raise LawBroken(
+                f"law 17: plan {plan.step} leaves {left} tokens unused, request {request.id} lacks {request.extend_len}"
+            )
 
 
 def tokens_left(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan, request: Request) -> int:
