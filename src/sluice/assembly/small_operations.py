@@ -12,6 +12,7 @@ from sluice.models.native_ops import NativeOps
 from sluice.native.library import Kernels
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.runner.native_logit_ops import NativeLogitOps
 
 LOGGER = logging.getLogger("sluice.engine")
 
@@ -20,8 +21,10 @@ def fuse_small_operations(model: PagedLM, device: torch.device, kernels: Kernels
     """Let fused kernels do a model's small operations where there are any. Return what does those on logits."""
     if kernels is not None and isinstance(model, CausalLM):
         model.use(NativeOps(kernels))
+    if device.type == "cpu":
+        return CPU_LOGIT_OPS if kernels is None else NativeLogitOps(kernels)
     if device.type != "cuda":
-        return CPU_LOGIT_OPS if device.type == "cpu" else TORCH_LOGIT_OPS
+        return TORCH_LOGIT_OPS
     problem = why_no_triton(CudaDevice.of(device))
     if problem is not None:
         LOGGER.warning("the model runs on torch, which is slower: %s", problem)

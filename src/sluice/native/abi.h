@@ -83,6 +83,14 @@ struct PackedLinearCall {
     int32_t group, has_bf16_scales;    // of four bits: inputs with one scale, a multiple of 4; else 0
 };
 
+struct MaskCall {
+    void* logits;           // [rows of a step, stride], `size` bytes each, floats of any kind
+    const int64_t* rows;    // [count] of `logits`, each once
+    const uint32_t* bits;    // [count, words]: bit t % 32 of word t / 32 is set if token t is allowed
+    int64_t stride, minus_inf;    // the bits of minus infinity
+    int32_t count, vocab, words, size;
+};
+
 enum Operation { ATTENTION, NORM, ROTATE_STORE, SILU_MUL, PACKED_LINEAR };
 
 // One call of a list that is executed in order.

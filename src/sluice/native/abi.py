@@ -56,6 +56,14 @@ class PackedLinearCall(ctypes.Structure):
     )
 
 
+class MaskCall(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "rows", "bits")),
+        *((name, c_int64) for name in ("stride", "minus_inf")),
+        *((name, c_int32) for name in ("count", "vocab", "words", "size")),
+    )
+
+
 class Operation(IntEnum):
     """The operation of a `ListedCall`."""
 

@@ -104,6 +104,8 @@ const Kernels AMX_TILES = kernels<Bf16BesideTiles, AmxTiles>();
 #undef SLUICE_VNNI
 #endif
 
+#include "masks.h"
+
 const Kernels* kernels_of(Level level) {
     switch (level) {
         case SCALAR: return &scalar::KERNELS;
@@ -218,6 +220,11 @@ EXPORT void sluice_rotate_store(sluice_engine* engine, const RotateStoreCall* ca
 EXPORT void sluice_silu_mul(sluice_engine* engine, const SiluMulCall* call) {
     const Kernels& k = engine->kernels;
     engine->rows(*call, call->rows, call->size, call->is_bf16 ? k.silu_mul_bf16 : k.silu_mul_float);
+}
+
+EXPORT void sluice_mask_rows(sluice_engine* engine, const MaskCall* call) {
+    const auto work = call->size == 2 ? mask_rows<uint16_t> : call->size == 4 ? mask_rows<uint32_t> : mask_rows<uint64_t>;
+    engine->rows(*call, call->count, call->vocab, work);
 }
 
 EXPORT void sluice_pack_linear(const uint16_t* weight, int64_t out, int64_t in, uint16_t* packed) {

@@ -20,6 +20,7 @@ from sluice.native.abi import (
     VERSION,
     AttentionCall,
     ListedCall,
+    MaskCall,
     NormCall,
     Operation,
     PackedLinearCall,
@@ -218,6 +219,10 @@ class Kernels:
         """Compute `silu(gate) * up`."""
         self._functions.sluice_silu_mul(self._engine, ctypes.byref(call))
         self._report(Operation.SILU_MUL, call)
+
+    def mask_rows(self, call: MaskCall) -> None:
+        """Exclude tokens from rows of logits."""
+        self._functions.sluice_mask_rows(self._engine, ctypes.byref(call))
 
     def pack_linear(self, weight: int, out_features: int, in_features: int, packed: int) -> None:
         """Pack a bfloat16 weight [out_features, in_features] for `packed_linear`.
