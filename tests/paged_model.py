@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from paged import Row, empty_kv, forward_batch
+from sluice.attention.base import PagedKV
 from sluice.attention.reference import ReferenceAttention
+from sluice.attention.spec import KVShape
 from sluice.models.base import CausalLM
 
 
 def chunked_logits(
-    model: CausalLM, prompts: Sequence[Sequence[int]], *, page_size: int, seed: int, max_chunk: int = 9
+    model: CausalLM,
+    prompts: Sequence[Sequence[int]],
+    *,
+    page_size: int,
+    seed: int,
+    max_chunk: int = 9,
+    new_kv: Callable[[KVShape], PagedKV] | None = None,
 ) -> list[torch.Tensor]:
     """Return the logits after every token of every prompt, [tokens, vocab_size] each.
 
     All prompts run side by side, each step taking the next 0 to `max_chunk` tokens of each; chunks of one token go
     first, as decodes do.
+
+    Args:
+        new_kv: makes the pages of a layer; None: plain ones, of NaN.
     """
     chooser = random.Random(seed)
     needed = [-(-len(prompt) // page_size) for prompt in prompts]
@@ -28,6 +39,8 @@ def chunked_logits(
     with torch.device(device):
         kv = [
             empty_kv(sum(needed), page_size, spec.num_kv_heads, spec.head_dim, spec.dtype)
+            if new_kv is None
+            else new_kv(KVShape(sum(needed), page_size, spec.num_kv_heads, spec.head_dim, spec.dtype, device))
             for _ in range(spec.num_layers)
         ]
     done = [0] * len(prompts)

@@ -18,11 +18,13 @@ class KVSizes:
     num_kv_heads: int
     head_dim: int
     element_bytes: int
+    scale_bytes: int = 0
+    """Of a token's key, or value, of one KV head, beside its elements."""
 
     @property
     def layer_token_bytes(self) -> int:
         """Bytes of a token's keys and values in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * self.element_bytes
+        return 2 * self.num_kv_heads * (self.head_dim * self.element_bytes + self.scale_bytes)
 
     @property
     def token_bytes(self) -> int:

@@ -3,127 +3,39 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from compiled import TILES, all_kernels, level_name, library
-from paged import Row, forward_batch
-from sluice.attention.base import ForwardBatch, LayerKV
+from compiled import TILES, level_name, library
+from native_cases import (
+    FASTEST,
+    KERNELS,
+    MIXED,
+    Case,
+    attend,
+    exact,
+    make_case,
+    ragged,
+    root_mean_square,
+    row_of,
+)
+from paged import forward_batch
+from sluice.attention.base import LayerKV
 from sluice.attention.native import NativeAttention
 from sluice.attention.packed import PackedKV
 from sluice.attention.reference import ReferenceAttention
-from sluice.attention.spec import AttentionSpec, KVShape
+from sluice.attention.spec import KVShape
 from sluice.native.library import Kernels
 
-KERNELS = all_kernels()
-FASTEST = max((kernels for kernels in KERNELS if kernels.level not in TILES), key=lambda kernels: kernels.level)
 each_level = pytest.mark.parametrize("kernels", KERNELS, ids=level_name)
 HEAD_DIMS = (64, 80, 96, 128, 256)
 GROUPS = (1, 2, 4, 8)
 MOST = 2.0
 """Times the error of torch's own attention."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """A random ragged batch over shuffled pages; memory that no row owns is NaN."""
-
-    q: torch.Tensor
-    k: tuple[torch.Tensor, ...]
-    """Of each row, [kv_len, kv_heads, head_dim]."""
-    v: tuple[torch.Tensor, ...]
-    pages: tuple[tuple[int, ...], ...]
-    page_size: int
-    batch: ForwardBatch
-
-    @property
-    def scale(self) -> float:
-        return float(self.q.shape[2] ** -0.5)
-
-    def rows(self, *chosen: int) -> Case:
-        """Some of the rows, as a batch of their own."""
-        parts = self.q.split(self.batch.q_lens)
-        lengths = [(self.batch.q_lens[row], self.batch.kv_lens_host[row], self.pages[row]) for row in chosen]
-        return replace(
-            self,
-            q=torch.cat([parts[row] for row in chosen]),
-            k=tuple(self.k[row] for row in chosen),
-            v=tuple(self.v[row] for row in chosen),
-            pages=tuple(self.pages[row] for row in chosen),
-            batch=forward_batch([row_of(*each) for each in lengths], self.page_size),
-        )
-
-    def spec(self, **rule: Any) -> AttentionSpec:
-        """The spec of its layer, by a rule."""
-        return AttentionSpec.of(self.q, self.k[0].shape[1], self.scale, **rule)
-
-    def packed(self, kernels: Kernels) -> PackedKV:
-        count = 1 + max((page for pages in self.pages for page in pages), default=0)
-        kv = PackedKV.empty(
-            kernels, KVShape(count, self.page_size, *self.k[0].shape[1:], self.q.dtype, torch.device("cpu"))
-        )
-        kv.k.fill_(torch.nan)
-        kv.v.fill_(torch.nan)
-        for pages, k, v in zip(self.pages, self.k, self.v, strict=True):
-            positions = torch.arange(k.shape[0])
-            places = torch.tensor(pages, dtype=torch.int64)[positions // self.page_size] if len(k) else positions
-            kv.store(places * self.page_size + positions % self.page_size, k, v)
-        return kv
-
-
-def row_of(q_len: int, kv_len: int, pages: tuple[int, ...]) -> Row:
-    return Row([0] * q_len, max(0, kv_len - q_len), pages or (0,), kv_len)
-
-
-def make_case(
-    seed: int,
-    lengths: list[tuple[int, int]],
-    *,
-    group: int = 2,
-    kv_heads: int = 2,
-    head_dim: int = 64,
-    page_size: int = 32,
-    dtype: torch.dtype = torch.bfloat16,
-) -> Case:
-    """Args: lengths: (q_len, kv_len) of each row, decodes first."""
-    generator = torch.Generator().manual_seed(seed)
-    needed = [-(-kv_len // page_size) for _, kv_len in lengths]
-    order = torch.randperm(sum(needed) + 2, generator=generator).tolist()
-    pages = [tuple(order.pop() for _ in range(count)) for count in needed]
-
-    def draw(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator).to(dtype)
-
-    return Case(
-        q=draw(sum(q_len for q_len, _ in lengths), kv_heads * group, head_dim),
-        k=tuple(draw(kv_len, kv_heads, head_dim) for _, kv_len in lengths),
-        v=tuple(draw(kv_len, kv_heads, head_dim) for _, kv_len in lengths),
-        pages=tuple(pages),
-        page_size=page_size,
-        batch=forward_batch([row_of(*length, own) for length, own in zip(lengths, pages, strict=True)], page_size),
-    )
-
-
-def attend(case: Case, kernels: Kernels, **rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    out, lse = NativeAttention(kernels).attend(
-        case.q, case.packed(kernels), case.batch, case.spec(**rule), need_lse=True
-    )
-    assert lse is not None
-    assert out.dtype == case.q.dtype
-    return out, lse
-
-
-def exact(case: Case, **rule: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """In float64, from the same inputs."""
-    kv = case.packed(FASTEST)
-    plain = LayerKV(*(part.double() for part in kv.gather(torch.arange(kv.k.shape[0]))))
-    out, lse = ReferenceAttention().attend(case.q.double(), plain, case.batch, case.spec(**rule), need_lse=True)
-    assert lse is not None
-    return out, lse
 
 
 def by_torch(case: Case, *, causal: bool = True, window: int | None = None) -> torch.Tensor:
@@ -143,22 +55,6 @@ def by_torch(case: Case, *, causal: bool = True, window: int | None = None) -> t
             out[sees] = made[0].transpose(0, 1)
         outs.append(out)
     return torch.cat(outs)
-
-
-def ragged(draw: random.Random) -> list[tuple[int, int]]:
-    """Lengths around pages, blocks and splits; rows without any key, prompts without a prefix."""
-
-    def keys() -> int:
-        return max(0, draw.choice((0, 16, 32, 64, 128, 256, 512)) + draw.choice((-1, 0, 1, draw.randint(1, 40))))
-
-    decodes = [(1, keys()) for _ in range(draw.randint(0, 3))]
-    extends = [(draw.randint(2, 13), keys()) for _ in range(draw.randint(0, 2))]
-    fresh = [(length, length) for length in draw.sample(range(2, 40), draw.randint(0, 1))]
-    return decodes + extends + fresh or [(1, 1)]
-
-
-def root_mean_square(error: torch.Tensor) -> float:
-    return float(error.double().pow(2).mean().sqrt())
 
 
 @pytest.mark.parametrize("part", range(10))
@@ -222,9 +118,6 @@ def test_a_query_that_sees_nothing(kernels: Kernels) -> None:
     assert torch.equal(torch.isneginf(lse).all(1), ~sees)
     assert torch.equal(out[~sees], torch.zeros_like(out[~sees]))
     assert out[sees].isfinite().all()
-
-
-MIXED = [(1, 900), (1, 31), (1, 0), (1, 513), (30, 600), (2, 2), (70, 1100), (17, 17)]
 
 
 @each_level
@@ -322,13 +215,13 @@ def test_queries_that_are_a_part_of_a_fused_product(kernels: Kernels) -> None:
 def test_refuses_pages_laid_out_for_others() -> None:
     case = make_case(0, [(1, 3)])
     plain = LayerKV(*(torch.zeros(1, 32, 2, 64, dtype=torch.bfloat16) for _ in range(2)))
-    with pytest.raises(TypeError, match="PackedKV, got LayerKV"):
+    with pytest.raises(TypeError, match="PackedInt8KV, got LayerKV"):
         NativeAttention(FASTEST).attend(case.q, plain, case.batch, case.spec())
 
 
 def test_refuses_queries_of_another_type() -> None:
     case = make_case(0, [(1, 3)])
-    with pytest.raises(TypeError, match=r"must be torch\.bfloat16, like the pages, got torch\.float32"):
+    with pytest.raises(TypeError, match=r"must be bfloat16, as the pages want, got torch\.float32"):
         NativeAttention(FASTEST).attend(case.q.float(), case.packed(FASTEST), case.batch, case.spec())
 
 

@@ -14,6 +14,7 @@ from sluice.assembly.graphs import graph_rows, kernels_compute
 from sluice.assembly.offloading import ring_bytes, room_beside_ring
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import kv_dtype
+from sluice.attention.spec import scale_bytes
 from sluice.config import EngineConfig, MemoryShortage
 from sluice.device.machine import free_memory
 from sluice.device.memory import CudaMemory, PoolRequest, Room, cpu_room, cuda_room, pool_pages
@@ -63,7 +64,7 @@ def plan_memory(
     """
     rows, reasons["cuda_graph_max_bs"] = graph_rows(config, spec, device, backend)
     page_dtype = kv_dtype(config.model.kv_cache_dtype, backend) or spec.dtype
-    kv_sizes = KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, page_dtype.itemsize)
+    kv_sizes = KVSizes(spec.num_layers, spec.num_kv_heads, spec.head_dim, page_dtype.itemsize, scale_bytes(page_dtype))
     page_size, running = config.cache.page_size, config.scheduler.max_running_requests
     assert page_size is not None and running is not None, f"not resolved: {config}"
     shape = DeviceShape.of(

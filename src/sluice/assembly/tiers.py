@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from sluice.attention.spec import scale_bytes
 from sluice.config import CacheConfig, ConfigError, EngineConfig, MemoryShortage, OffloadConfig
 from sluice.device.background import Background
 from sluice.device.machine import free_memory
@@ -206,6 +207,7 @@ def tier_setup(
 
 def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: str) -> PageGeometry:
     """Return the geometry of a page of this model on this device."""
+    of_head = shape.head_dim * shape.page_dtype.itemsize + scale_bytes(shape.page_dtype)
     return PageGeometry(
         model=model,
         code=_code(spec),
@@ -215,7 +217,7 @@ def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: st
         num_layers=shape.num_layers,
         num_kv_heads=shape.num_kv_heads,
         head_dim=shape.head_dim,
-        part_bytes=shape.page_size * shape.num_kv_heads * shape.head_dim * shape.page_dtype.itemsize,
+        part_bytes=shape.page_size * shape.num_kv_heads * of_head,
     )
 
 

@@ -1,19 +1,22 @@
 """Attention by the compiled CPU kernels: one call for a mixed batch, straight from the pages.
 
 Queries and keys are multiplied in their own dtype and summed in float32, as is everything after; weights are rounded to
-the dtype of the values before they are multiplied. A query's result depends on its position and keys alone, not on the
-rest of the batch or the number of threads (`native/plan.h`).
+the dtype of the values before they are multiplied. Over pages of int8, queries and weights are rounded to sixteen bits,
+and products are summed exactly (`native/int8_attention.h`). A query's result depends on its position and keys alone,
+not on the rest of the batch or the number of threads (`native/plan.h`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 
 from sluice.attention.backend import AttentionBackend, dtype_names
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
+from sluice.attention.int8 import PackedInt8KV
 from sluice.attention.packed import GROUP, STEPS, PackedKV, dense_heads
 from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.native.abi import AttentionCall
@@ -37,7 +40,7 @@ class Part(NamedTuple):
 
 
 class NativeAttention(Attention):
-    """Attention by the compiled kernels over `PackedKV`.
+    """Attention by the compiled kernels over `PackedKV` or `PackedInt8KV`.
 
     Args:
         kernels: compute.
@@ -53,10 +56,10 @@ class NativeAttention(Attention):
     def attend(
         self, q: torch.Tensor, kv: PagedKV, batch: ForwardBatch, spec: AttentionSpec, *, need_lse: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if not isinstance(kv, PackedKV):
-            raise TypeError(f"native attention reads PackedKV, got {type(kv).__name__}")
-        if q.dtype != kv.k.dtype:
-            raise TypeError(f"queries must be {kv.k.dtype}, like the pages, got {q.dtype}")
+        if not isinstance(kv, PackedKV | PackedInt8KV):
+            raise TypeError(f"native attention reads PackedKV or PackedInt8KV, got {type(kv).__name__}")
+        if q.dtype not in kv.dtypes:
+            raise TypeError(f"queries must be {dtype_names(tuple(kv.dtypes))}, as the pages want, got {q.dtype}")
         tokens, heads, head_dim = q.shape
         q = dense_heads(q)
         out = torch.empty((tokens, heads, head_dim), dtype=q.dtype)
@@ -80,6 +83,7 @@ class NativeAttention(Attention):
                     head_dim=head_dim,
                     page_size=kv.page_size,
                     is_bf16=q.dtype == torch.bfloat16,
+                    is_int8=kv.k.dtype == torch.int8,
                     causal=spec.causal,
                     window=spec.window or 0,
                     scale=spec.scale * spec.k_scale,
@@ -120,6 +124,7 @@ class NativeBackend(AttentionBackend):
 
     name = "native"
     layout = PackedKV.layout
+    kv_dtypes = MappingProxyType({"int8": torch.int8})
     capturable_on = "cpu"
     needs_kernels = True
 
@@ -140,8 +145,10 @@ class NativeBackend(AttentionBackend):
             return f"they take pages of a multiple of {GROUP} tokens, --page-size is {page_size}"
         return None
 
-    def new_kv(self, shape: KVShape, kernels: Kernels | None) -> PackedKV:
+    def new_kv(self, shape: KVShape, kernels: Kernels | None) -> PackedKV | PackedInt8KV:
         assert kernels is not None, "packed pages without kernels"
+        if shape.dtype == torch.int8:
+            return PackedInt8KV.empty(kernels, shape)
         return PackedKV.empty(kernels, shape)
 
     def make(self, device: torch.device, kernels: Kernels | None, tick: Callable[[], None]) -> Attention:

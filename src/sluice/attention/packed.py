@@ -7,6 +7,7 @@ float32.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -77,6 +78,11 @@ class PackedKV:
             page_size=self.page_size,
             is_bf16=self.k.dtype == torch.bfloat16,
         )
+
+    @property
+    def dtypes(self) -> Collection[torch.dtype]:
+        """Dtypes of queries, keys and values that the kernels compute with beside such pages."""
+        return (self.k.dtype,)
 
     def gather(self, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (*pages.shape, self.page_size, self.kv_heads, self.head_dim)

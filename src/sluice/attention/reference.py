@@ -8,12 +8,14 @@ bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from types import MappingProxyType
 
 import torch
 
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.attention.spec import AttentionSpec
+from sluice.attention.int8 import Int8KV
+from sluice.attention.spec import AttentionSpec, KVShape
 from sluice.native.library import Kernels
 
 MAX_SCORES = 1 << 22
@@ -209,6 +211,10 @@ class ReferenceBackend(AttentionBackend):
     """Plain torch, on any device."""
 
     name = "reference"
+    kv_dtypes = MappingProxyType({"int8": torch.int8})
+
+    def new_kv(self, shape: KVShape, kernels: Kernels | None) -> PagedKV:
+        return Int8KV.empty(shape) if shape.dtype == torch.int8 else super().new_kv(shape, kernels)
 
     def make(self, device: torch.device, kernels: Kernels | None, tick: Callable[[], None]) -> Attention:
         return ReferenceAttention(tick=tick)

@@ -7,6 +7,9 @@ from typing import Any, Self
 
 import torch
 
+SCALE_BYTES = 4
+"""Bytes of the scale, in float32, of a token's key or value of one KV head, beside int8."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
@@ -57,4 +60,10 @@ class KVShape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    """Of the numbers in a page; int8 has scales beside them."""
     device: torch.device
+
+
+def scale_bytes(dtype: torch.dtype) -> int:
+    """Return the bytes of scales that pages of a dtype hold for a token's key, or value, of one KV head."""
+    return SCALE_BYTES if dtype == torch.int8 else 0

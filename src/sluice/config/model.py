@@ -184,10 +184,11 @@ class ModelConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "data type of the KV cache: auto, fp8_e4m3 or fp8_e5m2",
-        more="auto: the model's dtype. With fp8, the same memory holds twice the tokens of bfloat16, at some loss of"
-        " precision: e4m3 has 3 bits of mantissa and a maximum of 448, e5m2 has 2 bits and a maximum of 57344. fp8"
-        " needs --attention-backend triton.",
+        "data type of the KV cache: auto, int8, fp8_e4m3 or fp8_e5m2",
+        more="auto: the model's dtype. In eight bits the same memory holds about twice the tokens of bfloat16, at some"
+        " loss of precision. int8: with a scale for each token and KV head; needs --attention-backend native or"
+        " reference ([quantization.md](quantization.md#kv-in-int8)). fp8: e4m3 has 3 bits of mantissa and a maximum of"
+        " 448, e5m2 has 2 bits and a maximum of 57344; needs --attention-backend triton.",
         spellings={"fp8": "fp8_e4m3"},
         sglang="--kv-cache-dtype",
         vllm="--kv-cache-dtype",

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from sluice.attention.base import PagedKV
+from sluice.attention.int8 import PackedInt8KV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
 from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops, dense_rows
 from sluice.native.abi import NormCall, SiluMulCall
@@ -40,7 +41,7 @@ class NativeOps(Ops):
         kv: PagedKV,
         kv_slots: torch.Tensor,
     ) -> torch.Tensor:
-        if not isinstance(kv, PackedKV) or q.dtype != kv.k.dtype:
+        if not isinstance(kv, PackedKV | PackedInt8KV) or q.dtype not in kv.dtypes:
             return super().rotate_and_store(q, k, v, angles, norms, kv, kv_slots)
         q, k, v = dense_heads(q), dense_heads(k), dense_heads(v)
         call = kv.store_call(kv_slots, k, v)

@@ -6,7 +6,9 @@
 //
 // Pages:  k  [page][kv_head][page_size / 16][head_dim / KP][16 tokens][KP]
 //         v  [page][kv_head][page_size / KP][head_dim][KP]
-// so that both products of attention read them in the order in which they are multiplied.
+// so that both products of attention read them in the order in which they are multiplied. Pages of int8 (`is_int8`):
+//        k  [page][kv_head][page_size / 16] { [head_dim / 2][16 tokens][2] int8, [16 tokens] float scales }
+//        v  [page][kv_head][page_size / 16] { [8][head_dim][2] int8, [16 tokens] float scales }
 #pragma once
 
 #include <cstdint>
@@ -28,7 +30,7 @@ struct AttentionCall {
     const int32_t* kv_lens;    // [rows]
     int64_t q_stride, table_stride;
     int32_t rows, heads, kv_heads, head_dim, page_size;
-    int32_t is_bf16, causal, window;    // window 0: none
+    int32_t is_bf16, is_int8, causal, window;    // window 0: none
     float scale, softcap, v_scale;      // softcap 0: none
 };
 
@@ -55,7 +57,7 @@ struct RotateStoreCall {
     void* k_pages;
     void* v_pages;
     int64_t q_stride, k_stride, v_stride;
-    int32_t tokens, heads, kv_heads, head_dim, page_size, is_bf16;
+    int32_t tokens, heads, kv_heads, head_dim, page_size, is_bf16, is_int8;
     float q_eps, k_eps;
 };
 

@@ -15,7 +15,7 @@ class AttentionCall(ctypes.Structure):
         *((name, c_void_p) for name in ("q", "out", "lse", "k", "v", "page_table", "q_starts", "kv_lens")),
         *((name, c_int64) for name in ("q_stride", "table_stride")),
         *((name, c_int32) for name in ("rows", "heads", "kv_heads", "head_dim", "page_size")),
-        *((name, c_int32) for name in ("is_bf16", "causal", "window")),
+        *((name, c_int32) for name in ("is_bf16", "is_int8", "causal", "window")),
         *((name, c_float) for name in ("scale", "softcap", "v_scale")),
     )
 
@@ -34,7 +34,7 @@ class RotateStoreCall(ctypes.Structure):
         *((name, c_void_p) for name in ("q", "k", "v", "cos", "sin", "q_weight", "k_weight", "slots")),
         *((name, c_void_p) for name in ("k_pages", "v_pages")),
         *((name, c_int64) for name in ("q_stride", "k_stride", "v_stride")),
-        *((name, c_int32) for name in ("tokens", "heads", "kv_heads", "head_dim", "page_size", "is_bf16")),
+        *((name, c_int32) for name in ("tokens", "heads", "kv_heads", "head_dim", "page_size", "is_bf16", "is_int8")),
         *((name, c_float) for name in ("q_eps", "k_eps")),
     )
 

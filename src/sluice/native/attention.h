@@ -15,11 +15,13 @@ struct Scratch {
     float* s;      // [rows][BLOCK] scores
     A* p;          // [rows][BLOCK] weights
     Sums split, whole;
-    typename X::E* spare;    // a piece of K or V, padded with zeros for products that need whole tiles
+    typename X::P* spare;    // a piece of K or V, padded with zeros for products that need whole tiles
+    float *q_scales, *p_scales;    // [rows], with pages of int8
+    float *k_scales, *v_scales;    // [BLOCK], with pages of int8
 
     static int64_t floats(int rows, int head_dim) {
         return (head_dim + 16) * (whole_tiles(rows) + 32) + 2 * whole_tiles(rows) * BLOCK +
-               2 * Sums::size(whole_tiles(rows), head_dim) + 6 * 16;
+               2 * Sums::size(whole_tiles(rows), head_dim) + 2 * whole_tiles(rows) + 2 * BLOCK + 10 * 16;
     }
 
     static int64_t whole_tiles(int rows) { return (rows + 31) / 32 * 32; }
@@ -37,7 +39,9 @@ struct Scratch {
         p = reinterpret_cast<A*>(take(rows * BLOCK));
         split = Sums::at(take(Sums::size(rows, head_dim)), rows, head_dim);
         whole = Sums::at(take(Sums::size(rows, head_dim)), rows, head_dim);
-        spare = reinterpret_cast<typename X::E*>(take(32 * (head_dim + 16)));
+        spare = reinterpret_cast<typename X::P*>(take(32 * (head_dim + 16)));
+        q_scales = take(rows), p_scales = take(rows);
+        k_scales = take(BLOCK), v_scales = take(BLOCK);
     }
 };
 
@@ -61,10 +65,10 @@ struct Tile {
     int64_t head(int row) const { return static_cast<int64_t>(item.kv_head) * group + row % group; }
 
     // Return the address of the sixteen keys, or values, from position `at` on.
-    const typename X::E* sixteen(const void* pool, int at) const {
+    const typename X::P* sixteen(const void* pool, int at) const {
         const int64_t page = pages[at / call.page_size], size = call.page_size;
         const int64_t token = (page * call.kv_heads + item.kv_head) * size + at % size;
-        return static_cast<const typename X::E*>(pool) + token * call.head_dim;
+        return static_cast<const typename X::P*>(pool) + token * (call.head_dim + X::SCALE);
     }
 };
 
@@ -82,7 +86,7 @@ struct Block {
 // and after them the keys of the next block), so that they can be prefetched.
 template <class X>
 struct Pieces {
-    const typename X::E* at[BLOCK / 16 + AHEAD];
+    const typename X::P* at[BLOCK / 16 + AHEAD];
 
     Pieces(const Tile<X>& tile, const Block& block, const void* pool, const void* next_pool, int next) {
         for (int i = 0; i < block.groups; i++) at[i] = tile.sixteen(pool, block.start + 16 * i);
@@ -138,20 +142,25 @@ INL F tanh(F x) {
     return sub(set(1.0f), div(set(2.0f), add(e, set(1.0f))));
 }
 
+#include "int8_attention.h"
+
 // Turn scores into weights relative to the maximum of all blocks so far; rescale the sums of the earlier blocks.
 template <class X>
 void weigh(const Tile<X>& tile, const Block& block, Scratch<X>& scratch, bool is_first) {
     const AttentionCall& call = tile.call;
-    const F scale = set(call.softcap ? call.scale / call.softcap : call.scale * LOG2_E), cap = set(call.softcap * LOG2_E);
+    const float factor = call.softcap ? call.scale / call.softcap : call.scale * LOG2_E;
+    const F cap = set(call.softcap * LOG2_E);
     const Sums& sums = scratch.split;
     for (int row = 0; row < tile.rows; row++) {
         const Span seen = visible(call, tile.position + row / tile.group, tile.kv_len);
         const int low = seen.low - block.start, high = std::min(seen.high, block.keys.high) - block.start;
         float* s = scratch.s + row * BLOCK;
         typename X::A* p = scratch.p + row * BLOCK;
+        const F scale = set(X::SCALE ? factor * scratch.q_scales[row] : factor);
         F tops = set(NEG_INF);
         for (int i = 0; i < block.groups; i++) {
             F x = mul(load(s + 16 * i), scale);
+            if constexpr (X::SCALE != 0) x = mul(x, load(scratch.k_scales + 16 * i));
             if (call.softcap) x = mul(tanh(x), cap);
             if (low > 16 * i || high < 16 * i + 16) x = keep_range(x, low - 16 * i, high - 16 * i);
             store(s + 16 * i, x);
@@ -163,8 +172,10 @@ void weigh(const Tile<X>& tile, const Block& block, Scratch<X>& scratch, bool is
         for (int i = 0; i < block.groups; i++) {
             const F weight = exp2(sub(load(s + 16 * i), reference));
             total = add(total, weight);
-            store(p + 16 * i, weight);
+            if constexpr (X::SCALE != 0) store(s + 16 * i, weight);
+            else store(p + 16 * i, weight);
         }
+        if constexpr (X::SCALE != 0) round_weights(block, scratch, row);
         const float keep = before == top ? 1.0f : std::exp2(before - top);
         sums.top[row] = top;
         sums.total[row] = sums.total[row] * keep + hsum(total);
@@ -203,9 +214,15 @@ void attend_split(const Tile<X>& tile, int split, Scratch<X>& scratch) {
                 [&](const Block& block, bool more) { tiled_values(tiles, tile, block, scratch, more); });
         }
     }
-    attend_blocks(
-        tile, split, scratch, 16, [&](const Block& block) { scores(tile, block, scratch); },
-        [&](const Block& block, bool more) { add_values(tile, block, scratch, more); });
+    if constexpr (X::SCALE != 0) {
+        attend_blocks(
+            tile, split, scratch, 16, [&](const Block& block) { int8_scores(tile, block, scratch); },
+            [&](const Block& block, bool more) { add_int8_values(tile, block, scratch, more); });
+    } else {
+        attend_blocks(
+            tile, split, scratch, 16, [&](const Block& block) { scores(tile, block, scratch); },
+            [&](const Block& block, bool more) { add_values(tile, block, scratch, more); });
+    }
 }
 
 INL void copy_sums(const Sums& to, const Sums& from, int rows, int d) {
@@ -250,7 +267,8 @@ void attend_item(const AttentionCall& call, Plan& plan, const Item& item, float*
     const Tile<X> tile(call, item, plan.group);
     const int rows = tile.rows, d = call.head_dim;
     Scratch<X> scratch(buffer, plan.max_rows, d);
-    pack_queries(tile, scratch);
+    if constexpr (X::SCALE != 0) round_queries(tile, scratch);
+    else pack_queries(tile, scratch);
     for (int i = 0; i < item.splits; i++) {
         attend_split<X, Tiles>(tile, item.first_split + i, scratch);
         if (i == 0) std::swap(scratch.split, scratch.whole);

@@ -52,3 +52,25 @@ INL void store_bytes(uint8_t* p, F x, int) {
     const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(in_order), _mm256_extracti128_si256(in_order, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), bytes);
 }
+
+// Pairs of neighbouring bytes for sixteen columns, widened to words, and their products with one pair of words.
+struct Words {
+    __m256i a, b;
+};
+
+INL __m256i widened(const int8_t* p) {
+    return _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+INL Words load_words(const int8_t* p) { return {widened(p), widened(p + 16)}; }
+INL I no_sums() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INL I dot(I sum, const int16_t* pair, Words words) {
+    int32_t both;
+    std::memcpy(&both, pair, sizeof both);
+    const __m256i left = _mm256_set1_epi32(both);
+    return {_mm256_add_epi32(sum.a, _mm256_madd_epi16(left, words.a)),
+            _mm256_add_epi32(sum.b, _mm256_madd_epi16(left, words.b))};
+}
+INL void store_words(int16_t* p, F x) {
+    const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}

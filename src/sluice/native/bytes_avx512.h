@@ -56,3 +56,25 @@ INL void store_bytes(uint8_t* p, F x, int offset) {
     const __m512i wide = _mm512_add_epi32(_mm512_cvtps_epi32(x.v), _mm512_set1_epi32(offset));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(wide));
 }
+
+// Pairs of neighbouring bytes for sixteen columns, widened to words, and their products with one pair of words.
+struct Words {
+    __m512i v;
+};
+
+INL Words load_words(const int8_t* p) {
+    return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+INL I no_sums() { return {_mm512_setzero_si512()}; }
+INL I dot(I sum, const int16_t* pair, Words words) {
+    int32_t both;
+    std::memcpy(&both, pair, sizeof both);
+#ifdef SLUICE_VNNI
+    return {_mm512_dpwssd_epi32(sum.v, _mm512_set1_epi32(both), words.v)};
+#else
+    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(_mm512_set1_epi32(both), words.v))};
+#endif
+}
+INL void store_words(int16_t* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x.v)));
+}

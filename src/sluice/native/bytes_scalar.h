@@ -38,3 +38,25 @@ INL F to_float(const I& a) { return each([&](int i) { return static_cast<float>(
 INL void store_bytes(uint8_t* p, F a, int) {
     for (int i = 0; i < 16; i++) p[i] = static_cast<uint8_t>(static_cast<int>(a.x[i]));
 }
+
+// Pairs of neighbouring bytes for sixteen columns, widened to words, and their products with one pair of words.
+struct Words {
+    int16_t x[32];
+};
+
+INL Words load_words(const int8_t* p) {
+    Words r;
+    for (int i = 0; i < 32; i++) r.x[i] = p[i];
+    return r;
+}
+INL I no_sums() { return {}; }
+INL I dot(I sum, const int16_t* pair, const Words& words) {
+    for (int i = 0; i < 32; i++) {
+        sum.x[i / 2] = static_cast<int32_t>(static_cast<uint32_t>(sum.x[i / 2]) + pair[i % 2] * words.x[i]);
+    }
+    return sum;
+}
+// Round to the nearest words. What is no number becomes any word.
+INL void store_words(int16_t* p, F a) {
+    for (int i = 0; i < 16; i++) p[i] = std::isfinite(a.x[i]) ? static_cast<int16_t>(std::nearbyintf(a.x[i])) : 0;
+}

@@ -8,10 +8,17 @@
 #include "int4_linear.h"
 #include "quantized_linear.h"
 
+// AMX has no tiles of words, so lanes compute over pages of int8.
+template <class X, class Tiles>
+void attend(const AttentionCall& call, Plan& plan, const Item& item, float* buffer) {
+    if (call.is_int8) attend_item<Int8Pages<typename X::E>, NoTiles>(call, plan, item, buffer);
+    else attend_item<X, Tiles>(call, plan, item, buffer);
+}
+
 template <class HalfAttention, class Tiles>
 constexpr Kernels kernels() {
     return {
-        attend_item<HalfAttention, Tiles>, attend_item<Float32, NoTiles>,
+        attend<HalfAttention, Tiles>, attend<Float32, NoTiles>,
         Scratch<HalfAttention>::floats,
         norm_rows<uint16_t>, norm_rows<float>,
         rotate_and_store<uint16_t>, rotate_and_store<float>,

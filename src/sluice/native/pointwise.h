@@ -167,6 +167,55 @@ INL int run_of(const RotateStoreCall& call, int token, int until) {
     return count;
 }
 
+INL uint32_t magnitude(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits & 0x7fffffff;
+}
+
+// Quantise one token's key or value of one head (`attention/int8.py`) into a piece of a page: byte i goes to
+// `to[stride * (i / 2) + i % 2 * step]`. As integers, the magnitudes of infinity and of NaN are larger than all others.
+template <class E>
+INL void store_int8(const E* x, int8_t* to, int stride, int step, float* scale, int d) {
+    alignas(64) float wide[MAX_HEAD_DIM];
+    alignas(64) int8_t bytes[MAX_HEAD_DIM];
+    uint32_t bits = 0;
+    for (int i = 0; i < d; i += 16) store(wide + i, load(x + i));
+    for (int i = 0; i < d; i++) bits = std::max(bits, magnitude(wide[i]));
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
+    const bool is_zero = largest < TINY;
+    *scale = is_zero ? 0.0f : largest / 127.0f;
+    if (is_zero || !std::isfinite(largest)) {
+        std::memset(bytes, 0, sizeof bytes);
+    } else {
+        const F inverse = set(127.0f / largest);
+        auto* at = reinterpret_cast<uint8_t*>(bytes);
+        for (int i = 0; i < d; i += 16) store_bytes(at + i, round(mul(load(wide + i), inverse)), 0);
+    }
+    for (int i = 0; i < d; i += 2, to += stride) {
+        to[0] = bytes[i];
+        to[step] = bytes[i + 1];
+    }
+}
+
+// Store one token's keys and values of all heads into pages of int8.
+template <class E>
+INL void store_int8_token(const RotateStoreCall& call, int token) {
+    const int d = call.head_dim, groups = call.page_size / 16, at = static_cast<int>(call.slots[token] % call.page_size);
+    const int64_t page = call.slots[token] / call.page_size, piece = 16 * (d + static_cast<int64_t>(sizeof(float)));
+    const int n = at % 16;
+    for (int head = 0; head < call.kv_heads; head++) {
+        const int64_t first = ((page * call.kv_heads + head) * groups + at / 16) * piece;
+        int8_t* k = static_cast<int8_t*>(call.k_pages) + first;
+        int8_t* v = static_cast<int8_t*>(call.v_pages) + first;
+        const E* from_k = static_cast<const E*>(call.k) + token * call.k_stride + head * d;
+        const E* from_v = static_cast<const E*>(call.v) + token * call.v_stride + head * d;
+        store_int8(from_k, k + 2 * n, 32, 1, reinterpret_cast<float*>(k + 16 * d) + n, d);
+        store_int8(from_v, v + n / 2 * 2 * d + n % 2, 4, 2, reinterpret_cast<float*>(v + 16 * d) + n, d);
+    }
+}
+
 template <class E>
 void rotate_and_store(const RotateStoreCall& call, int from, int until) {
     const int d = call.head_dim, size = call.page_size;
@@ -183,6 +232,10 @@ void rotate_and_store(const RotateStoreCall& call, int from, int until) {
         for (int head = 0; head < call.kv_heads; head++) {
             turn(k + head * d, static_cast<const E*>(call.k_weight), call.k_eps, cos, sin, d);
         }
+    }
+    if (call.is_int8) {
+        for (int token = from; token < until; token++) store_int8_token<E>(call, token);
+        return;
     }
     for (int token = from, count; token < until; token += count) {
         count = run_of(call, token, until);

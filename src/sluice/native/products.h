@@ -13,8 +13,10 @@ INL void fetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 // float32 on both sides.
 struct Float32 {
-    using E = float;    // elements of the right side, and of queries
+    using E = float;    // elements of queries and results
+    using P = float;    // elements of the right side: pages
     using A = float;    // elements of the left side
+    static constexpr int SCALE = 0;    // elements of a token's scale
     using B = F;
     static constexpr int KP = 1;
     INL B right(const E* p) { return load(p); }
@@ -26,7 +28,9 @@ struct Float32 {
 template <class Left>
 struct Widened {
     using E = uint16_t;
+    using P = uint16_t;
     using A = Left;
+    static constexpr int SCALE = 0;
     struct B {
         F even, odd;
     };
@@ -40,7 +44,9 @@ struct Widened {
 // bfloat16 on both sides, two products at a time.
 struct Dotted {
     using E = uint16_t;
+    using P = uint16_t;
     using A = uint16_t;
+    static constexpr int SCALE = 0;
     using B = __m512i;
     static constexpr int KP = 2;
     INL B right(const E* p) { return _mm512_loadu_si512(p); }
