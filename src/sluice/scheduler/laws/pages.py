@@ -41,21 +41,23 @@ def slots_are_conserved(state: SchedulerState) -> None:
 
 def pages_are_conserved(state: SchedulerState) -> None:
     """1. Every page is free, in the tree, about to be loaded, or private to one request: exactly one of them."""
-    owners = Counter(state.kv.pool.free_pages())
-    owners.update(node.page for node in state.kv.tree.nodes() if node.page >= 0)
+    owned = [*state.kv.pool.free_pages(), *(node.page for node in state.kv.tree.nodes() if node.page >= 0)]
     if isinstance(state.kv.tiers, Tiers):
-        owners.update(page for load in state.kv.tiers.loads for page in load.pages)
+        owned += [page for load in state.kv.tiers.loads for page in load.pages]
+    windows: list[int] = []
     for request in live(state):
-        if request.lease is None:
+        if isinstance(request.lease, ResidentLease):
+            owned += request.lease.private_pages
+        elif isinstance(request.lease, OffloadLease):
+            windows += request.lease.window
+        else:
             raise LawBroken(f"law 1: request {request.id} is {request.status} without a lease")
-    for _, lease in resident_leases(state):
-        owners.update(lease.private_pages)
-    windows = [page for _, offloaded in offloaded_leases(state) for page in offloaded.window]
-    owners.update(windows)
     if len(windows) != state.kv.num_window_pages:
         raise LawBroken(f"law 1: offloaded requests hold {len(windows)} pages, {state.kv.num_window_pages} are counted")
-    wrong = {page: owners[page] for page in range(state.kv.num_pages) if owners[page] != 1}
-    if not (not wrong and len(owners) == state.kv.num_pages):
+    owned += windows
+    if sorted(owned) != list(range(state.kv.num_pages)):
+        owners = Counter(owned)
+        wrong = {page: owners[page] for page in range(state.kv.num_pages) if owners[page] != 1}
         raise LawBroken(f"law 1: owners of pages {wrong}, {len(owners)} seen")
 
 
