@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = {"max_total_tokens": args.max_total_tokens, "max_running_requests": MOST_SLOTS + 1, "page_size": 32}
     options = {"model": str(args.checkpoint), "threads": args.threads, "dtype": "bfloat16", **sizes}
     engines = [
-        Steps(load(EngineConfig.from_options(options | {"kv_cache_dtype": kind}), progress=False)) for kind in KINDS
+        Steps(load(EngineConfig.from_options(options | {"kv_cache_dtype": kind}), progress=False), None)
+        for kind in KINDS
     ]
     probe = torch.ones(PROBE)
     print(f"{'step':>24} {'wide ms':>9} {'int8 ms':>9} {'ratio':>6} {'least':>6} {'most':>6} {'GB/s':>6}")
