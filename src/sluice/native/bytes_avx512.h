@@ -1,9 +1,13 @@
 // Products of bytes in AVX-512. VNNI multiplies unsigned activations with signed weights and never saturates. Without it,
 // as in AVX2, the unsigned side is the magnitude of a weight and the signed side an activation with that weight's sign.
 
-// Sixteen sums of integers. They wrap, so their order does not matter.
+// Sixteen sums of integers. They wrap, so their order does not matter. The type is that of the instructions' results:
+// with __m512i GCC 12 holds each sum of a loop twice, and runs out of registers.
 struct I {
-    __m512i v;
+    __v16si v;
+    I(__m512i x) : v(reinterpret_cast<__v16si>(x)) {}
+    I() = default;
+    operator __m512i() const { return reinterpret_cast<__m512i>(v); }
 };
 
 // Four neighbouring inputs of sixteen outputs.
@@ -23,10 +27,10 @@ constexpr int BYTE_OFFSET = 128, BYTE_ROWS = 12;
 INL I first_sums(const int32_t* sums) {
     return {_mm512_mullo_epi32(_mm512_loadu_si512(sums), _mm512_set1_epi32(-BYTE_OFFSET))};
 }
-INL I dot(I sum, const uint8_t* x, Bytes weights) { return {_mm512_dpbusd_epi32(sum.v, four_bytes(x), weights.v)}; }
+INL I dot(I sum, const uint8_t* x, Bytes weights) { return {_mm512_dpbusd_epi32(sum, four_bytes(x), weights.v)}; }
 // Weights of four bits are not negative, so they are the unsigned side, and activations are signed.
 INL I nibble_dot(I sum, const uint8_t* x, Bytes weights) {
-    return {_mm512_dpbusd_epi32(sum.v, weights.v, four_bytes(x))};
+    return {_mm512_dpbusd_epi32(sum, weights.v, four_bytes(x))};
 }
 #else
 constexpr int BYTE_OFFSET = 0, BYTE_ROWS = 8;
@@ -35,11 +39,11 @@ INL I dot(I sum, const uint8_t* x, Bytes weights) {
     const __m512i left = four_bytes(x);
     const __m512i with_sign = _mm512_mask_sub_epi8(left, _mm512_movepi8_mask(weights.v), _mm512_setzero_si512(), left);
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(weights.v), with_sign);
-    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+    return {_mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
 }
 INL I nibble_dot(I sum, const uint8_t* x, Bytes weights) {
     const __m512i pairs = _mm512_maddubs_epi16(weights.v, four_bytes(x));
-    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
+    return {_mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))};
 }
 #endif
 
@@ -51,7 +55,7 @@ INL void load_nibbles(const uint8_t* p, Bytes* both) {
 INL I set_sums(int32_t x) { return {_mm512_set1_epi32(x)}; }
 INL F fused(F x, F y, F z) { return fma(x, y, z); }
 
-INL F to_float(I x) { return {_mm512_cvtepi32_ps(x.v)}; }
+INL F to_float(I x) { return {_mm512_cvtepi32_ps(x)}; }
 INL void store_bytes(uint8_t* p, F x, int offset) {
     const __m512i wide = _mm512_add_epi32(_mm512_cvtps_epi32(x.v), _mm512_set1_epi32(offset));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(wide));
@@ -70,9 +74,9 @@ INL I dot(I sum, const int16_t* pair, Words words) {
     int32_t both;
     std::memcpy(&both, pair, sizeof both);
 #ifdef SLUICE_VNNI
-    return {_mm512_dpwssd_epi32(sum.v, _mm512_set1_epi32(both), words.v)};
+    return {_mm512_dpwssd_epi32(sum, _mm512_set1_epi32(both), words.v)};
 #else
-    return {_mm512_add_epi32(sum.v, _mm512_madd_epi16(_mm512_set1_epi32(both), words.v))};
+    return {_mm512_add_epi32(sum, _mm512_madd_epi16(_mm512_set1_epi32(both), words.v))};
 #endif
 }
 INL void store_words(int16_t* p, F x) {
