@@ -15,7 +15,7 @@ class PeakMemory(TorchDispatchMode):
     """While it is entered, storages that operations make are counted until they are freed.
 
     `peak` is the most bytes at one time. What was there before, and what is made without an operation (a tensor over a
-    numpy array), is not counted.
+    numpy array), is not counted. Storages of the meta device take nothing.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class PeakMemory(TorchDispatchMode):
             self._known.setdefault(storage, 0)
         result = func(*args, **(kwargs or {}))
         for storage in _storages(result):
-            if storage not in self._known:
+            if storage not in self._known and storage.device.type != "meta":
                 self._count(storage)
         self.peak = max(self.peak, self.now)
         return result

@@ -50,8 +50,9 @@ ARROWS = {
         "outputs": "types",
         "library": "types config limits engine text constraints outputs vectors",
         "llm": "types engine assembly text outputs library",
+        "quantize": "types config models text llm",
         "async_llm": "types config process text outputs vectors library",
-        "cli": "types config tiers tracing assembly bench http llm",
+        "cli": "types config tiers tracing assembly bench http llm quantize",
         "__init__": "types config llm async_llm",
         "__main__": "cli",
     }.items()

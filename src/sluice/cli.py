@@ -1,4 +1,4 @@
-"""The command line: `sluice serve`, `generate`, `explain`, `bench`, `compare`, `trace`, `replay` and `cache`.
+"""The command line: `sluice serve`, `generate`, `explain`, `quantize`, `bench`, `compare`, `trace`, `replay`, `cache`.
 
 The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. A command's
 imports are made when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
@@ -28,6 +28,7 @@ from sluice.config import (
     options_of,
 )
 from sluice.config.arguments import add_foreign_flags, add_options, help_of
+from sluice.quantize.command import add_quantize_arguments
 from sluice.tiers.inspect import add_inspect_arguments
 from sluice.tracing.command import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
@@ -110,6 +111,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_serve(commands)
     _add_generate(commands)
     _add_explain(commands)
+    _add_quantize(commands)
     _add_bench(commands)
     _add_compare(commands)
     _add_trace(commands)
@@ -179,6 +181,11 @@ def _add_explain(commands: Any) -> None:
     for group in ("server", *ENGINE_GROUPS):
         add_options(parser, group)
     add_foreign_flags(parser)
+
+
+def _add_quantize(commands: Any) -> None:
+    help = "write a quantised checkpoint, or report what quantisation costs"
+    add_quantize_arguments(_add_command(commands, "quantize", help, quantize))
 
 
 def _add_bench(commands: Any) -> None:
@@ -311,6 +318,13 @@ def compare(given: dict[str, Any]) -> int:
     from sluice.bench.command import run_compare
 
     return _run("compare", run_compare, given)
+
+
+def quantize(given: dict[str, Any]) -> int:
+    """`sluice quantize`."""
+    from sluice.quantize.command import run_quantize
+
+    return _run("quantize", run_quantize, given)
 
 
 def trace(given: dict[str, Any]) -> int:

@@ -36,7 +36,7 @@ from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import packer_for
 from sluice.models.pooling import why_no_embeddings
-from sluice.models.spec import ModelSpec
+from sluice.models.spec import ON_LOAD, ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
 from sluice.types import SamplingDefaults, Tier
 
@@ -214,7 +214,8 @@ def _resolve_for_model(
         reasons["model_impl"] = f"{spec.architecture} has {has} native implementation"
     if spec.stored_as is not None:
         is_plain = spec.quantization == "none"
-        held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"quantised again to {spec.quantization}"
+        in_integers = "int4" if spec.quantization == "int4" else "int8"
+        held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"computed in {in_integers}"
         reasons["quantization"] = f"{spec.stored_as.description}, {held_in}"
         LOGGER.warning("the checkpoint's weights are quantised: %s", reasons["quantization"])
     resolved = replace(
@@ -235,7 +236,7 @@ def _name(dtype: torch.dtype) -> str:
 
 def _quantization(spec: ModelSpec) -> str | None:
     """Return the value of `--quantization` that a model has."""
-    if spec.quantization != "none":
+    if spec.quantization in ON_LOAD:
         return spec.quantization
     return None if spec.stored_as is None else spec.stored_as.method
 

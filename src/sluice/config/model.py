@@ -149,7 +149,8 @@ class ModelConfig:
         " their memory and the time of a decode. int4: those of linear layers take four bits, in groups of 32 with one"
         " scale, and embedding and head int8. Both need --device cpu. The other methods need not be set, as the"
         " checkpoint says them: one that is quantised in another way, or not at all, is refused, and its weights are"
-        " dequantised to --dtype while they are read. See [quantization.md](quantization.md).",
+        " dequantised to --dtype while they are read, but those of W8A8 computed in int8 where that is faster. See"
+        " [quantization.md](quantization.md).",
         choices=QUANTIZATIONS,
         spellings={
             "gptq_marlin": "gptq",

@@ -122,6 +122,9 @@ class Packer:
     This packer only joins weights and leaves the products to torch, on any device and in any dtype.
     """
 
+    is_fast_in_int8: bool = False
+    """Whether products in int8 take less time than those in bfloat16."""
+
     def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         """Join layers with the same input into one.
 

@@ -24,7 +24,7 @@ from sluice.models.linear import Packer
 from sluice.models.llama import Llama
 from sluice.models.llama_config import LLAMA_ARCHITECTURES
 from sluice.models.quantized import GROUP, Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
-from sluice.models.spec import ON_LOAD, ModelSpec, Quantization
+from sluice.models.spec import INT8_AS_STORED, ON_LOAD, ModelSpec, Quantization
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 
 ARCHITECTURES: Mapping[str, type[CausalLM]] = {
@@ -82,7 +82,8 @@ def load_model(
         implementation: "native", "transformers", or "auto": transformers if there is no native class.
         quantization: "int8" quantises a native model's linear layers, embedding and head, tensor by tensor; "int4" the
             layers to four bits, where groups divide their inputs, and the rest to int8. Else how
-            the checkpoint must be quantised, by its `quant_method` or "none"; None: in any way, or not.
+            the checkpoint must be quantised, by its `quant_method` or "none"; None: in any way, or not. Weights that
+            it stores for products in int8 stay so in a model of bfloat16, if the packer is fast in it.
         packer: lays out native weights; None keeps torch's layout.
         report: called with the bytes of native weights that were read, and those of all.
 
@@ -128,19 +129,24 @@ def _load_native(
     chosen = _resolve_dtype(folder, checkpoint, dtype, device, stored_as)
     with torch.device("meta"):
         model = architecture.from_checkpoint(checkpoint, chosen)
-    if quantization in ON_LOAD:
-        model.spec = replace(model.spec, quantization=quantization)
+    model.spec = replace(model.spec, quantization=_held(quantization, stored_as, chosen, packer))
     filler = _Filler(model, device)
-    done, total = 0, sum(path.stat().st_size for path in weight_files(folder))
+    total = sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
-        for tensor in _tensors(folder, stored_as, model):
-            filler.fill(tensor)
-            bar.update(tensor.nbytes)
-            done += tensor.nbytes
-            report(done, total)
+        _fill(filler, _tensors(folder, stored_as, model), bar, report)
     filler.finish(packer)
     # Moves the buffers that were computed from the config.
     return model.to(device)
+
+
+def _fill(filler: _Filler, tensors: Iterator[StoredTensor], bar: tqdm, report: Report) -> None:
+    """Fill a model. No tensor outlives this function, and none is there when the layers are packed."""
+    done = 0
+    for tensor in tensors:
+        filler.fill(tensor)
+        bar.update(tensor.nbytes)
+        done += tensor.nbytes
+        report(done, bar.total)
 
 
 def _tensors(folder: Path, stored_as: Format | None, model: CausalLM) -> Iterator[StoredTensor]:
@@ -153,6 +159,14 @@ def _tensors(folder: Path, stored_as: Format | None, model: CausalLM) -> Iterato
     # Of float32, int8 is made without another rounding: weights that were stored so get their own numbers back.
     dtype = torch.float32 if model.spec.quantization in ON_LOAD else model.spec.dtype
     return stored_as.tensors(folder, model, dtype)
+
+
+def _held(asked: str | None, stored_as: Format | None, dtype: torch.dtype, packer: Packer) -> str:
+    """Return how the model holds its weights, as `ModelSpec.quantization` says it."""
+    if asked is not None and asked in ON_LOAD:
+        return asked
+    is_made_for_int8 = stored_as is not None and stored_as.has_w8a8
+    return INT8_AS_STORED if is_made_for_int8 and packer.is_fast_in_int8 and dtype == torch.bfloat16 else "none"
 
 
 def _resolve_dtype(
@@ -179,7 +193,7 @@ class _Filler:
         self.model = model
         self.device = device
         self.expected = dict(model.named_parameters())
-        self.kinds = _kinds(model)
+        self.kinds = kinds_of(model, model.spec.quantization)
         self.filled: dict[str, torch.Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
         self.sources: dict[str, tuple[str, str]] = {}
@@ -196,13 +210,13 @@ class _Filler:
                 f"{tensor.file}: unexpected tensor {tensor.name}: {self.model.spec.architecture} with this"
                 f" config.json has no such weight"
             )
-        value = self._oriented(tensor, target)
+        value = self._value(tensor, target)
         if target in self.sources:
             self._check_duplicate(tensor, target, value)
             return
         self.sources[target] = tensor.name, tensor.file
-        if target in self.kinds:
-            self.quantized[target] = self._quantized(tensor, target, value)
+        if not isinstance(value, torch.Tensor):
+            self.quantized[target] = value
             return
         filled = torch.empty(value.shape, dtype=self.model.spec.dtype, device=self.device)
         filled.copy_(value)
@@ -230,9 +244,16 @@ class _Filler:
             self.model.set_submodule(path, layer)
         self.quantized.clear()
 
-    def _oriented(self, tensor: StoredTensor, target: str) -> torch.Tensor:
+    def _value(self, tensor: StoredTensor, target: str) -> torch.Tensor | QuantizedWeight:
+        """Return the stored value as the model is to hold it: quantised, or to be copied."""
+        if not isinstance(tensor.value, torch.Tensor):
+            return tensor.value.to(self.device)
+        value = self._oriented(tensor, tensor.value, target)
+        return self._quantized(tensor, target, value) if target in self.kinds else value
+
+    def _oriented(self, tensor: StoredTensor, value: torch.Tensor, target: str) -> torch.Tensor:
         """Return the stored value in the model's shape."""
-        wanted, value = tuple(self.expected[target].shape), tensor.value
+        wanted = tuple(self.expected[target].shape)
         transposed = target.endswith(self.model.rules.transposed)
         stored_shape = wanted[::-1] if transposed else wanted
         if tuple(value.shape) != stored_shape:
@@ -252,17 +273,19 @@ class _Filler:
         except ValueError as error:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} cannot be quantised: {error}") from None
 
-    def _check_duplicate(self, tensor: StoredTensor, target: str, value: torch.Tensor) -> None:
+    def _check_duplicate(self, tensor: StoredTensor, target: str, value: torch.Tensor | QuantizedWeight) -> None:
         """Refuse a second tensor for a parameter, unless it is a tied head equal to its embedding."""
         (name, file), rules = self.sources[target], self.model.rules
         names = {stored.removeprefix(rules.prefix) for stored in (name, tensor.name)}
         if names != {rules.head, rules.embedding}:
             raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is also there as {name} in {file}")
-        if target in self.quantized:
-            first, second = self.quantized[target], self._quantized(tensor, target, value)
-            same = isinstance(first, Int8Weight) and isinstance(second, Int8Weight) and first.equals(second)
+        first = self.quantized.get(target)
+        if not isinstance(value, torch.Tensor):
+            same = isinstance(first, Int8Weight) and isinstance(value, Int8Weight) and first.equals(value)
         else:
-            same = torch.equal(value.to(self.device, self.model.spec.dtype), self.filled[target])
+            same = target in self.filled and torch.equal(
+                value.to(self.device, self.model.spec.dtype), self.filled[target]
+            )
         if not same:
             raise CheckpointError(
                 f"config.json ties {rules.head} to {rules.embedding}, but {tensor.name} in {tensor.file} differs"
@@ -270,13 +293,17 @@ class _Filler:
             )
 
 
-def _kinds(model: CausalLM) -> Mapping[str, type[QuantizedWeight]]:
-    """Return the names of the weights that are quantised while they are loaded, and what to."""
-    if model.spec.quantization not in ON_LOAD:
+def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, type[QuantizedWeight]]:
+    """Return the names of the weights that are quantised while they are loaded, and what to.
+
+    Args:
+        quantization: of a model's spec; none are quantised unless it is one of `ON_LOAD`.
+    """
+    if quantization not in ON_LOAD:
         return {}
     kinds: dict[str, type[QuantizedWeight]] = {model.rules.embedding: Int8Weight}
     for path, module in model.named_modules():
         if isinstance(module, nn.Linear):
             in_groups = module.in_features % GROUP == 0 and f"{path}.weight" != model.rules.head
-            kinds[f"{path}.weight"] = Int4Weight if model.spec.quantization == "int4" and in_groups else Int8Weight
+            kinds[f"{path}.weight"] = Int4Weight if quantization == "int4" and in_groups else Int8Weight
     return kinds

@@ -169,6 +169,8 @@ class NativePacker(Packer):
     two of bfloat16, four of quantised ones.
     """
 
+    is_fast_in_int8 = True
+
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 

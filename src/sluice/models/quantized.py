@@ -72,6 +72,10 @@ class Int8Weight:
             return weights[0]
         return cls(torch.cat([weight.values for weight in weights]), torch.cat([weight.scales for weight in weights]))
 
+    def to(self, device: torch.device) -> Self:
+        """Return a copy of its own on a device."""
+        return type(self)(self.values.to(device, copy=True), self.scales.to(device, copy=True))
+
     def equals(self, other: Self) -> bool:
         """Return whether both hold the same numbers."""
         return torch.equal(self.values, other.values) and torch.equal(self.scales, other.scales)
@@ -178,6 +182,11 @@ class Int4Weight:
     def group(self) -> int:
         """Neighbouring inputs with one scale."""
         return self.in_features // self.scales.shape[1]
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy of its own on a device."""
+        minimums = None if self.minimums is None else self.minimums.to(device, copy=True)
+        return type(self)(self.values.to(device, copy=True), self.scales.to(device, copy=True), minimums)
 
     def numbers(self) -> torch.Tensor:
         """Return the values [out_features, groups, group] as int8, less the zero point if the weight is symmetric."""

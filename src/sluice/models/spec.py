@@ -10,6 +10,7 @@ from sluice.attention.spec import AttentionSpec
 
 ON_LOAD = ("int8", "int4")
 """How weights can be quantised while they are loaded."""
+INT8_AS_STORED = "int8-as-stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,13 @@ class ModelSpec:
     stored_as: Quantization | None = None
     """How the checkpoint's weights are quantised; None: they are not."""
     quantization: str = "none"
-    """How its linear layers hold their weights: "none", in `dtype`, or one of `ON_LOAD`."""
+    """How its weights are held: "none", in `dtype`; one of `ON_LOAD`; or `INT8_AS_STORED`, in int8 those alone that the
+    checkpoint stores so for products in int8."""
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of one number in a linear layer; of four bits with the scales of groups of 32."""
-        return {"int8": 1, "int4": 0.5 + 2 / 32}.get(self.quantization, self.dtype.itemsize)
+        return {"int8": 1, INT8_AS_STORED: 1, "int4": 0.5 + 2 / 32}.get(self.quantization, self.dtype.itemsize)
 
     @property
     def table_bytes(self) -> int:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from sluice.models.checkpoint import CheckpointError, Fields
+from sluice.models.quantized import QuantizedWeight
 
 SINGLE = "model.safetensors"
 GGUF = "model.gguf"
@@ -27,7 +28,8 @@ class StoredTensor:
 
     name: str
     file: str
-    value: torch.Tensor
+    value: torch.Tensor | QuantizedWeight
+    """Quantised if the checkpoint stores it so and the model is to hold it so."""
     nbytes: int
     """Bytes that it takes in its file; the value takes more if it was dequantised."""
 
@@ -109,7 +111,7 @@ def first_floating_dtype(folder: Path) -> str:
         CheckpointError: as `stored_tensors`; or there is no such tensor.
     """
     for tensor in stored_tensors(folder):
-        if tensor.value.is_floating_point():
+        if isinstance(tensor.value, torch.Tensor) and tensor.value.is_floating_point():
             return str(tensor.value.dtype).removeprefix("torch.")
     raise CheckpointError(f"the weights in {folder} hold no floating-point tensor")
 

@@ -59,3 +59,44 @@ def test_loading_takes_the_weights_and_the_largest_once_more(int8: Path, monkeyp
     size, largest = module_bytes(model), 64 * 512
     # The storages of the meta device are counted too, and the largest tensor that is mapped from the file.
     assert memory.peak - size <= size + 2 * largest + largest
+
+
+W8A8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+
+
+def with_activations(folder: Path, inputs: dict[str, Any]) -> Path:
+    return made.reconfigure(folder, lambda config: config["config_groups"]["group_0"].update(input_activations=inputs))
+
+
+def test_a_scale_that_is_not_that_of_the_largest_weight_is_kept(int8: Path) -> None:
+    """Scales that were found by calibration clip the largest weights, or leave them below 127."""
+    made.change(int8, lambda tensors: {name: _halved(name, value) for name, value in tensors.items()})
+    packer = Recorder()
+    load(int8, dtype="bfloat16", quantization="int8", packer=packer)
+    stored = load_file(int8 / made.WEIGHTS)
+    down = next(part.weight for part in packer.seen if part.weight.in_features == 512)
+    assert int(down.values.abs().max()) <= 64
+    assert torch.equal(down.scales, stored["model.layers.0.mlp.down_proj.weight_scale"].float()[:, 0])
+
+
+def _halved(name: str, value: torch.Tensor) -> torch.Tensor:
+    return value // 2 if value.dtype == torch.int8 else value
+
+
+@pytest.mark.parametrize(
+    ("changes", "held"),
+    [
+        ({}, "int8-as-stored"),
+        ({"dynamic": False, "strategy": "tensor"}, "none"),
+        ({"symmetric": False}, "none"),
+        ({"num_bits": 4}, "none"),
+    ],
+)
+def test_what_is_made_for_int8_is_computed_in_it(changes: dict[str, Any], held: str, int8: Path) -> None:
+    """Activations of W8A8 have a scale for each row; other kinds are dequantised, as without a fast packer."""
+    with_activations(int8, W8A8 | changes)
+    packer = Recorder()
+    packer.is_fast_in_int8 = True
+    assert load(int8, dtype="bfloat16", packer=packer).spec.quantization == held
+    assert load(int8, dtype="bfloat16", packer=Packer()).spec.quantization == "none"
+    assert load(int8, dtype="float32", packer=Recorder()).spec.quantization == "none"

@@ -11,6 +11,7 @@ import torch
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import Fields
+from sluice.models.quantized import QuantizedWeight
 from sluice.models.weights import StoredTensor
 
 HEAD = "lm_head"
@@ -42,6 +43,8 @@ class Layout(ABC):
     """Tensors beside the parts that quantise activations or KV, which are computed in the model's dtype here."""
     row_step: int = 1
     """Rows are dequantised from multiples of this number on."""
+    is_w8a8: bool = False
+    """Made for products in int8: its numbers, and activations that are quantised when they are multiplied."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.out_features, self.in_features = shape
@@ -58,6 +61,15 @@ class Layout(ABC):
             LayoutError: they contradict each other.
         """
         return
+
+    def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
+        """Return the stored numbers and scales; None if they are not such as a model of this quantisation holds.
+
+        Args:
+            stored: the parts, checked, and not copied.
+            quantization: of the model's spec.
+        """
+        return None
 
     @abstractmethod
     def rows(self, stored: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
@@ -80,6 +92,9 @@ class Format(ABC):
     name: str
     """The value of `quant_method`, which `--quantization` names, too."""
 
+    has_w8a8: bool = False
+    """Some of the weights are made for products in int8 (`Layout.is_w8a8`)."""
+
     @property
     @abstractmethod
     def description(self) -> str:
@@ -87,11 +102,13 @@ class Format(ABC):
 
     @abstractmethod
     def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype) -> Iterator[StoredTensor]:
-        """Iterate over the tensors of a checkpoint; quantised weights come dequantised, by their plain names.
+        """Iterate over the tensors of a checkpoint by their plain names.
+
+        Quantised weights come dequantised, apart from those that the model is to hold as they are stored.
 
         Args:
             folder: the checkpoint's.
-            model: on the meta device.
+            model: on the meta device; its `spec.quantization` says what it holds.
             dtype: of dequantised weights.
 
         Raises:

@@ -16,6 +16,9 @@ from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import SCALES, Layout, LayoutError, Part
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.extra import need
+from sluice.models.formats.packed import WORD
+from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from sluice.models.spec import INT8_AS_STORED
 
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 """Formats that store each number in a type of its own."""
@@ -39,6 +42,7 @@ class CompressedTensors(PartedFormat):
     def __init__(self, config: Any, formats: Mapping[str, str]) -> None:
         self._config = config
         self._formats = formats
+        self.has_w8a8 = any(_is_w8a8(config.config_groups[name], stored_as) for name, stored_as in formats.items())
         self._match = need("compressed_tensors.utils.match", self.name).match_targets
 
     @classmethod
@@ -105,6 +109,8 @@ class CompressedLayout(Layout):
         self._scheme = scheme
         self._args = scheme.weights
         self._is_packed = stored_as == PACKED
+        self.is_w8a8 = _is_w8a8(scheme, stored_as)
+        self._is_int8, self._is_int4 = _is_int8(scheme, stored_as), _is_int4(scheme, stored_as)
         self.numbers = "weight_packed" if self._is_packed else "weight"
         block = self._args.block_structure or (1, 1)
         self._scale_rows = block[0]
@@ -150,6 +156,14 @@ class CompressedLayout(Layout):
         rows, columns = self._args.block_structure
         return ((-(-outputs // rows), -(-inputs // columns)),)
 
+    def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
+        scales, numbers = stored["weight_scale"].float(), stored[self.numbers]
+        if self._is_int8 and (quantization == "int8" or (quantization == INT8_AS_STORED and self.is_w8a8)):
+            return Int8Weight(numbers, scales.reshape(-1).expand(self.out_features).contiguous())
+        if self._is_int4 and quantization == "int4" and self.in_features * 4 % WORD == 0:
+            return Int4Weight(numbers.view(torch.uint8), scales)
+        return None
+
     def rows(self, stored: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         state = {self.numbers: stored[self.numbers][start:stop]}
         state["weight_scale"] = self._of_rows(stored["weight_scale"], start, stop).float()
@@ -191,6 +205,29 @@ def _format(section: Fields, group: str, scheme: Any, default: str) -> str:
             f" floats as float-quantized"
         )
     return str(chosen)
+
+
+def _is_int8(scheme: Any, stored_as: str) -> bool:
+    """Return whether weights are int8 with one scale for each channel, or one for all, and no zero points."""
+    args = scheme.weights
+    is_int8 = stored_as in PLAIN and args.type == "int" and args.num_bits == 8
+    return bool(is_int8 and args.symmetric and args.strategy in ("tensor", "channel"))
+
+
+def _is_int4(scheme: Any, stored_as: str) -> bool:
+    """Return whether weights are of four bits in groups along the inputs, without zero points."""
+    args = scheme.weights
+    is_int4 = stored_as == PACKED and args.type == "int" and args.num_bits == 4
+    return bool(is_int4 and args.symmetric and args.strategy in ("group", "channel"))
+
+
+def _is_w8a8(scheme: Any, stored_as: str) -> bool:
+    """Return whether activations are int8, too, each row with a scale that is found when it is multiplied."""
+    inputs = scheme.input_activations
+    if inputs is None or not _is_int8(scheme, stored_as):
+        return False
+    is_int8 = inputs.type == "int" and inputs.num_bits == 8 and inputs.symmetric
+    return bool(is_int8 and inputs.dynamic is True and inputs.strategy == "token")
 
 
 def _described(scheme: Any) -> str:

@@ -1,5 +1,7 @@
 """Reads a checkpoint of quantised weights as one of plain weights: each is dequantised when its turn comes.
 
+A weight that the model can hold as it is stored is handed over so.
+
 Beside the weights that were read there is never more than one further weight, and a slice of it in a wider dtype.
 """
 
@@ -47,7 +49,7 @@ class PartedFormat(Format):
                     module, _, part = name.rpartition(".")
                     layout = layers.layout(module, name)
                     if layout is not None and part == layout.numbers:
-                        yield _dequantized(module, layout, homes, self.name, dtype)
+                        yield _read(module, layout, homes, self.name, dtype, model.spec.quantization)
                     elif not _is_part(part, layout):
                         value = _plain(file, name, layout, self.name)
                         if not layers.needs_no(name, value):
@@ -101,21 +103,29 @@ def _plain(file: WeightFile, name: str, layout: Layout | None, method: str) -> t
     return file.read(name)
 
 
-def _dequantized(
-    module: str, layout: Layout, homes: Mapping[str, WeightFile], method: str, dtype: torch.dtype
+def _read(
+    module: str, layout: Layout, homes: Mapping[str, WeightFile], method: str, dtype: torch.dtype, quantization: str
 ) -> StoredTensor:
+    """Read a quantised weight: as it is stored if the model can hold it so, else dequantised."""
     stored = _parts(module, layout, homes, method)
     try:
         layout.check(stored)
     except LayoutError as error:
         raise CheckpointError(f"{module}: {error}") from error
+    kept = layout.kept(stored, quantization)
+    value = _dequantized(layout, stored, dtype) if kept is None else kept
+    file = homes[f"{module}.{layout.numbers}"].name
+    nbytes = sum(part.nbytes for part in stored.values())
+    return StoredTensor(f"{module}.weight", file, value, nbytes)
+
+
+def _dequantized(layout: Layout, stored: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     weight = torch.empty((layout.out_features, layout.in_features), dtype=dtype)
     step = max(1, AT_ONCE // (layout.in_features * layout.row_step)) * layout.row_step
     for start in range(0, layout.out_features, step):
         stop = min(start + step, layout.out_features)
         weight[start:stop] = layout.rows(stored, start, stop)
-    file = homes[f"{module}.{layout.numbers}"].name
-    return StoredTensor(f"{module}.weight", file, weight, sum(part.nbytes for part in stored.values()))
+    return weight
 
 
 def _parts(module: str, layout: Layout, homes: Mapping[str, WeightFile], method: str) -> dict[str, torch.Tensor]:

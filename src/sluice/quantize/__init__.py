@@ -1,0 +1,1 @@
+"""`sluice quantize`: quantised checkpoints, and what quantisation costs."""

@@ -1,0 +1,97 @@
+"""The checkpoint that is to be quantised: its tensors, and which of them are weights of linear layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from sluice.models.base import CausalLM
+from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
+from sluice.models.loader import DTYPES, kinds_of, model_class
+from sluice.models.quantized import QuantizedWeight
+from sluice.models.weights import StoredTensor, stored_tensors
+
+
+class Weight(NamedTuple):
+    """A weight that can be quantised."""
+
+    name: str
+    """In the checkpoint."""
+    inner_name: str
+    """In the model."""
+    value: torch.Tensor
+    """[out_features, in_features], memory-mapped."""
+
+
+class Source:
+    """A checkpoint of plain weights, of a native architecture.
+
+    Raises:
+        CheckpointError: it is not that.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        checkpoint = read_config(folder)
+        _refuse_quantized(checkpoint)
+        architecture = model_class(checkpoint.architecture)
+        refuse_unsupported(checkpoint.fields)
+        with torch.device("meta"):
+            self.model: CausalLM = architecture.from_checkpoint(checkpoint, torch.bfloat16)
+        self._shapes: Mapping[str, torch.Size] = {name: weight.shape for name, weight in self.model.named_parameters()}
+        self.linear = frozenset(
+            f"{path}.weight" for path, layer in self.model.named_modules() if isinstance(layer, nn.Linear)
+        ) - {self.model.rules.head}
+        """Names of the linear layers' weights in the model, without the head."""
+
+    def inner(self, name: str) -> str:
+        """Return the model's name of a tensor."""
+        return name.removeprefix(self.model.rules.prefix)
+
+    def kinds(self, quantization: str) -> Mapping[str, type[QuantizedWeight]]:
+        """Return what a value of `--quantization` makes of weights, by their names in the model."""
+        return kinds_of(self.model, quantization)
+
+    def weights(self) -> Iterator[Weight]:
+        """Iterate over the weights that `--quantization` would quantise, in the order of the files.
+
+        Raises:
+            CheckpointError: a file or a weight is broken.
+        """
+        quantizable = self.kinds("int8")
+        for tensor in stored_tensors(self.folder):
+            name = self.inner(tensor.name)
+            if name in quantizable:
+                yield Weight(tensor.name, name, self.oriented(tensor))
+
+    def oriented(self, tensor: StoredTensor) -> torch.Tensor:
+        """Return the value of a weight [out_features, in_features].
+
+        Raises:
+            CheckpointError: it has another shape, or no floating-point dtype.
+        """
+        value, name = tensor.value, self.inner(tensor.name)
+        assert isinstance(value, torch.Tensor), f"{tensor.name} is quantised"
+        value = value.t() if name.endswith(self.model.rules.transposed) else value
+        if value.shape != self._shapes[name]:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} has shape {tuple(tensor.value.shape)}, which is not that of a"
+                f" weight of {' x '.join(map(str, self._shapes[name]))}, as config.json requires"
+            )
+        if value.dtype not in DTYPES.values():
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} has dtype {value.dtype}; accepted are {', '.join(DTYPES)}"
+            )
+        return value
+
+
+def _refuse_quantized(checkpoint: CheckpointConfig) -> None:
+    section = checkpoint.fields.section("quantization_config")
+    if section is not None:
+        raise CheckpointError(
+            f"the checkpoint is quantised already ({section.text('quant_method')}): name the one that it was made of"
+        )
