@@ -185,7 +185,7 @@ class ModelConfig:
     )
     kv_cache_dtype: str = option(
         "auto",
-        "data type of the KV cache: auto, int8, fp8_e4m3 or fp8_e5m2",
+        "type of the KV cache: auto, int8, fp8_e4m3 or fp8_e5m2",
         more="auto: the model's dtype. In eight bits the same memory holds about twice the tokens of bfloat16, at some"
         " loss of precision. int8: with a scale for each token and KV head; needs --attention-backend native or"
         " reference ([quantization.md](quantization.md#kv-in-int8)). fp8: e4m3 has 3 bits of mantissa and a maximum of"
