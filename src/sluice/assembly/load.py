@@ -215,7 +215,8 @@ def _resolve_for_model(
     if spec.stored_as is not None:
         is_plain = spec.quantization == "none"
         in_integers = "int4" if spec.quantization == "int4" else "int8"
-        held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"computed in {in_integers}"
+        how = "computed in" if spec.stored_as.kept else "quantised again to"
+        held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"{how} {in_integers}"
         reasons["quantization"] = f"{spec.stored_as.description}, {held_in}"
         LOGGER.warning("the checkpoint's weights are quantised: %s", reasons["quantization"])
     resolved = replace(

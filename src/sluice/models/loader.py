@@ -134,6 +134,8 @@ def _load_native(
     total = sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
         _fill(filler, _tensors(folder, stored_as, model), bar, report)
+    if model.spec.stored_as is not None:
+        model.spec = replace(model.spec, stored_as=replace(model.spec.stored_as, kept=filler.kept))
     filler.finish(packer)
     # Moves the buffers that were computed from the config.
     return model.to(device)
@@ -197,6 +199,7 @@ class _Filler:
         self.filled: dict[str, torch.Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
         self.sources: dict[str, tuple[str, str]] = {}
+        self.kept = 0
 
     def fill(self, tensor: StoredTensor) -> None:
         """Copy one tensor, or skip it if it is a buffer."""
@@ -246,9 +249,13 @@ class _Filler:
 
     def _value(self, tensor: StoredTensor, target: str) -> torch.Tensor | QuantizedWeight:
         """Return the stored value as the model is to hold it: quantised, or to be copied."""
-        if not isinstance(tensor.value, torch.Tensor):
-            return tensor.value.to(self.device)
-        value = self._oriented(tensor, tensor.value, target)
+        stored = tensor.value
+        if not isinstance(stored, torch.Tensor):
+            if isinstance(stored, Int8Weight) or target != self.model.rules.embedding:
+                self.kept += 1
+                return stored.to(self.device)
+            stored = stored.dense(torch.float32)  # an embedding of four bits cannot be looked up
+        value = self._oriented(tensor, stored, target)
         return self._quantized(tensor, target, value) if target in self.kinds else value
 
     def _oriented(self, tensor: StoredTensor, value: torch.Tensor, target: str) -> torch.Tensor:

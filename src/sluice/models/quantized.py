@@ -151,6 +151,16 @@ class Int4Weight:
         return cls(values, scales)
 
     @classmethod
+    def with_zero_points(cls, values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor) -> Self:
+        """Return a weight with zero points [out_features, groups]; if all are 8, a symmetric one.
+
+        Args:
+            scales: [out_features, groups] of a floating-point dtype.
+        """
+        wide = scales.float().contiguous()
+        return cls(values, wide, None if bool((zeros == ZERO_POINT).all()) else -zeros * wide)
+
+    @classmethod
     def joined(cls, weights: Sequence[Self]) -> Self:
         """Return the weights [.., in_features], in the same groups, one below the other; a single one itself."""
         if len(weights) == 1:

@@ -8,7 +8,8 @@ import torch
 
 from sluice.attention.spec import AttentionSpec
 
-ON_LOAD = ("int8", "int4")
+INT4 = "int4"
+ON_LOAD = ("int8", INT4)
 """How weights can be quantised while they are loaded."""
 INT8_AS_STORED = "int8-as-stored"
 
@@ -21,6 +22,8 @@ class Quantization:
     """The name of the format, which `--quantization` may give: "gptq", "compressed-tensors", ..."""
     description: str
     """Its details, such as "4-bit GPTQ in groups of 128"."""
+    kept: int = 0
+    """Weights that are held as they are stored."""
 
 
 @dataclass(frozen=True, slots=True)

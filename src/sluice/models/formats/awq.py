@@ -11,9 +11,13 @@ from sluice.models.checkpoint import Fields
 from sluice.models.formats.base import HEAD, SCALES, Layout, LayoutError, Part, is_listed, names_in
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.gptq import described, group_size
-from sluice.models.formats.packed import unpacked
+from sluice.models.formats.packed import pairs, unpacked
+from sluice.models.quantized import Int4Weight, QuantizedWeight
+from sluice.models.spec import INT4
 
 PER_WORD = 8
+WORDS = 32
+"""Words of each input that are unpacked at once."""
 ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the eight outputs of a word lie in it: those with even numbers come first."""
 SYMMETRIC_ZERO = 8
@@ -85,6 +89,16 @@ class AWQLayout(Layout):
             "scales": Part(SCALES, ((groups, self.out_features),)),
             "qzeros": Part((torch.int32,), ((groups, words),), is_optional=not self._has_zeros),
         }
+
+    def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
+        if quantization != INT4 or self.in_features % 2:
+            return None
+        values = torch.empty((self.out_features, self.in_features // 2), dtype=torch.uint8)
+        for words, to in zip(stored["qweight"].split(WORDS, 1), values.split(WORDS * PER_WORD), strict=True):
+            to.copy_(pairs(_ordered(words).T.to(torch.uint8)))
+        scales = stored["scales"].T
+        zeros = _ordered(stored["qzeros"]).T if self._has_zeros else torch.full_like(scales, SYMMETRIC_ZERO)
+        return Int4Weight.with_zero_points(values, scales, zeros)
 
     def rows(self, stored: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         words = slice(start // PER_WORD, stop // PER_WORD)

@@ -16,9 +16,9 @@ from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import SCALES, Layout, LayoutError, Part
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.extra import need
-from sluice.models.formats.packed import WORD
-from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedWeight
-from sluice.models.spec import INT8_AS_STORED
+from sluice.models.formats.packed import WORD, unpacked
+from sluice.models.quantized import ZERO_POINT, Int4Weight, Int8Weight, QuantizedWeight
+from sluice.models.spec import INT4, INT8_AS_STORED
 
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 """Formats that store each number in a type of its own."""
@@ -160,8 +160,11 @@ class CompressedLayout(Layout):
         scales, numbers = stored["weight_scale"].float(), stored[self.numbers]
         if self._is_int8 and (quantization == "int8" or (quantization == INT8_AS_STORED and self.is_w8a8)):
             return Int8Weight(numbers, scales.reshape(-1).expand(self.out_features).contiguous())
-        if self._is_int4 and quantization == "int4" and self.in_features * 4 % WORD == 0:
-            return Int4Weight(numbers.view(torch.uint8), scales)
+        if self._is_int4 and quantization == INT4 and self.in_features * 4 % WORD == 0:
+            zeros = torch.full_like(scales, ZERO_POINT)
+            if "weight_zero_point" in stored:
+                zeros = unpacked(stored["weight_zero_point"].T, 4)[:, : self.out_features].T
+            return Int4Weight.with_zero_points(numbers.view(torch.uint8), scales, zeros)
         return None
 
     def rows(self, stored: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
@@ -215,10 +218,10 @@ def _is_int8(scheme: Any, stored_as: str) -> bool:
 
 
 def _is_int4(scheme: Any, stored_as: str) -> bool:
-    """Return whether weights are of four bits in groups along the inputs, without zero points."""
+    """Return whether weights are of four bits in groups along the inputs."""
     args = scheme.weights
     is_int4 = stored_as == PACKED and args.type == "int" and args.num_bits == 4
-    return bool(is_int4 and args.symmetric and args.strategy in ("group", "channel"))
+    return bool(is_int4 and args.strategy in ("group", "channel"))
 
 
 def _is_w8a8(scheme: Any, stored_as: str) -> bool:

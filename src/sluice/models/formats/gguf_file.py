@@ -10,9 +10,13 @@ import torch
 
 from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.extra import need
+from sluice.models.formats.packed import pairs
+from sluice.models.quantized import Int4Weight
 
 BROKEN = (ValueError, IndexError, KeyError, TypeError, OverflowError, OSError)
 """What the reader raises for a damaged file, which it reads without checks of its own."""
+Q4_0_BYTES = 18
+"""Of a block: a scale in float16, then 32 numbers, the first half of them in the lower four bits."""
 AT_ONCE = 1 << 21
 """Elements that are dequantised at once."""
 
@@ -50,6 +54,20 @@ class GGUFTensor:
             rows = slice(start, start + step) if order is None else order[start : start + step].numpy()
             values[start : start + step] = self._values(self._stored.data[rows], dtype)
         return values
+
+    def kept(self, order: torch.Tensor | None = None) -> Int4Weight | None:
+        """Return the numbers of type Q4_0 as they are stored; None if it has another type.
+
+        Args:
+            order: as for `dequantized`.
+        """
+        if self.kind != "Q4_0":
+            return None
+        rows = slice(None) if order is None else order.numpy()
+        blocks = torch.tensor(self._stored.data[rows]).view(self.shape[0], -1, Q4_0_BYTES)
+        scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0].float()
+        halves = blocks[..., 2:]
+        return Int4Weight(pairs(torch.cat((halves & 15, halves >> 4), dim=-1).flatten(1)), scales)
 
     def _values(self, data: Any, dtype: torch.dtype) -> torch.Tensor:
         quants = need("gguf.quants", self._file)

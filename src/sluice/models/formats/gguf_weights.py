@@ -13,6 +13,7 @@ from sluice.models.formats.base import Format
 from sluice.models.formats.extra import need
 from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
 from sluice.models.formats.gguf_file import GGUFFile
+from sluice.models.spec import INT4
 from sluice.models.weights import StoredTensor, weight_files
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
@@ -59,7 +60,9 @@ class GGUF(Format):
                     f"{file.name}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
                 )
             order = _order(name, tensor.shape[0], model)
-            yield StoredTensor(name, file.name, tensor.dequantized(dtype, order), tensor.nbytes)
+            kept = tensor.kept(order) if model.spec.quantization == INT4 else None
+            value = tensor.dequantized(dtype, order) if kept is None else kept
+            yield StoredTensor(name, file.name, value, tensor.nbytes)
 
 
 def _names(model: CausalLM) -> dict[str, str]:

@@ -16,6 +16,8 @@ from sluice.models.checkpoint import CheckpointError, Fields
 from sluice.models.formats.base import HEAD, SCALES, Layout, LayoutError, Part, is_listed
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.packed import WORD, unpacked
+from sluice.models.quantized import Int4Weight, QuantizedWeight
+from sluice.models.spec import INT4
 
 BITS = (2, 4, 8)
 VERSIONS = ("gptq", "gptq_v2")
@@ -127,12 +129,22 @@ class GPTQLayout(Layout):
             if low < 0 or high >= self._groups:
                 raise LayoutError(f"g_idx must name groups from 0 to {self._groups - 1}, got {int(low)} to {int(high)}")
 
+    def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
+        groups = torch.arange(self.in_features) // self._group
+        is_shuffled = "g_idx" in stored and not torch.equal(stored["g_idx"].long(), groups)
+        if quantization != INT4 or self._bits != 4 or is_shuffled or self.in_features % self._group:
+            return None
+        values = stored["qweight"].T.contiguous().view(torch.uint8)  # a word has the inputs in their order
+        return Int4Weight.with_zero_points(values, stored["scales"].T, self._zeros(stored["qzeros"]).T)
+
+    def _zeros(self, words: torch.Tensor) -> torch.Tensor:
+        zeros = unpacked(words, self._bits)
+        return zeros if self._is_v2 else (zeros + 1) & ((1 << self._bits) - 1)
+
     def rows(self, stored: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         columns, per_word = slice(start, stop), self.row_step
         numbers = unpacked(stored["qweight"][:, columns].T, self._bits)
-        zeros = unpacked(stored["qzeros"][:, start // per_word : stop // per_word], self._bits)
-        if not self._is_v2:
-            zeros = (zeros + 1) & ((1 << self._bits) - 1)
+        zeros = self._zeros(stored["qzeros"][:, start // per_word : stop // per_word])
         groups = stored["g_idx"].long() if "g_idx" in stored else torch.arange(self.in_features) // self._group
         scales = stored["scales"][:, columns].float()
         return (numbers - zeros.T[:, groups]) * scales.T[:, groups]
