@@ -147,11 +147,12 @@ def load(settings: Settings, link: ThreadLink) -> tuple[OpenVINOLoop, dict[str, 
     scheduler.dynamic_split_fuse = True
     if settings.budget is not None:
         scheduler.max_num_batched_tokens = settings.budget
+    precision = "f32" if settings.weights.endswith("f32") else "bf16"
     # As the other engines have it: the default is KV in 8 bits.
     properties = {
         "INFERENCE_NUM_THREADS": settings.threads,
-        "INFERENCE_PRECISION_HINT": "f32" if settings.weights.endswith("f32") else "bf16",
-        "KV_CACHE_PRECISION": "bf16",
+        "INFERENCE_PRECISION_HINT": precision,
+        "KV_CACHE_PRECISION": precision,
     }
     pipeline = openvino_genai.ContinuousBatchingPipeline(str(model_folder(settings)), scheduler, "CPU", properties)
     configured = {"scheduler": scheduler.to_string(), "properties": properties}
