@@ -17,6 +17,7 @@ from models.formats.test_compressed import SCHEMES, config_of, storing
 from peak_memory import PeakMemory
 from sluice.device.memory import module_bytes
 from sluice.models.linear import Packer
+from sluice.models.quantized import Int4Weight
 
 
 class Recorder(Packer):
@@ -100,3 +101,18 @@ def test_what_is_made_for_int8_is_computed_in_it(changes: dict[str, Any], held: 
     assert load(int8, dtype="bfloat16", packer=packer).spec.quantization == held
     assert load(int8, dtype="bfloat16", packer=Packer()).spec.quantization == "none"
     assert load(int8, dtype="float32", packer=Recorder()).spec.quantization == "none"
+
+
+def test_four_bits_keep_their_numbers_and_groups(tmp_path: Path) -> None:
+    """Groups of another size than ours, quantised again, would lose what their makers calibrated."""
+    tiny_models.llama(hidden_size=64, intermediate_size=96).save_pretrained(tmp_path / "source")
+    scheme = SCHEMES["int4-groups"]
+    folder = made.quantized(tmp_path / "source", tmp_path, config_of(*scheme), storing(*scheme))[0]
+    packer = Recorder()
+    load(folder, dtype="bfloat16", quantization="int4", packer=packer)
+    stored = load_file(folder / made.WEIGHTS)
+    packed = [value.view(torch.uint8) for name, value in stored.items() if name.endswith("_packed")]
+    found = [part.weight for part in packer.seen if isinstance(part.weight, Int4Weight)]
+    assert len(found) == len(packed)
+    assert {weight.group for weight in found} == {16}
+    assert all(any(torch.equal(value, weight.values) for weight in found) for value in packed)
