@@ -2,8 +2,9 @@
 
 A request reports its grammar when it arrives and learns by a message when it can go on, so the loop never waits. Equal
 grammars are compiled once: those of open requests are kept, and of the others as many as there is room for, the latest
-used. The library bounds the work of compiling; what takes too long all the same, with its time in the queue, ends the
-requests that wait for it, and its thread is left to end by itself. What no request waits for any more is not begun.
+used. The library bounds the work of compiling; what takes too long all the same ends the requests that wait for it, and
+its thread is left to end by itself. A queue may take as long as it needs while compilations end. What no request waits
+for any more is not begun.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sluice.grammar.base import Compile, CompiledGrammar, GrammarError
 
 LOGGER = logging.getLogger("sluice.engine")
 MAX_SECONDS = 10.0
-"""After which requests no longer wait for a grammar, from when the first of them came."""
+"""That one compilation may take, and that a queue may wait while none ends."""
 MAX_KEPT = 256
 """Grammars that are kept beside those of open requests."""
 MAX_THREADS = 2
@@ -41,13 +42,14 @@ class Entry:
 
     text: str
     due: float
-    """When requests no longer wait, in seconds of the clock."""
+    """Until when requests wait in any case, in seconds of the clock."""
     users: set[int] = field(default_factory=set)
     """Open requests."""
     waiting: list[int] = field(default_factory=list)
     """Those among them that were not told."""
     compiled: CompiledGrammar | None = None
     error: str | None = None
+    has_begun: bool = False
     is_given_up: bool = False
     """It took too long."""
 
@@ -62,7 +64,7 @@ class GrammarCompiler:
     Args:
         compile_one: does the work.
         post: receives what becomes of grammars, from any thread.
-        max_seconds: after which requests no longer wait, from when the first of them came.
+        max_seconds: that one compilation may take, and that a queue may wait while none ends.
         max_kept: grammars that are kept beside those of open requests.
         max_threads: grammars that are compiled at once.
         clock: measures the time of waiting and compiling.
@@ -85,9 +87,13 @@ class GrammarCompiler:
         self._max_threads = max_threads
         self._clock = clock or WallClock()
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
-        """By text, the one used last at the end."""
+        self._entries: dict[str, Entry] = {}
+        """By text."""
+        self._free: OrderedDict[str, Entry] = OrderedDict()
+        """Those that no open request uses, the one that was used last at the end."""
         self._of: dict[int, Entry] = {}
+        self._progress = float("-inf")
+        """When a compilation last ended in time."""
         self._queue: deque[Entry] = deque()
         self._running = self._stuck = 0
         self._hits = self._misses = self._failed = self._evicted = 0
@@ -111,10 +117,9 @@ class GrammarCompiler:
                 self._queue.append(entry)
             else:
                 self._hits += 1
-            self._entries.move_to_end(grammar)
+            self._free.pop(grammar, None)
             entry.users.add(request_id)
             self._of[request_id] = entry
-            self._evict()
             if entry.is_done:
                 return Compiled(request_id, entry.error)
             entry.waiting.append(request_id)
@@ -140,8 +145,7 @@ class GrammarCompiler:
             ended = [(request_id, entry) for request_id in request_ids if (entry := self._of.pop(request_id, None))]
             for request_id, entry in ended:
                 entry.users.discard(request_id)
-                self._drop_unwanted(entry)
-            self._evict()
+                self._release(entry)
         for request_id, _ in ended:
             for on_end in self._on_end:
                 on_end(request_id)
@@ -156,38 +160,39 @@ class GrammarCompiler:
             self._is_open = False
             self._queue.clear()
 
-    def _evict(self) -> None:
-        """Drop what was not used for longest, of the grammars that no open request uses."""
-        if len(self._entries) <= self._max_kept:
+    def _release(self, entry: Entry) -> None:
+        """Where a grammar has no open request any more, drop it if it was not begun, and else keep it for a while."""
+        if entry.users or self._entries.get(entry.text) is not entry:
             return
-        free = [entry for entry in self._entries.values() if not entry.users and entry.is_done]
-        for entry in free[: max(0, len(free) - self._max_kept)]:
-            del self._entries[entry.text]
-            self._evicted += 1
-
-    def _drop_unwanted(self, entry: Entry) -> None:
-        """Drop a grammar that is queued if no open request uses it."""
-        if not entry.users and not entry.is_done and entry in self._queue:
-            self._queue.remove(entry)
+        if entry.is_done:
+            self._free[entry.text] = entry
+            self._free.move_to_end(entry.text)
+            if len(self._free) > self._max_kept:
+                oldest, _ = self._free.popitem(last=False)
+                del self._entries[oldest]
+                self._evicted += 1
+        elif not entry.has_begun:
             del self._entries[entry.text]
 
     def _start_threads(self) -> None:
         """Start threads for what is queued. Called with the lock.
 
-        What is queued needs no timer: each thread is free at the latest when its grammar is due, which is before any
-        that came later.
+        What is queued needs no timer: each thread is free after `max_seconds` at the latest.
         """
         while self._queue and self._is_open and self._running < self._max_threads:
             entry = self._queue.popleft()
+            if not entry.users:
+                continue
             error = None
             if self._stuck >= MAX_STUCK:
                 error = f"{self._stuck} grammars that take too long are being compiled"
-            elif entry.due <= self._clock.now():
+            elif max(entry.due, self._progress + self._max_seconds) <= self._clock.now():
                 error = self._too_late()
             if error is not None:
                 del self._entries[entry.text]
                 self._settle(entry, None, error)
                 continue
+            entry.has_begun = True
             self._running += 1
             threading.Thread(target=self._run, args=(entry,), name="compile-grammar", daemon=True).start()
 
@@ -196,7 +201,7 @@ class GrammarCompiler:
 
     def _run(self, entry: Entry) -> None:
         be_nicer()
-        timer = threading.Timer(max(0.0, entry.due - self._clock.now()), self._give_up, (entry,))
+        timer = threading.Timer(self._max_seconds, self._give_up, (entry,))
         timer.daemon = True
         timer.start()
         began = self._clock.now()
@@ -216,6 +221,7 @@ class GrammarCompiler:
                 self._stuck -= 1
             else:
                 self._running -= 1
+                self._progress = self._clock.now()
             self._settle(entry, compiled, error)
             self._start_threads()
 
@@ -238,6 +244,7 @@ class GrammarCompiler:
         for request_id in waiting:
             if request_id in entry.users:
                 self._post(Compiled(request_id, error))
+        self._release(entry)
 
 
 def be_nicer() -> None:
