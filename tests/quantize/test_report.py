@@ -109,5 +109,7 @@ def test_wrong_command_lines(arguments: tuple[str, ...], reason: str, capsys: py
 
 def test_a_text_of_one_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text").write_text("a")
-    assert cli.main(["quantize", "--report", "--text", str(tmp_path / "text")]) == 1
+    written = ["--output", str(tmp_path / "out"), "--quantization", "int8"]
+    assert cli.main(["quantize", "--report", "--text", str(tmp_path / "text"), *written]) == 1
     assert "--text must hold at least two tokens" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

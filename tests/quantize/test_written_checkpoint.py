@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedWeight
 from sluice.native.library import Kernels
+from sluice.quantize import write
 from sluice.quantize.schemes import SCHEMES
 from sluice.quantize.source import Source
 from sluice.quantize.write import write_quantized
@@ -171,6 +174,28 @@ def test_what_is_refused(plain: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="GPT2LMHeadModel stores its weights transposed"):
         written(tmp_path / "gpt2", tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_a_full_disk_is_no_fault_of_the_checkpoint(plain: Path, tmp_path: Path) -> None:
+    """The source was called unreadable."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match=f"--output {tmp_path}/out cannot be written: .*File too large"):
+            written(plain, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_sigterm_leaves_nothing(plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers and batch systems send it; each left a hidden folder of the model's size."""
+    monkeypatch.setattr(write, "_copy_others", lambda *_: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["quantize", str(plain), "--quantization", "int8", "--output", str(tmp_path / "out")])
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
 def test_an_empty_folder_is_filled(plain: Path, tmp_path: Path) -> None:

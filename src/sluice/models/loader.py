@@ -252,22 +252,28 @@ class _Filler:
         stored = tensor.value
         if not isinstance(stored, torch.Tensor):
             if isinstance(stored, Int8Weight) or target != self.model.rules.embedding:
+                self._check_shape(tensor, (stored.out_features, stored.in_features), target)
                 self.kept += 1
                 return stored.to(self.device)
             stored = stored.dense(torch.float32)  # an embedding of four bits cannot be looked up
         value = self._oriented(tensor, stored, target)
         return self._quantized(tensor, target, value) if target in self.kinds else value
 
+    def _check_shape(
+        self, tensor: StoredTensor, shape: tuple[int, ...], target: str, *, transposed: bool = False
+    ) -> None:
+        wanted = tuple(self.expected[target].shape)
+        if shape != wanted:
+            found, required = (shape[::-1], wanted[::-1]) if transposed else (shape, wanted)
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name} has shape {found}, config.json requires {required}"
+            )
+
     def _oriented(self, tensor: StoredTensor, value: torch.Tensor, target: str) -> torch.Tensor:
         """Return the stored value in the model's shape."""
-        wanted = tuple(self.expected[target].shape)
         transposed = target.endswith(self.model.rules.transposed)
-        stored_shape = wanted[::-1] if transposed else wanted
-        if tuple(value.shape) != stored_shape:
-            raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name} has shape {tuple(value.shape)}, config.json requires"
-                f" {stored_shape}"
-            )
+        shape = tuple(value.shape)
+        self._check_shape(tensor, shape[::-1] if transposed else shape, target, transposed=transposed)
         if str(value.dtype).removeprefix("torch.") not in DTYPES:
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} has dtype {value.dtype}; accepted are {', '.join(DTYPES)}"

@@ -118,11 +118,16 @@ def first_floating_dtype(folder: Path) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[safe_open]:
+    problem = f"{path.name} is not a readable safetensors file"
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            yield file
+        opened = safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path.name} is not a readable safetensors file: {error}") from None
+        raise CheckpointError(f"{problem}: {error}") from None
+    try:
+        with opened as file:
+            yield file
+    except SafetensorError as error:  # an OSError is of what the caller does with the tensors
+        raise CheckpointError(f"{problem}: {error}") from None
 
 
 def _index(folder: Path) -> dict[str, str]:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +54,7 @@ def run_quantize(given: dict[str, Any]) -> int:
     """
     model, text = _checked(given)
     from sluice.models.hub import BUNDLED, resolve_checkpoint
-    from sluice.quantize.report import make_report, table
+    from sluice.quantize.report import make_report, table, windows_of_text
     from sluice.quantize.schemes import SCHEMES
     from sluice.quantize.source import Source
     from sluice.quantize.write import write_quantized
@@ -59,15 +62,28 @@ def run_quantize(given: dict[str, Any]) -> int:
     cache = Path(given["download_dir"]) if "download_dir" in given else None
     folder = resolve_checkpoint(model or str(BUNDLED), revision=given.get("revision"), cache=cache)
     source = Source(folder)
+    if text is not None:
+        windows_of_text(source, text)  # a text that cannot be read is refused before anything is written
     if "output" in given:
         output = Path(given["output"])
-        size = write_quantized(source, output, SCHEMES[given["quantization"]], progress=True)
+        with _exit_on_sigterm():
+            size = write_quantized(source, output, SCHEMES[given["quantization"]], progress=True)
         print(f"{output}: weights of {size / 2**20:.1f} MiB", file=sys.stderr)
     if "report" in given:
         asked = [given["quantization"]] if "quantization" in given else list(NAMES)
         report = make_report(source, asked, text, progress=True)
         print(json.dumps(report.as_json(), indent=2) if "as_json" in given else table(report))
     return 0
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit, so that what is half written is removed."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _checked(given: dict[str, Any]) -> tuple[str, str | None]:

@@ -41,6 +41,20 @@ class Report:
         return {"weights": weights, "text": {"tokens": len(base.logprobs), "models": text}}
 
 
+def windows_of_text(source: Source, text: str) -> Sequence[Sequence[int]]:
+    """Return the tokens of a text in pieces that the model can read.
+
+    Raises:
+        CheckpointError: the text is shorter than two tokens.
+        TokenizerError: the checkpoint has no tokenizer.
+    """
+    token_ids = Tokenizer.from_folder(source.folder, chat=False).encode(text)
+    windows = windows_of(token_ids, source.model.spec.max_model_len)
+    if not windows:
+        raise CheckpointError(f"--text must hold at least two tokens, got {len(token_ids)}")
+    return windows
+
+
 def make_report(source: Source, quantizations: Sequence[str], text: str | None, *, progress: bool) -> Report:
     """Compare quantised models with the one in bfloat16.
 
@@ -53,11 +67,7 @@ def make_report(source: Source, quantizations: Sequence[str], text: str | None, 
         TokenizerError: the checkpoint has no tokenizer.
     """
     readings = {}
-    if text is not None:
-        token_ids = Tokenizer.from_folder(source.folder, chat=False).encode(text)
-        windows = windows_of(token_ids, source.model.spec.max_model_len)
-        if not windows:
-            raise CheckpointError(f"--text must hold at least two tokens, got {len(token_ids)}")
+    windows: Sequence[Sequence[int]] = [] if text is None else windows_of_text(source, text)
     weights = weight_errors(source, quantizations, progress=progress)
     if text is not None:
         readings = {

@@ -55,8 +55,12 @@ class TensorFile:
         self.nbytes = end
         """Bytes of all tensors."""
         self._file = path.open("xb")
-        self._file.write(len(text).to_bytes(8, "little") + text)
-        self._file.truncate(self._start + end)
+        try:
+            self._file.write(len(text).to_bytes(8, "little") + text)
+            self._file.truncate(self._start + end)
+        except OSError:
+            self._file.close()
+            raise
 
     def write(self, name: str, value: torch.Tensor) -> None:
         """Write a tensor in its place."""

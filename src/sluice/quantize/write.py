@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -37,8 +38,8 @@ def write_quantized(source: Source, target: Path, scheme: Scheme, *, progress: b
         Bytes of its tensors.
 
     Raises:
-        CheckpointError: the target exists, a tensor is missing or cannot be quantised, or a package is missing.
-        OSError: a file cannot be written.
+        CheckpointError: the target exists or cannot be written, a tensor is missing or cannot be quantised, or a
+            package is missing.
     """
     _check_target(target)
     if source.model.rules.transposed:
@@ -67,20 +68,27 @@ def _check_target(target: Path) -> None:
         raise CheckpointError(f"--output {target} is not empty: name a new folder")
     if target.exists() and not target.is_dir():
         raise CheckpointError(f"--output {target} is a file: name a new folder")
+    if os.path.ismount(target):
+        raise CheckpointError(f"a file system is mounted at --output {target}: name a new folder in it")
 
 
 @contextmanager
 def _appearing(target: Path) -> Iterator[Path]:
-    """Yield a folder beside the target that takes its name in the end, and is removed after an error."""
+    """Yield a folder beside the target that takes its name in the end, and is removed after an error.
+
+    Raises:
+        CheckpointError: a file cannot be written.
+    """
     target = target.resolve()
-    target.parent.mkdir(parents=True, exist_ok=True)
     folder = target.parent / f".{target.name}.{secrets.token_hex(4)}.partial"
-    folder.mkdir()
     try:
+        folder.mkdir(parents=True)
         yield folder
         folder.rename(target)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise CheckpointError(f"--output {target} cannot be written: {error}") from None
         raise
 
 

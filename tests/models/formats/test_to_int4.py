@@ -17,6 +17,7 @@ from models.formats.loading import load
 from models.formats.test_compressed import SCHEMES, config_of, storing
 from models.formats.test_four_bits import FORMATS, GPTQ_CONFIG, GROUP, gptq
 from models.formats.test_to_int8 import Recorder
+from sluice.models.checkpoint import CheckpointError
 from sluice.models.hub import resolve_checkpoint
 from sluice.models.quantized import Int4Weight, Int8Weight
 
@@ -85,6 +86,18 @@ def test_a_head_of_four_bits_that_is_tied_becomes_int8(tmp_path: Path) -> None:
     assert torch.equal(gate.dense(torch.float32), stored["model.layers.0.mlp.gate_proj.weight"].float())
     query = parts(folder)[0]
     assert torch.equal(query.dense(torch.float32), stored["model.layers.0.self_attn.q_proj.weight"].float())
+
+
+def test_kept_weights_have_the_shapes_of_the_model(tmp_path: Path) -> None:
+    """A wider weight would read behind its activations."""
+    tiny_models.llama(hidden_size=32, intermediate_size=64).save_pretrained(tmp_path / "made")
+    fields = {"feed_forward_length": 32}
+    path, _ = write_gguf(tmp_path / "made", tmp_path / "model.gguf", "Q4_0", fields=fields)
+    for quantization in (None, "int4"):
+        with pytest.raises(
+            CheckpointError, match=r"ffn_.*\.weight has shape \(.*64.*\), config.json requires \(.*32.*\)"
+        ):
+            load(resolve_checkpoint(str(path)), quantization=quantization, dtype="bfloat16")
 
 
 def test_a_head_of_four_bits_keeps_its_numbers(tmp_path: Path) -> None:
