@@ -23,7 +23,7 @@ from typing import ClassVar, Self
 import torch
 
 from sluice.attention.base import LayerKV
-from sluice.attention.packed import GROUP, STEPS, PackedKV, dense_heads
+from sluice.attention.packed import GROUP, STEPS, PackedKV, dense_heads, store_call
 from sluice.attention.spec import SCALE_BYTES, KVShape
 from sluice.native.abi import RotateStoreCall
 from sluice.native.library import Kernels
@@ -131,21 +131,7 @@ class PackedInt8KV:
 
     def store_call(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> RotateStoreCall:
         """Return a call that only stores k and v, which are dense (`dense_heads`), of one dtype that kernels take."""
-        return RotateStoreCall(
-            k=k.data_ptr(),
-            v=v.data_ptr(),
-            slots=kv_slots.data_ptr(),
-            k_pages=self.k.data_ptr(),
-            v_pages=self.v.data_ptr(),
-            k_stride=k.stride(0),
-            v_stride=v.stride(0),
-            tokens=k.shape[0],
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            page_size=self.page_size,
-            is_bf16=k.dtype == torch.bfloat16,
-            is_int8=True,
-        )
+        return store_call(self, kv_slots, k, v, is_int8=True)
 
     @property
     def dtypes(self) -> Collection[torch.dtype]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Protocol, Self
 
 import torch
 
@@ -64,20 +64,7 @@ class PackedKV:
 
     def store_call(self, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> RotateStoreCall:
         """Return a call that only stores k and v, which are dense (`dense_heads`) and of the pages' dtype."""
-        return RotateStoreCall(
-            k=k.data_ptr(),
-            v=v.data_ptr(),
-            slots=kv_slots.data_ptr(),
-            k_pages=self.k.data_ptr(),
-            v_pages=self.v.data_ptr(),
-            k_stride=k.stride(0),
-            v_stride=v.stride(0),
-            tokens=k.shape[0],
-            kv_heads=self.kv_heads,
-            head_dim=self.head_dim,
-            page_size=self.page_size,
-            is_bf16=self.k.dtype == torch.bfloat16,
-        )
+        return store_call(self, kv_slots, k, v)
 
     @property
     def dtypes(self) -> Collection[torch.dtype]:
@@ -90,6 +77,43 @@ class PackedKV:
         k = self.k[flat].permute(0, 2, 4, 1, 3, 5)
         v = self.v[flat].permute(0, 2, 4, 1, 3)
         return k.reshape(shape), v.reshape(shape)
+
+
+class NativePages(Protocol):
+    """Pages of one layer that the kernels store to."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+    @property
+    def page_size(self) -> int: ...
+
+    @property
+    def kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+
+def store_call(
+    pages: NativePages, kv_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, is_int8: bool = False
+) -> RotateStoreCall:
+    """Return a call that only stores k and v, which are dense (`dense_heads`) and of one dtype."""
+    return RotateStoreCall(
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        slots=kv_slots.data_ptr(),
+        k_pages=pages.k.data_ptr(),
+        v_pages=pages.v.data_ptr(),
+        k_stride=k.stride(0),
+        v_stride=v.stride(0),
+        tokens=k.shape[0],
+        kv_heads=pages.kv_heads,
+        head_dim=pages.head_dim,
+        page_size=pages.page_size,
+        is_bf16=k.dtype == torch.bfloat16,
+        is_int8=is_int8,
+    )
 
 
 def dense_heads(x: torch.Tensor) -> torch.Tensor:
