@@ -62,3 +62,12 @@ def test_stages_hold_all_layers_in_order(stages: int, layers: list[int]) -> None
     assert [len(place.layers(5)) for place in places if place.shard == 0] == layers
     assert [layer for place in places if place.shard == 1 for layer in place.layers(5)] == list(range(5))
     assert [place.is_first for place in places].count(True) == [place.is_last for place in places].count(True) == 2
+
+
+@pytest.mark.parametrize(("vocab", "sizes"), [(100, [64, 36]), (64, [32, 32]), (33, [32, 1]), (20, [20, 0])])
+def test_shards_hold_the_whole_vocabulary_and_begin_between_words(vocab: int, sizes: list[int]) -> None:
+    layout = Layout(tensor_size=2)
+    shards = [layout.place(rank).vocabulary(vocab) for rank in range(2)]
+    assert [len(shard) for shard in shards] == sizes
+    assert [token for shard in shards for token in shard] == list(range(vocab))
+    assert all(shard.start % 32 == 0 for shard in shards if shard)

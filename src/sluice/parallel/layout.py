@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WORD = 32
+"""Tokens of a word of a mask, and of a block of packed weights: vocabularies are cut between words."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -58,3 +61,10 @@ class Place:
         each, more = divmod(num_layers, self.layout.pipeline_size)
         begin = self.stage * each + min(self.stage, more)
         return range(begin, begin + each + (self.stage < more))
+
+    def vocabulary(self, vocab_size: int) -> range:
+        """Return the tokens whose logits its shard computes. All shards have equally many, the last ones fewer, or
+        none if the vocabulary is small."""
+        each = -(-vocab_size // (WORD * self.layout.tensor_size)) * WORD
+        begin = min(self.shard * each, vocab_size)
+        return range(begin, min(begin + each, vocab_size))
