@@ -1,0 +1,158 @@
+"""From a file of traffic to arrivals: finds the format, and checks what all formats have in common."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+import msgspec
+
+from sluice.sim.traces import azure, bailian, burstgpt, mooncake, recorded, vidur
+from sluice.sim.traces.rows import Columns, TraceRow, open_text
+from sluice.sim.workload import Arrival
+from sluice.tracing.format import TraceError
+
+EMPTY, TOO_LONG = "empty", "too-long"
+SKIPPABLE = (EMPTY, TOO_LONG)
+
+
+class TraceFormat(NamedTuple):
+    """How a kind of file is recognised and read."""
+
+    read: Callable[[Path], Iterator[TraceRow]]
+    time: str
+    """Column of the arrival."""
+    lengths: tuple[str, str]
+    """Columns of the lengths of prompt and answer."""
+    columns: Columns | None
+    """None: our own trace, whose first line says what it is."""
+    is_csv: bool = False
+
+
+FORMATS: Mapping[str, TraceFormat] = MappingProxyType(
+    {
+        "sluice": TraceFormat(recorded.read, "arrived_at", recorded.LENGTHS, None),
+        "mooncake": TraceFormat(mooncake.read, "timestamp", mooncake.LENGTHS, mooncake.COLUMNS),
+        "bailian": TraceFormat(bailian.read, "timestamp", bailian.LENGTHS, bailian.COLUMNS),
+        "azure": TraceFormat(azure.read, "TIMESTAMP", azure.LENGTHS, azure.COLUMNS, is_csv=True),
+        "vidur": TraceFormat(vidur.read, "arrived_at", vidur.LENGTHS, vidur.COLUMNS, is_csv=True),
+        "burstgpt": TraceFormat(burstgpt.read, "Timestamp", burstgpt.LENGTHS, burstgpt.COLUMNS, is_csv=True),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What is made of a trace."""
+
+    format: str | None = None
+    """One of `FORMATS`; None: as the file looks."""
+    skip: frozenset[str] = frozenset()
+    """Rows to leave out and count: `EMPTY`, without a prompt or an answer, and `TOO_LONG`. Others are refused."""
+    max_model_len: int | None = None
+    """Most tokens of a prompt and its answer; None: any."""
+    max_tokens: int | None = None
+    """What clients ask for where the trace does not say, if their answer is not longer; None: the answer's length."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTrace:
+    """The requests of a file."""
+
+    format: str
+    arrivals: list[Arrival]
+    """Their times count from the first request of the file."""
+    skipped: Mapping[str, int]
+    """Rows that were left out, by reason."""
+
+
+def read_trace(path: Path, options: ReadOptions) -> ReadTrace:
+    """Read a whole file.
+
+    Raises:
+        TraceError: the file cannot be read, its format is not known, or a row is wrong; the message names the row and
+            the column.
+    """
+    name = options.format or detect(path)
+    if name not in FORMATS:
+        raise TraceError(f"unknown format {name!r}; known: {', '.join(FORMATS)}")
+    found, arrivals, skipped = FORMATS[name], list[Arrival](), Counter[str]()
+    first = latest = None
+    for row in found.read(path):
+        if latest is not None and row.at < latest:
+            early = f"{latest - row.at:g} s before that of the line above"
+            raise TraceError(f"{path}, line {row.line}: {found.time} must not go back, got a time {early}")
+        first, latest = row.at if first is None else first, row.at
+        reason, message = _fault(row, found.lengths, options)
+        if reason in options.skip:
+            skipped[reason] += 1
+        elif reason:
+            raise TraceError(f"{path}, line {row.line}: {message}; --skip {reason} leaves such rows out")
+        else:
+            arrivals.append(_arrival(row, row.at - first, options))
+    if not arrivals:
+        raise TraceError(f"{path} holds no request" + (f" but {skipped.total()} left out" if skipped else ""))
+    return ReadTrace(name, arrivals, skipped)
+
+
+def detect(path: Path) -> str:
+    """Return the name of a file's format, by its first line.
+
+    Raises:
+        TraceError: the file cannot be read, or no format has these columns.
+    """
+    with open_text(path) as file:
+        try:
+            line = next((text.strip() for text in file if text.strip()), "")
+        except UnicodeDecodeError as error:
+            raise TraceError(f"{path} is no text: {error}") from error
+    is_csv = not line.startswith("{")
+    names = [name.strip() for name in line.split(",")] if is_csv else _keys(line)
+    if not is_csv and "kind" in names:
+        return "sluice"
+    for name, known in FORMATS.items():
+        if known.columns is not None and known.is_csv == is_csv and known.columns.match(set(names)):
+            return name
+    raise TraceError(
+        f"{path}, line 1: no known format has the columns {', '.join(names) or 'of an empty file'}; --format takes "
+        + "; ".join(f"{name} ({', '.join(known.columns.needed)})" for name, known in FORMATS.items() if known.columns)
+        + "; sluice (a file of --trace)"
+    )
+
+
+def _keys(line: str) -> list[str]:
+    try:
+        return list(msgspec.json.decode(line, type=dict))
+    except msgspec.DecodeError:
+        return [line[:40]]
+
+
+def _fault(row: TraceRow, columns: tuple[str, str], options: ReadOptions) -> tuple[str, str]:
+    """Return why a row is no request that can be simulated: one of `SKIPPABLE` and a message, or nothing twice."""
+    lengths = row.prompt.length, row.output_tokens
+    for column, length in zip(columns, lengths, strict=True):
+        if not length:
+            return EMPTY, f"{column} must be at least 1, got 0"
+    if options.max_model_len is not None and sum(lengths) > options.max_model_len:
+        most = f"must be at most {options.max_model_len} tokens together, got {lengths[0]} and {lengths[1]}"
+        return TOO_LONG, f"{columns[0]} and {columns[1]} {most}"
+    return "", ""
+
+
+def _arrival(row: TraceRow, time: float, options: ReadOptions) -> Arrival:
+    return Arrival(
+        time=time,
+        prompt=row.prompt,
+        output_tokens=row.output_tokens,
+        max_tokens=max(row.max_tokens or options.max_tokens or 0, row.output_tokens),
+        session=row.session,
+        priority=row.priority,
+        priority_class=row.priority_class,
+        extra_key=row.extra_key,
+        answer=row.answer,
+        leaves=row.leaves,
+    )
