@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.models.linear import Packer, Source, Tied, activated, int8_of, joined
+from sluice.models.linear import Packer, Source, Tied, activated, int8_of
 from sluice.models.ops import Ops
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
 from sluice.native.abi import PackedLinearCall
@@ -56,11 +56,9 @@ class OneDNNPacker(Packer):
     A tied embedding is stored twice: as rows for lookups, and packed.
     """
 
-    def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
-        weight, bias = joined(*parts)
-        if not isinstance(weight, torch.Tensor) or weight.dtype != torch.bfloat16:
-            return super().linear(*parts, activation=activation)
-        return activated(OneDNNLinear(weight, bias), activation)
+    def _product(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> nn.Module:
+        is_bfloat16 = isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16
+        return OneDNNLinear(weight, bias) if is_bfloat16 else super()._product(weight, bias)
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
         if isinstance(embedding, QuantizedLinear) or embedding.weight.dtype != torch.bfloat16:
@@ -177,7 +175,7 @@ class NativePacker(Packer):
     def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         if not all(map(_can_be_packed, parts)):
             return super().linear(*parts, activation=activation)
-        weight, bias = joined(*parts)
+        weight, bias = self._joined(*parts)
         outputs = sum(part.out_features for part in parts)
         fused = activation if activation in CODES else None
         layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, fused)
@@ -187,7 +185,7 @@ class NativePacker(Packer):
         outputs = gate.out_features
         if not (_can_be_packed(gate) and _can_be_packed(up)) or activation not in CODES or outputs % BLOCK:
             return super().gated(gate, up, activation)
-        weight, bias = joined(gate, up)
+        weight, bias = self._joined(gate, up)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
