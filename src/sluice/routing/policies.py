@@ -1,0 +1,114 @@
+"""The policies of routers: in turn, to the least loaded, to the better of two, to where the prefix is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sluice.config import ConfigError
+from sluice.routing.dispatch import Choice, Load, Policy, RoutedRequest
+from sluice.routing.prefixes import PrefixIndex, block_digests
+
+
+class RoundRobin:
+    """Each replica in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
+        chosen = self._next % len(loads)
+        self._next = chosen + 1
+        return Choice(chosen, request.num_tokens)
+
+
+class LeastLoaded:
+    """The replica with the fewest queued prompt tokens; of several, the one with the fewest requests, in turn."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
+        count = len(loads)
+        chosen = min(((self._next + step) % count for step in range(count)), key=lambda index: loads[index].order)
+        self._next = chosen + 1
+        return Choice(chosen, request.num_tokens)
+
+
+class PowerOfTwo:
+    """The less loaded of two replicas drawn at random (Mitzenmacher, "The Power of Two Choices in Randomized Load
+    Balancing", 2001): several routers that know only of their own requests do not all choose the same one.
+
+    Args:
+        seed: equal seeds, equal draws.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._rng = random.Random(seed)
+
+    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
+        drawn = self._rng.sample(range(len(loads)), min(2, len(loads)))
+        return Choice(min(drawn, key=lambda index: loads[index].order), request.num_tokens)
+
+
+class PrefixAware:
+    """The replica that is expected to bring the first token first: the one with the fewest prompt tokens to compute,
+    those queued and those of this prompt that its cache lacks. Of several it is the one with the fewest requests, then
+    with the emptiest cache.
+
+    So requests follow their prefix as long as the replica that has it is not late by more than the prefix saves. Then
+    another replica computes it, and has it as well from then on.
+
+    Args:
+        num_replicas: at least 1.
+        cache_tokens: tokens that the prefix cache of one replica holds.
+        block_tokens: prefixes are compared in blocks of this many.
+    """
+
+    def __init__(self, num_replicas: int, cache_tokens: int, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._indexes = [PrefixIndex(cache_tokens // block_tokens) for _ in range(num_replicas)]
+
+    def choose(self, request: RoutedRequest, loads: Sequence[Load]) -> Choice:
+        digests = list(block_digests(request.tokens(), self._block_tokens, request.extra_key))
+        # The last token of a prompt is computed in any case.
+        cached = [min(index.match(digests) * self._block_tokens, request.num_tokens - 1) for index in self._indexes]
+        uncached = [request.num_tokens - each for each in cached]
+
+        def order(index: int) -> tuple[int, int, int]:
+            load = loads[index]
+            return load.queued_tokens + uncached[index], load.num_requests, len(self._indexes[index])
+
+        chosen = min(range(len(loads)), key=order)
+        self._indexes[chosen].add(digests)
+        return Choice(chosen, uncached[chosen])
+
+
+class RouterOptions(NamedTuple):
+    """What policies are made from."""
+
+    num_replicas: int
+    cache_tokens: int
+    block_tokens: int
+    seed: int = 0
+
+
+POLICIES = ("round-robin", "least-loaded", "power-of-two", "prefix-aware")
+
+
+def make_policy(name: str, options: RouterOptions) -> Policy:
+    """
+    Raises:
+        ConfigError: there is no such policy.
+    """
+    match name:
+        case "round-robin":
+            return RoundRobin()
+        case "least-loaded":
+            return LeastLoaded()
+        case "power-of-two":
+            return PowerOfTwo(options.seed)
+        case "prefix-aware":
+            return PrefixAware(options.num_replicas, options.cache_tokens, options.block_tokens)
+    raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {name!r}")

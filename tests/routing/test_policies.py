@@ -1,0 +1,135 @@
+"""Which replica serves a request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pytest
+
+from sluice.config import ConfigError
+from sluice.routing.dispatch import Dispatcher, Load
+from sluice.routing.policies import POLICIES, RouterOptions, make_policy
+from sluice.routing.prefixes import PrefixIndex, block_digests
+
+
+@dataclass(frozen=True)
+class Asked:
+    ids: tuple[int, ...]
+    extra_key: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
+
+    def tokens(self) -> tuple[int, ...]:
+        return self.ids
+
+
+def text(seed: int, length: int) -> tuple[int, ...]:
+    return tuple(range(seed * 10_000, seed * 10_000 + length))
+
+
+def dispatcher(name: str, replicas: int = 2, cache_tokens: int = 10_000) -> Dispatcher:
+    return Dispatcher(make_policy(name, RouterOptions(replicas, cache_tokens, block_tokens=16)), replicas)
+
+
+def test_round_robin_takes_each_in_turn() -> None:
+    """An offset that is lost with each call sends everything to one replica."""
+    router = dispatcher("round-robin", 3)
+    assert [router.route(number, Asked(text(number, 5))) for number in range(7)] == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_least_loaded_counts_prompt_tokens_until_the_first_token() -> None:
+    """Three short prompts are less work than a long one, and a request that decodes is no work for prefill."""
+    router = dispatcher("least-loaded")
+    assert router.route(0, Asked(text(0, 1000))) == 0
+    assert [router.route(number, Asked(text(number, 100))) for number in (1, 2, 3)] == [1, 1, 1]
+    router.first_token(0)
+    router.first_token(0)
+    assert router.loads[0] == Load(0, 1)
+    assert router.route(4, Asked(text(4, 100))) == 0
+    assert router.queued == [1, 2, 3, 4]
+    router.ended(0)
+    router.ended(4)
+    assert router.loads[0] == Load(0, 0)
+    assert router.open == [1, 2, 3]
+
+
+def test_power_of_two_spreads_equal_loads_and_avoids_the_busier() -> None:
+    """Drawing one replica twice would choose at random."""
+    router = dispatcher("power-of-two", 4)
+    router.route(-1, Asked(text(99, 5000)))
+    chosen = Counter(router.route(number, Asked(text(number, 10))) for number in range(300))
+    busy = max(range(4), key=lambda index: router.loads[index].queued_tokens)
+    assert chosen[busy] < 3
+    assert all(count > 60 for index, count in chosen.items() if index != busy)
+    assert dispatcher("power-of-two", 1).route(0, Asked((1,))) == 0
+
+
+def test_prefix_aware_follows_the_prefix() -> None:
+    """A conversation that changes its replica is computed from the start."""
+    router = dispatcher("prefix-aware", 3)
+    first = router.route(0, Asked(text(1, 320)))
+    router.ended(0)
+    other = router.route(1, Asked(text(2, 320)))
+    router.ended(1)
+    assert router.route(2, Asked(text(1, 320) + text(3, 40))) == first
+    assert router.loads[first].queued_tokens == 40
+    router.ended(2)
+    assert other != first
+    assert router.route(3, Asked(text(2, 340))) == other
+
+
+def test_prefix_aware_spills_over_when_the_warm_replica_is_late() -> None:
+    """A popular prefix would otherwise pile up on one replica. The second one is warm from then on."""
+    router = dispatcher("prefix-aware")
+    warm = router.route(0, Asked(text(1, 320)))
+    router.ended(0)
+    assert router.route(1, Asked(text(1, 320) + text(2, 300))) == warm
+    assert router.route(2, Asked(text(1, 320) + text(3, 25))) == warm
+    cold = router.route(3, Asked(text(1, 320) + text(4, 40)))
+    assert (cold != warm, router.loads[cold].queued_tokens) == (True, 360)
+    router.first_token(3)
+    router.route(4, Asked(text(1, 320) + text(5, 40)))
+    assert router.loads[cold].queued_tokens == 40
+
+
+def test_namespaces_share_no_prefix() -> None:
+    """Replicas do not share pages between cache salts."""
+    router = dispatcher("prefix-aware")
+    router.route(0, Asked(text(1, 320)))
+    router.ended(0)
+    router.route(1, Asked(text(1, 320), extra_key="salt"))
+    assert sum(load.queued_tokens for load in router.loads) == 320
+
+
+def test_a_whole_cached_prompt_still_computes_its_last_token() -> None:
+    """Else a replica full of repeated prompts looks idle."""
+    router = dispatcher("prefix-aware", 1)
+    for number in range(3):
+        router.route(number, Asked(text(1, 32)))
+    assert router.loads[0].queued_tokens == 32 + 2
+
+
+def test_the_index_forgets_ends_of_prompts_before_their_beginnings() -> None:
+    """A beginning that leaves first makes all that is behind it useless."""
+    index = PrefixIndex(6)
+    old, new = (list(block_digests(text(seed, 4 * 16), 16)) for seed in (1, 2))
+    index.add(old)
+    index.add(new)
+    assert (len(index), index.match(new), index.match(old)) == (6, 4, 2)
+    index.add(list(block_digests(text(3, 100 * 16), 16)))
+    assert (len(index), index.match(new)) == (6, 0)
+
+
+def test_a_digest_depends_on_all_tokens_before_it() -> None:
+    """Equal blocks behind different beginnings are different pages."""
+    one, other = (list(block_digests(text(seed, 16) + text(9, 16), 16)) for seed in (1, 2))
+    assert one[1] != other[1]
+    assert len(list(block_digests(text(1, 47), 16))) == 2
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"must be one of {', '.join(POLICIES)}, got 'random'"):
+        dispatcher("random")
