@@ -14,8 +14,8 @@ READY_BEFORE := $(wildcard $(READY))
 UNFINISHED := $(VENV)/.sluice-unfinished
 CONSTRAINTS := requirements/constraints.txt
 SOURCES := src tests scripts benchmarks training examples
-# -qq hides pip's remarks on the machine's own configuration; its errors stay.
-PIP_INSTALL := -m pip --disable-pip-version-check --no-input -qq install $(PIP_ARGS)
+# On a terminal pip shows how far it is; elsewhere -qq leaves its errors alone.
+PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 1 || echo -qq) install $(PIP_ARGS)
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help

@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 import sluice
-from sluice.http.announcement import own_command
+from shadow_engine import LIMITS
+from sluice.chat.choosing import choose
+from sluice.config import EngineConfig
+from sluice.http.announcement import announcement, own_command
+from sluice.process.wire import Ready
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,15 @@ def test_a_program_below_the_current_folder_is_named_from_there(
     module = str(tmp_path / "site-packages/sluice/__main__.py")
     assert own_command(module, str(tmp_path / ".venv/bin/python")) == ".venv/bin/python -m sluice"
     assert shlex.split(own_command("/opt/my tools/sluice", "python")) == ["/opt/my tools/sluice"]
+
+
+def test_the_announcement_tells_what_was_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    def ready(**options: object) -> Ready:
+        return Ready("m", "f", LIMITS, (), config=EngineConfig.from_options(options))
+
+    def shown(ready: Ready) -> str:
+        return announcement("http://here", "m", ready, choose(None), chat=True, command="sluice")
+
+    assert "It has" not in shown(ready())
+    chosen = shown(ready(quantization="int8", kv_cache_dtype="int8", itl_target="200ms"))
+    assert "It has weights in int8, KV in int8, an ITL target of 200ms." in chosen

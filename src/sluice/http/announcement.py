@@ -27,12 +27,28 @@ def announcement(url: str, name: str, ready: Ready, replies: Chosen, *, chat: bo
             "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."
             f" Serve a large one with: {command} serve MODEL"
         )
+    lines += _settings(ready)
     if replies.tool_name is not None:
         lines.append(f"Calls of tools are read as {replies.tool_name} writes them{_reason(replies.tool_reason)}.")
     if replies.reasoning_name is not None:
         lines.append(f"Reasoning is read as {replies.reasoning_name} writes it{_reason(replies.reasoning_reason)}.")
     lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
     return "\n".join(lines)
+
+
+def _settings(ready: Ready) -> list[str]:
+    """Return what was chosen of what changes answers or their pace."""
+    model, target = ready.config.model, ready.config.scheduler.itl_target
+    chosen = [
+        f"{what} {value}"
+        for what, value, usual in (
+            ("weights in", model.quantization, "none"),
+            ("KV in", model.kv_cache_dtype, "auto"),
+            ("an ITL target of", target, "off"),
+        )
+        if value not in (None, usual)
+    ]
+    return [f"It has {', '.join(chosen)}."] if chosen else []
 
 
 def _reason(reason: str) -> str:
