@@ -1,4 +1,4 @@
-"""The command line: `sluice serve`, `generate`, `explain`, `quantize`, `bench`, `compare`, `trace`, `replay`, `cache`.
+"""The command line: `sluice serve`, `generate`, `explain`, `quantize`, `bench`, `compare`, `simulate`, and others.
 
 The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. A command's
 imports are made when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
@@ -29,6 +29,7 @@ from sluice.config import (
 )
 from sluice.config.arguments import add_foreign_flags, add_options, help_of
 from sluice.quantize.command import add_quantize_arguments
+from sluice.sim.command import add_simulate_arguments
 from sluice.tiers.inspect import add_inspect_arguments
 from sluice.tracing.command import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
@@ -114,6 +115,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_quantize(commands)
     _add_bench(commands)
     _add_compare(commands)
+    _add_simulate(commands)
     _add_trace(commands)
     _add_replay(commands)
     _add_cache(commands)
@@ -207,6 +209,12 @@ def _add_compare(commands: Any) -> None:
     usage = "sluice compare FILE FILE | --url URL --url URL [options]"
     parser = _add_plain_command(commands, "compare", "compare two measurements, or two servers", usage, compare)
     add_compare_arguments(parser)
+
+
+def _add_simulate(commands: Any) -> None:
+    usage = "sluice simulate [TRACE] [options]"
+    help = "run traffic through the scheduler on a model of a machine"
+    add_simulate_arguments(_add_plain_command(commands, "simulate", help, usage, simulate))
 
 
 def _add_trace(commands: Any) -> None:
@@ -318,6 +326,13 @@ def compare(given: dict[str, Any]) -> int:
     from sluice.bench.command import run_compare
 
     return _run("compare", run_compare, given)
+
+
+def simulate(given: dict[str, Any]) -> int:
+    """`sluice simulate`."""
+    from sluice.sim.command import run_simulate
+
+    return _run("simulate", run_simulate, given)
 
 
 def quantize(given: dict[str, Any]) -> int:

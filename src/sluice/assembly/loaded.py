@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
+from sluice.assembly.cost_file import Key
 from sluice.assembly.graphs import captured_graphs, kernels_compute
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.offloading import OffloadSetup
@@ -44,7 +45,7 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.text.tokenizer import Tokenizer
 from sluice.tracing.file import TraceFile
-from sluice.tracing.format import VERSION, Header
+from sluice.tracing.format import VERSION, Header, Platform
 from sluice.tracing.recorder import Recorder
 
 
@@ -219,6 +220,10 @@ class LoadedModel:
             grammars=grammars,
         )
 
+    def _platform(self) -> Platform:
+        key = Key.of(self.info.config, self.info.device)
+        return Platform(key.machine, key.kernels, key.dtype, key.threads)
+
     def _trace_file(self, path: Path) -> TraceFile:
         header = Header(
             version=VERSION,
@@ -228,5 +233,6 @@ class LoadedModel:
             setup=self.setup(),
             depth=self.depth,
             unix_time=time.time(),
+            machine=self._platform(),
         )
         return TraceFile(path, header, key=secrets.token_bytes(16))

@@ -15,11 +15,12 @@ from sluice.bench.workload import LONG
 from sluice.tracing.run import StepRun
 
 
-def page(result: Result, steps: Sequence[StepRun] = ()) -> str:
+def page(result: Result, steps: Sequence[StepRun] = (), command: str = "bench") -> str:
     """Return the whole report.
 
     Args:
         steps: of the engine's trace. If they had an ITL target, the report shows how well they were predicted.
+        command: that made the result.
     """
     runs = []
     for number, (run, summary) in enumerate(zip(result.runs, summaries(result), strict=True), start=1):
@@ -39,7 +40,7 @@ def page(result: Result, steps: Sequence[StepRun] = ()) -> str:
     shown = {name: getattr(result, name) for name in ("settings", "target", "versions", "machine")}
     return render(
         "report.html",
-        heading=f"sluice bench: {result.target['model']}",
+        heading=f"sluice {command}: {result.target['model']}",
         introduction=title(result),
         runs=runs,
         predicted=pace_plot(steps),

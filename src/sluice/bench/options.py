@@ -194,9 +194,13 @@ def add_compare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_groups(parser: argparse.ArgumentParser) -> None:
     for title, group in GROUPS.items():
-        shown = parser.add_argument_group(title)
-        for item in fields(group):
-            shown.add_argument(flag(item.name), dest=item.name, **_settings(item))
+        add_option_group(parser.add_argument_group(title), group)
+
+
+def add_option_group(shown: argparse._ArgumentGroup, group: type) -> None:
+    """Add the flags of one group of options."""
+    for item in fields(group):
+        shown.add_argument(flag(item.name), dest=item.name, **_settings(item))
 
 
 def _settings(item: Field[Any]) -> dict[str, Any]:

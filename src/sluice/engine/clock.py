@@ -38,3 +38,7 @@ class VirtualClock:
         if seconds < 0:
             raise ValueError(f"time must not go backward, got {seconds} seconds")
         self._now += seconds
+
+    def advance_to(self, moment: float) -> None:
+        """Let time pass up to a moment; nothing happens if it is over."""
+        self._now = max(self._now, moment)

@@ -90,14 +90,26 @@ class Engine:
 
     def step(self) -> None:
         """Do one turn of the loop."""
+        if self.begin():
+            self.finish()
+
+    def begin(self) -> bool:
+        """Do the first part of a turn: receive, plan and launch. Nothing that a step brings is seen in it.
+
+        Returns:
+            Whether the turn goes on with `finish`, as the oldest step in flight is to be waited for.
+        """
         self._receive()
         self._expire()
         plan = self.scheduler.schedule()
         if plan is not None:
             self._launch(plan)
         self._awaits_report = plan is None and not self.in_flight and self.scheduler.awaits_report
-        if self.in_flight and (plan is None or len(self.in_flight) >= self.depth):
-            self._commit_oldest()
+        return bool(self.in_flight) and (plan is None or len(self.in_flight) >= self.depth)
+
+    def finish(self) -> None:
+        """Wait for the oldest step in flight, and commit it."""
+        self._commit_oldest()
 
     def close(self) -> None:
         """Close the trace, the runner and the compiler of grammars. No step may follow; may be called again."""
@@ -111,8 +123,13 @@ class Engine:
     def is_idle(self) -> bool:
         return not self.in_flight and not self.scheduler.has_work
 
+    @property
+    def awaits_message(self) -> bool:
+        """Whether the next turn can do nothing before a message comes."""
+        return self.is_idle or self._awaits_report
+
     def _receive(self) -> None:
-        waits = self.is_idle or self._awaits_report
+        waits = self.awaits_message
         messages = self.link.receive(block=waits, timeout=self._timeout())
         if waits:
             self._timer.woke(self.clock.now())

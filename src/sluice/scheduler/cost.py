@@ -145,9 +145,10 @@ class RegimeCost:
     the measured time, says that u * z is 1.
     """
 
-    def __init__(self, learnt: LearntRegime | None = None) -> None:
+    def __init__(self, learnt: LearntRegime | None = None, decay: float = DECAY) -> None:
         if learnt is None:
             learnt = LearntRegime(0, ((0.0,) * NUM,) * NUM, (0.0,) * NUM, (0.0, 0.0), (1.0,) * NUM, 1.0, UNSEEN_RATIOS)
+        self._decay = decay
         self.num_steps = learnt.num_steps
         self.factors = list(learnt.factors)
         self.gain = learnt.gain
@@ -177,7 +178,7 @@ class RegimeCost:
         self._add(scaled)
         whole = sum(scaled)
         first, second = self.sums
-        self.sums = first, second = DECAY * first + whole, DECAY * second + whole * whole
+        self.sums = first, second = self._decay * first + whole, self._decay * second + whole * whole
         scale = first / second
         if self.num_steps == 1:
             self.factors = [scale] * NUM
@@ -188,18 +189,18 @@ class RegimeCost:
     def _add(self, scaled: Sequence[float]) -> None:
         """Add an observation to the normal equations. Written out, as it runs with every step."""
         u, v, w, x, y, z = scaled
-        matrix, vector = self._matrix, self._vector
+        matrix, vector, decay = self._matrix, self._vector, self._decay
         for index, one in enumerate(scaled):
-            vector[index] = DECAY * vector[index] + one
+            vector[index] = decay * vector[index] + one
             a, b, c, d, e, f = matrix[index]
             if one or a:
                 matrix[index] = (
-                    DECAY * a + one * u,
-                    DECAY * b + one * v,
-                    DECAY * c + one * w,
-                    DECAY * d + one * x,
-                    DECAY * e + one * y,
-                    DECAY * f + one * z,
+                    decay * a + one * u,
+                    decay * b + one * v,
+                    decay * c + one * w,
+                    decay * d + one * x,
+                    decay * e + one * y,
+                    decay * f + one * z,
                 )
 
     def _descend(self, likely: Sequence[float | None], scale: float) -> None:
@@ -240,12 +241,13 @@ class StepCost:
     Args:
         prior: costs to begin with.
         learnt: what another one has learnt, with its prior.
+        decay: of the weight of an observation with each later one of its regime; 1: all count the same.
     """
 
-    def __init__(self, prior: CostPrior | None = None, learnt: LearntCosts | None = None) -> None:
+    def __init__(self, prior: CostPrior | None = None, learnt: LearntCosts | None = None, decay: float = DECAY) -> None:
         self._prior = learnt.prior if learnt is not None else prior or CostPrior()
         known = {} if learnt is None else learnt.regimes
-        self._regimes = {regime: RegimeCost(known.get(regime)) for regime in Regime}
+        self._regimes = {regime: RegimeCost(known.get(regime), decay) for regime in Regime}
         self._micros: dict[Regime, tuple[float, ...]] = {}
         """Costs of regimes, until something is learnt that changes them."""
 

@@ -3,7 +3,7 @@
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
 are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
 `docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; lines of version 1 are upgraded
-as they are read, and those of versions 2 and 3 lack only what has a default.
+as they are read, and those of versions 2 to 4 lack only what has a default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
-VERSION = 4
+VERSION = 5
 
 
 class TraceError(ValueError):
@@ -35,6 +35,22 @@ class End(NamedTuple):
     error: str | None
 
 
+class Platform(NamedTuple):
+    """What a trace was recorded on."""
+
+    name: str
+    """The processor, or the device."""
+    kernels: str
+    """Those of the model and of attention, and how KV and weights are stored."""
+    dtype: str
+    threads: int | None
+    """None: the device is no CPU."""
+
+    def __str__(self) -> str:
+        threads = "" if self.threads is None else f", {self.threads} threads"
+        return f"{self.name}, {self.kernels}, {self.dtype}{threads}"
+
+
 class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="header"):
     """The engine that is traced. Times in the file are seconds since `unix_time`."""
 
@@ -48,6 +64,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="h
     depth: int
     """Steps in flight at once."""
     unix_time: float
+    machine: Platform | None = None
+    """None in versions before 5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

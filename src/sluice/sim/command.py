@@ -1,0 +1,181 @@
+"""`sluice simulate`: from the command line to table and files. The command line imports this for its flags, so it
+imports the rest late."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sluice.bench.options import WorkloadOptions, add_option_group
+from sluice.config import ConfigError, flag, options_of
+from sluice.config.arguments import add_options
+from sluice.config.model import CacheConfig
+
+if TYPE_CHECKING:
+    from sluice.bench.results import Result
+    from sluice.sim.machine import Machine
+    from sluice.sim.workload import Arrival
+
+WORKLOAD = frozenset(name for name, _ in options_of(WorkloadOptions))
+POOL = ("page_size", "max_total_tokens", "enable_prefix_caching")
+REDRAW_SECONDS = 0.2
+
+
+def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of `sluice simulate`."""
+    parser.add_argument(
+        "trace", nargs="?", metavar="TRACE", help="a file of traffic; leave it out for a synthetic workload"
+    )
+    reading = parser.add_argument_group("reading a trace")
+    reading.add_argument("--format", metavar="NAME", help="format of TRACE (default: as its first line looks)")
+    reading.add_argument(
+        "--skip", metavar="LIST", help="leave out rows that are: empty, too-long (default: none, they are refused)"
+    )
+    reading.add_argument(
+        "--max-tokens", type=int, metavar="N", help="what clients ask for, if TRACE does not say (default: the answer)"
+    )
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--calibrate",
+        metavar="SOURCE",
+        help="take the time of steps from a trace of --trace, or from a file of --save-machine (default: from TRACE)",
+    )
+    machine.add_argument("--save-machine", metavar="FILE", help="write the machine to FILE")
+    machine.add_argument("--replicas", type=int, metavar="N", help="engines that share the requests (default: 1)")
+    files = parser.add_argument_group("results")
+    files.add_argument("--json", metavar="FILE", help="write settings, metrics and the time of every token to FILE")
+    files.add_argument("--html", metavar="FILE", help="write a report as one HTML file")
+    add_options(parser, "scheduler")
+    add_options(parser, "cache", own=[name for name, _ in options_of(CacheConfig) if name not in POOL])
+    synthetic = parser.add_argument_group("synthetic workload, instead of TRACE")
+    add_option_group(synthetic, WorkloadOptions)
+    synthetic.add_argument(
+        "--ms-per-token",
+        type=float,
+        metavar="MS",
+        help="with --turns: what a token of an answer is expected to take, until the next turn arrives",
+    )
+
+
+def run_simulate(given: dict[str, Any]) -> int:
+    """Simulate a workload and show what comes of it. Returns the exit status.
+
+    Args:
+        given: the flags of the command line, by name.
+
+    Raises:
+        ConfigError: the command line is wrong.
+        TraceError: a file of traffic is broken.
+        BenchError: a file cannot be written.
+    """
+    from sluice.bench.command import checked_path
+    from sluice.bench.report import table
+    from sluice.bench.results import write_file, write_result
+    from sluice.sim.machine import write_machine
+    from sluice.sim.settings import changed
+
+    paths = {name: checked_path(flag(name), given.pop(name, None)) for name in ("json", "html", "save_machine")}
+    seed, replicas = given.get("seed", 0), given.pop("replicas", 1)
+    if replicas < 1:
+        raise ConfigError(f"--replicas must be at least 1, got {replicas}")
+    trace = given.pop("trace", None)
+    machine = _machine(given.pop("calibrate", None) or trace)
+    arrivals = _arrivals(trace, given)
+    machine = changed(machine, given)
+    if (path := paths["save_machine"]) is not None:
+        write_machine(machine, path)
+    for line in machine.lines():
+        print(line)
+    result = simulated(machine, arrivals, replicas=replicas, seed=seed, source=trace)
+    if (path := paths["json"]) is not None:
+        write_result(result, path)
+    if (path := paths["html"]) is not None:
+        from sluice.bench.html import page
+
+        write_file(path, page(result, command="simulate").encode())
+    print(table(result))
+    return 0
+
+
+def simulated(
+    machine: Machine,
+    arrivals: Sequence[Arrival],
+    *,
+    replicas: int = 1,
+    seed: int = 0,
+    source: str | None = None,
+    shows_progress: bool = True,
+) -> Result:
+    """Simulate a workload, with a progress bar, and return the result as `sluice bench` does.
+
+    Raises:
+        ConfigError: arrivals that are in no order.
+    """
+    from dataclasses import asdict, replace
+
+    from tqdm import tqdm
+
+    from sluice.bench.records import Run
+    from sluice.bench.report import summaries
+    from sluice.bench.results import FORMAT, Result, versions
+    from sluice.bench.results import machine as this_machine
+    from sluice.sim.simulate import replicas_of, simulate
+
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    bar = tqdm(
+        total=len(arrivals),
+        desc="simulating",
+        unit="request",
+        mininterval=REDRAW_SECONDS,
+        leave=False,
+        disable=None if shows_progress else True,
+    )
+    with bar:
+        engines = replicas_of(machine.setup, machine.world, replicas, depth=machine.depth, seed=seed)
+        records = simulate(arrivals, engines, None, bar.update)
+    settings = {
+        "simulation": {"source": source, "replicas": replicas, "seed": seed, "setup": asdict(machine.setup)},
+        "workload": {"unique_prompts": False},
+    }
+    kind = "simulated" if machine.is_measured else "predicted, not measured"
+    target = {"url": kind, "model": machine.model, "machine": machine.name, "depth": machine.depth}
+    result = Result(FORMAT, settings, target, versions(), this_machine(), (Run(started, tuple(records)),))
+    return replace(result, summaries=[asdict(summary) for summary in summaries(result)])
+
+
+def _machine(source: str | None) -> Machine:
+    from sluice.sim.machine import read_machine
+
+    if source is None:
+        raise ConfigError("a synthetic workload needs --calibrate: a trace, or a file that --save-machine wrote")
+    return read_machine(Path(source))
+
+
+def _arrivals(trace: str | None, given: dict[str, Any]) -> Sequence[Arrival]:
+    """Return what arrives. Takes its options out of `given`."""
+    from sluice.sim.traces.reading import SKIPPABLE, ReadOptions, read_trace
+    from sluice.sim.traces.synthetic import synthetic_arrivals
+
+    reading = {name: given.pop(name) for name in ("format", "skip", "max_tokens") if name in given}
+    workload = {name: given.pop(name) for name in (*WORKLOAD, "ms_per_token") if name in given}
+    if trace is None:
+        _refuse(reading, "needs a TRACE")
+        return synthetic_arrivals(workload, ms_per_token=workload.pop("ms_per_token", None))
+    workload.pop("seed", None)
+    _refuse(workload, "describes a synthetic workload; it is not accepted with a TRACE")
+    skip = frozenset(filter(None, reading.get("skip", "").split(",")))
+    if wrong := skip - set(SKIPPABLE):
+        raise ConfigError(f"--skip takes {', '.join(SKIPPABLE)}, got {sorted(wrong)[0]!r}")
+    found = read_trace(Path(trace), ReadOptions(reading.get("format"), skip, None, reading.get("max_tokens")))
+    for reason, count in found.skipped.items():
+        print(f"sluice simulate: note: {count} rows of {trace} are {reason} and were left out", file=sys.stderr)
+    return found.arrivals
+
+
+def _refuse(given: Mapping[str, Any], why: str) -> None:
+    if given:
+        raise ConfigError(f"{flag(next(iter(given)))} {why}")

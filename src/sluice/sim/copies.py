@@ -1,0 +1,63 @@
+"""Simulated copies between tiers: those with the host end with their step, those with the disk when it has got so far.
+
+The contents of pages are not simulated, so no copy fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from sluice.engine.messages import BlocksLoaded, Copied
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.world import CopyRates
+from sluice.types import BatchPlan, ChunkSlice, CopyDone, Tier
+
+READ_REPORTS = 4
+"""Times that the blocks of an offloaded chunk are reported as loaded, each time an equal part of them."""
+
+Post = Callable[[float, Copied | BlocksLoaded], None]
+"""Takes a message, and the moment at which it is to reach the engine."""
+
+
+class Copies(Protocol):
+    """Makes the copies of plans."""
+
+    def begin(self, plan: BatchPlan, now: float) -> tuple[CopyDone, ...]:
+        """Begin what a step that is launched now copies and reads ahead. Returns the copies that end with the step."""
+        ...
+
+
+class SimulatedCopies:
+    """A disk that does one thing after the other, and a host that is never late."""
+
+    def __init__(self, setup: SchedulerSetup, rates: CopyRates, post: Post) -> None:
+        self._setup = setup
+        self._rates = rates
+        self._post = post
+        self._disk_free_at = 0.0
+
+    def begin(self, plan: BatchPlan, now: float) -> tuple[CopyDone, ...]:
+        with_disk = tuple(CopyDone(copy.ticket) for copy in plan.copies if Tier.DISK in (copy.source, copy.target))
+        if with_disk:
+            self._post(self._done_at(now, len(with_disk) * self._setup.page_size), Copied(with_disk))
+        for piece in plan.slices:
+            if not piece.stop:
+                self._read_ahead(plan.step, piece, now)
+        return tuple(CopyDone(copy.ticket) for copy in plan.copies if Tier.DISK not in (copy.source, copy.target))
+
+    def _done_at(self, now: float, tokens: float) -> float:
+        """Return when the disk has copied the KV of so many tokens, which it is asked for now."""
+        begins_at = max(now + self._rates.latency, self._disk_free_at)
+        self._disk_free_at = begins_at + tokens * self._rates.token
+        return self._disk_free_at
+
+    def _read_ahead(self, step: int, piece: ChunkSlice, now: float) -> None:
+        """Read the blocks of a chunk that a step begins."""
+        limits = self._setup.offload
+        assert limits is not None, "slices without limits of offloading"
+        groups = piece.total // limits.num_layers - 1
+        tokens = groups * limits.group_blocks * limits.block_pages * self._setup.page_size
+        for part in range(1, READ_REPORTS + 1):
+            ready = -(-piece.total * part // READ_REPORTS)
+            self._post(self._done_at(now, tokens / READ_REPORTS), BlocksLoaded(step, ready))

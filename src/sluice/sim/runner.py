@@ -1,0 +1,103 @@
+"""SimRunner: a runner that computes nothing. It says when steps end, and brings tokens of no meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluice.engine.clock import VirtualClock
+from sluice.sim.copies import Copies
+from sluice.sim.workload import STOP_TOKEN, Segment, TokenSource
+from sluice.sim.world import StepTimes
+from sluice.types import BatchPlan, BatchResult, Chunk, CopyDone, TokenLogprobs
+
+ANY_LOGPROB = TokenLogprobs(0, 0.0, ())
+"""Stands for a log-probability: the scheduler only counts them."""
+ANSWER_SEEDS = 1 << 63
+"""Added to a request's id: seeds of answers that no prompt contains."""
+
+
+class Answer:
+    """The tokens that a request gets.
+
+    Args:
+        prompt_len: tokens of its prompt.
+        num_tokens: of the answer.
+        stops: whether the last one is a stop token, since the request may have more.
+        tokens: the answer; None: tokens that occur nowhere else.
+    """
+
+    def __init__(
+        self, request_id: int, prompt_len: int, num_tokens: int, *, stops: bool, tokens: TokenSource | None = None
+    ) -> None:
+        self._prompt_len = prompt_len
+        self._stop_at = num_tokens - 1 if stops else -1
+        self._tokens = tokens or Segment(ANSWER_SEEDS + request_id, num_tokens)
+        self._known: tuple[int, ...] | range | None = None
+
+    def at(self, position: int) -> int:
+        """Return the token at a position behind the prompt."""
+        index = position - self._prompt_len
+        if index == self._stop_at:
+            return STOP_TOKEN
+        if self._known is None:
+            self._known = self._tokens.tokens()
+        return self._known[index]
+
+
+@dataclass(slots=True)
+class SimStep:
+    """A launched step."""
+
+    plan: BatchPlan
+    ends_at: float
+    copies: tuple[CopyDone, ...]
+    runner: SimRunner
+
+    def wait(self) -> BatchResult:
+        """Let time pass until the step is done."""
+        self.runner.clock.advance_to(self.ends_at)
+        return self.runner.result(self)
+
+
+class SimRunner:
+    """A runner of simulated steps, which end one after the other.
+
+    Args:
+        clock: the engine's; it advances when a step is waited for.
+        times: says how long steps take.
+        copies: makes the copies of plans.
+    """
+
+    def __init__(self, clock: VirtualClock, times: StepTimes, copies: Copies) -> None:
+        self.clock = clock
+        self.answers: dict[int, Answer] = {}
+        """By request. The caller adds those that arrive, and removes those that end."""
+        self._times = times
+        self._copies = copies
+        self._free_at = 0.0
+
+    def launch(self, plan: BatchPlan) -> SimStep:
+        now = self.clock.now()
+        self._free_at = max(now, self._free_at) + self._times.seconds(plan)
+        copies = self._copies.begin(plan, now) if plan.copies or plan.slices else ()
+        return SimStep(plan, self._free_at, copies, self)
+
+    def result(self, step: SimStep) -> BatchResult:
+        """Return what a step brings: a token for each row that samples."""
+        chunks, answers = step.plan.chunks, self.answers
+        tokens = tuple([(self._token(answers, chunk),) for chunk in chunks if chunk.samples])
+        return BatchResult(
+            step.plan.step,
+            tokens,
+            prompt_logprobs=tuple([(ANY_LOGPROB,) * len(chunk.targets) for chunk in chunks if chunk.targets]),
+            embeddings=tuple([b"" for chunk in chunks if chunk.embeds]),
+            copies=step.copies,
+        )
+
+    @staticmethod
+    def _token(answers: dict[int, Answer], chunk: Chunk) -> int:
+        answer = answers.get(chunk.request_id)
+        return STOP_TOKEN if answer is None else answer.at(chunk.end)  # a row in flight of a request that has ended
+
+    def close(self) -> None:
+        """Return: nothing is open."""

@@ -1,0 +1,149 @@
+"""Runs a workload over replicas behind a router, and returns records as a measurement does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median_low
+from typing import Protocol
+
+from sluice.bench.records import CountedBy, Failure, Record
+from sluice.bench.workload import LONG, LONG_FACTOR, SHORT
+from sluice.config import ConfigError
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.replica import NEVER, Done, Replica, is_left
+from sluice.sim.workload import Arrival, Workload, in_order
+from sluice.sim.world import World, WorldTimes
+
+
+class Router(Protocol):
+    """Chooses replicas for requests."""
+
+    def choose(self, arrival: Arrival, replicas: Sequence[Replica]) -> int:
+        """Return the index of the replica that serves a request. The replicas are as they are when it arrives."""
+        ...
+
+
+class RoundRobin:
+    """A router that takes one replica after the other."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def choose(self, arrival: Arrival, replicas: Sequence[Replica]) -> int:
+        chosen = self._next
+        self._next = (chosen + 1) % len(replicas)
+        return chosen
+
+
+def replicas_of(setup: SchedulerSetup, world: World, count: int = 1, *, depth: int = 1, seed: int = 0) -> list[Replica]:
+    """Return equal replicas, whose steps have residuals of their own."""
+    return [
+        Replica(
+            setup,
+            WorldTimes(world, setup, seed * count + index),
+            depth=depth,
+            intake=world.intake,
+            rates=world.copies,
+        )
+        for index in range(count)
+    ]
+
+
+def simulate(
+    workload: Workload,
+    replicas: Sequence[Replica],
+    router: Router | None = None,
+    on_end: Callable[[], object] = lambda: None,
+) -> list[Record]:
+    """Let a workload arrive and run it to its end.
+
+    Args:
+        router: None: a `RoundRobin`.
+        on_end: called when a request is over.
+
+    Returns:
+        A record for each request, in the order in which they were due.
+
+    Raises:
+        ConfigError: the workload is not in order, is empty, or a router chooses a replica that does not exist.
+    """
+    found = list(run(workload, replicas, router or RoundRobin(), on_end))
+    found.sort(key=lambda record: (record.due, record.session))
+    return with_kinds(found)
+
+
+def run(
+    workload: Workload, replicas: Sequence[Replica], router: Router, on_end: Callable[[], object]
+) -> Iterator[Record]:
+    """Yield the records of a workload as its requests end (see `simulate`)."""
+    sessions: dict[str, int] = {}
+    turns: dict[int, int] = {}
+    numbers: dict[int, tuple[int, int]] = {}
+
+    def records() -> Iterator[Record]:
+        for replica in replicas:
+            for done in replica.done:
+                on_end()
+                yield record_of(done, *numbers.pop(done.ticket))
+            replica.done.clear()
+
+    for number, arrival in enumerate(in_order(workload)):
+        for replica in replicas:
+            replica.advance(arrival.time)
+        chosen = router.choose(arrival, replicas)
+        if not 0 <= chosen < len(replicas):
+            raise ConfigError(f"the router chose replica {chosen} of {len(replicas)}")
+        session = number if arrival.session is None else sessions.setdefault(arrival.session, number)
+        turns[session] = turns.get(session, -1) + 1
+        numbers[number] = session, turns[session]
+        if arrival.session is None:
+            del turns[session]
+        replicas[chosen].submit(arrival, number)
+        yield from records()
+    for replica in replicas:
+        replica.advance(NEVER)
+    yield from records()
+    for replica in replicas:
+        if replica.num_open:
+            raise RuntimeError(f"{replica.num_open} requests never ended in the simulation")
+
+
+def record_of(done: Done, session: int, turn: int) -> Record:
+    """Return the record of a request."""
+    arrival, last, failure, reason = done.arrival, done.last, None, None
+    assert last.finish_reason is not None, f"{last} is no end"
+    if is_left(last):
+        failure = Failure("left", "the client left before the end of its answer")
+    elif last.finish_reason.is_failure:
+        failure = Failure(last.finish_reason.value, last.error or "the request was ended")
+    else:
+        reason = last.finish_reason.value
+    return Record(
+        session=session,
+        turn=turn,
+        background=False,
+        kind=arrival.kind,
+        prompt_tokens=arrival.prompt.length,
+        max_tokens=arrival.max_tokens,
+        due=done.due,
+        sent=done.due,
+        accepted=done.due,
+        ended=done.ended,
+        arrivals=done.tokens,
+        counted_by=CountedBy.IDS,
+        cached_tokens=max(0, last.num_cached_tokens),
+        finish_reason=reason,
+        failure=failure,
+    )
+
+
+def with_kinds(records: Sequence[Record]) -> list[Record]:
+    """Return the records, those without a class with one by the length of their prompts, as `sluice bench` has it."""
+    if not records:
+        return []
+    long_from = LONG_FACTOR * median_low(record.prompt_tokens for record in records)
+    return [
+        record if record.kind else replace(record, kind=LONG if record.prompt_tokens >= long_from else SHORT)
+        for record in records
+    ]

@@ -1,0 +1,174 @@
+"""The model of the machine that a simulation runs on: how long steps take, and what lies between them.
+
+A step takes what frozen costs say of its load (`scheduler.cost`), times a ratio of measured to modelled time. Ratios
+come from a real run, in blocks of consecutive steps, so that slow steps come together as they did there: a model of
+means alone misses the high percentiles of the time between tokens. These costs are the machine's. A pacer inside the
+simulation starts cold and learns its own from the steps that it sees.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from sluice.scheduler.cost import MIN_MICROS, NUM, Load, dot
+from sluice.scheduler.offloading import load_of
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.types import BatchPlan, Regime
+
+BLOCK = 64
+"""Consecutive steps of the real run whose ratios are used together."""
+
+
+class StepWork(NamedTuple):
+    """The kind of a step, and what it has to do."""
+
+    regime: Regime
+    load: Load
+
+
+def work_of(plan: BatchPlan, setup: SchedulerSetup) -> StepWork:
+    """Return what a plan has to do, as the pacer counts it."""
+    chunks, num_decodes = plan.chunks, plan.num_decodes
+    completed = sum(piece.completes for piece in plan.slices)
+    own = chunks[: len(chunks) - completed] if completed else chunks
+    context = sum([start + 1 for _, _, start, *_ in own[:num_decodes]])
+    tokens, pairs = num_decodes, 0
+    for chunk in own[num_decodes:]:
+        length = chunk.length
+        tokens += length
+        pairs += length * chunk.start + length * (length + 1) // 2
+    load = Load(tokens, len(own), context, pairs)
+    for piece in plan.slices:
+        assert setup.offload is not None, "slices without limits of offloading"
+        more = load_of(setup.offload, piece, setup.page_size)
+        load = Load(*(one + other for one, other in zip(load, more, strict=True)))
+    if len(own) > num_decodes or plan.slices:
+        return StepWork(Regime.MIXED if num_decodes else Regime.PREFILL, load)
+    graph_rows = 0 if setup.pacing is None else setup.pacing.graph_rows
+    return StepWork(Regime.GRAPH if num_decodes <= graph_rows else Regime.DECODE, load)
+
+
+class Residual(NamedTuple):
+    """What a step of a real run took beside its modelled time."""
+
+    regime: Regime
+    ratio: float
+    """Measured over modelled time."""
+    gap: float | None
+    """Seconds from its end to the planning of the next one; None: the engine had nothing to do then."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRates:
+    """What copies with the disk take, in seconds. Those with the host end with their step."""
+
+    latency: float = 0.0002
+    """Of the copies of one plan."""
+    token: float = 1e-4
+    """For the KV of a token: that of a model of 100 kB a token, on a disk of 1 GB/s."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A machine with a model on it.
+
+    Raises:
+        ValueError: costs that cannot be.
+    """
+
+    costs: Mapping[Regime, tuple[float, ...]]
+    """Microseconds of a step, a token, a row, a key, a pair and a byte, as `StepCost.costs` gives them."""
+    residuals: tuple[Residual, ...] = ()
+    """In the order of the steps of a real run; none: every step takes what is modelled."""
+    gap: float = 0.0
+    """Seconds between steps where no residual tells."""
+    intake: float = 0.0
+    """Seconds from the arrival of a request to when an idle engine takes it."""
+    copies: CopyRates = field(default_factory=CopyRates)
+
+    def __post_init__(self) -> None:
+        for regime in Regime:
+            found = self.costs.get(regime)
+            if found is None or len(found) != NUM or not all(0 <= each < float("inf") for each in found):
+                raise ValueError(f"the costs of {regime} steps must be {NUM} numbers of at least 0, got {found}")
+        for each in self.residuals:
+            if not 0 < each.ratio < float("inf") or not (each.gap is None or 0 <= each.gap < float("inf")):
+                raise ValueError(f"a ratio must be above 0 and a gap at least 0, got {each}")
+        if not (0 <= self.gap < float("inf") and 0 <= self.intake < float("inf")):
+            raise ValueError(f"gap and intake must be at least 0 seconds, got {self.gap} and {self.intake}")
+
+    def modelled(self, work: StepWork) -> float:
+        """Return the seconds that a step takes by the costs alone."""
+        return max(dot(self.costs[work.regime], (1, *work.load)), MIN_MICROS) / 1e6
+
+
+class StepTimes(Protocol):
+    """Says when the steps of one engine end, in the order of their launch."""
+
+    def seconds(self, plan: BatchPlan) -> float:
+        """Return how long the device takes for a step."""
+        ...
+
+    def gap(self) -> float:
+        """Return the seconds from the end of the oldest step to the next planning."""
+        ...
+
+
+class WorldTimes:
+    """Times of a `World`, with residuals drawn in blocks.
+
+    Args:
+        seed: equal seeds, equal draws.
+    """
+
+    def __init__(self, world: World, setup: SchedulerSetup, seed: int = 0) -> None:
+        self._world = world
+        self._setup = setup
+        self._rng = random.Random(seed)
+        self._residuals = _Blocks(world.residuals, self._rng) if world.residuals else None
+        self._gap = world.gap
+
+    def seconds(self, plan: BatchPlan) -> float:
+        work = work_of(plan, self._setup)
+        seconds = self._world.modelled(work)
+        if self._residuals is not None:
+            drawn = self._residuals.next(work.regime)
+            seconds *= drawn.ratio
+            self._gap = self._world.gap if drawn.gap is None else drawn.gap
+        return seconds
+
+    def gap(self) -> float:
+        return self._gap
+
+
+class _Blocks:
+    """Draws residuals: a block of consecutive steps after the other. A step has the residual of the nearest step of
+    its own kind."""
+
+    def __init__(self, residuals: Sequence[Residual], rng: random.Random) -> None:
+        self._residuals = residuals
+        self._rng = rng
+        self._nearest = {regime: _nearest(residuals, regime) for regime in Regime}
+        self._at = self._left = 0
+
+    def next(self, regime: Regime) -> Residual:
+        if not self._left:
+            self._at, self._left = self._rng.randrange(len(self._residuals)), BLOCK
+        self._at, self._left = (self._at + 1) % len(self._residuals), self._left - 1
+        return self._residuals[self._nearest[regime][self._at]]
+
+
+def _nearest(residuals: Sequence[Residual], regime: Regime) -> list[int]:
+    """Return for each step the index of the nearest step of a kind; that of the step itself if there is none."""
+    places = [index for index, each in enumerate(residuals) if each.regime is regime]
+    if not places:
+        return list(range(len(residuals)))
+    found, next_place = [], 0
+    for index in range(len(residuals)):
+        while next_place + 1 < len(places) and abs(places[next_place + 1] - index) < abs(places[next_place] - index):
+            next_place += 1
+        found.append(places[next_place])
+    return found
