@@ -96,6 +96,32 @@ def test_a_run_that_is_too_long_to_be_forced_is_sampled(grammar: str, logprobs: 
     assert set(TOKENIZER.decode(brought)) == {"7"}
 
 
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ('%llguidance {"allow_initial_skip": true}\nstart: "one"\n%ignore / /', " one"),
+        (
+            json.dumps(
+                {
+                    "grammars": [
+                        {"json_schema": {"const": 1}},
+                        {"name": "answer", "lark_grammar": 'start: "other"'},
+                    ]
+                }
+            ),
+            "1",
+        ),
+    ],
+)
+def test_a_grammar_without_forcing_accepts_the_same(grammar: str, text: str) -> None:
+    """Options of the grammar's own were lost, and a part of the user's could have the name of the one that is added."""
+    for may_force in (True, False):
+        matcher = guidance()(grammar).matcher(may_force=may_force)
+        matcher.consume(TOKENIZER.encode(text, add_special_tokens=False))
+        assert matcher.is_accepting
+    assert not guidance()(grammar).matcher(may_force=False).forced()
+
+
 def test_tokens_that_do_not_match_are_an_error() -> None:
     """A matcher that goes on after a wrong token would let anything follow."""
     matcher = guidance()('start: "a" "b"').matcher()

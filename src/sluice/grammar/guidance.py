@@ -7,6 +7,7 @@ more ends its own request.
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ MAX_BYTES = 1 << 20
 """Size of the largest grammar."""
 SHOWN_CHARS = 400
 """Of an error of the library, which may quote a grammar."""
+NO_FORCING = '%llguidance {"no_forcing": true}'
 
 
 class Guidance:
@@ -141,11 +143,14 @@ class GuidanceMatcher:
 
 def without_forcing(grammar: str) -> str:
     """Return a grammar for which the library looks for no tokens that must follow."""
-    first, *others = (
-        json.loads(grammar)["grammars"] if grammar.lstrip().startswith("{") else [{"lark_grammar": grammar}]
-    )
-    first = {"name": "answer", **first}
-    start = {"lark_grammar": f'%llguidance {{"no_forcing": true}}\nstart: @{first["name"]}'}
+    is_parts = grammar.lstrip().startswith("{")
+    first, *others = json.loads(grammar)["grammars"] if is_parts else [{"lark_grammar": grammar}]
+    if "lark_grammar" in first:  # options are merged, so its own stay
+        return json.dumps({"grammars": [{**first, "lark_grammar": f"{first['lark_grammar']}\n{NO_FORCING}"}, *others]})
+    names = {part.get("name") for part in others}
+    unused = next(name for number in itertools.count() if (name := f"answer_{number}") not in names)
+    first = {"name": unused, **first}
+    start = {"lark_grammar": f"{NO_FORCING}\nstart: @{first['name']}"}
     return json.dumps({"grammars": [start, first, *others]})
 
 
