@@ -108,3 +108,12 @@ def test_what_is_lengthened_may_end_over_the_chunk_size() -> None:
     queue(bench, 1, 30)
     (plan,) = steps_of(bench)
     assert shape(plan) == [(0, 0, CHUNK + 2)]
+
+
+def test_a_last_chunk_that_is_cut_for_want_of_pages_keeps_to_the_chunk_size() -> None:
+    """11 tokens were to be the last chunk, over a chunk size of 7; there were pages for 8, which were taken."""
+    bench = Bench.of(World(limits_of(chunk=7, running=4, batch=30), num_pages=6, page_size=4))
+    queue(bench, 0, 7, max_tokens=8)
+    steps_of(bench)
+    queue(bench, 1, 15, max_tokens=1)
+    assert shapes_of(bench, 2) == [[(0, 7, 1), (1, 0, 4)], [(0, 8, 1), (1, 4, 4)]]

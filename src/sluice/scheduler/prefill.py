@@ -285,8 +285,10 @@ class PrefillAdder:
         if request is self.state.oldest_running() and request.id not in self._planned:
             make_room(self.state, [request])
             self.recount()
-        room = lease.capacity + kv.available * kv.page_size - request.scheduled
-        return length if length <= room else max(0, room)
+        start = request.scheduled
+        room = lease.capacity + kv.available * kv.page_size - start
+        # Cut, it is not the last chunk of its prompt, which alone may exceed the chunk size.
+        return length if length <= room else max(0, self._chunk.cut(start, min(room, self._room(start)[0])))
 
     def _lacks(self, request: Request) -> int:
         assert request.lease is not None, f"request {request.id} runs without pages"
