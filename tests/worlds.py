@@ -369,6 +369,7 @@ def random_limits(draw: random.Random, page_size: int, running: int, depth: int)
         max_queued_requests=draw.choice([0, 0, 0, 1, 3]),
         max_queued_tokens=draw.choice([0, 0, 0, 5 * page_size]),
         dynamic_chunking=draw.choice([0, 0, 1, 3 * page_size]) if chunk else 0,
+        pipeline_stages=depth if running % 2 else 1,
     )
     if limits.policy == "priority" and limits.max_batch_tokens % 2:
         return replace(limits, policy="deadline", classes=CLASSES)

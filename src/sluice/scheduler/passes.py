@@ -27,21 +27,39 @@ Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], N
 
 
 def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
-    """Plan one token for every running request whose prompt is planned and whose samples are not too far behind."""
+    """Plan one token for every running request whose prompt is planned and whose samples are not too far behind. In a
+    pipeline, only for those whose turn it is."""
     ready = [r for r in state.decoding.values() if r.wants_chunk()]
+    if limits.microbatches > 1:
+        ready = ready[: decodes_in_turn(len(state.decoding), state.step, limits.microbatches)]
     if ready:
         state.reservation.decoded()
     needy = [r for r in ready if r.lease is not None and r.scheduled == r.lease.capacity]
     if len(needy) > state.kv.available:
         adder.note(Bound.KV_PAGES)
         make_room(state, needy)
+        ready_before = len(ready)
         ready = [r for r in ready if r.id in state.decoding]
         for request in sorted(ready, key=lambda r: r.id):
             if request not in needy or state.kv.available:
                 batch.promise(request, 1)
+                state.decoded(request)
+        if limits.microbatches > 1 and ready_before > len(ready) and not batch.num_decodes:
+            decode(state, limits, batch, adder)  # those whose turn it was have left
         return
     for request in ready:
         batch.promise(request, 1)
+        state.decoded(request)
+
+
+def decodes_in_turn(num_decoding: int, step: int, microbatches: int) -> int:
+    """Return how many requests decode in a step of a pipeline, at least 1.
+
+    Where all of them decode in the same step, the other steps of the pipeline have none, for ever. So they take turns:
+    any `microbatches` consecutive steps have as many decodes as requests decode, and no two of them differ by more than
+    one.
+    """
+    return max(1, (num_decoding + step % microbatches) // microbatches)
 
 
 def forced(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:

@@ -64,6 +64,7 @@ class SchedulerState:
         """Number of the next plan."""
         self.preemptions = 0
         """How often a request was preempted, for any reason."""
+        self._takes_turns = limits.microbatches > 1
         self.num_slots = limits.max_running_requests
         self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.requests: dict[int, Request] = {}
@@ -75,6 +76,7 @@ class SchedulerState:
         self.loading: dict[int, Request] = {}
         self.partial: dict[int, Request] = {}
         self.decoding: dict[int, Request] = {}
+        """In a pipeline, in the order of their turns."""
         self.forced: dict[int, Request] = {}
         """Requests that decode, and have tokens to compute that a grammar forced, in the order of their turns."""
         self.offloaded: dict[int, Request] = {}
@@ -184,6 +186,11 @@ class SchedulerState:
         del self._members(request)[request.id]
         request.status = Status.DECODING
         self.decoding[request.id] = request
+
+    def decoded(self, request: Request) -> None:
+        """Note that a request's next token was planned: where requests take turns, it is last now."""
+        if self._takes_turns:
+            self.decoding[request.id] = self.decoding.pop(request.id)
 
     def preempt(self, request: Request) -> None:
         """Take pages and slot of a request back; it will wait again with the tokens it has."""

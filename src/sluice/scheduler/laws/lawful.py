@@ -10,6 +10,7 @@ from sluice.kv.offload import OffloadLease
 from sluice.scheduler.laws.pages import LawBroken, live
 from sluice.scheduler.laws.plans import check_plan, resident, tokens_of_row
 from sluice.scheduler.laws.state import check_state
+from sluice.scheduler.laws.turns import Turns
 from sluice.scheduler.laws.unused import no_budget_is_unused
 from sluice.scheduler.request import Status
 from sluice.scheduler.reserve import PROTECT_AFTER
@@ -48,6 +49,7 @@ class Lawful:
         self._num_outputs: dict[int, int] = {}
         self._submits: dict[int, Submit] = {}
         self._num_sent: dict[int, int] = {}
+        self._turns = Turns()
 
     @property
     def has_work(self) -> bool:
@@ -86,6 +88,7 @@ class Lawful:
 
     def schedule(self) -> BatchPlan | None:
         forced = set(self.state.forced)
+        self._turns.before(self.state)
         plan = self.scheduler.schedule()
         check_state(self.state)
         if plan is None:
@@ -102,6 +105,7 @@ class Lawful:
         no_budget_is_unused(self.state, self.scheduler.limits, plan)
         self._preemptions_are_bounded()
         self._decodes_go_first(plan)
+        self._turns.check(self.state, self.scheduler.limits, plan)
         for new in plan.new_slots:
             self._slices.pop(new.request_id, None)  # of an earlier admission
         self._slices_wait_for_their_blocks(plan)
@@ -212,8 +216,8 @@ class Lawful:
                 )
 
     def _decodes_go_first(self, plan: BatchPlan) -> None:
-        """A mixed plan passes over a running request only for want of a page."""
-        if self.scheduler.limits.schedule != "mixed":
+        """A mixed plan passes over a running request only for want of a page, or in a pipeline until its turn comes."""
+        if self.scheduler.limits.schedule != "mixed" or self.scheduler.limits.microbatches > 1:
             return
         planned = {chunk.request_id for chunk in plan.chunks}
         size = self.state.kv.page_size
