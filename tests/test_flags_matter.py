@@ -116,6 +116,13 @@ ELSEWHERE = {
     "disable_cuda_graph": "assembly/test_select_attention.py::test_graphs_of_a_gpu",
     "cuda_graph_max_bs": "assembly/test_select_attention.py::test_graphs_of_a_gpu",
     "debug_uninitialized_reads": "assembly/test_select_attention.py::test_poison_is_noticed",
+    "tp_size": "assembly/test_ranks.py::test_ranks_of_a_machine_divide_its_cores",
+    "pp_size": "assembly/test_ranks.py::test_each_stage_has_a_step_and_one_more_is_planned",
+    "nnodes": "assembly/test_ranks.py::test_machines_have_equal_shares_of_the_ranks",
+    "node_rank": "assembly/test_ranks.py::test_machines_have_equal_shares_of_the_ranks",
+    "dist_init_addr": "assembly/test_ranks.py::test_addresses",
+    "dist_token_file": "cli/test_migration.py::test_sglang",
+    "distributed_executor_backend": "cli/test_migration.py::test_vllm",
     "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",
     "cost_model": "assembly/test_pacing.py::test_a_later_engine_knows_the_machine",
@@ -170,7 +177,7 @@ def test_every_option_has_a_case() -> None:
     """An option that `config` gained and this file did not."""
     of = {group: [name for name, _ in options_of(kind)] for group, kind in GROUPS.items()}
     assert list(CASES) == [*of["cache"], *of["scheduler"], *of["offload"]]
-    assert list(ELSEWHERE) == [*of["model"], *of["trace"], *of["server"]]
+    assert list(ELSEWHERE) == [*of["model"], *of["parallel"], *of["trace"], *of["server"]]
 
 
 @pytest.mark.parametrize("place", ELSEWHERE.values())

@@ -66,6 +66,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
         "cache:",
         "scheduler:",
         "offload:",
+        "parallel:",
         "trace:",
     ]
     assert rows["--model"] == ["some/model", "you set it"]

@@ -9,6 +9,7 @@ from typing import NamedTuple, Self
 
 import torch
 
+from sluice.assembly.ranks import ranks_per_node, refuse_ranks
 from sluice.assembly.resolve import Resolution, resolve
 from sluice.attention.select import backend_named, choose_attention, kv_dtype
 from sluice.config import ConfigError, EngineConfig, ModelConfig, threads_from_environment
@@ -19,11 +20,15 @@ TORCH = "torch"
 OLDEST_FOR_TRITON = (8, 0)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, ranks: int = 1, local_rank: int = 0) -> torch.device:
     """Return the device that `--device` names.
 
+    Args:
+        ranks: of this machine; each has a CUDA device of its own.
+        local_rank: which of these it is for.
+
     Raises:
-        ConfigError: it is no device of this machine, or torch cannot compute on it.
+        ConfigError: it is no device of this machine, or torch cannot compute on it, or there are more ranks.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "cpu" or (name == "auto" and not count):
@@ -31,7 +36,12 @@ def pick_device(name: str) -> torch.device:
     kind, _, number = name.partition(":")
     if name not in ("auto", "cuda") and not (kind == "cuda" and number.isascii() and number.isdigit()):
         raise ConfigError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
-    index = int(number or 0)
+    index = int(number or local_rank)
+    if 0 < count < ranks:
+        raise ConfigError(
+            f"this machine has {count} usable CUDA devices, and the options ask for {ranks} ranks on it: lower"
+            f" --tp-size or --pp-size, or --device cpu computes on the processor"
+        )
     if index >= count:
         raise ConfigError(
             f"--device {name}: this machine has {count} usable CUDA devices; --device cpu computes on the processor"
@@ -41,25 +51,30 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def resolve_here(config: EngineConfig) -> tuple[Resolution, torch.device]:
+def resolve_here(config: EngineConfig, local_rank: int = 0) -> tuple[Resolution, torch.device]:
     """Resolve open options, the device included, on this machine. What depends on the loaded model stays open.
+
+    Args:
+        local_rank: number of the rank among those of this machine.
 
     Raises:
         ConfigError: as `pick_device`, `resolve`, `choose_kernels`, `choose_attention` and `kv_dtype`; or threads that
             this machine or device does not have.
     """
-    device = pick_device(config.model.device)
+    refuse_ranks(config)
+    ranks = ranks_per_node(config.parallel)
+    device = pick_device(config.model.device, ranks, local_rank)
     kernels = choose_kernels(config.model.cpu_kernels, device.type)
     resolution = resolve(config, device.type, has_amx=kernels.name == "amx")
     reasons = dict(resolution.reasons)
     if config.model.device == "auto":
-        reasons["device"] = "no usable CUDA device" if device.type == "cpu" else "auto: the first CUDA device"
+        reasons["device"] = "no usable CUDA device" if device.type == "cpu" else f"auto: CUDA device {device.index}"
     if config.model.dtype == "auto":
         reasons["dtype"] = "auto: what the checkpoint says"
     dtype = _dtype(config.model, device, reasons)
     if config.cache.max_total_tokens is None:
         reasons["max_total_tokens"] = "from free memory when the model is loaded"
-    threads = _threads(config.model.threads, device, reasons)
+    threads = _threads(config.model.threads, device, ranks, reasons)
     if kernels.reason is not None:
         reasons["cpu_kernels"] = kernels.reason
     attention = choose_attention(config.model.attention_backend, device, kernels.name)
@@ -94,8 +109,8 @@ def _dtype(model: ModelConfig, device: torch.device, reasons: dict[str, str]) ->
     return "bfloat16"
 
 
-def _threads(asked: int | None, device: torch.device, reasons: dict[str, str]) -> int | None:
-    """Return how many threads compute on a CPU; None on other devices."""
+def _threads(asked: int | None, device: torch.device, ranks: int, reasons: dict[str, str]) -> int | None:
+    """Return how many threads of a rank compute on a CPU; None on other devices."""
     if device.type != "cpu":
         if asked is not None:
             raise ConfigError(f"--threads {asked} needs --device cpu, got {device}")
@@ -110,7 +125,9 @@ def _threads(asked: int | None, device: torch.device, reasons: dict[str, str]) -
         reasons["threads"] = "OMP_NUM_THREADS" if number <= most else "OMP_NUM_THREADS, but no more than processors"
         return min(number, most)
     reasons["threads"] = "physical cores that this process may use"
-    return usable_cores()
+    if ranks > 1:
+        reasons["threads"] += f", divided between {ranks} ranks"
+    return max(1, usable_cores() // ranks)
 
 
 class KernelChoice(NamedTuple):

@@ -13,6 +13,7 @@ from sluice.assembly.cost_file import read_costs
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
 from sluice.assembly.pacing import kept_costs
+from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.assembly.shortage import memory_shortage
 from sluice.assembly.tiers import DiskUnusable, check_disk, without_disk
 from sluice.config import ConfigError, EngineConfig, TraceConfig
@@ -65,6 +66,10 @@ def build_engine(
         follows=follows,
         prepares_grammars=prepares_grammars,
     )
+    if layout_of(config.parallel).size > 1:
+        raise ConfigError(
+            f"{shown_sizes(config.parallel)} needs `sluice serve` or AsyncLLM: here the engine is this process"
+        )
     disabled: Mapping[Tier, str] = {}
     # First, since a path that cannot be used or written should be reported before minutes of loading.
     try:

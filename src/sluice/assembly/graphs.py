@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from sluice.assembly.ranks import layout_of
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.base import Attention
 from sluice.config import ConfigError, EngineConfig, MemoryShortage
@@ -52,6 +53,8 @@ def _problem(config: EngineConfig, spec: ModelSpec, device: torch.device, backen
         return f"they need --device cuda, got {device.type}"
     if config.model.disable_cuda_graph:
         return "--disable-cuda-graph"
+    if layout_of(config.parallel).size > 1:
+        return "steps of several ranks are not captured"
     if backend.capturable_on != device.type:
         return f"the {backend.name} attention cannot be captured"
     if spec.implementation != "native":

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from sluice.assembly.ranks import refuse_ranks
 from sluice.assembly.refusals import refuse_contradictions
 from sluice.config import (
     CHUNKING_OFF,
@@ -86,7 +87,8 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     config = _with_target(config, why)
     config = replace(config, scheduler=_with_policy(config.scheduler, why))
     refuse_contradictions(config, device_type)
-    overlap = _overlap(config.scheduler, why)
+    refuse_ranks(config)
+    overlap = _overlap(config.scheduler, config.parallel.pp_size, why)
     page_size = _page_size(config, defaults, device_type, why)
     sizes = _sizes(config.scheduler, page_size, defaults, device_type, why)
     scheduler = replace(config.scheduler, **overlap, **sizes)
@@ -204,8 +206,10 @@ def sparse_window(policy: str) -> tuple[int, int] | None:
     return sinks, recent
 
 
-def _overlap(config: SchedulerConfig, why: dict[str, str]) -> dict[str, Any]:
+def _overlap(config: SchedulerConfig, stages: int, why: dict[str, str]) -> dict[str, Any]:
     depth, lookahead = config.depth, config.lookahead
+    if depth is None and stages > 1:
+        depth, why["depth"] = stages + 1, "one step in each stage of --pp-size, and the next one"
     if config.enable_overlap:
         if (depth or 2) < 2 or lookahead == 0:
             raise ConfigError(

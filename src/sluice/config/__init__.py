@@ -8,5 +8,6 @@ from sluice.config.base import ConfigError, MemoryShortage, Option, check_values
 from sluice.config.compat import FOREIGN, Fixed, Switch
 from sluice.config.engine import ENGINE_GROUPS, GROUPS, EngineConfig, canonical, threads_from_environment
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
+from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import CHUNKING_OFF, ITL_DEFAULT, SchedulerConfig, itl_micros
 from sluice.config.server import ServerConfig

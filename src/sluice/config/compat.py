@@ -61,17 +61,13 @@ class Fixed:
         raise ConfigError(f"{flag(name)} {value}: {only}; {self.otherwise}")
 
 
-ONE_DEVICE = "a model runs on one device"
+NO_EXPERTS = "--tp-size shares every layer evenly between devices"
 TEXT_ONLY = "models of text alone are served"
 NO_SPECULATION = "leave it out; every step generates one token for each request"
 NO_LORA = "merge the adapter into the checkpoint"
 NO_TRANSFER = "leave it out; prefill and decode share one engine"
 NO_CLIENT_CERTIFICATES = "clients send API keys and no certificates; a proxy in front can check these"
 REQUEST_LOG = "--log-level info logs one line for every call"
-
-
-def _one(short: str = "") -> Fixed:
-    return Fixed((1,), ONE_DEVICE, short)
 
 
 def _on_or_off(accepted: tuple[bool, ...], otherwise: str) -> Fixed:
@@ -86,21 +82,12 @@ FOREIGN: Mapping[str, Switch | Fixed] = {
     "enable_dynamic_chunking": Switch("dynamic_chunking", 0, None),
     "enable_priority_scheduling": Switch("schedule_policy", "priority", None, includes="fcfs"),
     # Devices and processes
-    "tensor_parallel_size": _one("-tp"),
-    "tp_size": _one(),
-    "tp": _one(),
-    "pipeline_parallel_size": _one("-pp"),
-    "pp_size": _one(),
     "data_parallel_size": Fixed((1,), "start one server for each replica", "-dp"),
     "dp_size": Fixed((1,), "start one server for each replica"),
-    "ep_size": _one(),
-    "enable_expert_parallel": _on_or_off((False,), ONE_DEVICE),
-    "enable_dp_attention": _on_or_off((False,), ONE_DEVICE),
-    "nnodes": _one(),
-    "node_rank": Fixed((0,), ONE_DEVICE),
-    "dist_init_addr": Fixed((), ONE_DEVICE),
+    "ep_size": Fixed((1,), NO_EXPERTS),
+    "enable_expert_parallel": _on_or_off((False,), NO_EXPERTS),
+    "enable_dp_attention": _on_or_off((False,), NO_EXPERTS),
     "api_server_count": Fixed((1,), "one process serves HTTP"),
-    "distributed_executor_backend": Fixed(("mp", "uni"), "the engine is one process"),
     # Checkpoints
     "trust_remote_code": _on_or_off((True, False), "code of a checkpoint never runs"),
     "load_format": Fixed(("auto", "safetensors"), "convert the weights to safetensors"),

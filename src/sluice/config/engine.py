@@ -11,6 +11,7 @@ from typing import Any
 from sluice.config.base import ConfigError, check_values, flag, options_of
 from sluice.config.compat import FOREIGN, Switch
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
+from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import SchedulerConfig
 from sluice.config.server import ServerConfig
 
@@ -26,10 +27,11 @@ GROUPS: Mapping[str, type] = {
     "cache": CacheConfig,
     "scheduler": SchedulerConfig,
     "offload": OffloadConfig,
+    "parallel": ParallelConfig,
     "trace": TraceConfig,
     "server": ServerConfig,
 }
-ENGINE_GROUPS = ("model", "cache", "scheduler", "offload", "trace")
+ENGINE_GROUPS = ("model", "cache", "scheduler", "offload", "parallel", "trace")
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     trace: TraceConfig = field(default_factory=TraceConfig)
 
     @classmethod

@@ -128,8 +128,8 @@ class ModelConfig:
         None,
         "number of compute threads on cpu",
         unset="physical cores, or OMP_NUM_THREADS",
-        more="Only the cores that this process may use count: CPU affinity, cpusets and container limits are"
-        " respected.",
+        more="Of each rank. Only the cores that this process may use count: CPU affinity, cpusets and container limits"
+        " are respected. Ranks of one machine divide them.",
         positive=True,
     )
     cpu_kernels: str = option(

@@ -1,0 +1,55 @@
+"""What the options of several ranks resolve to, and what is refused. `cli/test_migration.py` has more refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sluice.assembly.devices import resolve_here
+from sluice.assembly.ranks import address_of, layout_of, ranks_of_node
+from sluice.assembly.resolve import resolve
+from sluice.config import ConfigError, EngineConfig, ParallelConfig
+from sluice.device.machine import usable_cores
+from sluice.llm import LLM
+
+
+def test_ranks_of_a_machine_divide_its_cores() -> None:
+    """Each with all cores, they would wait for each other's threads."""
+    resolution, device = resolve_here(EngineConfig.from_options({"tp_size": 2, "device": "cpu"}))
+    assert device == torch.device("cpu")
+    assert resolution.config.model.threads == max(1, usable_cores() // 2)
+    assert resolution.reasons["threads"].endswith("divided between 2 ranks")
+    asked, _ = resolve_here(EngineConfig.from_options({"tp_size": 2, "device": "cpu", "threads": 1}))
+    assert asked.config.model.threads == 1
+
+
+def test_each_stage_has_a_step_and_one_more_is_planned() -> None:
+    resolved = resolve(EngineConfig.from_options({"pp_size": 3}), "cpu").config.scheduler
+    assert (resolved.depth, resolved.lookahead) == (4, 0)
+    assert resolve(EngineConfig.from_options({"pp_size": 3, "depth": 2}), "cpu").config.scheduler.depth == 2
+    assert resolve(EngineConfig.from_options({"tp_size": 3}), "cpu").config.scheduler.depth == 1
+
+
+def test_machines_have_equal_shares_of_the_ranks() -> None:
+    parallel = ParallelConfig(tp_size=2, pp_size=4, nnodes=2)
+    assert layout_of(parallel).size == 8
+    assert [list(ranks_of_node(parallel, node)) for node in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_addresses() -> None:
+    assert address_of("10.0.0.1:5000") == ("10.0.0.1", 5000)
+    assert address_of("[fd00::1]:5000") == ("fd00::1", 5000)
+    for text in ("10.0.0.1", ":5000", "host:", "host:0", "host:65536", "host:x"):
+        with pytest.raises(ConfigError, match="--dist-init-addr must be HOST:PORT"):
+            address_of(text)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_more_ranks_than_devices() -> None:
+    with pytest.raises(ConfigError, match=r"--device cuda: this machine has 0 usable CUDA devices"):
+        resolve_here(EngineConfig.from_options({"tp_size": 2, "device": "cuda"}))
+
+
+def test_the_library_is_one_process() -> None:
+    with pytest.raises(ConfigError, match="--tp-size 2 needs `sluice serve` or AsyncLLM"):
+        LLM(tp_size=2)
