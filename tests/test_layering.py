@@ -45,7 +45,7 @@ ARROWS = {
         " grammar runner tracing parallel",
         "constraints": "types text",
         "chat": "constraints",
-        "process": "types config faults limits footprint engine assembly",
+        "process": "types config faults limits footprint engine assembly parallel",
         "bench": "types config limits engine tracing assembly text process",
         "routing": "config",
         "sim": "types config kv scheduler engine tracing bench assembly routing",
