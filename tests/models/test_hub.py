@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
+import tiny_models
+from gguf_makers import write_gguf
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.hub import resolve_checkpoint
 
@@ -23,25 +25,38 @@ FILES = {
     "original/consolidated.00.safetensors": b"twice",
     "README.md": b"words",
 }
+GGUF_FILES = {
+    "tiny-Q4_K_M.gguf": b"",
+    "tiny-Q8_0.gguf": b"",
+    "tiny-Q4_K.gguf": b"",
+    "mmproj-Q8_0.gguf": b"",
+    "tiny-F16-00001-of-00002.gguf": b"",
+    "tiny-F16-00002-of-00002.gguf": b"",
+    "README.md": b"words",
+    "tokenizer.json": b"{}",
+}
+REPOSITORIES = {"tiny": FILES, "tiny-GGUF": GGUF_FILES}
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """The parts of the hub's HTTP interface that a download of `owner/tiny` needs."""
+    """The parts of the hub's HTTP interface that downloads of `REPOSITORIES` need."""
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
+        names = [part for part in path.split("/") if part in REPOSITORIES]
+        name, files = (names[0], REPOSITORIES[names[0]]) if names else ("", {})
         entries = [
-            {"type": "file", "path": name, "size": len(content), "oid": f"{len(content):040x}"}
-            for name, content in FILES.items()
+            {"type": "file", "path": file, "size": len(content), "oid": f"{len(content):040x}"}
+            for file, content in files.items()
         ]
-        if path.startswith("/owner/tiny/resolve/"):
-            self.send_file(path.split("/", 5)[5])
-        elif path in {f"/api/models/owner/tiny/revision/{name}" for name in ("main", "v2")}:
-            self.answer(200, {"id": "owner/tiny", "sha": COMMIT, "siblings": [{"rfilename": n} for n in FILES]})
-        elif path.startswith("/api/models/owner/tiny/revision/"):
+        if names and path.startswith(f"/owner/{name}/resolve/"):
+            self.send_file(files, path.split("/", 5)[5])
+        elif names and path in {f"/api/models/owner/{name}/revision/{revision}" for revision in ("main", "v2")}:
+            self.answer(200, {"id": f"owner/{name}", "sha": COMMIT, "siblings": [{"rfilename": n} for n in files]})
+        elif names and path.startswith(f"/api/models/owner/{name}/revision/"):
             self.answer(404, {"error": "Revision not found"}, {"X-Error-Code": "RevisionNotFound"})
-        elif path.startswith("/api/models/owner/tiny/tree/"):
+        elif names and path.startswith(f"/api/models/owner/{name}/tree/"):
             self.answer(200, entries)
         elif path.startswith("/api/models/owner/broken/"):
             self.answer(500, {"error": "out of order"})
@@ -50,8 +65,8 @@ class HubHandler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def send_file(self, name: str) -> None:
-        content = FILES[name]
+    def send_file(self, files: Mapping[str, bytes], name: str) -> None:
+        content = files[name]
         self.send_response(200)
         for header, value in (
             ("ETag", f'"{name}"'),
@@ -121,6 +136,62 @@ def test_folder_goes_before_the_hub(hub: str, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "owner" / "tiny").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert resolve_checkpoint("owner/tiny", endpoint=hub) == Path("owner/tiny")
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Give the hub's GGUF files contents: each has a context of its own, by which it is known again."""
+    source = tmp_path_factory.mktemp("gguf")
+    for context, name in enumerate((n for n in GGUF_FILES if n.endswith(".gguf")), 101):
+        tiny_models.llama(max_position_embeddings=context).save_pretrained(source / name)
+        GGUF_FILES[name] = write_gguf(source / name, source / f"{name}.file", "F16")[0].read_bytes()
+
+
+CONTEXTS = {"tiny-Q4_K_M.gguf": 101, "tiny-Q8_0.gguf": 102, "tiny-Q4_K.gguf": 103}
+
+
+@pytest.mark.parametrize(
+    ("model", "file"),
+    [
+        ("owner/tiny-GGUF", "tiny-Q4_K_M.gguf"),
+        ("owner/tiny-GGUF:q8_0", "tiny-Q8_0.gguf"),
+        ("owner/tiny-GGUF:Q4_K", "tiny-Q4_K.gguf"),
+        ("owner/tiny-GGUF:tiny-Q8_0.gguf", "tiny-Q8_0.gguf"),
+    ],
+)
+def test_one_file_of_a_repository_of_gguf_files(
+    model: str, file: str, hub: str, weights: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All of them are a hundred gigabytes; one of another size than the user chose is another model."""
+    with caplog.at_level("INFO"):
+        folder = resolve_checkpoint(model, endpoint=hub, cache=tmp_path)
+    assert f"owner/tiny-GGUF: of its 3 GGUF files {file} is loaded" in caplog.text
+    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == CONTEXTS[file]
+    assert (folder / "tokenizer.json").read_text() == "{}"  # the repository's, not one made of the file
+    assert [path.name for path in tmp_path.glob("**/snapshots/*/*.gguf")] == [file]
+
+
+def test_a_gguf_file_without_a_connection(
+    hub: str, weights: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ran yesterday must start when the hub is away."""
+    first = resolve_checkpoint("owner/tiny-GGUF:Q8_0", endpoint=hub, cache=tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert resolve_checkpoint("owner/tiny-GGUF:Q8_0", cache=tmp_path) == first
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        ("owner/tiny-GGUF:Q2_K", r"has no GGUF file for 'Q2_K'; its files: tiny-Q4_K.gguf, tiny-Q4_K_M.gguf, tiny-Q8_"),
+        ("owner/tiny-GGUF:F16", "has no GGUF file for 'F16'"),
+        ("owner/tiny:Q8_0", "has no GGUF file for 'Q8_0'; its files: none"),
+    ],
+)
+def test_a_gguf_file_that_is_not_there(model: str, reason: str, hub: str, tmp_path: Path) -> None:
+    """Files in pieces must be joined first, and projectors are no models."""
+    with pytest.raises(CheckpointError, match=reason):
+        resolve_checkpoint(model, endpoint=hub, cache=tmp_path)
 
 
 @pytest.mark.parametrize("model", ["./nowhere", "/no/where", "a/b/c", "~/nowhere-at-all"])

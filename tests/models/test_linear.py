@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from paged_model import chunked_logits
 from sluice.models.linear import Packer
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker, OneDNNPacker, has_onednn_bfloat16
+from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, int4_linear
 from sluice.native.library import Kernels, KernelsUnavailable, Library
 
 PACKERS: dict[str, Packer] = {"plain": Packer()}
@@ -53,6 +55,24 @@ def test_parts_side_by_side(name: str, dtype: torch.dtype, bias: bool) -> None:
         assert got.shape == (rows, 102)
         assert got.dtype == dtype
         assert rows == 0 or error(got, wanted[:rows]) <= tolerance
+
+
+@pytest.mark.parametrize("name", PACKERS)
+@torch.inference_mode()
+def test_four_bits_in_different_groups_stay_four_bits(name: str) -> None:
+    """q in groups of 32 and k in groups of 16 became bfloat16: four times the bytes, and nothing said so."""
+    torch.manual_seed(0)
+    weights = [Int4Weight.quantize(torch.randn(32, 96), group) for group in (32, 48)]
+    weights[1] = Int4Weight(weights[1].values, weights[1].scales, -7 * weights[1].scales)
+    packer = copy.copy(PACKERS[name])
+    layer = packer.linear(*(QuantizedLinear(weight, None, torch.bfloat16) for weight in weights))
+    x = torch.randn(5, 96).bfloat16()
+    wanted = torch.cat([int4_linear(x, weight, None) for weight in weights], dim=1)
+    assert torch.allclose(layer(x).float(), wanted.float(), rtol=2**-7, atol=1e-4)
+    assert packer.widened == 0
+    int8 = QuantizedLinear(Int8Weight.quantize(torch.randn(8, 96)), None, torch.bfloat16)
+    packer.linear(int8, QuantizedLinear(weights[0], None, torch.bfloat16))
+    assert packer.widened == 1
 
 
 @pytest.mark.parametrize("name", PACKERS)

@@ -64,7 +64,7 @@ def test_stages_hold_all_layers_in_order(stages: int, layers: list[int]) -> None
     assert [place.is_first for place in places].count(True) == [place.is_last for place in places].count(True) == 2
 
 
-@pytest.mark.parametrize(("vocab", "sizes"), [(100, [64, 36]), (64, [32, 32]), (33, [32, 1]), (20, [20, 0])])
+@pytest.mark.parametrize(("vocab", "sizes"), [(100, [64, 36]), (65, [32, 33]), (33, [32, 1]), (20, [0, 20])])
 def test_shards_hold_the_whole_vocabulary_and_begin_between_words(vocab: int, sizes: list[int]) -> None:
     layout = Layout(tensor_size=2)
     shards = [layout.place(rank).vocabulary(vocab) for rank in range(2)]

@@ -15,11 +15,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import tiny_models
 from compiled import library
+from gguf_makers import write_gguf
 from paged_model import chunked_logits
 from sluice import cli
 from sluice.models.base import PagedLM
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.hub import BUNDLED
+from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import NativePacker
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedWeight
@@ -173,7 +174,24 @@ def test_what_is_refused(plain: Path, tmp_path: Path) -> None:
     tiny_models.save("gpt2", tmp_path / "gpt2")
     with pytest.raises(CheckpointError, match="GPT2LMHeadModel stores its weights transposed"):
         written(tmp_path / "gpt2", tmp_path / "again")
+    (tmp_path / "gguf").mkdir()
+    file, _ = write_gguf(plain, tmp_path / "gguf" / "model.gguf", "F16")
+    with pytest.raises(CheckpointError, match="plain weights in a GGUF file are not read by this command"):
+        written(resolve_checkpoint(str(file), cache=tmp_path / "cache"), tmp_path / "again")
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(config | {"architectures": ["OlmoForCausalLM"]}))
+    with pytest.raises(CheckpointError, match="OlmoForCausalLM cannot be quantised: which tensors") as caught:
+        written(plain, tmp_path / "again")
+    assert "--model-impl" not in str(caught.value)
     assert not (tmp_path / "again").exists()
+
+
+def test_a_copy_keeps_the_dtype_that_only_its_weights_name(plain: Path, tmp_path: Path) -> None:
+    """Old checkpoints in float32 say no dtype, and a quantised one without it is computed in bfloat16."""
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "dtype"}))
+    assert loaded(plain, None, dtype="auto").spec.dtype == torch.float32
+    assert loaded(written(plain, tmp_path / "out"), None, dtype="auto").spec.dtype == torch.float32
 
 
 def test_a_full_disk_is_no_fault_of_the_checkpoint(plain: Path, tmp_path: Path) -> None:

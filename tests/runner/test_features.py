@@ -77,10 +77,11 @@ def plan_of(*params: SamplingParams) -> BatchPlan:
 
 
 def with_forbidden(
-    num_slots: int, vocab_size: int, device: torch.device, grammars: CompiledGrammars
+    num_slots: int, vocab_size: int, device: torch.device, grammars: CompiledGrammars, vocabulary: range | None
 ) -> Sequence[Feature]:
     """Return all features and one more, the first."""
-    return (Forbidden(num_slots, vocab_size, device), *make_features(num_slots, vocab_size, device, grammars))
+    features = make_features(num_slots, vocab_size, device, grammars, vocabulary)
+    return (Forbidden(num_slots, vocab_size, device), *features)
 
 
 def test_a_feature_masks_looks_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,7 +218,7 @@ def _resolve_for_model(
         how = "computed in" if spec.stored_as.kept else "quantised again to"
         held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"{how} {in_integers}"
         reasons["quantization"] = f"{spec.stored_as.description}, {held_in}"
-        LOGGER.warning("the checkpoint's weights are quantised: %s", reasons["quantization"])
+        LOGGER.info("the checkpoint's weights are quantised: %s", reasons["quantization"])
     resolved = replace(
         asked,
         model=asked.model or checkpoint.name,

@@ -16,8 +16,10 @@ class ModelConfig:
 
     model: str = option(
         "",
-        "folder or hub id of a Hugging Face checkpoint",
+        "folder, GGUF file or hub id of a checkpoint",
         unset="the bundled model",
+        more="Of a hub id that holds GGUF files, OWNER/NAME:Q4_0 takes the one whose name ends so, and"
+        " OWNER/NAME:FILE.gguf the one of that name.",
         aliases=("model_path",),
         sglang="--model-path",
         vllm="MODEL",

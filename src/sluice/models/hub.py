@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.formats.gguf_folder import SUFFIX, gguf_folder, gguf_in
+from sluice.models.formats.gguf_folder import BESIDE, SUFFIX, gguf_folder, gguf_in
+from sluice.models.formats.gguf_hub import chosen_file, models_among
 
+LOGGER = logging.getLogger("sluice.models")
 BUNDLED = Path(__file__).parent / "sluice-nano"
 """A Hugging Face checkpoint: configuration, tokenizer, chat template, weights. The folder's name is the model's."""
 
@@ -31,7 +35,8 @@ def resolve_checkpoint(
     """Return the folder with a model's files, downloading them if `model` is a hub id (`owner/name`).
 
     Args:
-        model: an existing folder or GGUF file, or a hub id. What exists takes precedence.
+        model: an existing folder or GGUF file, or a hub id. What exists takes precedence. Behind a hub id and a colon
+            may be the name of one of its GGUF files, or what that ends with, such as "Q4_0".
         revision: branch, tag or commit on the hub; None for its main branch.
         endpoint: address of the hub; None for Hugging Face's.
         cache: folder for downloads; None for the default of `huggingface_hub`.
@@ -39,7 +44,7 @@ def resolve_checkpoint(
 
     Raises:
         CheckpointError: no such folder, no such model or revision on the hub, or the hub cannot be reached; a revision
-            of a folder.
+            of a folder; no such GGUF file.
     """
     if not model:
         raise CheckpointError("model must be a folder or a hub id, got an empty text")
@@ -51,17 +56,11 @@ def resolve_checkpoint(
         return _local(path, cache)
     if model.startswith(("/", ".", "~")) or model.count("/") > 1:
         raise CheckpointError(f"there is no folder {model!r}")
+    repository, _, choice = model.partition(":")
     try:
-        return Path(
-            snapshot_download(
-                model,
-                revision=revision,
-                allow_patterns=WANTED,
-                ignore_patterns=UNWANTED if weights else [*UNWANTED, *WEIGHTS],
-                endpoint=endpoint,
-                cache_dir=cache,
-            )
-        )
+        return _downloaded(repository, choice, revision, endpoint, cache, weights=weights)
+    except CheckpointError:
+        raise
     except HFValidationError:
         raise CheckpointError(f"{model!r} is neither an existing folder nor a hub id (owner/name)") from None
     except RevisionNotFoundError:
@@ -76,6 +75,29 @@ def resolve_checkpoint(
         raise CheckpointError(
             f"{model!r} is not a local folder and could not be downloaded from the hub: {reason}"
         ) from error
+
+
+def _downloaded(
+    repository: str, choice: str, revision: str | None, endpoint: str | None, cache: Path | None, *, weights: bool
+) -> Path:
+    """Return the folder of a checkpoint on the hub. Of one that holds only GGUF files, one file is downloaded."""
+    fetch = partial(snapshot_download, repository, revision=revision, endpoint=endpoint, cache_dir=cache)
+    is_whole = weights and not choice
+    ignored = UNWANTED if is_whole else [*UNWANTED, *WEIGHTS]
+    folder = Path(fetch(allow_patterns=WANTED, ignore_patterns=ignored))
+    if not weights or (is_whole and any(folder.glob("*.safetensors"))):
+        return folder
+    try:
+        names = list(HfApi(endpoint).list_repo_files(repository, revision=revision))
+    except Exception:
+        names = [file.name for file in folder.iterdir()]  # without a connection: what was downloaded before
+        if not models_among(names):
+            raise
+    if is_whole and not models_among(names):
+        return folder
+    file = chosen_file(repository, names, choice)
+    LOGGER.info("%s: of its %d GGUF files %s is loaded", repository, len(models_among(names)), file)
+    return gguf_folder(Path(fetch(allow_patterns=[file, *BESIDE])) / file, cache)
 
 
 def _local(path: Path, cache: Path | None) -> Path:

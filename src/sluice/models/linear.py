@@ -124,23 +124,21 @@ class Packer:
 
     is_fast_in_int8: bool = False
     """Whether products in int8 take less time than those in bfloat16."""
+    widened: int = 0
+    """Layers that were joined of parts quantised in ways that have no common form, and so dequantised."""
 
     def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         """Join layers with the same input into one.
 
         Args:
-            parts: layers of one dtype, all with or all without a bias. If only some are quantised, all are widened.
+            parts: layers of one dtype, all with or all without a bias. Unless all are in int8 or all in four bits,
+                those that are quantised are dequantised.
             activation: applied to the outputs; a key of `ACTIVATIONS`.
 
         Returns:
             A module from [N, in_features] to [N, sum of the parts' out_features], the parts' outputs in their order.
         """
-        weight, bias = joined(*parts)
-        if isinstance(weight, Int8Weight):
-            return activated(Int8Linear(weight, bias), activation)
-        if isinstance(weight, Int4Weight):
-            return activated(Int4Linear(weight, bias), activation)
-        return activated(PlainLinear(weight, bias), activation)
+        return activated(self._product(*self._joined(*parts)), activation)
 
     def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
         """Join two layers with the same input: the activation of the first, times the second.
@@ -163,6 +161,28 @@ class Packer:
             return Int8Embedding(int8_of(embedding), embedding.dtype)
         return embedding
 
+    def _product(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> nn.Module:
+        """Create the layer of one weight."""
+        if isinstance(weight, Int8Weight):
+            return Int8Linear(weight, bias)
+        return Int4Linear(weight, bias) if isinstance(weight, Int4Weight) else PlainLinear(weight, bias)
+
+    def _joined(self, *parts: Source) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor | None]:
+        """Return the joined weight [sum of out_features, in_features] and bias; of a single layer its own, no copy."""
+        biases = [part.bias.data for part in parts if part.bias is not None]
+        assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"
+        bias = None if not biases else biases[0] if len(parts) == 1 else torch.cat(biases)
+        quantised = [part.weight for part in parts if isinstance(part, QuantizedLinear)]
+        for kind in (Int8Weight, Int4Weight):
+            same = [weight for weight in quantised if isinstance(weight, kind)]
+            if len(same) == len(parts):
+                return kind.joined(same), bias
+        self.widened += bool(quantised)
+        weights = [
+            part.weight.dense(part.dtype) if isinstance(part, QuantizedLinear) else part.weight.data for part in parts
+        ]
+        return weights[0] if len(parts) == 1 else torch.cat(weights), bias
+
 
 def activated(layer: nn.Module, activation: str | None) -> nn.Module:
     """Return the layer, followed by an activation if one is given."""
@@ -173,24 +193,3 @@ def int8_of(embedding: QuantizedLinear) -> Int8Weight:
     """Return the weight of an embedding, which is int8: no other kind can be looked up."""
     assert isinstance(embedding.weight, Int8Weight), f"an embedding of {type(embedding.weight).__name__}"
     return embedding.weight
-
-
-def joined(*parts: Source) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor | None]:
-    """Return the joined weight [sum of out_features, in_features] and bias; of a single layer its own, no copy.
-
-    The weight is quantised if those of all parts are, in the same way. Others are widened.
-    """
-    biases = [part.bias.data for part in parts if part.bias is not None]
-    assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"
-    bias = None if not biases else biases[0] if len(parts) == 1 else torch.cat(biases)
-    quantised = [part.weight for part in parts if isinstance(part, QuantizedLinear)]
-    int8 = [weight for weight in quantised if isinstance(weight, Int8Weight)]
-    int4 = [weight for weight in quantised if isinstance(weight, Int4Weight)]
-    if len(int8) == len(parts):
-        return Int8Weight.joined(int8), bias
-    if len(int4) == len(parts) and len({weight.group for weight in int4}) == 1:
-        return Int4Weight.joined(int4), bias
-    weights = [
-        part.weight.dense(part.dtype) if isinstance(part, QuantizedLinear) else part.weight.data for part in parts
-    ]
-    return weights[0] if len(parts) == 1 else torch.cat(weights), bias

@@ -6,6 +6,7 @@ through transformers (`fallback`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,8 @@ ARCHITECTURES: Mapping[str, type[CausalLM]] = {
     **dict.fromkeys(LLAMA_ARCHITECTURES, Llama),
     **dict.fromkeys(("GPT2LMHeadModel", "GPT2Model"), GPT2),
 }
+
+LOGGER = logging.getLogger("sluice.models")
 
 Report = Callable[[int, int], None]
 
@@ -137,6 +140,12 @@ def _load_native(
     if model.spec.stored_as is not None:
         model.spec = replace(model.spec, stored_as=replace(model.spec.stored_as, kept=filler.kept))
     filler.finish(packer)
+    if packer.widened:
+        LOGGER.info(
+            "%d joined layers are computed in %s: their parts are quantised in different ways, or only in part",
+            packer.widened,
+            str(chosen).removeprefix("torch."),
+        )
     # Moves the buffers that were computed from the config.
     return model.to(device)
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from sluice.models.linear import Packer, Source, Tied, activated, int8_of, joined
+from sluice.models.linear import Packer, Source, Tied, activated, int8_of
 from sluice.models.ops import Ops
 from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
 from sluice.native.abi import PackedLinearCall
@@ -19,6 +19,8 @@ BLOCK = 32
 """Outputs in a block of the packed weight (`native/packing.h`)."""
 CODES: Mapping[str | None, int] = {None: 0, "silu": 1, "swish": 1, "gelu_new": 2, "gelu_pytorch_tanh": 2, "relu": 3}
 """Numbers in `native/abi.h` of the activations that the kernel applies."""
+SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""In the order of `native/abi.h`."""
 
 
 def packer_for(device: torch.device, kernels: Kernels | None) -> Packer:
@@ -56,11 +58,9 @@ class OneDNNPacker(Packer):
     A tied embedding is stored twice: as rows for lookups, and packed.
     """
 
-    def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
-        weight, bias = joined(*parts)
-        if not isinstance(weight, torch.Tensor) or weight.dtype != torch.bfloat16:
-            return super().linear(*parts, activation=activation)
-        return activated(OneDNNLinear(weight, bias), activation)
+    def _product(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> nn.Module:
+        is_bfloat16 = isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16
+        return OneDNNLinear(weight, bias) if is_bfloat16 else super()._product(weight, bias)
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
         if isinstance(embedding, QuantizedLinear) or embedding.weight.dtype != torch.bfloat16:
@@ -76,7 +76,8 @@ class PackedWeight(NamedTuple):
     [blocks, in_features / 4, 32, 4] int8; or [blocks, in_features / 4, 16, 4] uint8, two outputs in a byte."""
     in_features: int
     scales: torch.Tensor | None = None
-    """Of int8: [32 * blocks] float32. Of four bits: [blocks, groups, 32] bfloat16, or float32 if that is not exact."""
+    """Of int8: [32 * blocks] float32. Of four bits: [blocks, groups, 32] bfloat16
+    or float16 if one of them is exact, else float32."""
     sums: torch.Tensor | None = None
     """Of int8: [32 * blocks] int32, the values of each output summed."""
     minimums: torch.Tensor | None = None
@@ -123,7 +124,7 @@ class NativeLinear(nn.Module):
             activation=CODES[activation],
             is_gated=is_gated,
             group=weight.group,
-            has_bf16_scales=weight.scales is not None and weight.scales.dtype == torch.bfloat16,
+            scale_type=0 if weight.scales is None else SCALE_TYPES.index(weight.scales.dtype),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -177,7 +178,7 @@ class NativePacker(Packer):
     def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         if not all(map(_can_be_packed, parts)):
             return super().linear(*parts, activation=activation)
-        weight, bias = joined(*parts)
+        weight, bias = self._joined(*parts)
         outputs = sum(part.out_features for part in parts)
         fused = activation if activation in CODES else None
         layer = NativeLinear(self._kernels, self._packed(weight), bias, outputs, fused)
@@ -187,7 +188,7 @@ class NativePacker(Packer):
         outputs = gate.out_features
         if not (_can_be_packed(gate) and _can_be_packed(up)) or activation not in CODES or outputs % BLOCK:
             return super().gated(gate, up, activation)
-        weight, bias = joined(gate, up)
+        weight, bias = self._joined(gate, up)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
@@ -221,8 +222,9 @@ class NativePacker(Packer):
         inputs, packed = weight.in_features, _whole_blocks(weight.values)
         self._kernels.pack_int4(weight.values.data_ptr(), weight.out_features, inputs, packed.data_ptr())
         groups = [_by_block(each) for each in (weight.scales, weight.minimums) if each is not None]
-        if all(torch.equal(each, each.bfloat16().float()) for each in groups):
-            groups = [each.bfloat16() for each in groups]
+        narrow = (kind for kind in SCALE_TYPES[1:] if all(torch.equal(each, each.to(kind).float()) for each in groups))
+        chosen = next(narrow, torch.float32)
+        groups = [each.to(chosen) for each in groups]
         return PackedWeight(
             packed.view(-1, inputs // 4, BLOCK // 2, 4),
             inputs,

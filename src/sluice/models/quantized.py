@@ -10,6 +10,7 @@ four bits a scale for each group of inputs, and activations have a scale for eac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -162,15 +163,27 @@ class Int4Weight:
 
     @classmethod
     def joined(cls, weights: Sequence[Self]) -> Self:
-        """Return the weights [.., in_features], in the same groups, one below the other; a single one itself."""
+        """Return the weights [.., in_features] one below the other; a single one itself.
+
+        Its groups are the largest that divide those of all weights.
+        """
         if len(weights) == 1:
             return weights[0]
-        values = torch.cat([weight.values for weight in weights])
-        scales = torch.cat([weight.scales for weight in weights])
-        if all(weight.minimums is None for weight in weights):
+        group = math.gcd(*(weight.group for weight in weights))
+        parts = [weight._in_groups(group) for weight in weights]
+        values, scales = torch.cat([part.values for part in parts]), torch.cat([part.scales for part in parts])
+        if all(part.minimums is None for part in parts):
             return cls(values, scales)
-        minimums = [-ZERO_POINT * each.scales if each.minimums is None else each.minimums for each in weights]
+        minimums = [-ZERO_POINT * part.scales if part.minimums is None else part.minimums for part in parts]
         return cls(values, scales, torch.cat(minimums))
+
+    def _in_groups(self, group: int) -> Self:
+        """Return the same weight in groups of a size that divides its own."""
+        times = self.group // group
+        if times == 1:
+            return self
+        minimums = None if self.minimums is None else self.minimums.repeat_interleave(times, 1)
+        return type(self)(self.values, self.scales.repeat_interleave(times, 1), minimums)
 
     def equals(self, other: Self) -> bool:
         """Return whether both hold the same numbers."""

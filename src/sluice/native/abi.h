@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 6;
+constexpr int ABI_VERSION = 7;
 
 extern "C" {
 
@@ -71,18 +71,20 @@ struct SiluMulCall {
 
 enum Activation { NO_ACTIVATION, SILU, GELU_TANH, RELU };
 
+enum ScaleType { FLOAT_SCALES, BFLOAT16_SCALES, FLOAT16_SCALES };
+
 struct PackedLinearCall {
     const void* x;         // [rows, in] bfloat16, `in` even
     const void* weight;    // [out, in] in the layout of packing.h; [2 out, in] if gated, `out` a multiple of 32
     const void* scales;      // null if the weight is bfloat16. Of int8: float, for each output, in whole blocks. Of four
-                             // bits: [blocks][groups][32], bfloat16 or float
+                             // bits: [blocks][groups][32], of `scale_type`
     const int32_t* sums;     // of an int8 weight over `in`, a multiple of 4, for each output, in whole blocks
     const void* minimums;    // of four bits, as the scales; null if 8 stands for zero
     const void* bias;      // [out], or [2 out], or null
     void* y;               // [rows, out]: f(first), or if gated f(first) * second
     int64_t x_stride, y_stride;
     int32_t rows, in, out, activation, is_gated;
-    int32_t group, has_bf16_scales;    // of four bits: inputs with one scale, a multiple of 4; else 0
+    int32_t group, scale_type;    // of four bits: inputs with one scale, a multiple of 4, and a `ScaleType`; else 0
 };
 
 struct MaskCall {

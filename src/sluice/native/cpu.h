@@ -43,7 +43,7 @@ inline bool has(Level level) {
     const CpuId one(1, 0), seven(7, 0), more(7, 1);
     const uint64_t saved = saved_states();
     const auto bit = [](uint32_t word, int i) { return (word >> i & 1) != 0; };
-    const bool avx2 = bit(one.c, 12) && bit(seven.b, 5) && (saved & 0x6) == 0x6;
+    const bool avx2 = bit(one.c, 12) && bit(one.c, 29) && bit(seven.b, 5) && (saved & 0x6) == 0x6;
     const bool avx512 = avx2 && bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31) &&
                         (saved & 0xe6) == 0xe6;
     const bool vnni = avx512 && bit(seven.c, 11);

@@ -5,11 +5,13 @@
 struct GroupScales {
     const void* scales;
     const void* minimums;    // or null
-    bool is_bf16;
+    int type;
 };
 
-INL F load_scales(const void* values, bool is_bf16, int64_t i) {
-    return is_bf16 ? load(static_cast<const uint16_t*>(values) + i) : load(static_cast<const float*>(values) + i);
+INL F load_scales(const void* values, int type, int64_t i) {
+    if (type == FLOAT_SCALES) return load(static_cast<const float*>(values) + i);
+    const uint16_t* halves = static_cast<const uint16_t*>(values) + i;
+    return type == BFLOAT16_SCALES ? load(halves) : load_float16(halves);
 }
 
 // Multiply M rows of x with one block, into sums[M][32], scaled.
@@ -34,8 +36,8 @@ void int4_tile(const QuantizedCall& call, int row, const uint8_t* block, const G
         F scales[2], minimums[2];
         UNROLLED for (int n = 0; n < 2; n++) {
             const int64_t at = group * PACKED_BLOCK + n * 16;
-            scales[n] = load_scales(weight.scales, weight.is_bf16, at);
-            if constexpr (HAS_MINIMUMS) minimums[n] = load_scales(weight.minimums, weight.is_bf16, at);
+            scales[n] = load_scales(weight.scales, weight.type, at);
+            if constexpr (HAS_MINIMUMS) minimums[n] = load_scales(weight.minimums, weight.type, at);
         }
         UNROLLED for (int i = 0; i < M * 2; i++) {
             found[i] = fused(to_float(sums[i]), scales[i % 2], found[i]);
@@ -61,8 +63,8 @@ void int4_tile_of(int rows, const QuantizedCall& call, int row, const uint8_t* b
 INL void int4_multiply(const QuantizedCall& call, int row, int rows, int first, float* to) {
     const PackedLinearCall& linear = call.linear;
     const auto* block = static_cast<const uint8_t*>(linear.weight) + static_cast<int64_t>(first) * linear.in / 2;
-    const bool is_bf16 = linear.has_bf16_scales;
-    const int64_t skipped = static_cast<int64_t>(first) * (linear.in / linear.group) * (is_bf16 ? 2 : 4);
+    const int type = linear.scale_type;
+    const int64_t skipped = static_cast<int64_t>(first) * (linear.in / linear.group) * (type == FLOAT_SCALES ? 4 : 2);
     const auto from = [&](const void* p) { return p ? static_cast<const char*>(p) + skipped : nullptr; };
-    int4_tile_of<BYTE_ROWS>(rows, call, row, block, {from(linear.scales), from(linear.minimums), is_bf16}, to);
+    int4_tile_of<BYTE_ROWS>(rows, call, row, block, {from(linear.scales), from(linear.minimums), type}, to);
 }

@@ -62,7 +62,7 @@ const Kernels EMULATED_TILES = kernels<Bf16BesideTiles, EmulatedTiles>();
 
 #if defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 namespace avx2 {
 #include "lanes_avx2.h"
 #include "bytes_avx2.h"
@@ -71,7 +71,7 @@ namespace avx2 {
 #pragma GCC pop_options
 
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
 namespace avx512 {
 #include "lanes_avx512.h"
 #include "bytes_avx512.h"
@@ -81,7 +81,7 @@ namespace avx512 {
 
 #define SLUICE_VNNI
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 namespace avx512_vnni {
 #include "lanes_avx512.h"
 #include "bytes_avx512.h"
@@ -91,7 +91,7 @@ namespace avx512_vnni {
 
 #define SLUICE_BF16_DOT
 #pragma GCC push_options
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
 namespace avx512_bf16 {
 #include "lanes_avx512.h"
 #include "bytes_avx512.h"

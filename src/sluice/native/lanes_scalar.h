@@ -33,6 +33,7 @@ INL float hsum(F a) {
     return total;
 }
 INL F load(const uint16_t* p) { return each([=](int i) { return widen(p[i]); }); }
+INL F load_float16(const uint16_t* p) { return each([=](int i) { return from_float16(p[i]); }); }
 INL F even(const uint16_t* p) { return each([=](int i) { return widen(p[2 * i]); }); }
 INL F odd(const uint16_t* p) { return each([=](int i) { return widen(p[2 * i + 1]); }); }
 INL void store(uint16_t* p, F a) {

@@ -63,8 +63,8 @@ class Place:
         return range(begin, begin + each + (self.stage < more))
 
     def vocabulary(self, vocab_size: int) -> range:
-        """Return the tokens whose logits its shard computes. All shards have equally many, the last ones fewer, or
-        none if the vocabulary is small."""
-        each = -(-vocab_size // (WORD * self.layout.tensor_size)) * WORD
-        begin = min(self.shard * each, vocab_size)
-        return range(begin, min(begin + each, vocab_size))
+        """Return the tokens whose logits its shard computes: as many words of them as the other shards have, or one
+        word more or fewer. It is none if there are fewer words than shards."""
+        words, size = -(-vocab_size // WORD), self.layout.tensor_size
+        begin, end = (WORD * (words * shard // size) for shard in (self.shard, self.shard + 1))
+        return range(begin, min(end, vocab_size))

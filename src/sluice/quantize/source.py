@@ -11,9 +11,10 @@ from torch import nn
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
-from sluice.models.loader import DTYPES, kinds_of, model_class
+from sluice.models.formats.gguf_config import METHOD, PLAIN
+from sluice.models.loader import ARCHITECTURES, DTYPES, is_native, kinds_of, model_class
 from sluice.models.quantized import QuantizedWeight
-from sluice.models.weights import StoredTensor, stored_tensors
+from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors
 
 
 class Weight(NamedTuple):
@@ -38,6 +39,13 @@ class Source:
         self.folder = folder
         checkpoint = read_config(folder)
         _refuse_quantized(checkpoint)
+        if not is_native(checkpoint.architecture):
+            raise CheckpointError(
+                f"{checkpoint.architecture} cannot be quantised: which tensors are weights of linear layers is known of"
+                f" {', '.join(ARCHITECTURES)}"
+            )
+        self.dtype = checkpoint.dtype or first_floating_dtype(folder)
+        """Name of the dtype that `--dtype auto` gives it."""
         architecture = model_class(checkpoint.architecture)
         refuse_unsupported(checkpoint.fields)
         with torch.device("meta"):
@@ -91,7 +99,14 @@ class Source:
 
 def _refuse_quantized(checkpoint: CheckpointConfig) -> None:
     section = checkpoint.fields.section("quantization_config")
-    if section is not None:
+    if section is None:
+        return
+    types = section.section("types")
+    if section.text("quant_method") == METHOD and types is not None and all(kind in PLAIN for kind in types):
         raise CheckpointError(
-            f"the checkpoint is quantised already ({section.text('quant_method')}): name the one that it was made of"
+            "plain weights in a GGUF file are not read by this command: name the checkpoint in safetensors that it was"
+            " made of, or quantise the file at each start, with `sluice serve FILE --quantization int8`"
         )
+    raise CheckpointError(
+        f"the checkpoint is quantised already ({section.text('quant_method')}): name the one that it was made of"
+    )

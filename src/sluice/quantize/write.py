@@ -23,6 +23,8 @@ from sluice.quantize.source import Source
 from sluice.quantize.tensor_file import DTYPES, TensorFile
 
 CONFIG = "config.json"
+DTYPE_FIELDS = ("dtype", "torch_dtype")
+"""Where it names the dtype: transformers 5, and before."""
 LICENSES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
 
 
@@ -163,7 +165,9 @@ def _config(source: Source, scheme: Scheme) -> dict[str, object]:
         ignore=[source.model.rules.head.removesuffix(".weight")],
     )
     fields = json.loads((source.folder / CONFIG).read_text(encoding="utf-8"))
-    return fields | {"quantization_config": config.model_dump(mode="json")}
+    # Without its dtype a quantised checkpoint would be computed in bfloat16.
+    dtype = {} if any(name in fields for name in DTYPE_FIELDS) else {DTYPE_FIELDS[0]: source.dtype}
+    return fields | dtype | {"quantization_config": config.model_dump(mode="json")}
 
 
 def _copy_others(source: Path, folder: Path) -> None:

@@ -44,6 +44,8 @@ class DeviceShape:
     """0 or 1: one page more, number `num_pages`, of no request. Rows that only pad a batch write to it."""
     kv_dtype: torch.dtype | None = None
     """Type of the pages; None if it is `dtype`."""
+    vocabulary: range | None = None
+    """Tokens whose logits are computed here, on one of several ranks; None: all."""
 
     @classmethod
     def of(
@@ -112,7 +114,7 @@ class DeviceState:
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
         self.last_tokens: LastTokens = new_last_tokens(shape.num_slots, shape.device)
-        self.features = make_features(shape.num_slots, shape.vocab_size, shape.device, grammars)
+        self.features = make_features(shape.num_slots, shape.vocab_size, shape.device, grammars, shape.vocabulary)
         self._filled = np.zeros(shape.num_slots, dtype=bool)
 
     def check(self, plan: BatchPlan) -> None:

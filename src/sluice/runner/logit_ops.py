@@ -31,6 +31,20 @@ class PenaltyValues(NamedTuple):
     presence: torch.Tensor
 
 
+class Scores(NamedTuple):
+    """Log-probabilities of R tokens, and of the W most likely tokens in the place of each.
+
+    float64 from logits in float64, else float32. NaN where a row's logits hold NaN or +inf, or nothing above -inf.
+    """
+
+    logprobs: torch.Tensor
+    """[R]"""
+    top_ids: torch.Tensor
+    """[R, W] int64, best first."""
+    top_logprobs: torch.Tensor
+    """[R, W]"""
+
+
 class LogitOps:
     """Operations of a step after the model, in plain torch. Each of them reads rows as long as the vocabulary."""
 
@@ -88,6 +102,23 @@ class LogitOps:
         """
         total = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32).logsumexp(-1)
         return total.masked_fill_(~total.isfinite(), torch.nan)
+
+    def score(self, logits: torch.Tensor, tokens: torch.Tensor, width: int) -> Scores:
+        """Return the scores of one token in each row.
+
+        Args:
+            logits: [R, vocab], any float type.
+            tokens: [R] int64, from 0.
+            width: W, at most the size of the vocabulary.
+        """
+        total = self.totals(logits)[:, None]
+        chosen = logits.gather(-1, tokens[:, None]).to(total.dtype)
+        best = logits.topk(width)
+        return Scores((chosen - total)[:, 0], best.indices, best.values.to(total.dtype) - total)
+
+    def vocab_size(self, logits: torch.Tensor) -> int:
+        """Return how many tokens there are, given logits of any number of rows."""
+        return logits.shape[1]
 
 
 def penalized(logits: torch.Tensor, tables: TokenTables, values: PenaltyValues) -> torch.Tensor:

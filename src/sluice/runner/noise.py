@@ -57,36 +57,39 @@ def _mix(z: torch.Tensor) -> torch.Tensor:
     return z.bitwise_xor_(_shift_right(z, 31))
 
 
-def random_bits(noise_keys: torch.Tensor, positions: torch.Tensor, width: int) -> torch.Tensor:
+def random_bits(noise_keys: torch.Tensor, positions: torch.Tensor, width: int, first: int = 0) -> torch.Tensor:
     """Return 64 random bits for each row and vocabulary id.
 
     Args:
         noise_keys: [R] int64 from `noise_key`.
         positions: [R] int64, position in its request of the token being sampled.
-        width: vocabulary size.
+        width: vocabulary size, or how many of its ids are asked for.
+        first: the lowest of these.
 
     Returns:
         [R, width] int64.
     """
     row_keys = _mix(noise_keys + _mix((positions + 1) * _signed(_WEYL)))
-    ids = torch.arange(1, width + 1, device=noise_keys.device)
+    ids = torch.arange(first + 1, first + width + 1, device=noise_keys.device)
     return _mix(row_keys[:, None] + (ids * _signed(_WEYL))[None, :])
 
 
-def gumbel(noise_keys: torch.Tensor, positions: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+def gumbel(
+    noise_keys: torch.Tensor, positions: torch.Tensor, width: int, dtype: torch.dtype, first: int = 0
+) -> torch.Tensor:
     """Return independent standard Gumbel noise: `argmax(log p + noise)` is a sample of `p`.
 
     The uniform is taken where it is small as -log1p(-u), which keeps full relative precision for the rare large
     values that decide, even in float32; a plain -log(u) would cut the tail at about 17.
 
     Args:
-        noise_keys, positions, width: as for `random_bits`.
+        noise_keys, positions, width, first: as for `random_bits`.
         dtype: float32 or float64.
 
     Returns:
         [R, width] of `dtype`, all finite.
     """
-    bits = _shift_right(random_bits(noise_keys, positions, width), 64 - _UNIFORM_BITS)
+    bits = _shift_right(random_bits(noise_keys, positions, width, first), 64 - _UNIFORM_BITS)
     uniform = bits.to(dtype).add_(0.5).mul_(2.0**-_UNIFORM_BITS)
     exponential = uniform.clamp_(max=1 - torch.finfo(dtype).eps / 2).neg_().log1p_().neg_()
     return exponential.log_().neg_()

@@ -129,12 +129,16 @@ def first_of_largest(values: torch.Tensor) -> torch.Tensor:
     return starts[:, 0] + inside.argmax(-1)
 
 
-def scores(logits: torch.Tensor, params: SamplingRows, kind: RowKind) -> torch.Tensor:
+def scores(
+    logits: torch.Tensor, params: SamplingRows, kind: RowKind, largest: torch.Tensor | None = None, first: int = 0
+) -> torch.Tensor:
     """Return the values whose argmax is sampled. Where two runs differ, their two tokens' scores must nearly tie.
 
     Args:
         logits: [R, vocab] of rows of one kind.
         params: their R rows.
+        largest: [R], the largest logit of each row, if `logits` are a part of greedy or plain rows.
+        first: the lowest id of the part.
 
     Returns:
         [R, vocab], float64 for float64 logits, else float32: the logit for a greedy row, else
@@ -143,12 +147,13 @@ def scores(logits: torch.Tensor, params: SamplingRows, kind: RowKind) -> torch.T
     logits = _widened(logits)
     if kind is RowKind.GREEDY:
         return logits
-    scaled = _scaled(logits, params.temperature)
+    largest = logits.amax(-1) if largest is None else largest.to(logits.dtype)
+    scaled = _scaled(logits, largest, params.temperature)
     scaled.masked_fill_(scaled < params.min_p.to(scaled.dtype).log_()[:, None], -torch.inf)
     if kind is not RowKind.PLAIN:
         width = scaled.shape[1]
         scaled = _best_ranked(scaled, params, min(width, SHORT_TOP_K) if kind is RowKind.SHORT else width)
-    return scaled.add_(gumbel(params.noise_keys, params.positions, logits.shape[1], logits.dtype))
+    return scaled.add_(gumbel(params.noise_keys, params.positions, logits.shape[1], logits.dtype, first))
 
 
 def _widened(logits: torch.Tensor) -> torch.Tensor:
@@ -160,14 +165,14 @@ def _usable(logits: torch.Tensor) -> torch.Tensor:
     return logits.amax(-1).isfinite()
 
 
-def _scaled(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+def _scaled(logits: torch.Tensor, largest: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     """Return log-probabilities at each row's temperature, up to a constant: the largest is 0.
 
     Subtracting first keeps the largest finite at any temperature; only the others may overflow, to -inf.
     """
     limits = torch.finfo(logits.dtype)
     divisor = temperature.clamp(limits.tiny, limits.max).to(logits.dtype)
-    return (logits - logits.amax(-1, keepdim=True)).div_(divisor[:, None])
+    return (logits - largest[:, None]).div_(divisor[:, None])
 
 
 def _best_ranked(scaled: torch.Tensor, params: SamplingRows, width: int) -> torch.Tensor:

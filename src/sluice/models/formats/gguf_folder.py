@@ -52,7 +52,7 @@ def gguf_folder(path: Path, cache: Path | None) -> Path:
     Raises:
         CheckpointError: the file is broken or not supported, or the folder cannot be written.
     """
-    path = path.resolve()
+    path = path.absolute()  # not resolved: the hub's cache links to files without their names and neighbours
     try:
         folder = cached_assets_path("sluice", METHOD_FOLDER, _key(path), assets_dir=cache)
         if (folder / "config.json").is_file():

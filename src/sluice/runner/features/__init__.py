@@ -16,9 +16,23 @@ from sluice.runner.features.sampling import Sampling
 
 
 def make_features(
-    num_slots: int, vocab_size: int, device: torch.device, grammars: CompiledGrammars = NO_GRAMMARS
+    num_slots: int,
+    vocab_size: int,
+    device: torch.device,
+    grammars: CompiledGrammars = NO_GRAMMARS,
+    vocabulary: range | None = None,
 ) -> Sequence[Feature]:
     """Return the features in the order in which they are applied: those that change logits come before `Sampling`, and
-    the grammar's mask last of these, since nothing may allow what it forbids."""
+    the grammar's mask last of these, since nothing may allow what it forbids.
+
+    Args:
+        vocabulary: the tokens whose logits this rank computes; None: all.
+    """
     sizes = num_slots, vocab_size, device
-    return (Penalties(*sizes), Grammars(*sizes, grammars), Sampling(*sizes), Logprobs(*sizes), Embeddings(*sizes))
+    return (
+        Penalties(*sizes, vocabulary),
+        Grammars(*sizes, grammars),
+        Sampling(*sizes),
+        Logprobs(*sizes),
+        Embeddings(*sizes),
+    )

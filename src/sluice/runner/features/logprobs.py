@@ -10,32 +10,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from sluice.runner.features.base import BAD_LOGITS, SLICE_BYTES, Feature, StagedFeature, StepLogits, StepReport
 from sluice.runner.inputs import HostBatch, Ints
-from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
+from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps, Scores
 from sluice.types import NewSlot, TokenLogprobs
 
 NOT_WANTED = -1
 """Number of alternatives of a row that asks for no log-probability."""
-
-
-class Scores(NamedTuple):
-    """Log-probabilities of R tokens, and of the W most likely tokens in the place of each.
-
-    float64 from logits in float64, else float32. NaN where a row's logits hold NaN or +inf, or nothing above -inf.
-    """
-
-    logprobs: torch.Tensor
-    """[R]"""
-    top_ids: torch.Tensor
-    """[R, W] int64, best first."""
-    top_logprobs: torch.Tensor
-    """[R, W]"""
 
 
 class StagedLogprobs(StagedFeature):
@@ -158,7 +143,7 @@ def score_rows(
         rows: [A] int64, which of them.
         width: alternatives of each.
         slice_bytes: most memory for logits that are scored at once, a row at least.
-        ops: computes their sums.
+        ops: scores them.
     """
     chosen = tokens.index_select(0, rows).clamp_(min=0)
     return _score(lambda part: logits.index_select(0, rows[part]), chosen, logits, width, slice_bytes, ops)
@@ -177,18 +162,11 @@ def _score(
     Args:
         like: logits of the same vocabulary and dtype.
     """
-    vocab_size = like.shape[1]
+    vocab_size = ops.vocab_size(like)
     itemsize = 8 if like.dtype == torch.float64 else 4
     per_slice = max(1, slice_bytes // (vocab_size * itemsize))
     parts = [
-        _score_slice(logits_of(part), tokens[part], min(width, vocab_size), ops)
+        ops.score(logits_of(part), tokens[part], min(width, vocab_size))
         for part in (slice(start, start + per_slice) for start in range(0, len(tokens), per_slice))
     ]
     return Scores(*map(torch.cat, zip(*parts, strict=True)))
-
-
-def _score_slice(logits: torch.Tensor, tokens: torch.Tensor, width: int, ops: LogitOps) -> Scores:
-    total = ops.totals(logits)[:, None]
-    chosen = logits.gather(-1, tokens[:, None]).to(total.dtype)
-    best = logits.topk(width)
-    return Scores((chosen - total)[:, 0], best.indices, best.values.to(total.dtype) - total)

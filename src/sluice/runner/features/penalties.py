@@ -47,14 +47,16 @@ class TokenCounts:
     """Rows of counts on the device for the slots that need them, made as they are needed and reused.
 
     Args:
-        vocab_size: columns.
+        width: columns, one for each token.
         device: where the logits are.
+        first: the token of the first column. Other tokens are not counted.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, width: int, device: torch.device, first: int = 0) -> None:
+        self._first = first
         self.tables = TokenTables(
-            torch.zeros((0, vocab_size), dtype=torch.bool, device=device),
-            torch.zeros((0, vocab_size), dtype=torch.int32, device=device),
+            torch.zeros((0, width), dtype=torch.bool, device=device),
+            torch.zeros((0, width), dtype=torch.int32, device=device),
         )
         self._rows: dict[int, int] = {}
         self._free: list[int] = []
@@ -81,7 +83,7 @@ class TokenCounts:
         return np.array([self._rows[slot] for slot in slots.tolist()], dtype=np.int64)
 
     def open(self, row: int, prompt: torch.Tensor, outputs: torch.Tensor) -> None:
-        """Begin a row anew on the device, with the ids int64 of a request's prompt and outputs."""
+        """Begin a row anew on the device, with the columns int64 of a request's prompt and outputs."""
         while len(self.tables.outputs) <= row:
             self.tables = TokenTables(*map(_twice_as_long, self.tables))
         self.tables.in_prompt[row].zero_().index_fill_(0, prompt, 1)
@@ -89,8 +91,11 @@ class TokenCounts:
 
     def count(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         """Count tokens [P] in rows [P]. Below 0 there is no token: the row failed, or its mask was late."""
-        added = (tokens >= 0).to(torch.int32)
-        self.tables.outputs.index_put_((rows, tokens.clamp(min=0)), added, accumulate=True)
+        last = self.tables.outputs.shape[1] - 1
+        columns = tokens - self._first
+        nearest = columns.clamp(0, last)
+        added = ((tokens >= 0) & (columns == nearest)).to(torch.int32)
+        self.tables.outputs.index_put_((rows, nearest), added, accumulate=True)
 
 
 def _twice_as_long(table: torch.Tensor) -> torch.Tensor:
@@ -150,11 +155,16 @@ class StagedPenalties(StagedFeature):
 
 
 class Penalties(Feature):
-    """What every slot's request asks for, on the host; the counts are on the device."""
+    """What every slot's request asks for, on the host; the counts are on the device.
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+    Args:
+        vocabulary: the tokens whose logits are here; None: all.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, vocabulary: range | None = None) -> None:
         self._vocab_size = vocab_size
-        self._counts = TokenCounts(vocab_size, device)
+        self._vocabulary = range(vocab_size) if vocabulary is None else vocabulary
+        self._counts = TokenCounts(len(self._vocabulary), device, self._vocabulary.start)
         self._openings: list[Opening] = []
         """Of slots filled since the last step was laid out."""
         self._used: set[int] = set()
@@ -189,13 +199,24 @@ class Penalties(Feature):
             self._is_penalized[slot] = True
             self._values[:, slot] = params.repetition_penalty, params.frequency_penalty, params.presence_penalty
             prompt, outputs = new.history[: new.prompt_len], new.history[new.prompt_len :]
-            self._openings.append(Opening(self._counts.row_for(slot), _ids(prompt), _ids(outputs)))
+            row = self._counts.row_for(slot)
+            self._openings.append(Opening(row, self._columns(_ids(prompt)), self._columns(_ids(outputs))))
         if params.logit_bias:
             ids, values = zip(*params.logit_bias, strict=True)
-            self._bias[slot] = _ids(ids), np.array(values, dtype=np.float64)
+            self._bias[slot] = self._here(_ids(ids), np.array(values, dtype=np.float64))
         if stops:
-            self._stops[slot] = _ids(stops), np.full(len(stops), -np.inf)
+            self._stops[slot] = self._here(_ids(stops), np.full(len(stops), -np.inf))
             self._no_stop_before[slot] = new.prompt_len + params.min_tokens
+
+    def _columns(self, ids: Ints) -> Ints:
+        """Return the columns of the tokens whose logits are here."""
+        return ids[self._is_here(ids)] - self._vocabulary.start
+
+    def _here(self, ids: Ints, values: Floats) -> tuple[Ints, Floats]:
+        return self._columns(ids), values[self._is_here(ids)]
+
+    def _is_here(self, ids: Ints) -> npt.NDArray[np.bool_]:
+        return (ids >= self._vocabulary.start) & (ids < self._vocabulary.stop)
 
     def stage(self, host: HostBatch) -> StagedPenalties | None:
         if not self._used:
