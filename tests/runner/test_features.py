@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from shadow_model import shadow_runner, shadow_shape
-from sluice.grammar.base import CompiledGrammars
 from sluice.runner import device_state
-from sluice.runner.features import make_features
+from sluice.runner.features import NewGrammars, make_features
 from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
 from sluice.runner.inputs import HostBatch, Ints
 from sluice.types import BatchPlan, Chunk, NewSlot, PlanError, SamplingParams, Submit
@@ -77,10 +76,10 @@ def plan_of(*params: SamplingParams) -> BatchPlan:
 
 
 def with_forbidden(
-    num_slots: int, vocab_size: int, device: torch.device, grammars: CompiledGrammars, vocabulary: range | None
+    num_slots: int, vocab_size: int, device: torch.device, new_grammars: NewGrammars, vocabulary: range | None
 ) -> Sequence[Feature]:
     """Return all features and one more, the first."""
-    features = make_features(num_slots, vocab_size, device, grammars, vocabulary)
+    features = make_features(num_slots, vocab_size, device, new_grammars, vocabulary)
     return (Forbidden(num_slots, vocab_size, device), *features)
 
 

@@ -34,6 +34,7 @@ from sluice.models.spec import ModelSpec
 from sluice.native.library import Kernels
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features.grammars import NO_GRAMMARS
+from sluice.runner.features.grammars import Grammars as MaskGrammars
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
@@ -100,7 +101,8 @@ class LoadedModel:
             grammars: finds the grammars of requests.
         """
         watched = self.info.config.model.debug_uninitialized_reads
-        return DeviceState(self.shape, self.new_kv, watched=watched, grammars=grammars)
+        new_grammars = partial(MaskGrammars, grammars=grammars)
+        return DeviceState(self.shape, self.new_kv, watched=watched, new_grammars=new_grammars)
 
     def runner(
         self,

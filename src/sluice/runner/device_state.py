@@ -15,10 +15,9 @@ import torch
 
 from sluice.attention.base import ForwardBatch, LayerKV, PagedKV
 from sluice.attention.spec import KVShape
-from sluice.grammar.base import CompiledGrammars
 from sluice.models.spec import ModelSpec
-from sluice.runner.features import make_features
-from sluice.runner.features.grammars import NO_GRAMMARS
+from sluice.runner.features import NewGrammars, make_features
+from sluice.runner.features.grammars import Grammars
 from sluice.runner.inputs import HostBatch
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
 from sluice.runner.page_table import PageTable, TableChanges
@@ -94,7 +93,7 @@ class DeviceState:
     Args:
         new_kv: makes the pages of one layer, as the attention backend wants them.
         watched: notice when a step reads a token that was not sampled, for a few operations a step.
-        grammars: finds the grammars of requests.
+        new_grammars: makes the feature of grammars.
 
     KV is left uninitialised. On a CPU the system then commits memory page by page as it is written, so a large pool
     takes only what is used of it. What was never written may be NaN, and attention must not let it through.
@@ -106,7 +105,7 @@ class DeviceState:
         new_kv: KVMaker = LayerKV.empty,
         *,
         watched: bool = False,
-        grammars: CompiledGrammars = NO_GRAMMARS,
+        new_grammars: NewGrammars = Grammars,
     ) -> None:
         self.shape = shape
         self.kv = tuple(new_kv(shape.layer) for _ in range(shape.num_layers))
@@ -114,7 +113,7 @@ class DeviceState:
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
         self.last_tokens: LastTokens = new_last_tokens(shape.num_slots, shape.device)
-        self.features = make_features(shape.num_slots, shape.vocab_size, shape.device, grammars, shape.vocabulary)
+        self.features = make_features(shape.num_slots, shape.vocab_size, shape.device, new_grammars, shape.vocabulary)
         self._filled = np.zeros(shape.num_slots, dtype=bool)
 
     def check(self, plan: BatchPlan) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
@@ -19,7 +18,8 @@ STALE_TOKEN = (
     "the step read a token of this request that was not sampled yet: a bug of the runner, found by"
     " --debug-uninitialized-reads"
 )
-Entry = TypeVar("Entry")
+Elsewhere = Callable[[int], BatchResult | None]
+"""Waits for the result of a step that other ranks sample. None: this rank is not to know it."""
 
 
 class Outcome:
@@ -77,28 +77,28 @@ class LaunchedStep:
         }
         report = StepReport(self.host, tokens, failed)
         outcome.features.report(report)
-        return BatchResult(
-            self.step,
-            tuple(
-                () if row in failed else report.brought.get(index, (token,))
-                for index, (row, token) in enumerate(zip(rows, tokens, strict=True))
-            ),
-            tuple(RowError(row, failed[row]) for row in sorted(failed)),
-            _without_failed(report.logprobs, rows, failed),
-            _without_failed(report.prompt_logprobs, [row for row, _ in self.host.target_rows], failed),
-            tuple(
-                b"" if row in failed else embedding
-                for row, embedding in zip(self.host.embed_rows.tolist(), report.embeddings, strict=True)
-            ),
-            slice_errors=outcome.slice_errors,
-            complete=tuple(report.complete),
-        )
+        return report.result(self.step, outcome.slice_errors)
 
 
-def _without_failed(
-    entries: Sequence[tuple[Entry, ...]], rows: Sequence[int], failed: dict[int, str]
-) -> tuple[tuple[Entry, ...], ...]:
-    """Return the entries of rows, those of failed rows emptied; () if there are no entries."""
-    if not entries:
-        return ()
-    return tuple(() if row in failed else entry for row, entry in zip(rows, entries, strict=True))
+@dataclass(frozen=True, slots=True)
+class PassedStep:
+    """A step on its way that other ranks sample."""
+
+    step: int
+    host: HostBatch
+    outcome: Outcome
+    arrived: Event
+    """This rank's part is done."""
+    elsewhere: Elsewhere
+    tick: Callable[[], None] = noop
+
+    def wait(self) -> BatchResult:
+        """Block until the step is done. Return its result, or an empty one on a rank that is not to know it."""
+        if not isinstance(self.arrived, DoneEvent):
+            wait_until(self.arrived.query, self.tick)
+        result = self.elsewhere(self.step)
+        if result is None:
+            return BatchResult(self.step, ())
+        report = StepReport.of(self.host, result)
+        self.outcome.features.complete(report)
+        return report.result(self.step)

@@ -37,7 +37,7 @@ from sluice.runner.device_state import DeviceState
 from sluice.runner.features.base import SLICE_BYTES, StagedFeatures, StepLogits
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
-from sluice.runner.launched import LaunchedStep, Outcome
+from sluice.runner.launched import Elsewhere, LaunchedStep, Outcome, PassedStep
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.rows import (
@@ -82,6 +82,7 @@ class TorchRunner:
         tick: called every second while the host waits for a step.
         offload: runs slices of offloaded chunks; None: plans must have none.
         copies: executes the copies of plans; None: plans must have none.
+        elsewhere: waits for what other ranks sample; None: this one samples.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class TorchRunner:
         tick: Callable[[], None] = noop,
         offload: SliceRunner | None = None,
         copies: Copies | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._model = model
         self._state = state
@@ -107,6 +109,7 @@ class TorchRunner:
         self._tick = tick
         self._offload = NoOffload() if offload is None else offload
         self._copies: Copies = NoTiers() if copies is None else copies
+        self._elsewhere = elsewhere
 
     def footprint(self) -> Footprint:
         """Return what is allocated for keys and values, in bytes by part."""
@@ -124,18 +127,30 @@ class TorchRunner:
         """Totals of the blocks that were loaded into the ring since the start."""
         return self._offload.totals
 
-    @torch.inference_mode()
     def launch(self, plan: BatchPlan) -> Launched:
         """Start a step.
 
         Raises:
             PlanError: the plan does not fit the device's state, which is unchanged.
         """
+        self.check(plan)
+        return self.start(plan)
+
+    def check(self, plan: BatchPlan) -> None:
+        """Refuse a plan that cannot be run, before anything changes.
+
+        Raises:
+            PlanError: the plan does not fit the device's state.
+        """
         if plan.slices and isinstance(self._offload, NoOffload):
             raise PlanError(f"plan of step {plan.step} cannot run: it has offloaded chunks, and there is no ring")
-        rest = ordinary(plan)
-        self._state.check(rest)
+        self._state.check(ordinary(plan))
         self._copies.check(plan)
+
+    @torch.inference_mode()
+    def start(self, plan: BatchPlan) -> Launched:
+        """Start a step whose plan was checked."""
+        rest = ordinary(plan)
         if not plan.copies and not plan.dropped:
             return self._run(plan, rest)
         copies = self._copies.begin(plan, self._transport)
@@ -181,7 +196,10 @@ class TorchRunner:
             arrived.done()
         results.wait(compute.record())
         results.run(lambda: outcome.to_host(self._transport.to_host))
-        return LaunchedStep(plan.step, host, outcome, results.record(), self._tick)
+        arrived_back = results.record()
+        if self._elsewhere is not None:
+            return PassedStep(plan.step, host, outcome, arrived_back, self._elsewhere, self._tick)
+        return LaunchedStep(plan.step, host, outcome, arrived_back, self._tick)
 
     @torch.inference_mode()
     def _compute(self, step: _Step, arrived: Arrived, outcome: Outcome) -> None:
@@ -191,7 +209,9 @@ class TorchRunner:
         state.change(cleared, entries, pages)
         step.features.arrive(of_features)
         hidden = self._hidden(step, arrived, outcome)
-        if hidden is None:
+        if self._elsewhere is not None:
+            step.features.hand_on()
+        if hidden is None or self._elsewhere is not None:
             outcome.tokens = torch.empty(0, dtype=torch.int64, device=state.shape.device)
             return
         counts = len(host.sample_rows), len(host.embed_rows), len(host.target_ids)

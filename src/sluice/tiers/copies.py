@@ -89,6 +89,8 @@ class HostCopies:
     """[copies] int64 on the host."""
     arrived: Event = field(default_factory=DoneEvent)
     """`checksums` is there."""
+    is_part: bool = False
+    """Other ranks copy the rest of each page: checksums are those of parts, and are compared once they are summed."""
 
     def wait(self) -> tuple[CopyDone, ...]:
         if not self.copies:
@@ -96,7 +98,10 @@ class HostCopies:
         if not self.arrived.query():
             wait_until(self.arrived.query)
         assert self.checksums is not None, f"{self.copies} have not begun"
-        return tuple(map(_ended, self.copies, self.checksums.tolist()))
+        checksums = self.checksums.tolist()
+        if self.is_part:
+            return tuple(CopyDone(copy.ticket, checksum) for copy, checksum in zip(self.copies, checksums, strict=True))
+        return tuple(map(ended, self.copies, checksums))
 
 
 class PageCopies:
@@ -109,6 +114,7 @@ class PageCopies:
         host_buffer: makes memory that the device can copy from and to.
         loading: the queue that copies pages from the disk's buffers to the device; None on a CPU, where the disk's
             thread reads straight into the pages.
+        is_part: other ranks copy the rest of each page.
     """
 
     def __init__(
@@ -118,11 +124,14 @@ class PageCopies:
         disk: DiskTier | None,
         host_buffer: HostBuffers,
         loading: DeviceQueue | None = None,
+        *,
+        is_part: bool = False,
     ) -> None:
         self._pages = pages
         self._host = host
         self._disk = disk
         self._loading = loading
+        self._is_part = is_part
         self._buffers = PageBuffers(pages.num_parts, pages.part_bytes, host_buffer)
         self._sizes = {
             Tier.DEVICE: pages.num_pages,
@@ -147,7 +156,7 @@ class PageCopies:
     def begin(self, plan: BatchPlan, transport: Transport) -> StepCopies:
         compute, results = transport.queues.compute, transport.queues.results
         with_disk: list[Store | Load | Erase] = [Erase(page) for page in plan.dropped]
-        with_host = HostCopies()
+        with_host = HostCopies(is_part=self._is_part)
         for copy in plan.copies:
             if Tier.DISK in (copy.source, copy.target):
                 with_disk.append(self._with_disk(copy, compute))
@@ -203,7 +212,8 @@ class PageCopies:
         return ThroughBuffer(self._pages, page, self._buffers, self._loading, compute.record())
 
 
-def _ended(copy: PageCopy, checksum: int) -> CopyDone:
+def ended(copy: PageCopy, checksum: int) -> CopyDone:
+    """Return how a copy between device and host ended, by the checksum of what was copied."""
     if copy.target is Tier.HOST or checksum == copy.checksum:
         return CopyDone(copy.ticket, checksum)
     problem = f"host page {copy.source_page} holds a page of checksum {checksum:x}, not {copy.checksum:x}"

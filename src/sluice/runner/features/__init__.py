@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-from sluice.grammar.base import CompiledGrammars
 from sluice.runner.features.base import Feature
 from sluice.runner.features.embeddings import Embeddings
-from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
+from sluice.runner.features.grammars import Grammars
 from sluice.runner.features.logprobs import Logprobs
 from sluice.runner.features.penalties import Penalties
 from sluice.runner.features.sampling import Sampling
+
+NewGrammars = Callable[[int, int, torch.device], Feature]
+"""Makes the feature that masks rows with a grammar, given the slots, the size of the vocabulary and the device."""
 
 
 def make_features(
     num_slots: int,
     vocab_size: int,
     device: torch.device,
-    grammars: CompiledGrammars = NO_GRAMMARS,
+    new_grammars: NewGrammars = Grammars,
     vocabulary: range | None = None,
 ) -> Sequence[Feature]:
     """Return the features in the order in which they are applied: those that change logits come before `Sampling`, and
     the grammar's mask last of these, since nothing may allow what it forbids.
 
     Args:
+        new_grammars: makes the feature of grammars.
         vocabulary: the tokens whose logits this rank computes; None: all.
     """
     sizes = num_slots, vocab_size, device
     return (
         Penalties(*sizes, vocabulary),
-        Grammars(*sizes, grammars),
+        new_grammars(*sizes),
         Sampling(*sizes),
         Logprobs(*sizes),
         Embeddings(*sizes),

@@ -8,6 +8,8 @@
                     sampled  look at the tokens; return tensors for the result
     on the host     report   add to the result what came of these tensors
 
+Where other ranks sample (`parallel/`), `hand_on` and `complete` take the place of the last steps.
+
 A feature keeps parameters by slot on the host, and may keep state on the device. Steps run in launch order, and a step
 may be launched before the one before it has run: work on the device reads nothing on the host that a later `fill`
 changes, only what `stage` laid out. A feature that no row of a step uses does no work for each row.
@@ -17,14 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Self, TypeVar
 
 import torch
 
 from sluice.device.transport import Array, ToHost
 from sluice.runner.inputs import HostBatch
 from sluice.runner.logit_ops import LogitOps
-from sluice.types import NewSlot, TokenLogprobs
+from sluice.types import BatchResult, NewSlot, RowError, TokenLogprobs
 
+Entry = TypeVar("Entry")
 SLICE_BYTES = 64 << 20
 """Size of a slice of logits in the type they are computed with, float32 or wider."""
 
@@ -90,6 +94,47 @@ class StepReport:
     embeddings: Sequence[bytes] = ()
     """Of each row that embeds; empty if there is none."""
 
+    @classmethod
+    def of(cls, host: HostBatch, result: BatchResult) -> Self:
+        """Return the report of a step whose result another rank has made."""
+        return cls(
+            host,
+            [row[0] if row else -1 for row in result.token_ids],
+            {error.row: error.message for error in result.errors},
+            logprobs=result.logprobs,
+            prompt_logprobs=result.prompt_logprobs,
+            embeddings=result.embeddings,
+        )
+
+    def result(self, step: int, slice_errors: tuple[RowError, ...] = ()) -> BatchResult:
+        """Return the result of a step, when it is complete."""
+        rows, failed = self.host.sample_rows.tolist(), self.failed
+        return BatchResult(
+            step,
+            tuple(
+                () if row in failed else self.brought.get(index, (token,))
+                for index, (row, token) in enumerate(zip(rows, self.tokens, strict=True))
+            ),
+            tuple(RowError(row, failed[row]) for row in sorted(failed)),
+            _without_failed(self.logprobs, rows, failed),
+            _without_failed(self.prompt_logprobs, [row for row, _ in self.host.target_rows], failed),
+            tuple(
+                b"" if row in failed else embedding
+                for row, embedding in zip(self.host.embed_rows.tolist(), self.embeddings, strict=True)
+            ),
+            slice_errors=slice_errors,
+            complete=tuple(self.complete),
+        )
+
+
+def _without_failed(
+    entries: Sequence[tuple[Entry, ...]], rows: Sequence[int], failed: dict[int, str]
+) -> tuple[tuple[Entry, ...], ...]:
+    """Return the entries of rows, those of failed rows emptied; () if there are no entries."""
+    if not entries:
+        return ()
+    return tuple(() if row in failed else entry for row, entry in zip(rows, entries, strict=True))
+
 
 class StagedFeature:
     """A feature's work in one step."""
@@ -111,6 +156,12 @@ class StagedFeature:
 
     def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
         """Add to the result. Called on the host, with what `sampled` returned."""
+
+    def hand_on(self) -> None:
+        """In the place of `apply` and `sampled`, on a rank that does not sample: give those that do what they lack."""
+
+    def complete(self, report: StepReport) -> None:
+        """In the place of `report`, there: add what only this rank knows to the result of those that sample."""
 
 
 class Feature:
@@ -169,3 +220,13 @@ class StagedFeatures:
         """Complete a result. There is nothing to add if no row sampled or has targets."""
         for staged, tensors in zip(self._staged, self._on_host, strict=False):
             staged.report(tensors, report)
+
+    def hand_on(self) -> None:
+        """Do this rank's part of a step that others sample."""
+        for staged in self._staged:
+            staged.hand_on()
+
+    def complete(self, report: StepReport) -> None:
+        """Complete a result of others."""
+        for staged in self._staged:
+            staged.complete(report)

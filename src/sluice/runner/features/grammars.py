@@ -30,6 +30,14 @@ PATIENCE = 0.01
 """Seconds that a step waits for masks, all of them together, once everything before its sampling is queued."""
 
 
+Publish = Callable[[torch.Tensor], None]
+"""Takes the masks of a step, [C, words] int32 on the host, before they are applied."""
+
+
+def keep(masks: torch.Tensor) -> None:
+    """Return: no other rank needs them."""
+
+
 class NoGrammars:
     """For a runner whose requests have no grammar."""
 
@@ -60,23 +68,44 @@ class StagedGrammars(StagedFeature):
         rows: [C] of the sampling rows, those with a grammar.
         constrained: of the same rows.
         new_buffer: makes the tensor in which masks travel to the device.
+        publish: takes the masks for other ranks.
     """
 
     def __init__(
-        self, rows: Ints, constrained: Sequence[ConstrainedRow], workers: MaskWorkers, new_buffer: HostBuffers
+        self,
+        rows: Ints,
+        constrained: Sequence[ConstrainedRow],
+        workers: MaskWorkers,
+        new_buffer: HostBuffers,
+        publish: Publish,
     ) -> None:
         self.arrays = (rows,)
         self._host_rows = rows
         self._constrained = constrained
         self._workers = workers
         self._new_buffer = new_buffer
+        self._publish = publish
         self._ready: list[bool] = []
 
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         (self._rows,) = tensors
 
     def apply(self, logits: StepLogits) -> None:
-        """Wait for the masks and apply them. A row without one can sample nothing."""
+        """Wait for the masks and apply them."""
+        bits = self._masks()
+        masked = logits.maskable()
+        logits.ops.mask(masked, self._rows, bits.to(masked.device, non_blocking=True))
+
+    def hand_on(self) -> None:
+        self._masks()
+
+    def complete(self, report: StepReport) -> None:
+        failed = dict(report.failed)
+        self.report((), report)
+        report.failed.update(failed)
+
+    def _masks(self) -> torch.Tensor:
+        """Wait for the masks, publish and return them, [C, words] int32. A row without one can sample nothing."""
         until = time.monotonic() + PATIENCE
         self._ready = [
             row.is_ready(0.0 if row.is_slow or row.is_late else until - time.monotonic()) for row in self._constrained
@@ -86,8 +115,8 @@ class StagedGrammars(StagedFeature):
         on_host = bits.numpy()
         for index, (row, is_ready) in enumerate(zip(self._constrained, self._ready, strict=True)):
             on_host[index] = row.bits if is_ready and row.problem is None else 0
-        masked = logits.maskable()
-        logits.ops.mask(masked, self._rows, bits.to(masked.device, non_blocking=True))
+        self._publish(bits)
+        return bits
 
     def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
         rows = zip(self._host_rows.tolist(), self._constrained, self._ready, strict=True)
@@ -123,12 +152,21 @@ class Grammars(Feature):
 
     Args:
         grammars: finds the grammars of requests.
+        publish: takes the masks of each step for other ranks.
     """
 
-    def __init__(self, num_slots: int, vocab_size: int, device: torch.device, grammars: CompiledGrammars) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        vocab_size: int,
+        device: torch.device,
+        grammars: CompiledGrammars = NO_GRAMMARS,
+        publish: Publish = keep,
+    ) -> None:
         self._vocab_size = vocab_size
         self._grammars = grammars
         self._new_buffer: HostBuffers = pinned_host_buffer if device.type == "cuda" else plain_host_buffer
+        self._publish = publish
         self._workers = MaskWorkers()
         self._rows: dict[int, ConstrainedRow] = {}
         grammars.watch(self._end)
@@ -163,7 +201,8 @@ class Grammars(Feature):
         for index, row in zip(rows, constrained, strict=True):
             at = int(host.sample_positions[index])
             assert row.position == at, f"slot {slots[index]} samples at {at}, its grammar is at {row.position}"
-        return StagedGrammars(np.array(rows, dtype=np.int64), constrained, self._workers, self._new_buffer)
+        numbers = np.array(rows, dtype=np.int64)
+        return StagedGrammars(numbers, constrained, self._workers, self._new_buffer, self._publish)
 
     def close(self) -> None:
         """End the threads. No step may follow; may be called again."""

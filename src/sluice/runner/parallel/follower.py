@@ -1,0 +1,116 @@
+"""A rank beside the leader: it starts the steps that the leader sends, and answers where the leader must know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NoReturn
+
+from sluice.device.queues import noop
+from sluice.parallel.group import GroupError
+from sluice.parallel.layout import Place
+from sluice.runner.parallel.control import FollowerLink
+from sluice.runner.parallel.frames import Answer, Close, Launch, Masks, Problem, decode_command, encode
+from sluice.runner.runner import TorchRunner
+from sluice.types import BatchPlan, BatchResult
+
+
+def answers(place: Place, plan: BatchPlan) -> bool:
+    """Return whether a rank beside the leader answers a plan: the first of the ranks that sample, if the leader is
+    none of them, and every rank that copies pages, with their checksums."""
+    samples = place.stage > 0 and place.is_last and place.shard == 0
+    return bool(plan.copies) or (samples and bool(plan.chunks))
+
+
+def elsewhere(step: int) -> BatchResult | None:
+    """Return None: of a step that it does not sample, a follower is not to know the result."""
+    return None
+
+
+class Commands:
+    """What the leader sends to a rank, in order."""
+
+    def __init__(self, link: FollowerLink) -> None:
+        self._link = link
+
+    def next_plan(self) -> BatchPlan | None:
+        """Wait for the next plan; None: there is no other.
+
+        Raises:
+            GroupError: the leader has ended, or does something else first.
+        """
+        command = decode_command(self._link.receive())
+        if isinstance(command, Masks):
+            _unexpected("masks of a step that has none")
+        return command.plan if isinstance(command, Launch) else None
+
+    def masks(self) -> bytes:
+        """Wait for the masks of the step that was started last.
+
+        Raises:
+            GroupError: the leader has ended, or does something else first.
+        """
+        command = decode_command(self._link.receive())
+        if isinstance(command, Close):
+            raise GroupError("the leader has ended")
+        if isinstance(command, Launch):
+            _unexpected(f"step {command.plan.step} before the masks of the one before it")
+        return command.bits
+
+
+def _unexpected(what: str) -> NoReturn:
+    raise GroupError(f"the leader sent {what}")
+
+
+class Follower:
+    """Runs one rank.
+
+    Args:
+        runner: over the rank's part of the model.
+        commands: of the leader.
+        link: to the leader.
+        place: of the rank.
+        leave: leaves the groups of this rank, so that no other waits for it.
+    """
+
+    def __init__(
+        self,
+        runner: TorchRunner,
+        commands: Commands,
+        link: FollowerLink,
+        place: Place,
+        leave: Callable[[], None] = noop,
+    ) -> None:
+        self._runner = runner
+        self._commands = commands
+        self._link = link
+        self._place = place
+        self._leave = leave
+
+    def run(self) -> None:
+        """Run steps until the leader closes the links. The runner is closed then.
+
+        Raises:
+            Exception: why it cannot go on. The leader was told, if it is still there.
+        """
+        try:
+            while (plan := self._commands.next_plan()) is not None:
+                self._step(plan)
+        except Exception as error:
+            self._tell(error)
+            raise
+        finally:
+            self._leave()
+            self._runner.close()
+
+    def _step(self, plan: BatchPlan) -> None:
+        started = self._runner.start(plan)
+        if answers(self._place, plan):
+            self._link.send(encode(Answer(started.wait())))
+
+    def _tell(self, error: Exception) -> None:
+        is_consequence = isinstance(error, GroupError)
+        message = str(error) if is_consequence else f"{type(error).__name__}: {error}"
+        try:
+            self._link.send(encode(Problem(message, is_consequence)))
+        except GroupError:
+            return  # the leader has ended first
