@@ -23,7 +23,8 @@ def chunked_logits(
     max_chunk: int = 9,
     new_kv: Callable[[KVShape], PagedKV] | None = None,
 ) -> list[torch.Tensor]:
-    """Return the logits after every token of every prompt, [tokens, vocab_size] each.
+    """Return the logits after every token of every prompt, [tokens, vocab_size] each; of a rank's part of a model those
+    of its part of the vocabulary, and none unless its stage is the last.
 
     All prompts run side by side, each step taking the next 0 to `max_chunk` tokens of each; chunks of one token go
     first, as decodes do.
@@ -35,7 +36,7 @@ def chunked_logits(
     needed = [-(-len(prompt) // page_size) for prompt in prompts]
     order = chooser.sample(range(sum(needed)), sum(needed))
     pages = [[order.pop() for _ in range(count)] for count in needed]
-    spec, device = model.spec, next(model.parameters()).device
+    spec, device = model.spec.of(model.member.place), next(model.parameters()).device
     with torch.device(device):
         kv = [
             empty_kv(sum(needed), page_size, spec.num_kv_heads, spec.head_dim, spec.dtype)
@@ -55,7 +56,8 @@ def chunked_logits(
         ]
         with torch.inference_mode(), torch.device(device):
             step = model.logits(model(forward_batch(rows, page_size), kv, ReferenceAttention()))
-        for i, part in zip(taken, step.split([lengths[i] for i in taken]), strict=True):
+        wanted = [lengths[i] for i in taken] if model.member.place.is_last else [0] * len(taken)
+        for i, part in zip(taken, step.split(wanted), strict=True):
             results[i].append(part.cpu())
             done[i] += lengths[i]
     return [torch.cat(parts) for parts in results]

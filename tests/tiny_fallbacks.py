@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ LONGROPE = {
 
 def _tiny(name: str, config: str | None = None, **changes: Any) -> PreTrainedModel:
     kind = getattr(transformers, f"{name}ForCausalLM")
-    return made(kind, getattr(transformers, config or f"{name}Config")(**(SIZES | changes)))
+    return made(kind, getattr(transformers, config or f"{name}Config")(**(deepcopy(SIZES) | changes)))  # some change it
 
 
 def gemma2(head_dim: int = 12) -> PreTrainedModel:

@@ -112,7 +112,7 @@ def test_a_tied_embedding_is_stored_once() -> None:
     """Rows of the embedding in the order of the packed head, each with its own scale."""
     definition = weight(70, 24)
     source = QuantizedLinear(weight(70, 24), None, torch.bfloat16)
-    tied = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 1)).tied(source)
+    tied = NativePacker(Kernels(LIBRARY, LIBRARY.best(), 1)).tied(source, range(70))
     assert isinstance(tied.head, NativeLinear)
     assert tied.embedding.packed.data_ptr() == tied.head.packed.data_ptr()
     assert torch.equal(tied.embedding(torch.arange(70)), definition.dense(torch.bfloat16))

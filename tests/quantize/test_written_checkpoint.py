@@ -117,7 +117,7 @@ def test_without_an_option_its_layers_compute_in_int8(plain: Path, tmp_path: Pat
     model, int8 = loaded(folder, None), loaded(folder, "int8")
     assert model.spec.quantization == "int8-as-stored"
     assert model.lm_head.packed.dtype == torch.bfloat16
-    assert model.layers[0].mlp.down_proj.packed.dtype == torch.int8
+    assert model.layers["0"].mlp.down_proj.packed.dtype == torch.int8
     assert not torch.equal(logits(model), logits(int8))
     assert (logits(model).double() - logits(int8).double()).norm() <= 0.15 * logits(int8).double().norm()
 

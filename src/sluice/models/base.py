@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
 import torch
@@ -14,19 +14,9 @@ from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.linear import Packer
 from sluice.models.ops import Ops
+from sluice.models.shards import Rules as ShardRules
 from sluice.models.spec import ModelSpec
-
-
-def with_kv(
-    layers: nn.ModuleList, kv: Sequence[PagedKV], batch: ForwardBatch
-) -> Iterator[tuple[nn.Module, PagedKV, torch.Tensor | None]]:
-    """Yield each layer with its pages and the rows whose output it must return; None for all rows.
-
-    Of the last layer's other tokens only the keys and values are needed.
-    """
-    last = len(layers) - 1
-    for number, (layer, layer_kv) in enumerate(zip(layers, kv, strict=True)):
-        yield layer, layer_kv, batch.logit_rows if number == last else None
+from sluice.parallel.member import ALONE, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +32,16 @@ class WeightRules:
     head: str = "lm_head.weight"
     embedding: str = "embed_tokens.weight"
     """The parameter that is also the head if the two are tied."""
+    shards: ShardRules = field(default_factory=dict)
+    """How the weights are cut."""
 
 
 class NoHead(nn.Module):
-    """Stands for the head of a checkpoint that has none: it gives the logits of no rows."""
+    """Stands for the head of a checkpoint that has none, or of a stage that is not the last: it gives no rows.
+
+    Args:
+        vocab_size: tokens of the shard.
+    """
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -63,6 +59,8 @@ class PagedLM(nn.Module, ABC):
     spec: ModelSpec
     has_head: bool = True
     """False: the checkpoint holds none, so there are hidden states and no logits."""
+    member: Member = ALONE
+    """The rank that it is the part of."""
 
     @abstractmethod
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
@@ -87,27 +85,37 @@ class PagedLM(nn.Module, ABC):
 
 
 class CausalLM(PagedLM):
-    """A native model, whose weights are read tensor by tensor.
+    """A native model, whose weights are read tensor by tensor, or a rank's part of it.
+
+    Ranks call `forward` with the same batch, each with the pages of its own layers and KV heads. A stage that is not
+    the last sends the residual on, and returns the hidden states of no tokens. Shards compute the same hidden states,
+    bit for bit, and `logits` gives those of a shard's own part of the vocabulary (`Place.vocabulary`).
 
     Args:
-        spec: sizes and limits.
+        spec: sizes and limits of all of it.
         tied: the head is the embedding.
+        member: the rank.
     """
 
     rules: ClassVar[WeightRules]
     lm_head: nn.Module | None
     """None until a tied head is packed."""
 
-    def __init__(self, spec: ModelSpec, *, tied: bool) -> None:
+    def __init__(self, spec: ModelSpec, *, tied: bool, member: Member) -> None:
         super().__init__()
         self.spec = spec
         self.tied = tied
+        self.member = member
         self.ops = Ops()
 
-    def new_head(self) -> nn.Linear | None:
+    def new_head(self) -> nn.Module | None:
         """Return a head with unset weights, None if it is the embedding."""
-        spec = self.spec
-        return None if self.tied else nn.Linear(spec.hidden_size, spec.vocab_size, bias=False, dtype=spec.dtype)
+        spec, place = self.spec, self.member.place
+        own = len(place.vocabulary(spec.vocab_size))
+        if not place.is_last:
+            return NoHead(own)
+        is_embedding = self.tied and place.is_first
+        return None if is_embedding else nn.Linear(spec.hidden_size, own, bias=False, dtype=spec.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self.lm_head is not None, "the weights are not packed"
@@ -116,17 +124,40 @@ class CausalLM(PagedLM):
 
     def drop_head(self) -> None:
         """Do without the head, which the checkpoint lacks. Called before the weights are packed."""
-        self.lm_head, self.has_head = NoHead(self.spec.vocab_size), False
+        own = self.member.place.vocabulary(self.spec.vocab_size)
+        self.lm_head, self.has_head = NoHead(len(own)), False
 
-    def pack_head(self, packer: Packer, embedding: nn.Module) -> nn.Module:
+    def pack_head(self, packer: Packer, embedding: nn.Module | None) -> nn.Module | None:
         """Pack the head, and return the embedding to use from now on: a tied one shares its weight with the head."""
-        if not self.has_head:
-            return packer.embedding(embedding)
         if self.lm_head is None:
-            embedding, self.lm_head = packer.tied(embedding)
-        else:
-            embedding, self.lm_head = packer.embedding(embedding), packer.linear(self.lm_head)
-        return embedding
+            embedding, self.lm_head = packer.tied(embedding, self.member.place.vocabulary(self.spec.vocab_size))
+            return embedding
+        if not isinstance(self.lm_head, NoHead):
+            self.lm_head = packer.linear(self.lm_head)
+        return None if embedding is None else packer.embedding(embedding)
+
+    def with_kv(
+        self, layers: nn.ModuleDict, kv: Sequence[PagedKV], batch: ForwardBatch
+    ) -> Iterator[tuple[nn.Module, PagedKV, torch.Tensor | None]]:
+        """Yield each layer with its pages and the rows whose output it must return; None for all rows.
+
+        Of the model's last layer's other tokens only the keys and values are needed.
+        """
+        last = len(layers) - 1 if self.member.place.is_last else None
+        for number, (layer, layer_kv) in enumerate(zip(layers.values(), kv, strict=True)):
+            yield layer, layer_kv, batch.logit_rows if number == last else None
+
+    def receive(self, batch: ForwardBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the residual [N, hidden_size] and what is to be added to it, from the stage before."""
+        group, spec, tokens = self.member.pipeline_group, self.spec, len(batch.input_ids)
+        both = torch.empty((2, tokens, spec.hidden_size), dtype=spec.dtype, device=batch.input_ids.device)
+        x, delta = group.recv(both, self.member.place.stage - 1)
+        return x, delta
+
+    def send(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Send what `receive` returns to the next stage, and return the hidden states of no tokens."""
+        self.member.pipeline_group.send(torch.stack((x, delta)), self.member.place.stage + 1)
+        return x.new_empty((0, x.shape[1]))
 
     def use(self, ops: Ops) -> None:
         """Compute the small operations with `ops`."""
@@ -134,11 +165,11 @@ class CausalLM(PagedLM):
 
     @classmethod
     @abstractmethod
-    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
-        """Build the module, with unset weights, on the default device.
+    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
+        """Build a rank's part of the module, with unset weights, on the default device.
 
         Raises:
-            CheckpointError: the config is not supported.
+            CheckpointError: the config is not supported, or the model cannot be cut so.
         """
 
     @abstractmethod

@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.models.base import CausalLM, WeightRules, with_kv
+from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.layers import read_activation
 from sluice.models.linear import Packer
 from sluice.models.ops import Norm, Ops
+from sluice.models.shards import GPT2 as SHARDS
+from sluice.models.shards import check_layout
 from sluice.models.spec import ModelSpec
+from sluice.parallel.member import ALONE, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +71,20 @@ def read_gpt2_config(checkpoint: CheckpointConfig, dtype: torch.dtype) -> GPT2Co
 
 
 class GPT2Attention(nn.Module):
-    """Multi-head attention; one matrix computes q, k and v."""
+    """Attention of a shard's heads, summed over the shards; one matrix computes q, k and v."""
 
-    def __init__(self, spec: ModelSpec, scale: float) -> None:
+    def __init__(self, spec: ModelSpec, scale: float, member: Member) -> None:
         super().__init__()
-        self.spec = replace(spec.attention, scale=scale)
-        self.c_attn = nn.Linear(spec.hidden_size, 3 * spec.hidden_size, dtype=spec.dtype)
-        self.c_proj = nn.Linear(spec.hidden_size, spec.hidden_size, dtype=spec.dtype)
+        own = spec.of(member.place)
+        self.spec = replace(own.attention, scale=scale)
+        size = own.num_heads * own.head_dim
+        self.c_attn = nn.Linear(spec.hidden_size, 3 * size, dtype=spec.dtype)
+        self.c_proj = nn.Linear(size, spec.hidden_size, bias=member.place.shard == 0, dtype=spec.dtype)
+        self._group = member.tensor_group
 
     def pack(self, packer: Packer) -> None:
-        self.c_attn, self.c_proj = packer.linear(self.c_attn), packer.linear(self.c_proj)
+        self.c_attn = packer.linear(self.c_attn)
+        self.c_proj = packer.row_parallel(self.c_proj, self._group)
 
     def forward(
         self, x: torch.Tensor, batch: ForwardBatch, kv: PagedKV, attention: Attention, rows: torch.Tensor | None
@@ -90,18 +97,19 @@ class GPT2Attention(nn.Module):
 
 
 class GPT2MLP(nn.Module):
-    """`c_proj(activation(c_fc(x)))`."""
+    """A shard's part of `c_proj(activation(c_fc(x)))`, and the sum over the shards."""
 
-    def __init__(self, config: GPT2Config) -> None:
+    def __init__(self, config: GPT2Config, member: Member) -> None:
         super().__init__()
-        hidden, dtype = config.spec.hidden_size, config.spec.dtype
-        self.c_fc = nn.Linear(hidden, config.inner_size, dtype=dtype)
-        self.c_proj = nn.Linear(config.inner_size, hidden, dtype=dtype)
+        hidden, dtype, inner = config.spec.hidden_size, config.spec.dtype, len(member.place.part(config.inner_size))
+        self.c_fc = nn.Linear(hidden, inner, dtype=dtype)
+        self.c_proj = nn.Linear(inner, hidden, bias=member.place.shard == 0, dtype=dtype)
         self.activation = config.activation
+        self._group = member.tensor_group
 
     def pack(self, packer: Packer) -> None:
         self.c_fc = packer.linear(self.c_fc, activation=self.activation)
-        self.c_proj = packer.linear(self.c_proj)
+        self.c_proj = packer.row_parallel(self.c_proj, self._group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, hidden_size] to the same."""
@@ -119,13 +127,13 @@ class GPT2Block(nn.Module):
     The next block adds the MLP's output, since that addition and the norm after it are one operation.
     """
 
-    def __init__(self, config: GPT2Config, scale: float) -> None:
+    def __init__(self, config: GPT2Config, scale: float, member: Member) -> None:
         super().__init__()
         hidden, dtype = config.spec.hidden_size, config.spec.dtype
         self.ln_1 = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype)
-        self.attn = GPT2Attention(config.spec, scale)
+        self.attn = GPT2Attention(config.spec, scale, member)
         self.ln_2 = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype)
-        self.mlp = GPT2MLP(config)
+        self.mlp = GPT2MLP(config, member)
 
     def forward(
         self,
@@ -149,36 +157,45 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(CausalLM):
-    """GPT-2 with its learned positions, which end at `n_positions`."""
+    """GPT-2 with its learned positions, which end at `n_positions`, or a rank's part of it."""
 
     rules = WeightRules(
         prefix="transformer.",
         ignored=(".attn.bias", ".attn.masked_bias"),
         transposed=(".c_attn.weight", ".c_proj.weight", ".c_fc.weight"),
         embedding="wte.weight",
+        shards=SHARDS,
     )
 
-    def __init__(self, config: GPT2Config) -> None:
-        spec = config.spec
-        super().__init__(spec, tied=config.tie_word_embeddings)
-        self.wte = nn.Embedding(spec.vocab_size, spec.hidden_size, dtype=spec.dtype)
-        self.wpe = nn.Embedding(spec.max_model_len, spec.hidden_size, dtype=spec.dtype)
-        self.h = nn.ModuleList(GPT2Block(config, scale) for scale in config.scales)
-        self.ln_f = nn.LayerNorm(spec.hidden_size, config.norm_eps, dtype=spec.dtype)
+    def __init__(self, config: GPT2Config, member: Member = ALONE) -> None:
+        spec, place = config.spec, member.place
+        super().__init__(spec, tied=config.tie_word_embeddings, member=member)
+        is_first, hidden, dtype = place.is_first, spec.hidden_size, spec.dtype
+        self.wte = nn.Embedding(spec.vocab_size, hidden, dtype=dtype) if is_first else None
+        self.wpe = nn.Embedding(spec.max_model_len, hidden, dtype=dtype) if is_first else None
+        self.h = nn.ModuleDict(
+            {str(layer): GPT2Block(config, config.scales[layer], member) for layer in place.layers(spec.num_layers)}
+        )
+        self.ln_f = nn.LayerNorm(hidden, config.norm_eps, dtype=dtype) if place.is_last else None
         self.lm_head = self.new_head()
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
-        return cls(read_gpt2_config(checkpoint, dtype))
+    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
+        config = read_gpt2_config(checkpoint, dtype)
+        check_layout(config.spec, config.inner_size, member.place.layout)
+        return cls(config, member)
 
     def pack(self, packer: Packer) -> None:
-        for block in self.h:
+        for block in self.h.values():
             block.attn.pack(packer)
             block.mlp.pack(packer)
         self.wte = self.pack_head(packer, self.wte)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        x, delta = self.wte(batch.input_ids), self.wpe(batch.positions)
-        for block, block_kv, rows in with_kv(self.h, kv, batch):
+        if self.wte is None or self.wpe is None:
+            x, delta = self.receive(batch)
+        else:
+            x, delta = self.wte(batch.input_ids), self.wpe(batch.positions)
+        for block, block_kv, rows in self.with_kv(self.h, kv, batch):
             x, delta = block(x, delta, batch, block_kv, attention, self.ops, rows)
-        return self.ops.add_norm(x, delta, norm_of(self.ln_f))[1]
+        return self.send(x, delta) if self.ln_f is None else self.ops.add_norm(x, delta, norm_of(self.ln_f))[1]

@@ -11,6 +11,7 @@ from sluice.models.checkpoint import Fields
 from sluice.models.linear import Packer
 from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, compute_dtype
 from sluice.models.rope import Rope
+from sluice.parallel.member import Member
 
 
 def read_activation(config: Fields, name: str, default: str) -> str:
@@ -68,19 +69,28 @@ class Rotary(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """`down(activation(gate(x)) * up(x))`."""
+    """A shard's part of `down(activation(gate(x)) * up(x))`, and the sum over the shards.
 
-    def __init__(self, hidden_size: int, inner_size: int, activation: str, *, bias: bool, dtype: torch.dtype) -> None:
+    Args:
+        inner_size: elements of all shards between the matrices.
+        bias: whether the layers have biases.
+    """
+
+    def __init__(
+        self, hidden_size: int, inner_size: int, activation: str, *, bias: bool, dtype: torch.dtype, member: Member
+    ) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(hidden_size, inner_size, bias=bias, dtype=dtype)
-        self.up_proj = nn.Linear(hidden_size, inner_size, bias=bias, dtype=dtype)
-        self.down_proj = nn.Linear(inner_size, hidden_size, bias=bias, dtype=dtype)
+        inner = len(member.place.part(inner_size))
+        self.gate_proj = nn.Linear(hidden_size, inner, bias=bias, dtype=dtype)
+        self.up_proj = nn.Linear(hidden_size, inner, bias=bias, dtype=dtype)
+        self.down_proj = nn.Linear(inner, hidden_size, bias=bias and member.place.shard == 0, dtype=dtype)
         self.activation = activation
+        self._group = member.tensor_group
 
     def pack(self, packer: Packer) -> None:
         """Join gate and up into one layer."""
         self.gate_up_proj = packer.gated(self.gate_proj, self.up_proj, self.activation)
-        self.down_proj = packer.linear(self.down_proj)
+        self.down_proj = packer.row_parallel(self.down_proj, self._group)
         del self.gate_proj, self.up_proj
 
     def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:

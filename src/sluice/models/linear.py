@@ -22,6 +22,7 @@ from sluice.models.quantized import (
     int4_linear,
     int8_linear,
 )
+from sluice.parallel.group import Group
 
 Source = nn.Linear | QuantizedLinear
 """A layer as it was read."""
@@ -116,6 +117,23 @@ class Gated(nn.Module):
         return ops.gate_and_mul(gate, up, self.activation)
 
 
+class RowParallel(nn.Module):
+    """A layer that is cut by its inputs: a shard computes a part of every output, and the parts are summed.
+
+    Args:
+        group: the shards.
+    """
+
+    def __init__(self, layer: nn.Module, group: Group) -> None:
+        super().__init__()
+        self.layer = layer
+        self.group = group
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, the shard's in_features] to [N, out_features]."""
+        return self.group.all_reduce(self.layer(x))
+
+
 class Packer:
     """Creates layers with packed weights, and owns the layers that are passed to it.
 
@@ -148,12 +166,23 @@ class Packer:
         """
         return Gated(self.linear(gate, up), activation)
 
-    def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
-        """Create embedding and head from one weight."""
+    def row_parallel(self, layer: Source, group: Group) -> nn.Module:
+        """Create a layer that is cut by its inputs; its outputs are summed over the shards."""
+        packed = self.linear(layer)
+        return packed if group.size == 1 else RowParallel(packed, group)
+
+    def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
+        """Create embedding and head from one weight.
+
+        Args:
+            rows: of the weight, that the head has. They begin at a multiple of `BLOCK`.
+        """
+        own = slice(rows.start, rows.stop)
         if isinstance(embedding, QuantizedLinear):
             weight = int8_of(embedding)
-            return Tied(Int8Embedding(weight, embedding.dtype), Int8Linear(weight, None))
-        return Tied(embedding, PlainLinear(embedding.weight, None))
+            head = Int8Linear(Int8Weight(weight.values[own], weight.scales[own]), None)
+            return Tied(Int8Embedding(weight, embedding.dtype), head)
+        return Tied(embedding, PlainLinear(embedding.weight[own], None))
 
     def embedding(self, embedding: nn.Embedding | QuantizedLinear) -> nn.Module:
         """Create an embedding whose weight is not shared."""

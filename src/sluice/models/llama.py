@@ -10,34 +10,41 @@ import torch
 from torch import nn
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
-from sluice.models.base import CausalLM, WeightRules, with_kv
+from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
 from sluice.models.linear import Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config
 from sluice.models.ops import Angles, HeadNorms, Ops
+from sluice.models.shards import LLAMA, check_layout
+from sluice.parallel.member import ALONE, Member
 
 
 class LlamaAttention(nn.Module):
-    """Grouped-query attention with rotary positions; q and k are normalised per head first in Qwen3."""
+    """Grouped-query attention of a shard's heads with rotary positions, summed over the shards.
 
-    def __init__(self, config: LlamaConfig, window: int | None) -> None:
+    q and k are normalised per head first in Qwen3.
+    """
+
+    def __init__(self, config: LlamaConfig, window: int | None, member: Member) -> None:
         super().__init__()
-        spec = config.spec
+        spec = config.spec.of(member.place)
         hidden, head_dim, dtype = spec.hidden_size, spec.head_dim, spec.dtype
         self.head_counts = (spec.num_heads, spec.num_kv_heads, spec.num_kv_heads)
         self.spec = replace(spec.attention, window=window)
         self.q_proj, self.k_proj, self.v_proj = (
             nn.Linear(hidden, heads * head_dim, bias=config.qkv_bias, dtype=dtype) for heads in self.head_counts
         )
-        self.o_proj = nn.Linear(spec.num_heads * head_dim, hidden, bias=config.output_bias, dtype=dtype)
+        has_bias = config.output_bias and member.place.shard == 0
+        self.o_proj = nn.Linear(spec.num_heads * head_dim, hidden, bias=has_bias, dtype=dtype)
+        self._group = member.tensor_group
         self.q_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
         self.k_norm = RMSNorm(head_dim, config.rms_norm_eps, dtype) if config.qk_norm else None
 
     def pack(self, packer: Packer) -> None:
         """Join q, k and v into one layer."""
         self.qkv_proj = packer.linear(self.q_proj, self.k_proj, self.v_proj)
-        self.o_proj = packer.linear(self.o_proj)
+        self.o_proj = packer.row_parallel(self.o_proj, self._group)
         del self.q_proj, self.k_proj, self.v_proj
 
     def forward(
@@ -68,13 +75,14 @@ class LlamaLayer(nn.Module):
     The next layer adds the MLP's output, since that addition and the norm after it are one operation.
     """
 
-    def __init__(self, config: LlamaConfig, window: int | None) -> None:
+    def __init__(self, config: LlamaConfig, window: int | None, member: Member) -> None:
         super().__init__()
         hidden, eps, dtype = config.spec.hidden_size, config.rms_norm_eps, config.spec.dtype
         self.input_layernorm = RMSNorm(hidden, eps, dtype)
-        self.self_attn = LlamaAttention(config, window)
+        self.self_attn = LlamaAttention(config, window, member)
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
-        self.mlp = GatedMLP(hidden, config.inner_size, config.activation, bias=config.mlp_bias, dtype=dtype)
+        inner, bias = config.inner_size, config.mlp_bias
+        self.mlp = GatedMLP(hidden, inner, config.activation, bias=bias, dtype=dtype, member=member)
 
     def forward(
         self,
@@ -101,34 +109,42 @@ class LlamaLayer(nn.Module):
 
 
 class Llama(CausalLM):
-    """A decoder of the Llama family."""
+    """A decoder of the Llama family, or a rank's part of it."""
 
-    rules = WeightRules(prefix="model.", ignored=("rotary_emb.inv_freq",))
+    rules = WeightRules(prefix="model.", ignored=("rotary_emb.inv_freq",), shards=LLAMA)
 
-    def __init__(self, config: LlamaConfig) -> None:
-        spec = config.spec
-        super().__init__(spec, tied=config.tie_word_embeddings)
-        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size, dtype=spec.dtype)
+    def __init__(self, config: LlamaConfig, member: Member = ALONE) -> None:
+        spec, place = config.spec, member.place
+        super().__init__(spec, tied=config.tie_word_embeddings, member=member)
+        is_first, is_last = place.is_first, place.is_last
+        self.embed_tokens = nn.Embedding(spec.vocab_size, spec.hidden_size, dtype=spec.dtype) if is_first else None
         self.rotary = Rotary(config.rope, spec.head_dim, spec.dtype)
-        self.layers = nn.ModuleList(LlamaLayer(config, window) for window in config.windows)
-        self.norm = RMSNorm(spec.hidden_size, config.rms_norm_eps, spec.dtype)
+        self.layers = nn.ModuleDict(
+            {str(layer): LlamaLayer(config, config.windows[layer], member) for layer in place.layers(spec.num_layers)}
+        )
+        self.norm = RMSNorm(spec.hidden_size, config.rms_norm_eps, spec.dtype) if is_last else None
         self.lm_head = self.new_head()
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype) -> Self:
-        return cls(read_llama_config(checkpoint, dtype))
+    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
+        config = read_llama_config(checkpoint, dtype)
+        check_layout(config.spec, config.inner_size, member.place.layout)
+        return cls(config, member)
 
     def pack(self, packer: Packer) -> None:
-        for layer in self.layers:
+        for layer in self.layers.values():
             layer.self_attn.pack(packer)
             layer.mlp.pack(packer)
         self.embed_tokens = self.pack_head(packer, self.embed_tokens)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
-        x = self.embed_tokens(batch.input_ids)
-        angles = self.rotary(batch.positions)
         delta: torch.Tensor | None = None
-        for layer, layer_kv, rows in with_kv(self.layers, kv, batch):
+        if self.embed_tokens is None:
+            x, delta = self.receive(batch)
+        else:
+            x = self.embed_tokens(batch.input_ids)
+        angles = self.rotary(batch.positions)
+        for layer, layer_kv, rows in self.with_kv(self.layers, kv, batch):
             x, delta = layer(x, delta, angles, batch, layer_kv, attention, self.ops, rows)
-        assert delta is not None, "a model has at least one layer"
-        return self.ops.add_norm(x, delta, self.norm.norm)[1]
+        assert delta is not None, "a stage has at least one layer"
+        return self.send(x, delta) if self.norm is None else self.ops.add_norm(x, delta, self.norm.norm)[1]

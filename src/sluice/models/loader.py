@@ -25,8 +25,10 @@ from sluice.models.linear import Packer
 from sluice.models.llama import Llama
 from sluice.models.llama_config import LLAMA_ARCHITECTURES
 from sluice.models.quantized import GROUP, Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
+from sluice.models.shards import INPUTS, Cut, cut_of
 from sluice.models.spec import INT8_AS_STORED, ON_LOAD, ModelSpec, Quantization
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
+from sluice.parallel.member import ALONE, Member
 
 ARCHITECTURES: Mapping[str, type[CausalLM]] = {
     **dict.fromkeys(LLAMA_ARCHITECTURES, Llama),
@@ -75,8 +77,9 @@ def load_model(
     quantization: str | None = None,
     packer: Packer | None = None,
     report: Report = lambda done, total: None,
+    member: Member = ALONE,
 ) -> tuple[PagedLM, ModelSpec]:
-    """Load the checkpoint in `folder`, filling every parameter exactly once.
+    """Load the checkpoint in `folder`, or a rank's part of it, filling every parameter exactly once.
 
     Args:
         dtype: a key of `DTYPES`, or "auto" for the checkpoint's own.
@@ -89,10 +92,14 @@ def load_model(
             it stores for products in int8 stay so in a model of bfloat16, if the packer is fast in it.
         packer: lays out native weights; None keeps torch's layout.
         report: called with the bytes of native weights that were read, and those of all.
+        member: the rank. Of a native model, only its part of the weights is read.
+
+    Returns:
+        The rank's part of the model, and the sizes of all of it (`ModelSpec.of` gives those of the part).
 
     Raises:
-        CheckpointError: the config is not supported, a file is missing or broken, or a tensor is missing,
-            unexpected, duplicated, of the wrong shape or not of a floating-point dtype.
+        CheckpointError: the config is not supported, or the model cannot be cut so; a file is missing or broken, or a
+            tensor is missing, unexpected, duplicated, of the wrong shape or not of a floating-point dtype.
     """
     checkpoint = read_config(folder)
     if implementation == "transformers" or (implementation == "auto" and not is_native(checkpoint.architecture)):
@@ -100,6 +107,11 @@ def load_model(
             raise CheckpointError(
                 f"{checkpoint.architecture} runs through transformers, whose weights are not quantised: leave out"
                 f" --quantization {quantization}"
+            )
+        if member.place.layout.size > 1:
+            raise CheckpointError(
+                f"{checkpoint.architecture} runs through transformers, on one device alone: leave out --tp-size and"
+                f" --pp-size; architectures that are computed by several: {', '.join(ARCHITECTURES)}"
             )
         if checkpoint.fields.section("quantization_config") is None:  # else it is refused
             check_agrees(quantization, None)
@@ -110,7 +122,7 @@ def load_model(
         check_agrees(quantization, stored_as)
         packer = packer or Packer()
         model = _load_native(
-            folder, checkpoint, stored_as, dtype, quantization, device, packer, report, progress=progress
+            folder, checkpoint, stored_as, dtype, quantization, device, packer, report, member, progress=progress
         )
     return model, model.spec
 
@@ -124,6 +136,7 @@ def _load_native(
     device: torch.device,
     packer: Packer,
     report: Report,
+    member: Member,
     *,
     progress: bool,
 ) -> CausalLM:
@@ -131,12 +144,16 @@ def _load_native(
     refuse_unsupported(checkpoint.fields)
     chosen = _resolve_dtype(folder, checkpoint, dtype, device, stored_as)
     with torch.device("meta"):
-        model = architecture.from_checkpoint(checkpoint, chosen)
-    model.spec = replace(model.spec, quantization=_held(quantization, stored_as, chosen, packer))
-    filler = _Filler(model, device)
+        whole = architecture.from_checkpoint(checkpoint, chosen)
+        model = whole if member.place.layout.size == 1 else architecture.from_checkpoint(checkpoint, chosen, member)
+    whole.spec = replace(whole.spec, quantization=_held(quantization, stored_as, chosen, packer))
+    if stored_as is not None:
+        whole.spec = replace(whole.spec, stored_as=Quantization(stored_as.name, stored_as.description))
+    model.spec = whole.spec
+    filler = _Filler(whole, model, device)
     total = sum(path.stat().st_size for path in weight_files(folder))
     with tqdm(total=total, desc="loading weights", unit="B", unit_scale=True, leave=False, disable=not progress) as bar:
-        _fill(filler, _tensors(folder, stored_as, model), bar, report)
+        _fill(filler, _tensors(folder, stored_as, whole), bar, report)
     if model.spec.stored_as is not None:
         model.spec = replace(model.spec, stored_as=replace(model.spec.stored_as, kept=filler.kept))
     filler.finish(packer)
@@ -161,12 +178,11 @@ def _fill(filler: _Filler, tensors: Iterator[StoredTensor], bar: tqdm, report: R
 
 
 def _tensors(folder: Path, stored_as: Format | None, model: CausalLM) -> Iterator[StoredTensor]:
-    """Iterate over a checkpoint's tensors as plain weights, and note in the model how they are stored."""
+    """Iterate over a checkpoint's tensors as plain weights."""
     if stored_as is None:
         return stored_tensors(folder)
     if model.rules.transposed:
         raise CheckpointError(f"{model.spec.architecture} with quantised weights ({stored_as.name}) is not supported")
-    model.spec = replace(model.spec, stored_as=Quantization(stored_as.name, stored_as.description))
     # Of float32, int8 is made without another rounding: weights that were stored so get their own numbers back.
     dtype = torch.float32 if model.spec.quantization in ON_LOAD else model.spec.dtype
     return stored_as.tensors(folder, model, dtype)
@@ -198,12 +214,18 @@ def _resolve_dtype(
 
 
 class _Filler:
-    """Copies stored tensors into a model on the meta device, and keeps track of what is missing."""
+    """Copies stored tensors, or a rank's part of them, into a model on the meta device, and notes what is missing.
 
-    def __init__(self, model: CausalLM, device: torch.device) -> None:
+    Args:
+        whole: all of the model, on the meta device, if `model` is a part of it.
+    """
+
+    def __init__(self, whole: CausalLM, model: CausalLM, device: torch.device) -> None:
         self.model = model
         self.device = device
-        self.expected = dict(model.named_parameters())
+        self.is_tied = whole.tied
+        self.expected = {name: weight.shape for name, weight in whole.named_parameters()}
+        self.own = frozenset(name for name, _ in model.named_parameters())
         self.kinds = kinds_of(model, model.spec.quantization)
         self.filled: dict[str, torch.Tensor] = {}
         self.quantized: dict[str, QuantizedWeight] = {}
@@ -211,22 +233,27 @@ class _Filler:
         self.kept = 0
 
     def fill(self, tensor: StoredTensor) -> None:
-        """Copy one tensor, or skip it if it is a buffer."""
+        """Copy one tensor, or skip it if it is a buffer or another rank's."""
         rules = self.model.rules
         name = tensor.name.removeprefix(rules.prefix)
         if name.endswith(rules.ignored):
             return
-        target = rules.embedding if self.model.tied and name == rules.head else name
-        if target not in self.expected:
+        weight = rules.embedding if self.is_tied and name == rules.head else name
+        if weight not in self.expected:
             raise CheckpointError(
                 f"{tensor.file}: unexpected tensor {tensor.name}: {self.model.spec.architecture} with this"
                 f" config.json has no such weight"
             )
-        value = self._value(tensor, target)
-        if target in self.sources:
-            self._check_duplicate(tensor, target, value)
+        # A last stage that is not the first has a tied head as a weight of its own.
+        is_head = self.is_tied and weight == rules.embedding and weight not in self.own
+        target = rules.head if is_head else weight
+        value = self._value(tensor, weight, target) if target in self.own else None
+        if weight in self.sources:
+            self._check_duplicate(tensor, weight, target, value)
             return
-        self.sources[target] = tensor.name, tensor.file
+        self.sources[weight] = tensor.name, tensor.file
+        if value is None:
+            return
         if not isinstance(value, torch.Tensor):
             self.quantized[target] = value
             return
@@ -256,51 +283,76 @@ class _Filler:
             self.model.set_submodule(path, layer)
         self.quantized.clear()
 
-    def _value(self, tensor: StoredTensor, target: str) -> torch.Tensor | QuantizedWeight:
-        """Return the stored value as the model is to hold it: quantised, or to be copied."""
-        stored = tensor.value
+    def _value(self, tensor: StoredTensor, weight: str, target: str) -> torch.Tensor | QuantizedWeight:
+        """Return the rank's part of a stored value as the model is to hold it: quantised, or to be copied.
+
+        Args:
+            weight: its name in the whole model.
+            target: its name in the rank's part.
+        """
+        stored, spec, place = tensor.value, self.model.spec, self.model.member.place
+        cut = cut_of(self.model.rules.shards, target, self.expected[weight], spec, place)
         if not isinstance(stored, torch.Tensor):
-            if isinstance(stored, Int8Weight) or target != self.model.rules.embedding:
-                self._check_shape(tensor, (stored.out_features, stored.in_features), target)
+            if isinstance(stored, Int8Weight) or weight != self.model.rules.embedding:
+                self._check_shape(tensor, (stored.out_features, stored.in_features), weight)
                 self.kept += 1
-                return stored.to(self.device)
+                return self._cut_quantized(tensor, stored, cut).to(self.device)
             stored = stored.dense(torch.float32)  # an embedding of four bits cannot be looked up
-        value = self._oriented(tensor, stored, target)
-        return self._quantized(tensor, target, value) if target in self.kinds else value
+        value = self._oriented(tensor, stored, weight)
+        if target in self.kinds:
+            return self._quantized(tensor, target, value, cut)
+        return value if cut is None else cut.of(value)
 
     def _check_shape(
-        self, tensor: StoredTensor, shape: tuple[int, ...], target: str, *, transposed: bool = False
+        self, tensor: StoredTensor, shape: tuple[int, ...], weight: str, *, transposed: bool = False
     ) -> None:
-        wanted = tuple(self.expected[target].shape)
+        wanted = tuple(self.expected[weight])
         if shape != wanted:
             found, required = (shape[::-1], wanted[::-1]) if transposed else (shape, wanted)
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} has shape {found}, config.json requires {required}"
             )
 
-    def _oriented(self, tensor: StoredTensor, value: torch.Tensor, target: str) -> torch.Tensor:
+    def _oriented(self, tensor: StoredTensor, value: torch.Tensor, weight: str) -> torch.Tensor:
         """Return the stored value in the model's shape."""
-        transposed = target.endswith(self.model.rules.transposed)
+        transposed = weight.endswith(self.model.rules.transposed)
         shape = tuple(value.shape)
-        self._check_shape(tensor, shape[::-1] if transposed else shape, target, transposed=transposed)
+        self._check_shape(tensor, shape[::-1] if transposed else shape, weight, transposed=transposed)
         if str(value.dtype).removeprefix("torch.") not in DTYPES:
             raise CheckpointError(
                 f"{tensor.file}: tensor {tensor.name} has dtype {value.dtype}; accepted are {', '.join(DTYPES)}"
             )
         return value.t() if transposed else value
 
-    def _quantized(self, tensor: StoredTensor, target: str, value: torch.Tensor) -> QuantizedWeight:
+    def _quantized(self, tensor: StoredTensor, target: str, value: torch.Tensor, cut: Cut | None) -> QuantizedWeight:
+        """Quantise a part of a value, to the numbers that the whole one would have there."""
+        kind = self.kinds[target]
         try:
-            return self.kinds[target].quantize(value.to(self.device))
+            if cut is None:
+                return kind.quantize(value.to(self.device))
+            if cut.dim == INPUTS and kind is Int8Weight:  # the scale of an output is that of all its inputs
+                (inputs,) = cut.ranges
+                return Int8Weight.quantize(value.to(self.device), slice(inputs.start, inputs.stop))
+            return kind.quantize(cut.of(value).to(self.device))
         except ValueError as error:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} cannot be quantised: {error}") from None
 
-    def _check_duplicate(self, tensor: StoredTensor, target: str, value: torch.Tensor | QuantizedWeight) -> None:
+    def _cut_quantized(self, tensor: StoredTensor, value: QuantizedWeight, cut: Cut | None) -> QuantizedWeight:
+        try:
+            return value if cut is None else cut.of_quantized(value)
+        except ValueError as error:
+            raise CheckpointError(f"{tensor.file}: tensor {tensor.name} cannot be cut: {error}") from None
+
+    def _check_duplicate(
+        self, tensor: StoredTensor, weight: str, target: str, value: torch.Tensor | QuantizedWeight | None
+    ) -> None:
         """Refuse a second tensor for a parameter, unless it is a tied head equal to its embedding."""
-        (name, file), rules = self.sources[target], self.model.rules
+        (name, file), rules = self.sources[weight], self.model.rules
         names = {stored.removeprefix(rules.prefix) for stored in (name, tensor.name)}
         if names != {rules.head, rules.embedding}:
             raise CheckpointError(f"tensor {tensor.name} in {tensor.file} is also there as {name} in {file}")
+        if value is None:
+            return
         first = self.quantized.get(target)
         if not isinstance(value, torch.Tensor):
             same = isinstance(first, Int8Weight) and isinstance(value, Int8Weight) and first.equals(value)

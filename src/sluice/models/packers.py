@@ -62,10 +62,10 @@ class OneDNNPacker(Packer):
         is_bfloat16 = isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16
         return OneDNNLinear(weight, bias) if is_bfloat16 else super()._product(weight, bias)
 
-    def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
-        if isinstance(embedding, QuantizedLinear) or embedding.weight.dtype != torch.bfloat16:
-            return super().tied(embedding)
-        return Tied(embedding, OneDNNLinear(embedding.weight.data, None))
+    def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
+        if isinstance(embedding, QuantizedLinear) or embedding.weight.dtype != torch.bfloat16 or not rows:
+            return super().tied(embedding, rows)
+        return Tied(embedding, OneDNNLinear(embedding.weight.data[rows.start : rows.stop], None))
 
 
 class PackedWeight(NamedTuple):
@@ -84,6 +84,13 @@ class PackedWeight(NamedTuple):
     """Of four bits, unless they are symmetric: as the scales."""
     group: int = 0
     """Of four bits: inputs with one scale."""
+
+    def rows(self, rows: range) -> PackedWeight:
+        """Return a view of some outputs, in bfloat16 or int8, that begin with a block."""
+        first, end = rows.start // BLOCK, -(-rows.stop // BLOCK)
+        outputs = slice(first * BLOCK, end * BLOCK)
+        scales, sums = (None if each is None else each[outputs] for each in (self.scales, self.sums))
+        return self._replace(values=self.values[first:end], scales=scales, sums=sums)
 
 
 class NativeLinear(nn.Module):
@@ -191,13 +198,12 @@ class NativePacker(Packer):
         weight, bias = self._joined(gate, up)
         return NativeGated(NativeLinear(self._kernels, self._packed(weight), bias, outputs, activation, is_gated=True))
 
-    def tied(self, embedding: nn.Embedding | QuantizedLinear) -> Tied:
-        if not _can_be_packed(embedding):
-            return super().tied(embedding)
+    def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
+        if not _can_be_packed(embedding) or not rows:
+            return super().tied(embedding, rows)
         weight = int8_of(embedding) if isinstance(embedding, QuantizedLinear) else embedding.weight.data
         packed = self._packed(weight)
-        outputs = weight.out_features if isinstance(weight, Int8Weight) else weight.shape[0]
-        return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed, None, outputs))
+        return Tied(PackedEmbedding(packed), NativeLinear(self._kernels, packed.rows(rows), None, len(rows)))
 
     def _packed(self, weight: torch.Tensor | QuantizedWeight) -> PackedWeight:
         """Return the weight [out, in] in blocks, packed in place if it fills whole blocks."""

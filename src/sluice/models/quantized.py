@@ -49,20 +49,23 @@ class Int8Weight:
         _check("scales", self.scales, torch.float32, self.values.shape[:1])
 
     @classmethod
-    def quantize(cls, weight: torch.Tensor) -> Self:
+    def quantize(cls, weight: torch.Tensor, inputs: slice = slice(None)) -> Self:
         """Quantise a weight [out_features, in_features] of a floating-point dtype, rounding to the nearest.
+
+        Args:
+            inputs: those to keep; the scales are those of all.
 
         Raises:
             ValueError: it holds a value that is infinite or no number.
         """
-        values = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+        values = torch.empty(weight[:, inputs].shape, dtype=torch.int8, device=weight.device)
         scales = torch.empty(weight.shape[0], dtype=torch.float32, device=weight.device)
         rows = max(1, AT_ONCE // weight.shape[1])
         for part, to, scale in zip(weight.split(rows), values.split(rows), scales.split(rows), strict=True):
             quantised, found = quantize_rows(part)
             if not bool(found.isfinite().all()):
                 raise ValueError("it holds values that are infinite or no numbers")
-            to.copy_(quantised)
+            to.copy_(quantised[:, inputs])
             scale.copy_(found)
         return cls(values, scales)
 

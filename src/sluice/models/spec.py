@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
 from sluice.attention.spec import AttentionSpec
+from sluice.parallel.layout import Place
 
 INT4 = "int4"
 ON_LOAD = ("int8", INT4)
@@ -65,6 +67,15 @@ class ModelSpec:
     def attention(self) -> AttentionSpec:
         """Sizes of its layers' attention, with the usual scale."""
         return AttentionSpec(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, self.head_dim**-0.5)
+
+    def of(self, place: Place) -> Self:
+        """Return the sizes of a rank's part: its layers and heads. Its part of the vocabulary is `Place.vocabulary`."""
+        return replace(
+            self,
+            num_layers=len(place.layers(self.num_layers)),
+            num_heads=len(place.part(self.num_heads)),
+            num_kv_heads=len(place.part(self.num_kv_heads)),
+        )
 
     def dynamic_chunking_position(self, weights: int) -> int:
         """Return the position at which attention costs a token as many multiplications as everything else.

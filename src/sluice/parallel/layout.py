@@ -68,3 +68,12 @@ class Place:
         words, size = -(-vocab_size // WORD), self.layout.tensor_size
         begin, end = (WORD * (words * shard // size) for shard in (self.shard, self.shard + 1))
         return range(begin, min(end, vocab_size))
+
+    def part(self, count: int) -> range:
+        """Return its shard's part of things that the shards share evenly, such as heads.
+
+        Args:
+            count: a multiple of the number of shards, or a divisor of it: then several shards have the same thing.
+        """
+        begin = self.shard * count // self.layout.tensor_size
+        return range(begin, begin + max(1, count // self.layout.tensor_size))

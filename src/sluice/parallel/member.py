@@ -27,6 +27,11 @@ class Member:
         _check("tensor", self.tensor_group, place.shard, layout.tensor_size)
         _check("pipeline", self.pipeline_group, place.stage, layout.pipeline_size)
 
+    def close(self) -> None:
+        """Leave both groups. May be called again."""
+        self.tensor_group.close()
+        self.pipeline_group.close()
+
 
 def _check(name: str, group: Group, rank: int, size: int) -> None:
     if (group.rank, group.size) != (rank, size):

@@ -6,12 +6,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import torch
 
 from sluice.parallel.group import GroupError
+from sluice.parallel.layout import Layout
+from sluice.parallel.member import Member
 
+
+class Rank(Protocol):
+    """What a rank is run with: a group, or a member."""
+
+    def close(self) -> None:
+        """Make calls of the others raise."""
+        ...
+
+
+R = TypeVar("R", bound=Rank)
 T = TypeVar("T")
 TIMEOUT = 30.0
 """Seconds after which a rank that waits for the others gives up."""
@@ -93,7 +105,15 @@ class ThreadGroup:
             raise GroupError("another rank has left")
 
 
-def run_ranks(groups: Sequence[ThreadGroup], body: Callable[[ThreadGroup], T]) -> list[T]:
+def thread_members(layout: Layout) -> tuple[Member, ...]:
+    """Return the members of a layout over new groups of threads."""
+    stages = [ThreadGroup.make(layout.tensor_size) for _ in range(layout.pipeline_size)]
+    shards = [ThreadGroup.make(layout.pipeline_size) for _ in range(layout.tensor_size)]
+    places = map(layout.place, range(layout.size))
+    return tuple(Member(each, stages[each.stage][each.shard], shards[each.shard][each.stage]) for each in places)
+
+
+def run_ranks(ranks: Sequence[R], body: Callable[[R], T]) -> list[T]:
     """Run `body` on every rank, each in a thread of its own, and return what they return in the order of the ranks.
 
     Raises:
@@ -101,16 +121,16 @@ def run_ranks(groups: Sequence[ThreadGroup], body: Callable[[ThreadGroup], T]) -
     """
     first: list[Exception] = []
 
-    def run(group: ThreadGroup) -> T:
+    def run(rank: R) -> T:
         try:
-            return body(group)
+            return body(rank)
         except Exception as error:
             first.append(error)
-            group.close()
+            rank.close()
             raise
 
-    with ThreadPoolExecutor(len(groups)) as threads:
-        futures = [threads.submit(run, group) for group in groups]
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        futures = [threads.submit(run, rank) for rank in ranks]
     if first:
         raise first[0]
     return [future.result() for future in futures]

@@ -1,0 +1,192 @@
+"""Which part of each weight a shard holds (Shoeybi et al., "Megatron-LM", 2019).
+
+A layer cut by its outputs computes some of them, and the next one, cut by its inputs, computes a part of every output
+from these. The parts are summed over the shards (`linear.RowParallel`), and a bias of such a layer lies on the first
+shard alone. Embeddings and norms are whole on every shard.
+
+Every family has a table of the names of its weights. A name without a rule is an error, and not a weight that is
+silently whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sluice.models.checkpoint import CheckpointError
+from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from sluice.models.spec import ModelSpec
+from sluice.parallel.layout import WORD, Layout, Place
+
+OUTPUTS, INPUTS = 0, 1
+"""Dimensions of a weight [out_features, in_features]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The part of a weight that lies on a shard.
+
+    Args:
+        dim: `OUTPUTS` or `INPUTS`.
+        ranges: parts of the dimension, in order.
+    """
+
+    dim: int
+    ranges: tuple[range, ...]
+
+    def of(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the part of a weight [out, in] or a bias [out]; of a single range a view."""
+        parts = [weight.narrow(self.dim, each.start, len(each)) for each in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
+
+    def of_quantized(self, weight: QuantizedWeight) -> QuantizedWeight:
+        """Return the part of a quantised weight, with the scales of all of it.
+
+        Raises:
+            ValueError: it would begin or end inside a group of inputs with one scale.
+        """
+        if isinstance(weight, Int8Weight):
+            return Int8Weight(self.of(weight.values), weight.scales if self.dim == INPUTS else self.of(weight.scales))
+        if self.dim == OUTPUTS:
+            minimums = None if weight.minimums is None else self.of(weight.minimums)
+            return Int4Weight(self.of(weight.values), self.of(weight.scales), minimums)
+        if any(each.start % weight.group or len(each) % weight.group for each in self.ranges):
+            sizes = " and ".join(str(len(each)) for each in self.ranges)
+            raise ValueError(f"groups of {weight.group} inputs do not divide a shard's {sizes}")
+        in_bytes, in_groups = self._divided(2), self._divided(weight.group)
+        minimums = None if weight.minimums is None else in_groups.of(weight.minimums)
+        return Int4Weight(in_bytes.of(weight.values), in_groups.of(weight.scales), minimums)
+
+    def _divided(self, by: int) -> Cut:
+        return Cut(self.dim, tuple(range(each.start // by, each.stop // by) for each in self.ranges))
+
+
+Ranges = Callable[[int, ModelSpec, Place], tuple[range, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a weight is cut.
+
+    Args:
+        dim: the dimension that is cut.
+        ranges: from the size of the dimension, the model and the rank's place to the rank's part of it.
+    """
+
+    dim: int
+    ranges: Ranges
+
+
+def _evenly(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
+    return (place.part(size),)
+
+
+def _kv_heads(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
+    heads, head_dim = place.part(spec.num_kv_heads), size // spec.num_kv_heads
+    return (range(heads.start * head_dim, heads.stop * head_dim),)
+
+
+def _side_by_side(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
+    """Cut each of q, k and v, which have one matrix."""
+    own, third = place.part(size // 3), size // 3
+    return tuple(range(own.start + begin, own.stop + begin) for begin in range(0, size, third))
+
+
+def _vocabulary(size: int, spec: ModelSpec, place: Place) -> tuple[range, ...]:
+    return (place.vocabulary(size),)
+
+
+BY_OUTPUT = Rule(OUTPUTS, _evenly)
+"""Also by heads, whose outputs are neighbours."""
+BY_INPUT = Rule(INPUTS, _evenly)
+BY_KV_HEADS = Rule(OUTPUTS, _kv_heads)
+"""If there are more shards than KV heads, several shards hold the same one."""
+INSIDE_QKV = Rule(OUTPUTS, _side_by_side)
+BY_VOCABULARY = Rule(OUTPUTS, _vocabulary)
+
+Rules = Mapping[str, Rule | None]
+"""Last names of a module -> how its weight is cut; None: it is whole on every shard."""
+
+LLAMA: Rules = {
+    "embed_tokens": None,
+    "input_layernorm": None,
+    "q_proj": BY_OUTPUT,
+    "k_proj": BY_KV_HEADS,
+    "v_proj": BY_KV_HEADS,
+    "q_norm": None,
+    "k_norm": None,
+    "o_proj": BY_INPUT,
+    "post_attention_layernorm": None,
+    "gate_proj": BY_OUTPUT,
+    "up_proj": BY_OUTPUT,
+    "down_proj": BY_INPUT,
+    "norm": None,
+    "lm_head": BY_VOCABULARY,
+}
+GPT2: Rules = {
+    "wte": None,
+    "wpe": None,
+    "ln_1": None,
+    "attn.c_attn": INSIDE_QKV,
+    "attn.c_proj": BY_INPUT,
+    "ln_2": None,
+    "mlp.c_fc": BY_OUTPUT,
+    "mlp.c_proj": BY_INPUT,
+    "ln_f": None,
+    "lm_head": BY_VOCABULARY,
+}
+
+
+def cut_of(rules: Rules, name: str, shape: Sequence[int], spec: ModelSpec, place: Place) -> Cut | None:
+    """Return the part of a parameter that lies on a shard; None: all of it does.
+
+    Args:
+        name: of the parameter.
+        shape: of all of it.
+        spec: the whole model's.
+
+    Raises:
+        KeyError: there is no rule for the name.
+    """
+    module = f".{name.rpartition('.')[0]}"
+    known = next((key for key in rules if module.endswith(f".{key}")), None)
+    if known is None:
+        raise KeyError(name)
+    rule = rules[known]
+    is_whole = rule is None or place.layout.tensor_size == 1
+    if is_whole or rule.dim >= len(shape):  # a bias is that of the outputs
+        return None
+    return Cut(rule.dim, rule.ranges(shape[rule.dim], spec, place))
+
+
+def check_layout(spec: ModelSpec, inner_size: int, layout: Layout) -> None:
+    """Check that a model can be cut into the parts of a layout.
+
+    Args:
+        inner_size: elements between the matrices of an MLP.
+
+    Raises:
+        CheckpointError: it cannot; the message says into how many it can.
+    """
+    stages, shards = layout.pipeline_size, layout.tensor_size
+    if stages > spec.num_layers:
+        raise CheckpointError(
+            f"--pp-size {stages}: the model has {spec.num_layers} layers, and every stage needs one; accepted: 1 to"
+            f" {spec.num_layers}"
+        )
+    heads, kv_heads = spec.num_heads, spec.num_kv_heads
+    accepted = [
+        size
+        for size in range(1, heads + 1)
+        if heads % size == 0
+        and inner_size % size == 0
+        and (kv_heads % size == 0 or size % kv_heads == 0)
+        and size <= -(-spec.vocab_size // WORD)
+    ]
+    if shards not in accepted:
+        raise CheckpointError(
+            f"--tp-size {shards}: shards cannot share {heads} heads, {kv_heads} KV heads, {inner_size} inner elements"
+            f" and a vocabulary of {spec.vocab_size} in blocks of {WORD}; accepted: {', '.join(map(str, accepted))}"
+        )
