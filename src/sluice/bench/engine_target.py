@@ -16,6 +16,7 @@ from typing import Protocol
 from sluice.bench.driver import Answer, Earlier, Exchange, Timer
 from sluice.bench.records import Arrival, CountedBy, Failure
 from sluice.bench.workload import Turn
+from sluice.engine.clock import micros_at
 from sluice.engine.messages import Message, Shutdown, Stats
 from sluice.limits import LimitError, Limits
 from sluice.types import Output, SamplingParams, Submit
@@ -165,7 +166,7 @@ class EngineTarget:
         else:
             params = SamplingParams(max_tokens=max_tokens, temperature=self.temperature, ignore_eos=self.ignore_eos)
             sampling = params.resolved(eos_ids=self.eos_ids, room=room, seed=secrets.randbits(63))
-            self.link.submit(Submit(next(self.ids), prompt, sampling), exchange)
+            self.link.submit(Submit(next(self.ids), prompt, sampling, arrived=micros_at(self.timer.now())), exchange)
             exchange.accepted = self.timer.now()
         await asyncio.wrap_future(exchange.done)
         return Exchange(exchange.sent, exchange.accepted, exchange.ended, exchange.answer)

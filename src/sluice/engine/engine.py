@@ -51,6 +51,7 @@ class Engine:
         clock: times the steps and the requests; None: a `WallClock`.
         trace: receives every step; None: keeps nothing.
         grammars: compiles the grammars of requests; None: those with one are ended with an error.
+        timer: measures the steps for the scheduler; None: a new one.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Engine:
         clock: Clock | None = None,
         trace: TraceSink | None = None,
         grammars: Grammars | None = None,
+        timer: StepTimer | None = None,
     ) -> None:
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
@@ -75,7 +77,7 @@ class Engine:
         self.grammars = NoGrammars() if grammars is None else grammars
         self.meter = Meter()
         self.in_flight: deque[InFlight] = deque()
-        self._timer = StepTimer(self.clock.now())
+        self._timer = timer or StepTimer(self.clock.now())
         self._deadlines = Deadlines()
         self._awaits_report = False
         """Nothing could be planned, nothing is in flight, and a message will report data from the disk or a grammar."""

@@ -38,6 +38,11 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     reading.add_argument(
         "--max-tokens", type=int, metavar="N", help="what clients ask for, if TRACE does not say (default: the answer)"
     )
+    parser.add_argument(
+        "--recorded-times",
+        action="store_true",
+        help="let all in TRACE happen when it did, and say how many steps are planned as they were then",
+    )
     machine = parser.add_argument_group("machine")
     machine.add_argument(
         "--calibrate",
@@ -78,6 +83,8 @@ def run_simulate(given: dict[str, Any]) -> int:
     from sluice.sim.machine import write_machine
     from sluice.sim.settings import changed
 
+    if given.pop("recorded_times", False):
+        return _follow(given)
     paths = {name: checked_path(flag(name), given.pop(name, None)) for name in ("json", "html", "save_machine")}
     seed, replicas = given.get("seed", 0), given.pop("replicas", 1)
     if replicas < 1:
@@ -99,6 +106,23 @@ def run_simulate(given: dict[str, Any]) -> int:
         write_file(path, page(result, command="simulate").encode())
     print(table(result))
     return 0
+
+
+def _follow(given: dict[str, Any]) -> int:
+    """Run a trace with its own times. Returns the exit status: 1 if something else was planned."""
+    from sluice.sim.exact import follow
+    from sluice.tracing.file import TraceReader
+
+    trace = given.pop("trace", None)
+    if trace is None:
+        raise ConfigError("--recorded-times needs a TRACE")
+    _refuse(given, "changes nothing with --recorded-times")
+    with TraceReader(Path(trace)) as reader:
+        found = follow(reader)
+    print(f"{trace}: {found.equal} of {found.steps} steps planned as they were")
+    if found.divergence is not None:
+        print(found.divergence)
+    return 0 if found.divergence is None else 1
 
 
 def simulated(
@@ -137,7 +161,7 @@ def simulated(
     with bar:
         engines = replicas_of(machine.setup, machine.world, replicas, depth=machine.depth, seed=seed)
         records = simulate(arrivals, engines, None, bar.update)
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "simulation": {"source": source, "replicas": replicas, "seed": seed, "setup": asdict(machine.setup)},
         "workload": {"unique_prompts": False},
     }
@@ -160,7 +184,7 @@ def _arrivals(trace: str | None, given: dict[str, Any]) -> Sequence[Arrival]:
     from sluice.sim.traces.reading import SKIPPABLE, ReadOptions, read_trace
     from sluice.sim.traces.synthetic import synthetic_arrivals
 
-    reading = {name: given.pop(name) for name in ("format", "skip", "max_tokens") if name in given}
+    reading: dict[str, Any] = {name: given.pop(name) for name in ("format", "skip", "max_tokens") if name in given}
     workload = {name: given.pop(name) for name in (*WORKLOAD, "ms_per_token") if name in given}
     if trace is None:
         _refuse(reading, "needs a TRACE")

@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 from sluice.bench.records import Arrival as TokenArrival
 from sluice.engine.clock import VirtualClock, micros_at
 from sluice.engine.engine import Engine
-from sluice.engine.messages import Abort, Message, Stats
-from sluice.engine.protocols import Planner
-from sluice.engine.trace import TraceSink
+from sluice.engine.messages import Abort
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.copies import SimulatedCopies
-from sluice.sim.runner import Answer, SimRunner, SimStep
+from sluice.sim.loop import EngineLoop, SimLink, StepTimes
+from sluice.sim.runner import Answer, SimRunner
 from sluice.sim.workload import STOP_TOKEN, Arrival
-from sluice.sim.world import CopyRates, StepTimes
+from sluice.sim.world import CopyRates
 from sluice.types import FinishReason, Occupancy, Output, SamplingParams, Submit
-
-NEVER = math.inf
 
 
 @lru_cache(maxsize=4096)
 def sampling_of(max_tokens: int, *, stops: bool) -> SamplingParams:
     """Return sampling parameters as an engine gets them. Requests of equal lengths share them."""
     return SamplingParams(max_tokens=max_tokens, seed=0, stop_token_ids=(STOP_TOKEN,) if stops else ())
-
-
-class SimLink:
-    """The engine's link: messages that reach it at a moment, and its outputs.
-
-    Args:
-        take: receives the outputs of each step.
-    """
-
-    def __init__(self, clock: VirtualClock, take: Callable[[Sequence[Output]], None]) -> None:
-        self._clock = clock
-        self._take = take
-        self._inbox: list[tuple[float, int, Message]] = []
-        self._count = 0
-
-    @property
-    def next_at(self) -> float:
-        """When the next message comes."""
-        return self._inbox[0][0] if self._inbox else NEVER
-
-    def put(self, at: float, message: Message) -> None:
-        """Deliver a message at a moment. Those of one moment keep their order."""
-        self._count += 1
-        heappush(self._inbox, (at, self._count, message))
-
-    def receive(self, *, block: bool, timeout: float | None = None) -> list[Message]:
-        """Return what has come. Nothing is waited for: whoever drives the engine calls it when there is a message."""
-        now, found = self._clock.now(), []
-        while self._inbox and self._inbox[0][0] <= now:
-            found.append(heappop(self._inbox)[2])
-        return found
-
-    def post(self, message: Message) -> None:
-        self.put(self._clock.now(), message)
-
-    def send(self, outputs: Sequence[Output]) -> None:
-        self._take(outputs)
-
-    def answer(self, stats: Stats) -> None:
-        """Return: nothing asks for statistics."""
 
 
 class Done(NamedTuple):
@@ -104,8 +59,6 @@ class Replica:
         depth: steps in flight at once.
         intake: seconds from the arrival of a request to when its engine can take it.
         rates: what copies with the disk take.
-        planner: in the place of the setup's scheduler, a wrapper around it.
-        trace: receives its steps.
     """
 
     def __init__(
@@ -116,29 +69,19 @@ class Replica:
         depth: int = 1,
         intake: float = 0.0,
         rates: CopyRates | None = None,
-        planner: Planner | None = None,
-        trace: TraceSink | None = None,
     ) -> None:
         self.setup = setup
         self.clock = VirtualClock()
         self.link = SimLink(self.clock, self._take)
         self.runner = SimRunner(self.clock, times, SimulatedCopies(setup, rates or CopyRates(), self.link.put))
-        self.engine = Engine(
-            planner or setup.build(), self.runner, self.link, depth=depth, clock=self.clock, trace=trace
-        )
+        self.engine = Engine(setup.build(), self.runner, self.link, depth=depth, clock=self.clock)
         self.engine.exit_on_error = True
         self.done: list[Done] = []
         """Requests that are over, for the caller to take out."""
-        self._times = times
+        self._loop = EngineLoop(self.engine, self.link, self.clock, times)
         self._intake = intake
         self._next_id = 0
         self._open: dict[int, _Open] = {}
-        self._ready_at = 0.0
-        """When the engine plans again."""
-        self._must_finish = False
-        """The engine waits for the oldest step in flight."""
-        self._is_stuck = False
-        """The last turn planned nothing, and nothing is in flight."""
 
     @property
     def num_open(self) -> int:
@@ -161,7 +104,7 @@ class Replica:
         self._next_id += 1
         submit = Submit(
             self._next_id,
-            arrival.prompt.tokens(),
+            tuple(arrival.prompt.tokens()),
             sampling_of(arrival.max_tokens, stops=stops),
             extra_key=arrival.extra_key,
             priority=arrival.priority,
@@ -179,30 +122,11 @@ class Replica:
 
     def next_event(self) -> float:
         """Return when it does something next, in seconds; `NEVER` if it waits for requests."""
-        if self._must_finish:
-            step = self.engine.in_flight[0].pending
-            assert isinstance(step, SimStep)
-            return step.ends_at
-        if self._is_stuck or self.engine.awaits_message:
-            return max(self._ready_at, self.link.next_at)
-        return self._ready_at
-
-    def run_next(self) -> None:
-        """Do what is next: a turn of the engine's loop up to where it waits for a step, or the end of that step."""
-        self.clock.advance_to(self.next_event())
-        if self._must_finish:
-            self._must_finish = False
-            self.engine.finish()
-            self._ready_at = self.clock.now() + self._times.gap()
-        else:
-            self._must_finish = self.engine.begin()
-            self._is_stuck = not self.engine.in_flight
-            self._ready_at = self.clock.now()
+        return self._loop.next_event()
 
     def advance(self, until: float) -> None:
         """Do all that comes before a moment. What comes at it is left, so that requests that arrive then are seen."""
-        while self.next_event() < until:
-            self.run_next()
+        self._loop.advance(until)
 
     def _take(self, outputs: Sequence[Output]) -> None:
         now = self.clock.now()

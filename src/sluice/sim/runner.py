@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sluice.engine.clock import VirtualClock
 from sluice.sim.copies import Copies
+from sluice.sim.loop import StepTimes
 from sluice.sim.workload import STOP_TOKEN, Segment, TokenSource
-from sluice.sim.world import StepTimes
 from sluice.types import BatchPlan, BatchResult, Chunk, CopyDone, TokenLogprobs
 
 ANY_LOGPROB = TokenLogprobs(0, 0.0, ())
@@ -32,7 +33,7 @@ class Answer:
         self._prompt_len = prompt_len
         self._stop_at = num_tokens - 1 if stops else -1
         self._tokens = tokens or Segment(ANSWER_SEEDS + request_id, num_tokens)
-        self._known: tuple[int, ...] | range | None = None
+        self._known: Sequence[int] | None = None
 
     def at(self, position: int) -> int:
         """Return the token at a position behind the prompt."""
@@ -78,7 +79,7 @@ class SimRunner:
 
     def launch(self, plan: BatchPlan) -> SimStep:
         now = self.clock.now()
-        self._free_at = max(now, self._free_at) + self._times.seconds(plan)
+        self._free_at = self._times.ends_at(plan, now, self._free_at)
         copies = self._copies.begin(plan, now) if plan.copies or plan.slices else ()
         return SimStep(plan, self._free_at, copies, self)
 

@@ -28,7 +28,7 @@ OPTIONS = (*(item.name for item in fields(SchedulerConfig)), *POOL)
 """Options that a simulation can change."""
 
 
-def changed(machine: Machine, given: Mapping[str, Any], tiers: Mapping[str, int] | None = None) -> Machine:
+def changed(machine: Machine, given: Mapping[str, Any], tiers: Mapping[str, Any] | None = None) -> Machine:
     """Return a machine whose engine has these options, and what follows from them; all others stay as they were.
 
     Args:

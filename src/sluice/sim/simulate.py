@@ -11,7 +11,8 @@ from sluice.bench.records import CountedBy, Failure, Record
 from sluice.bench.workload import LONG, LONG_FACTOR, SHORT
 from sluice.config import ConfigError
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.sim.replica import NEVER, Done, Replica, is_left
+from sluice.sim.loop import NEVER
+from sluice.sim.replica import Done, Replica, is_left
 from sluice.sim.workload import Arrival, Workload, in_order
 from sluice.sim.world import World, WorldTimes
 

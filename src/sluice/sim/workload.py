@@ -7,7 +7,7 @@ has the segments of the turns before it, and of their answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, Protocol
@@ -29,7 +29,7 @@ class TokenSource(Protocol):
         """Number of tokens."""
         ...
 
-    def tokens(self) -> tuple[int, ...]:
+    def tokens(self) -> Sequence[int]:
         """Return the token ids, the same ones each time."""
         ...
 

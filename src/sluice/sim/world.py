@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sluice.scheduler.cost import MIN_MICROS, NUM, Load, dot
 from sluice.scheduler.offloading import load_of
@@ -105,20 +105,8 @@ class World:
         return max(dot(self.costs[work.regime], (1, *work.load)), MIN_MICROS) / 1e6
 
 
-class StepTimes(Protocol):
-    """Says when the steps of one engine end, in the order of their launch."""
-
-    def seconds(self, plan: BatchPlan) -> float:
-        """Return how long the device takes for a step."""
-        ...
-
-    def gap(self) -> float:
-        """Return the seconds from the end of the oldest step to the next planning."""
-        ...
-
-
 class WorldTimes:
-    """Times of a `World`, with residuals drawn in blocks.
+    """Times of a `World` (see `loop.StepTimes`), with residuals drawn in blocks.
 
     Args:
         seed: equal seeds, equal draws.
@@ -131,17 +119,17 @@ class WorldTimes:
         self._residuals = _Blocks(world.residuals, self._rng) if world.residuals else None
         self._gap = world.gap
 
-    def seconds(self, plan: BatchPlan) -> float:
+    def ends_at(self, plan: BatchPlan, now: float, free_at: float) -> float:
         work = work_of(plan, self._setup)
         seconds = self._world.modelled(work)
         if self._residuals is not None:
             drawn = self._residuals.next(work.regime)
             seconds *= drawn.ratio
             self._gap = self._world.gap if drawn.gap is None else drawn.gap
-        return seconds
+        return max(now, free_at) + seconds
 
-    def gap(self) -> float:
-        return self._gap
+    def turn_at(self, now: float, *, has_waited: bool) -> float:
+        return now + self._gap if has_waited else now
 
 
 class _Blocks:

@@ -44,7 +44,7 @@ def synthetic_arrivals(given: Mapping[str, Any], *, ms_per_token: float | None) 
 def _turns(session: Session, name: str, seconds_per_token: float, *, first_seed: int) -> list[Arrival]:
     found: list[Arrival] = []
     assert session.at is not None, f"session {name} has no time"
-    time, context = session.at, ()
+    time, context = session.at, tuple[int, ...]()
     for index, turn in enumerate(session.turns):
         prompt = (*context, *turn.prompt)
         answer: TokenSource = Segment(first_seed - index, turn.max_tokens)
