@@ -47,8 +47,16 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument(
         "--calibrate",
         metavar="SOURCE",
-        help="take the time of steps from a trace of --trace, or from a file of --save-machine (default: from TRACE)",
+        help="take the time of steps from a trace of --trace or a file of --save-machine, or measure them: at the URL"
+        ' of a server with --trace, or with a model in this process ("": the bundled model) (default: from TRACE)',
     )
+    machine.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help="predict the time of steps on a machine that is not at hand: h100 or another name, or"
+        " FLOPS,BANDWIDTH,MEMORY; needs --model",
+    )
+    machine.add_argument("--model", metavar="FOLDER", help="folder with the config.json of the model, for --hardware")
     machine.add_argument("--save-machine", metavar="FILE", help="write the machine to FILE")
     machine.add_argument("--replicas", type=int, metavar="N", help="engines that share the requests (default: 1)")
     files = parser.add_argument_group("results")
@@ -90,7 +98,7 @@ def run_simulate(given: dict[str, Any]) -> int:
     if replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, got {replicas}")
     trace = given.pop("trace", None)
-    machine = _machine(given.pop("calibrate", None) or trace)
+    machine = _machine(given, trace)
     arrivals = _arrivals(trace, given)
     machine = changed(machine, given)
     if (path := paths["save_machine"]) is not None:
@@ -171,12 +179,26 @@ def simulated(
     return replace(result, summaries=[asdict(summary) for summary in summaries(result)])
 
 
-def _machine(source: str | None) -> Machine:
+def _machine(given: dict[str, Any], trace: str | None) -> Machine:
+    """Return the machine that is asked for. Takes its options out of `given`."""
+    from sluice.sim.hardware import predicted_machine
     from sluice.sim.machine import read_machine
+    from sluice.sim.measure import machine_of
 
-    if source is None:
-        raise ConfigError("a synthetic workload needs --calibrate: a trace, or a file that --save-machine wrote")
-    return read_machine(Path(source))
+    source, hardware, model = (given.pop(name, None) for name in ("calibrate", "hardware", "model"))
+    if hardware is not None:
+        if source is not None:
+            raise ConfigError(f"--hardware {hardware} and --calibrate {source} both say how long steps take")
+        if model is None:
+            raise ConfigError(f"--hardware {hardware} needs --model: a folder with the config.json of a model")
+        return predicted_machine(hardware, Path(model))
+    if model is not None:
+        raise ConfigError(f"--model {model} needs --hardware; --calibrate takes a model to be measured here")
+    if source is not None:
+        return machine_of(source)
+    if trace is None:
+        raise ConfigError("a synthetic workload needs --calibrate or --hardware")
+    return read_machine(Path(trace))
 
 
 def _arrivals(trace: str | None, given: dict[str, Any]) -> Sequence[Arrival]:

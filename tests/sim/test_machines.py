@@ -1,0 +1,164 @@
+"""Tests for machines: fitted to a trace, saved and read, measured here, predicted, and changed by options."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from sluice.cli import main
+from sluice.config import ConfigError
+from sluice.scheduler.cost import Load
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.calibrate import Observed, Timed, fit
+from sluice.sim.hardware import predicted_machine
+from sluice.sim.machine import Machine, read_machine, write_machine
+from sluice.sim.settings import changed
+from sluice.sim.world import CopyRates, StepWork
+from sluice.tracing.format import TraceError
+from sluice.types import ITL_AUTO, Regime, SchedulerLimits
+
+LIMITS = SchedulerLimits(schedule="mixed", chunked_prefill_size=64, max_batch_tokens=128, max_running_requests=8)
+SETUP = SchedulerSetup(LIMITS, num_pages=256, page_size=32)
+LLAMA = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+}
+
+
+def seconds_of(load: Load) -> float:
+    return (2000 + 100 * load.tokens + 50 * load.rows + 0.5 * load.context + 0.25 * load.pairs) / 1e6
+
+
+def steps(count: int = 120) -> list[Timed]:
+    """Steps of an exact machine, which leaves 1 ms between them."""
+    found = []
+    for index in range(count):
+        rows, length = 1 + index % 7, 8 * (index % 5)
+        load = Load(rows, rows, rows * (20 + 13 * index))
+        if length:
+            load = load.with_chunk(16 * (index % 3), length)
+        work = StepWork(Regime.MIXED if length else Regime.DECODE, load)
+        found.append(Timed(work, seconds_of(load), 0.001))
+    return found
+
+
+def machine() -> Machine:
+    found = fit(Observed(steps(), [0.004, 0.002, 0.003], [(1, 0.003), (10, 0.012)]), SETUP)
+    return Machine(
+        model="m", name="here", is_measured=True, setup=SETUP, depth=1, world=found.world, steps=dict(found.steps)
+    )
+
+
+def test_the_fit_finds_the_costs_of_an_exact_machine() -> None:
+    """A fit that forgets, as the pacer's does, would follow the last steps alone."""
+    found = fit(Observed(steps(), [0.004, 0.002, 0.003], [(1, 0.003), (10, 0.012)]), SETUP)
+    assert found.error < 0.03
+    assert found.world.intake == 0.003
+    assert found.world.gap == 0.001
+    assert found.world.copies == CopyRates(pytest.approx(0.002), pytest.approx(0.001 / 32))
+    assert found.steps[Regime.PREFILL] == 0
+    unseen = found.world.modelled(StepWork(Regime.PREFILL, Load().with_chunk(0, 32)))
+    assert 0.003 < unseen < 0.01, "mixed steps stand for prefill alone"
+
+
+def test_a_fit_needs_steps() -> None:
+    with pytest.raises(TraceError, match="3 steps are too few"):
+        fit(Observed(steps(3), [], []), SETUP)
+
+
+def test_a_saved_machine_is_the_same(tmp_path: Path) -> None:
+    """Residuals are kept in the file: without them the high percentiles are lost."""
+    write_machine(machine(), tmp_path / "machine.json")
+    found = read_machine(tmp_path / "machine.json")
+    assert found == machine()
+    assert len(found.world.residuals) == 120
+    assert "no step of kind prefill" in found.lines()[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{}", "neither a trace nor a machine"),
+        ("no", "neither a trace nor a machine"),
+        (None, "cannot read"),
+        ('"format":"x"', "has the format 'x'"),
+        ('"depth":"a"', "neither a trace nor a machine"),
+    ],
+)
+def test_files_that_are_no_machine(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "machine.json"
+    if content is not None and content[0] == '"':
+        write_machine(machine(), path)
+        name, _, value = content.partition(":")
+        fields = json.loads(path.read_text()) | {json.loads(name): json.loads(value)}
+        content = json.dumps(fields)
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        read_machine(path)
+
+
+def test_options_change_what_they_say_and_what_follows() -> None:
+    """A setting that has no effect would be recommended for nothing."""
+    plain = machine()
+    found = changed(plain, {"chunked_prefill_size": 256, "max_total_tokens": 1024, "schedule_policy": "lpm"})
+    assert found.setup.limits.chunked_prefill_size == 256
+    assert found.setup.limits.policy == "lpm"
+    assert found.setup.limits.max_running_requests == 8, "as it was measured"
+    assert found.setup.num_pages == 32
+    paced = changed(plain, {"itl_target": "auto"}).setup.limits
+    assert (paced.itl_target, paced.chunked_prefill_size > 64) == (ITL_AUTO, True)
+    assert changed(plain, {"page_size": 16}).setup.num_pages == 512, "as many tokens as before"
+    assert changed(plain, {"depth": 2}).depth == 2
+    with pytest.raises(ConfigError, match="dtype cannot be simulated"):
+        changed(plain, {"dtype": "float32"})
+
+
+def test_predicted_machines_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A figure of a machine that was never measured must not be taken for one that was."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    found = predicted_machine("h100", tmp_path)
+    one = found.world.modelled(StepWork(Regime.DECODE, Load(1, 1, 1000)))
+    assert 0.006 < one < 0.012, "15 GB of weights at 2.7 TB/s, and 2 ms"
+    assert main(["simulate", "--hardware", "h100", "--model", str(tmp_path), "--request-rate", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("predicted, not measured") == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--hardware", "h1000"], "--hardware takes h200, h100"),
+        (["--hardware", "1e12,1e12"], "--hardware takes"),
+        (["--hardware", "1e14,1e12,12e9"], "does not fit into the 12 GB"),
+        (["--hardware", "h100", "--calibrate", "x"], "both say how long"),
+        ([], "--model .* needs --hardware"),
+    ],
+)
+def test_machines_that_cannot_be(
+    tmp_path: Path, flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    status = main(["simulate", "--request-rate", "2", "--model", str(tmp_path), *flags])
+    assert status == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert re.search(said, error)
+
+
+def test_a_model_is_measured_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The bundled model is served for a moment; its trace names this machine."""
+    path = tmp_path / "machine.json"
+    assert main(["simulate", "--calibrate", "", "--request-rate", "9", "--save-machine", str(path)]) == 0
+    found = read_machine(path)
+    assert found.is_measured
+    assert found.steps[Regime.DECODE] > 10
+    assert found.steps[Regime.MIXED] > 10
+    assert "sluice-nano on" in capsys.readouterr().out
