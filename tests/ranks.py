@@ -8,25 +8,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
 import torch
 
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.attention.reference import ReferenceAttention
-from sluice.grammar.base import CompiledGrammars
+from sluice.device.pages import DevicePages
+from sluice.device.queues import plain_host_buffer
+from sluice.grammar.base import Bits, CompiledGrammars
 from sluice.parallel.layout import Layout, Place
 from sluice.parallel.member import Member
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
 from sluice.runner.forwards import Model
-from sluice.runner.logit_ops import LogitOps
 from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere
 from sluice.runner.parallel.sampling import ShardedLogitOps
 from sluice.runner.runner import TorchRunner
-from sluice.testing.groups import ThreadGroup
+from sluice.testing.groups import thread_members
 from sluice.testing.links import ThreadLeaderLink
+from sluice.tiers.copies import NoTiers, PageCopies
+from sluice.tiers.host_tier import HostTier
+from sluice.types import Submit
+from worlds import Bench
 
 
 @dataclass
@@ -36,24 +42,12 @@ class Ranks:
     leader: Leader
     runners: list[TorchRunner]
     states: list[DeviceState]
+    tiers: list[HostTier] = field(default_factory=list)
+    """Of each rank, if they have any."""
     ends: list[Future[None]] = field(default_factory=list)
 
 
 NewState = Callable[..., DeviceState]
-
-
-def members(layout: Layout) -> list[Member]:
-    """The ranks of a layout."""
-    shards = [ThreadGroup.make(layout.tensor_size) for _ in range(layout.pipeline_size)]
-    stages = [ThreadGroup.make(layout.pipeline_size) for _ in range(layout.tensor_size)]
-    places = map(layout.place, range(layout.size))
-    return [Member(place, shards[place.stage][place.shard], stages[place.shard][place.stage]) for place in places]
-
-
-def leave(member: Member) -> None:
-    """Leave both groups of a rank."""
-    member.tensor_group.close()
-    member.pipeline_group.close()
 
 
 @contextmanager
@@ -63,40 +57,45 @@ def running(
     shape_of: Callable[[Member], DeviceShape],
     grammars: CompiledGrammars = NO_GRAMMARS,
     new_state: NewState = DeviceState,
-    ops: LogitOps = CPU_LOGIT_OPS,
+    host_pages: int = 0,
 ) -> Iterator[Ranks]:
-    """Run all ranks; the followers end with the context, and raise there what they raised."""
+    """Run all ranks, each with a host tier of its own; the followers end with the context."""
     link = ThreadLeaderLink(layout.size)
     replies = Replies(link, layout)
-    ranks = members(layout)
+    ranks = thread_members(layout)
     ends = [Commands(each) for each in link.followers]
     makers = [
         partial(Grammars, grammars=grammars, publish=publisher(link)),
         *(partial(GrammarsElsewhere, receive=each.masks) for each in ends),
     ]
-    states, runners = [], []
+    states, runners, tiers = [], [], []
     for member, maker in zip(ranks, makers, strict=True):
         place = member.place
         shape = replace(shape_of(member), vocabulary=place.vocabulary(shape_of(member).vocab_size))
         state = new_state(shape, new_grammars=maker)
         waits = None if place.is_last else replies.sampled if place.rank == 0 else elsewhere
         shards = [replace(place, shard=shard).vocabulary(shape.vocab_size) for shard in range(layout.tensor_size)]
-        logit_ops = ShardedLogitOps(ops, member.tensor_group, shards)
+        logit_ops = ShardedLogitOps(CPU_LOGIT_OPS, member.tensor_group, shards)
         states.append(state)
+        copies, pages = NoTiers(), DevicePages(state.kv)
+        if host_pages:
+            tiers.append(HostTier(host_pages, pages, plain_host_buffer))
+            copies = PageCopies(pages, tiers[-1], None, plain_host_buffer, is_part=True)
+        model = new_model(member)
         runners.append(
-            TorchRunner(new_model(member), state, ReferenceAttention(), logit_ops=logit_ops, elsewhere=waits)
+            TorchRunner(model, state, ReferenceAttention(), logit_ops=logit_ops, copies=copies, elsewhere=waits)
         )
-    leader = Leader(runners[0], link, layout, replies, partial(leave, ranks[0]))
+    leader = Leader(runners[0], link, layout, replies, ranks[0].close)
 
     def follow(rank: int) -> None:
         member, end = ranks[rank], link.followers[rank - 1]
         try:
-            Follower(runners[rank], ends[rank - 1], end, member.place, partial(leave, member)).run()
+            Follower(runners[rank], ends[rank - 1], end, member.place, member.close).run()
         finally:
             end.end()
 
     with ThreadPoolExecutor(max(1, layout.size - 1)) as threads:
-        found = Ranks(leader, runners, states, [threads.submit(follow, rank) for rank in range(1, layout.size)])
+        found = Ranks(leader, runners, states, tiers, [threads.submit(follow, rank) for rank in range(1, layout.size)])
         try:
             yield found
         finally:
@@ -121,3 +120,54 @@ class ShardOfWhole:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         assert self._place.is_last, "only the last stage has a head"
         return self._inner.logits(hidden)[:, self._own.start : self._own.stop]
+
+
+@dataclass(frozen=True)
+class FakeGrammar:
+    """Allows every second token, forces one after some, and ends at some sums of all tokens."""
+
+    vocab_size: int
+
+    def find(self, request_id: int) -> FakeGrammar:
+        return self
+
+    def watch(self, on_end: object) -> None:
+        """Return: nothing is kept."""
+
+    def matcher(self, *, may_force: bool = True) -> FakeMatcher:
+        return FakeMatcher(self.vocab_size)
+
+
+class FakeMatcher:
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._total = 0
+
+    def consume(self, tokens: Sequence[int]) -> None:
+        self._total += sum(tokens)
+
+    def fill(self, bits: Bits) -> None:
+        bits[:] = -1431655766 if self._total % 3 else 0x55555555
+
+    def forced(self) -> list[int]:
+        return [self._total % self._vocab_size] * (self._total % 4 == 0)
+
+    @property
+    def is_accepting(self) -> bool:
+        return self._total % 3 == 0
+
+    @property
+    def is_complete(self) -> bool:
+        return self._total % 11 == 0
+
+
+def answer_of(bench: Bench, submit: Submit) -> object:
+    """All that a request was sent; sums of several ranks are rounded differently."""
+    outputs = [output for output in bench.link.outputs if output.request_id == submit.request_id]
+    scored = [item for output in outputs for item in (*output.prompt_logprobs, *output.logprobs)]
+    return (
+        [token for output in outputs for token in output.token_ids],
+        outputs[-1].finish_reason,
+        [(each.token_id, round(each.logprob, 9), [(t, round(p, 9)) for t, p in each.top]) for each in scored],
+        np.frombuffer(outputs[-1].embedding, dtype="<f4").round(4).tolist(),
+    )

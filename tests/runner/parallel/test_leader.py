@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,14 +15,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranks import Ranks, ShardOfWhole, running
+from ranks import FakeGrammar, Ranks, ShardOfWhole, answer_of, running
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.engine.messages import Abort
-from sluice.grammar.base import Bits
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
+from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.base import BAD_LOGITS
 from sluice.runner.features.grammars import Grammars
 from sluice.runner.parallel.frames import Close, decode_command, decode_reply, encode
@@ -58,42 +61,6 @@ SAMPLINGS = st.builds(
 )
 
 
-@dataclass(frozen=True)
-class FakeGrammar:
-    """Allows every second token, forces one after some, and ends at some sums of all tokens."""
-
-    def find(self, request_id: int) -> FakeGrammar:
-        return self
-
-    def watch(self, on_end: object) -> None:
-        """Return: nothing is kept."""
-
-    def matcher(self, *, may_force: bool = True) -> FakeMatcher:
-        return FakeMatcher()
-
-
-class FakeMatcher:
-    def __init__(self) -> None:
-        self._total = 0
-
-    def consume(self, tokens: Sequence[int]) -> None:
-        self._total += sum(tokens)
-
-    def fill(self, bits: Bits) -> None:
-        bits[:] = -1431655766 if self._total % 3 else 0x55555555
-
-    def forced(self) -> list[int]:
-        return [self._total % VOCAB] * (self._total % 4 == 0)
-
-    @property
-    def is_accepting(self) -> bool:
-        return self._total % 3 == 0
-
-    @property
-    def is_complete(self) -> bool:
-        return self._total % 11 == 0
-
-
 def world_of(layout: Layout, pages: int = 30) -> World:
     """A world whose steps are several at once, as many as a pipeline has."""
     is_ahead = layout.pipeline_size == 1
@@ -108,7 +75,7 @@ def ranks_of(layout: Layout, world: World, poison: int | None = None) -> Iterato
     def new_model(member: Member) -> ShardOfWhole:
         return ShardOfWhole(ShadowModel(VOCAB, poison), member.place, VOCAB)
 
-    with running(layout, new_model, lambda member: shape, FakeGrammar(), shadow_state) as ranks:
+    with running(layout, new_model, lambda member: shape, FakeGrammar(VOCAB), shadow_state) as ranks:
         yield ranks
 
 
@@ -148,20 +115,8 @@ def test_ranks_answer_what_one_does(layout: Layout, asked: list[tuple[list[int],
     assert all(np.array_equal(table, tables[0]) for table in tables)
 
 
-def answer_of(bench: Bench, submit: Submit) -> object:
-    """All that a request was sent; sums of several ranks are rounded differently."""
-    outputs = [output for output in bench.link.outputs if output.request_id == submit.request_id]
-    scored = [item for output in outputs for item in (*output.prompt_logprobs, *output.logprobs)]
-    return (
-        [token for output in outputs for token in output.token_ids],
-        outputs[-1].finish_reason,
-        [(each.token_id, round(each.logprob, 9), [(t, round(p, 9)) for t, p in each.top]) for each in scored],
-        [output.embedding for output in outputs],
-    )
-
-
 def grammars_of_one(num_slots: int, vocab_size: int, device: torch.device) -> Grammars:
-    return Grammars(num_slots, vocab_size, device, FakeGrammar())
+    return Grammars(num_slots, vocab_size, device, FakeGrammar(VOCAB))
 
 
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=3)
@@ -263,3 +218,65 @@ def test_checksums_of_parts_are_summed_and_compared() -> None:
     first, second, third = summed([stored, whole, torn], parts)
     assert (first, second) == (CopyDone(0, -2), CopyDone(1, -2))
     assert third.error == "host page 3 holds a page of checksum 2, not 5"
+
+
+class TableModel:
+    """A model without layers: the logits after a token are a row of a table."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._table = torch.randn(vocab_size, vocab_size, generator=torch.Generator().manual_seed(0))
+
+    def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
+        return self._table[batch.input_ids[batch.logit_rows]]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+class RemembersTables(DeviceState):
+    """A state that remembers its page table after every plan."""
+
+    def __init__(self, shape: DeviceShape, **options: Any) -> None:
+        super().__init__(shape, **options)
+        self.tables: list[int] = []
+
+    def change(self, cleared: torch.Tensor, entries: torch.Tensor, pages: torch.Tensor) -> None:
+        super().change(cleared, entries, pages)
+        on_device = self.page_table.rows(torch.arange(3), torch.full((3,), 1), self.shape.row_pages, 1)
+        self.tables.append(zlib.crc32(self.page_table.host.tobytes() + on_device.numpy().tobytes()))
+
+
+def random_life(draw: random.Random, bench: Bench) -> None:
+    """Requests that share prefixes, are aborted and preempted."""
+    for request_id in range(draw.randint(5, 15)):
+        prompt = [draw.randint(0, 1) for _ in range(draw.randint(1, 20))]
+        params = SamplingParams(max_tokens=draw.randint(1, 12), temperature=draw.randint(0, 1), seed=request_id)
+        bench.link.put(Submit(request_id, tuple(prompt), params, grammar=draw.choice(["", "", "any"])))
+        if draw.random() < 0.2:
+            bench.link.put(Abort(draw.randint(0, request_id)))
+        for _ in range(draw.randint(0, 8)):
+            bench.step()
+    bench.drain(2000)
+
+
+def test_a_thousand_random_plans_leave_equal_page_tables() -> None:
+    """After each plan, on every rank: a plan that one of them leaves out, or does twice, or in another order."""
+    total, layout = 0, Layout(2, 2)
+    for seed in itertools.count():
+        if total >= 1000:
+            break
+        draw = random.Random(seed)
+        world = world_of(layout, draw.randint(11, 24))
+        shape = shadow_shape(num_pages=world.num_pages, page_size=2, num_slots=3, vocab_size=VOCAB)
+
+        def new_model(member: Member) -> ShardOfWhole:
+            return ShardOfWhole(TableModel(VOCAB), member.place, VOCAB)
+
+        with running(
+            layout, new_model, lambda member, shape=shape: shape, FakeGrammar(VOCAB), RemembersTables
+        ) as ranks:
+            random_life(draw, Bench.of(world, ranks.leader))
+        tables = [state.tables for state in ranks.states if isinstance(state, RemembersTables)]
+        assert len(tables) == 4
+        assert all(each == tables[0] for each in tables)
+        total += len(tables[0])

@@ -1,0 +1,163 @@
+"""Real models over several ranks, in every mode: the tokens and log-probabilities of one rank, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny_models
+from ranks import FakeGrammar, answer_of, running
+from sluice.attention.reference import ReferenceAttention
+from sluice.models.base import PagedLM
+from sluice.models.loader import load_model
+from sluice.parallel.layout import Layout
+from sluice.parallel.member import ALONE, Member
+from sluice.runner.device_state import DeviceShape, DeviceState
+from sluice.runner.features.grammars import Grammars
+from sluice.runner.runner import TorchRunner
+from sluice.types import NO_SAMPLING, SamplingParams, Submit, TierLimits
+from worlds import Bench, World, limits_of
+
+TP, PP, BOTH = Layout(2), Layout(1, 2), Layout(2, 2)
+NAMES = {TP: "tp2", PP: "pp2", BOTH: "tp2 pp2"}
+CPU = torch.device("cpu")
+GRAMMAR = FakeGrammar(tiny_models.VOCAB_SIZE)
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "llama": tiny_models.llama,
+    "gpt2": lambda: tiny_models.gpt2(n_embd=32, n_head=4),
+}
+MODES: dict[str, dict[str, Any]] = {
+    "mixed": {},
+    "prefill first": {"schedule": "prefill-first"},
+    "whole prompts": {"chunk": 0, "batch": 64},
+    "chunks of five": {"chunk": 5},
+    "preemption": {"num_pages": 9},
+    "no cache": {"prefix_caching": False},
+    "host tier": {"num_pages": 9, "tiers": TierLimits(host_pages=40)},
+}
+
+
+CASES = [
+    *(("llama", mode, layout) for layout in (TP, PP) for mode in ("mixed", "preemption")),
+    *(("llama", mode, BOTH) for mode in MODES),
+    *(("gpt2", "mixed", layout) for layout in NAMES),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each family."""
+    found = {}
+    for family, make in FAMILIES.items():
+        found[family] = tmp_path_factory.mktemp(family)
+        make().save_pretrained(found[family])
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Ranks that each wait for threads of their own take several times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def submits() -> list[Submit]:
+    """Requests that ask for all there is, two of them with the same beginning."""
+    params = {"max_tokens": 9, "temperature": 0.0, "seed": 0, "ignore_eos": True}
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({"logprobs": 3}, ""),
+        ({"temperature": 1.0, "seed": 3}, ""),
+        ({"temperature": 1.0, "seed": 4, "top_k": 20, "top_p": 0.9, "logprobs": 0}, ""),
+        ({"frequency_penalty": 1.2, "repetition_penalty": 1.4, "logit_bias": {5: 3.0, 100: 2.0}}, ""),
+        ({"prompt_logprobs": 2, "logprobs": 1}, "any"),
+        ({"temperature": 1.0, "min_p": 0.1, "presence_penalty": 0.5}, "any"),
+    ]
+    prompts = [tiny_models.prompt(length, seed % 4) for seed, length in enumerate((11, 3, 17, 6, 9, 8))]
+    found = [
+        Submit(i, prompts[i], SamplingParams(**params | changes), grammar=grammar)
+        for i, (changes, grammar) in enumerate(asked)
+    ]
+    found.append(Submit(6, prompts[0] + (7, 8, 9), SamplingParams(**params)))
+    return [*found, Submit(7, prompts[2], NO_SAMPLING, embeds=True)]
+
+
+def world_of(layout: Layout, **options: Any) -> World:
+    places = {name: options.pop(name) for name in ("num_pages", "prefix_caching", "tiers") if name in options}
+    is_ahead = layout.pipeline_size == 1
+    limits = limits_of(
+        **{"chunk": 8, "running": 3, "lookahead": int(is_ahead), "pipeline_stages": layout.pipeline_size, **options}
+    )
+    return World(limits, **{"num_pages": 40, "page_size": 4, "depth": layout.pipeline_size + 1, **places})
+
+
+def part(folder: Path, member: Member) -> PagedLM:
+    return load_model(folder, dtype="float64", device=CPU, progress=False, member=member)[0]
+
+
+def shape_of(folder: Path, world: World, member: Member) -> DeviceShape:
+    spec = part(folder, ALONE).spec.of(member.place)
+    pages = world.num_pages
+    return DeviceShape.of(spec, CPU, num_slots=3, num_pages=pages, page_size=world.page_size, row_pages=pages)
+
+
+def answers(bench: Bench) -> list[object]:
+    """Everything that all requests were sent, in a run to the end."""
+    asked = submits()
+    bench.link.put(*asked[:5])
+    for _ in range(6):
+        bench.step()
+    bench.link.put(*asked[5:])
+    bench.drain(2000)
+    return [answer_of(bench, each) for each in asked]
+
+
+@pytest.fixture(scope="module")
+def expected(folders: dict[str, Path]) -> dict[str, list[object]]:
+    """What one rank answers, which no mode changes."""
+    world, found = world_of(Layout()), {}
+    for family, folder in folders.items():
+        state = DeviceState(shape_of(folder, world, ALONE), new_grammars=partial(Grammars, grammars=GRAMMAR))
+        found[family] = answers(Bench.of(world, TorchRunner(part(folder, ALONE), state, ReferenceAttention())))
+    return found
+
+
+@pytest.mark.parametrize(("family", "mode", "layout"), CASES, ids=lambda each: NAMES.get(each, each))
+def test_no_layout_and_no_mode_changes_an_answer(
+    folders: dict[str, Path], expected: dict[str, list[object]], family: str, mode: str, layout: Layout
+) -> None:
+    world, folder = world_of(layout, **MODES[mode]), folders[family]
+    with running(
+        layout, partial(part, folder), partial(shape_of, folder, world), GRAMMAR, host_pages=world.tiers.host_pages
+    ) as ranks:
+        bench = Bench.of(world, ranks.leader)
+        assert answers(bench) == expected[family]
+        occupancy = bench.scheduler.occupancy()
+    assert occupancy.preemptions > 0 or mode not in ("preemption", "host tier")
+    assert mode != "host tier" or (occupancy.tiers[0].loaded > 0 and occupancy.tiers[0].failed_loads == 0)
+
+
+def test_a_page_that_one_rank_lost_is_computed_again(
+    folders: dict[str, Path], expected: dict[str, list[object]]
+) -> None:
+    """Only the sum of the checksums is known, and only one of its parts is wrong."""
+    world, folder = world_of(BOTH, **MODES["host tier"]), folders["llama"]
+    with running(BOTH, partial(part, folder), partial(shape_of, folder, world), GRAMMAR, host_pages=40) as ranks:
+        bench = Bench.of(world, ranks.leader)
+        asked = submits()
+        bench.link.put(*asked)
+        bench.drain(2000)
+        again = [replace(each, request_id=each.request_id + 10) for each in asked]
+        for page in range(40):
+            ranks.tiers[2].page(page)[0, 0] ^= 1
+        bench.link.put(*again)
+        bench.drain(2000)
+        assert [answer_of(bench, each) for each in again] == expected["llama"]
+        assert bench.scheduler.occupancy().tiers[0].failed_loads > 0
