@@ -109,7 +109,7 @@ def test_what_it_needs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     resolution, _ = resolve_here(EngineConfig.from_options(options))
     assert resolution.config.model.dtype == "bfloat16"
     assert resolution.reasons["dtype"] == f"--quantization {name}"
-    monkeypatch.setattr("sluice.assembly.devices.pick_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr("sluice.assembly.devices.pick_device", lambda *asked: torch.device("cuda", 0))
     monkeypatch.setattr("sluice.assembly.devices.choose_attention", lambda *asked: pytest.fail("it was not refused"))
     with pytest.raises(ConfigError, match=f"--quantization {name} needs --device cpu, got cuda:0"):
         resolve_here(EngineConfig.from_options({"quantization": name}))

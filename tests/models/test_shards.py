@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tiny_models
+from compiled import library
 from paged_model import chunked_logits
+from peak_memory import PeakMemory
+from sluice.device.memory import module_bytes
+from sluice.models.checkpoint import CheckpointError
 from sluice.models.loader import load_model
+from sluice.models.packers import NativePacker
+from sluice.native.library import Kernels
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
 from sluice.testing.groups import run_ranks, thread_members
 
 PROMPTS = tuple(tiny_models.prompt(length, seed) for seed, length in enumerate((25, 1, 12)))
 CPU = torch.device("cpu")
+WEIGHTS = "model.safetensors"
 WHOLE = Layout()
 
 
@@ -69,3 +78,78 @@ def test_parts_compute_what_the_whole_model_does(folder: Path) -> None:
     for stages in (2, 3):
         assert torch.equal(logits(folder, Layout(1, stages)), whole)
     assert torch.equal(logits(folder, Layout(2, 2)), logits(folder, Layout(2)))
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("family", ["gated", "tied", "gpt2"])
+def test_packed_weights_are_cut_like_plain_ones(family: str, quantization: str | None, tmp_path: Path) -> None:
+    """A head that begins inside a block, a gated layer whose halves are cut as one."""
+    sizes = {"hidden_size": 64, "intermediate_size": 128} | SIZES
+    match family:
+        case "gated":
+            tiny_models.llama(**sizes).save_pretrained(tmp_path)
+        case "tied":
+            tiny_models.qwen2(**sizes).save_pretrained(tmp_path)
+        case _:
+            tiny_models.gpt2(n_embd=64, n_head=4, **SIZES).save_pretrained(tmp_path)
+    packer = NativePacker(Kernels(library(), library().best(), 1))
+    options = {"dtype": "bfloat16", "packer": packer, "quantization": quantization}
+    exact = logits(tmp_path)
+    error = (logits(tmp_path, **options) - exact).norm()
+    for layout in (Layout(2), Layout(2, 2)):
+        assert (logits(tmp_path, layout, **options) - exact).norm() <= 1.2 * error
+
+
+def test_a_shard_is_read_without_the_rest(tmp_path: Path) -> None:
+    """A model that no rank has the memory for must load: what loading takes is near the size of the part."""
+    tiny_models.llama(hidden_size=64, intermediate_size=2048, vocab_size=128).save_pretrained(tmp_path)
+    mapped = 2 * 64 * 2048 * 4  # the largest tensor and the next one, which are in the file and counted all the same
+    for layout in (Layout(4), Layout(4, 3)):
+        member = thread_members(layout)[-1]
+        with PeakMemory() as memory:
+            model, _ = load_model(tmp_path, dtype="float32", device=CPU, progress=False, member=member)
+        assert memory.peak <= module_bytes(model) + mapped
+
+
+@pytest.mark.parametrize(
+    ("changes", "layout", "message"),
+    [
+        ({}, Layout(3), "--tp-size 3: shards cannot share 4 heads, 2 KV heads, 44 inner elements"),
+        ({}, Layout(8), "accepted: 1, 2, 4"),
+        ({"intermediate_size": 42}, Layout(4), "accepted: 1, 2"),
+        ({"hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}, Layout(2), "accepted: 1"),
+        ({"vocab_size": 96}, Layout(4), "a vocabulary of 96 in blocks of 32; accepted: 1, 2"),
+        ({}, Layout(1, 4), "--pp-size 4: the model has 3 layers, and every stage needs one; accepted: 1 to 3"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(
+    changes: dict[str, Any], layout: Layout, message: str, tmp_path: Path
+) -> None:
+    tiny_models.llama(**changes).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        load_model(tmp_path, dtype="auto", device=CPU, progress=False, member=thread_members(layout)[0])
+
+
+def test_a_model_of_transformers_is_not_cut(tmp_path: Path) -> None:
+    """It would be loaded as a whole on every rank, and its attention summed."""
+    tiny_models.llama().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="through transformers, on one device alone: leave out --tp-size"):
+        load_model(
+            tmp_path,
+            dtype="auto",
+            device=CPU,
+            progress=False,
+            implementation="transformers",
+            member=thread_members(Layout(2))[0],
+        )
+
+
+def test_every_rank_refuses_what_one_refuses(tmp_path: Path) -> None:
+    """A rank that waits for one that has refused its weights says nothing of them."""
+    tiny_models.llama().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    for change in ({"model.layers.0.mlp.up_proj.weight": torch.zeros(5, 7)}, {"model.norm.weight": None}):
+        save_file({name: value for name, value in (tensors | change).items() if value is not None}, tmp_path / WEIGHTS)
+        for member in thread_members(Layout(2, 3)):
+            with pytest.raises(CheckpointError, match=r"up_proj\.weight has shape|lacks the tensor norm"):
+                load_model(tmp_path, dtype="auto", device=CPU, progress=False, member=member)

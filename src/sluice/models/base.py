@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
@@ -27,13 +27,13 @@ class WeightRules:
     """Prefix of the base model's names, which some checkpoints omit."""
     ignored: tuple[str, ...]
     """Suffixes of buffers that some versions store and that are no weights."""
+    shards: ShardRules
+    """How the weights are cut."""
     transposed: tuple[str, ...] = ()
     """Suffixes of matrices that are stored as [in, out]."""
     head: str = "lm_head.weight"
     embedding: str = "embed_tokens.weight"
     """The parameter that is also the head if the two are tied."""
-    shards: ShardRules = field(default_factory=dict)
-    """How the weights are cut."""
 
 
 class NoHead(nn.Module):

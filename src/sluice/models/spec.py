@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -10,6 +11,12 @@ import torch
 from sluice.attention.spec import AttentionSpec
 from sluice.parallel.layout import Place
 
+DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 INT4 = "int4"
 ON_LOAD = ("int8", INT4)
 """How weights can be quantised while they are loaded."""

@@ -11,9 +11,11 @@ from torch import nn
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, read_config, refuse_unsupported
+from sluice.models.filler import kinds_of
 from sluice.models.formats.gguf_config import METHOD, PLAIN
-from sluice.models.loader import ARCHITECTURES, DTYPES, is_native, kinds_of, model_class
+from sluice.models.loader import ARCHITECTURES, is_native, model_class
 from sluice.models.quantized import QuantizedWeight
+from sluice.models.spec import DTYPES
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,9 @@ HEAD = "lm_head"
 """The module that computes logits."""
 SCALES = (torch.float32, torch.bfloat16, torch.float16)
 """Dtypes in which scales are stored."""
+
+
+Rows = Callable[[str], range]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,7 @@ class Format(ABC):
         """What a log line says of the weights, such as "4-bit GPTQ in groups of 128"."""
 
     @abstractmethod
-    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype) -> Iterator[StoredTensor]:
+    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         """Iterate over the tensors of a checkpoint by their plain names.
 
         Quantised weights come dequantised, apart from those that the model is to hold as they are stored.
@@ -110,6 +113,8 @@ class Format(ABC):
             folder: the checkpoint's.
             model: on the meta device; its `spec.quantization` says what it holds.
             dtype: of dequantised weights.
+            rows: the rows that are needed of a quantised weight, by its name. Others may hold anything; if none are
+                needed, the weight may be on the meta device.
 
         Raises:
             CheckpointError: a file is missing or broken, or a tensor is not what the configuration says.

@@ -16,7 +16,7 @@ from torch import nn
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.formats.base import Format, Layout, LayoutError
+from sluice.models.formats.base import Format, Layout, LayoutError, Rows
 from sluice.models.weights import StoredTensor, WeightFile, opened_weights
 
 AT_ONCE = 1 << 21
@@ -40,7 +40,7 @@ class PartedFormat(Format):
             LayoutError: it cannot be stored so, for example because groups do not divide it.
         """
 
-    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype) -> Iterator[StoredTensor]:
+    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         with opened_weights(folder) as files:
             homes = {name: file for file in files for name in file.names}
             layers = _Layers(self, model)
@@ -49,7 +49,8 @@ class PartedFormat(Format):
                     module, _, part = name.rpartition(".")
                     layout = layers.layout(module, name)
                     if layout is not None and part == layout.numbers:
-                        yield _read(module, layout, homes, self.name, dtype, model.spec.quantization)
+                        needed = rows(f"{module}.weight")
+                        yield _read(module, layout, homes, self.name, dtype, model.spec.quantization, needed)
                     elif not _is_part(part, layout):
                         value = _plain(file, name, layout, self.name)
                         if not layers.needs_no(name, value):
@@ -104,25 +105,32 @@ def _plain(file: WeightFile, name: str, layout: Layout | None, method: str) -> t
 
 
 def _read(
-    module: str, layout: Layout, homes: Mapping[str, WeightFile], method: str, dtype: torch.dtype, quantization: str
+    module: str,
+    layout: Layout,
+    homes: Mapping[str, WeightFile],
+    method: str,
+    dtype: torch.dtype,
+    quantization: str,
+    rows: range,
 ) -> StoredTensor:
-    """Read a quantised weight: as it is stored if the model can hold it so, else dequantised."""
+    """Read the needed rows of a quantised weight: as they are stored if the model can hold that, else dequantised."""
     stored = _parts(module, layout, homes, method)
     try:
         layout.check(stored)
     except LayoutError as error:
         raise CheckpointError(f"{module}: {error}") from error
-    kept = layout.kept(stored, quantization)
-    value = _dequantized(layout, stored, dtype) if kept is None else kept
+    kept = layout.kept(stored, quantization) if rows else None
+    value = _dequantized(layout, stored, dtype, rows) if kept is None else kept
     file = homes[f"{module}.{layout.numbers}"].name
     nbytes = sum(part.nbytes for part in stored.values())
     return StoredTensor(f"{module}.weight", file, value, nbytes)
 
 
-def _dequantized(layout: Layout, stored: Mapping[str, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    weight = torch.empty((layout.out_features, layout.in_features), dtype=dtype)
+def _dequantized(layout: Layout, stored: Mapping[str, torch.Tensor], dtype: torch.dtype, rows: range) -> torch.Tensor:
+    """Return a weight of which the needed rows are set, on the meta device if none are."""
+    weight = torch.empty((layout.out_features, layout.in_features), dtype=dtype, device=None if rows else "meta")
     step = max(1, AT_ONCE // (layout.in_features * layout.row_step)) * layout.row_step
-    for start in range(0, layout.out_features, step):
+    for start in range(rows.start // layout.row_step * layout.row_step, rows.stop, step):
         stop = min(start + step, layout.out_features)
         weight[start:stop] = layout.rows(stored, start, stop)
     return weight

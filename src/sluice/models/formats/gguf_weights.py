@@ -9,7 +9,7 @@ import torch
 
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError, Fields
-from sluice.models.formats.base import Format
+from sluice.models.formats.base import Format, Rows
 from sluice.models.formats.extra import need
 from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
 from sluice.models.formats.gguf_file import GGUFFile
@@ -48,7 +48,7 @@ class GGUF(Format):
     def description(self) -> str:
         return "GGUF, " + ", ".join(f"{kind} ({count})" for kind, count in self._types.items())
 
-    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype) -> Iterator[StoredTensor]:
+    def tensors(self, folder: Path, model: CausalLM, dtype: torch.dtype, rows: Rows) -> Iterator[StoredTensor]:
         file = GGUFFile(weight_files(folder)[0])
         names = _names(model)
         for tensor in file.tensors():
@@ -59,6 +59,9 @@ class GGUF(Format):
                 raise CheckpointError(
                     f"{file.name}: unexpected tensor {tensor.name}: {model.spec.architecture} has no such weight"
                 )
+            if not rows(name):
+                yield StoredTensor(name, file.name, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
+                continue
             order = _order(name, tensor.shape[0], model)
             kept = tensor.kept(order) if model.spec.quantization == INT4 else None
             value = tensor.dequantized(dtype, order) if kept is None else kept
