@@ -33,6 +33,7 @@ from sluice.testing import (
 )
 from sluice.tracing.recorder import Journal, Recorder
 from sluice.types import (
+    CHUNKS_BY_TIME,
     ITL_AUTO,
     NO_SAMPLING,
     FinishReason,
@@ -84,6 +85,11 @@ class World:
     """Share of the steps in which no block of an offloaded chunk comes."""
     masks_late: float = 0.0
     """Share of the rows with a grammar that are given no token."""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether plans depend on how long steps take."""
+        return bool(self.limits.itl_target) or self.limits.dynamic_chunking == CHUNKS_BY_TIME
 
     @property
     def pool_tokens(self) -> int:
@@ -157,7 +163,7 @@ class Bench:
         scheduler, link, clock = world.scheduler(met), ManualLink(), VirtualClock()
         runner = runner or world.shadow()
         if journal is None:
-            timed = clock if world.limits.itl_target else None
+            timed = clock if world.is_timed else None
             grammars = ShadowGrammars(link.post)
             engine = Engine(scheduler, runner, link, depth=world.depth, clock=timed, grammars=grammars)
             return cls(world, scheduler, link, engine, clock)
@@ -174,7 +180,7 @@ class Bench:
     def step(self) -> None:
         """Let the disk go on, and the engine, on a machine whose steps take anything from 0 to 12 ms."""
         self.disk()
-        if self.world.limits.itl_target:
+        if self.world.is_timed:
             self.clock.advance(self.scheduler.state.step * 7919 % 13 / 1000)
         self.engine.step()
 
@@ -368,7 +374,8 @@ def random_limits(draw: random.Random, page_size: int, running: int, depth: int)
         priority_preemption=policy == "priority" and draw.random() < 0.5,
         max_queued_requests=draw.choice([0, 0, 0, 1, 3]),
         max_queued_tokens=draw.choice([0, 0, 0, 5 * page_size]),
-        dynamic_chunking=draw.choice([0, 0, 1, 3 * page_size]) if chunk else 0,
+        dynamic_chunking=draw.choice([0, CHUNKS_BY_TIME, 1, 3 * page_size]) if chunk else 0,
+        dynamic_chunking_smoothing=0.75 if running % 2 else 1.0,
         pipeline_stages=depth if running % 2 else 1,
     )
     if limits.policy == "priority" and limits.max_batch_tokens % 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -220,3 +221,27 @@ def test_1_16_each_chunk_is_logged_with_request_number_extend_len_and_prefix(cap
     ]
     assert trace.latest is not None
     assert trace.latest.prefill_tokens == 6
+
+
+def predict_next_chunk_size(history_len: int, *, base: int, token: float, pair: float, smoothing: float) -> float:
+    """SGLang's: where a prompt of n tokens takes token n + pair n n / 2, the tokens behind a history that take as long
+    as the first chunk, drawn to its size, and a quarter of it at least."""
+    slope = token + pair * history_len
+    whole = token * base + pair * base * base / 2
+    equal = 2 * whole / (slope + (slope * slope + 2 * pair * whole) ** 0.5)
+    return max(base / 4, base + smoothing * (equal - base))
+
+
+@pytest.mark.parametrize("smoothing", [0.75, 1.0])
+@pytest.mark.parametrize("doubles_at", [4000, 30_000])
+def test_1_12_chunks_take_as_long_as_the_first_one(smoothing: float, doubles_at: int) -> None:
+    bench = bench_of(pages=2000, page_size=32, chunk=2048, dynamic_chunking=doubles_at, batch=3000)
+    limits = replace(bench.world.limits, dynamic_chunking_smoothing=smoothing)
+    bench = Bench.of(replace(bench.world, limits=limits))
+    queue(bench, 0, 40_000)
+    chunks = [plan.chunks[0] for plan in steps_of(bench, 10)]
+    assert chunks[0].length == 2048
+    for chunk in chunks:
+        expected = predict_next_chunk_size(chunk.start, base=2048, token=1.0, pair=1 / doubles_at, smoothing=smoothing)
+        assert expected - 65 <= chunk.length <= expected + 1
+        assert chunk.length % 64 == 0

@@ -31,7 +31,7 @@ from sluice.device.memory import module_bytes
 from sluice.engine.heartbeat import Heartbeat, LoadingPart
 from sluice.footprint import Footprint
 from sluice.limits import Limits
-from sluice.models.base import CausalLM, PagedLM
+from sluice.models.base import PagedLM
 from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import packer_for
@@ -205,10 +205,9 @@ def _resolve_for_model(
     reasons: dict[str, str],
 ) -> EngineConfig:
     """Resolve the options that depend on the loaded model."""
-    asked, scheduler = config.model, config.scheduler
-    if scheduler.dynamic_chunking == 0:
-        scheduler = replace(scheduler, dynamic_chunking=spec.dynamic_chunking_position(_layer_weights(model, spec)))
-        reasons["dynamic_chunking"] = "there attention takes as much as the weights of this model"
+    asked = config.model
+    if config.scheduler.dynamic_chunking == 0:
+        reasons["dynamic_chunking"] = "by measured time"
     if asked.model_impl == "auto":
         has = "a" if spec.implementation == "native" else "no"
         reasons["model_impl"] = f"{spec.architecture} has {has} native implementation"
@@ -228,7 +227,7 @@ def _resolve_for_model(
         cpu_kernels=asked.cpu_kernels if spec.dtype in STEPS else TORCH,
         attention_backend=backend.name,
     )
-    return replace(config, model=resolved, scheduler=scheduler)
+    return replace(config, model=resolved)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -240,13 +239,6 @@ def _quantization(spec: ModelSpec) -> str | None:
     if spec.quantization in ON_LOAD:
         return spec.quantization
     return None if spec.stored_as is None else spec.stored_as.method
-
-
-def _layer_weights(model: PagedLM, spec: ModelSpec) -> int:
-    """Return how many numbers a model's layers hold."""
-    tables = 1 if isinstance(model, CausalLM) and model.tied else 2
-    table_bytes = tables * spec.vocab_size * spec.hidden_size * spec.table_bytes
-    return max(0, int((module_bytes(model) - table_bytes) / spec.weight_bytes))
 
 
 def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int) -> OffloadSetup | None:

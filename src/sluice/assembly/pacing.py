@@ -18,7 +18,7 @@ from sluice.footprint import KVSizes
 from sluice.models.spec import ModelSpec
 from sluice.scheduler.cost import CostPrior, Load, StepCost
 from sluice.scheduler.pacer import LearntPace, Pacer, Pacing
-from sluice.types import BatchPlan, BatchResult, Regime
+from sluice.types import CHUNKS_BY_TIME, BatchPlan, BatchResult, Regime
 
 LOGGER = logging.getLogger("sluice.engine")
 SAVE_SECONDS = 10.0
@@ -59,14 +59,15 @@ def prior_of(spec: ModelSpec, kv: KVSizes, weights_bytes: int, device_type: str)
 def pacing_of(
     config: EngineConfig, spec: ModelSpec, kv: KVSizes, weights_bytes: int, graph_rows: Sequence[int]
 ) -> Pacing | None:
-    """Return what is known before anything is measured; None without an ITL target.
+    """Return what is known before anything is measured; None without an ITL target or chunks by time.
 
     Args:
         config: resolved.
         graph_rows: numbers of rows of steps that replay a graph.
     """
     scheduler = config.scheduler
-    if not scheduler.limits().itl_target:
+    limits = scheduler.limits()
+    if not limits.itl_target and limits.dynamic_chunking != CHUNKS_BY_TIME:
         return None
     assert scheduler.depth is not None and scheduler.lookahead is not None, f"not resolved: {scheduler}"
     device_type = torch.device(config.model.device).type

@@ -30,6 +30,11 @@ def _refuse_without_effect(config: EngineConfig) -> None:
             f"--long-prefill-token-threshold {scheduler.long_prefill_token_threshold} needs prompts that may be cut,"
             f" but --chunked-prefill-size is {scheduler.chunked_prefill_size}"
         )
+    smoothing = scheduler.dynamic_chunking_smoothing
+    if smoothing is not None and not 0 < smoothing <= 1:
+        raise ConfigError(f"--dynamic-chunking-smoothing must be above 0 and at most 1, got {smoothing}")
+    if smoothing is not None and scheduler.dynamic_chunking is None:
+        raise ConfigError(f"--dynamic-chunking-smoothing {smoothing} needs --dynamic-chunking POSITION")
     if scheduler.dynamic_chunking is not None:
         if scheduler.dynamic_chunking < 0:
             raise ConfigError(f"--dynamic-chunking must be a position, or 0, got {scheduler.dynamic_chunking}")

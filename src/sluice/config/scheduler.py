@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sluice.config.base import ConfigError, micros_of, option
 from sluice.config.priority_classes import classes_of
-from sluice.types import ITL_AUTO, SchedulerLimits
+from sluice.types import CHUNKS_BY_TIME, ITL_AUTO, SchedulerLimits
 
 CHUNKING_OFF = (-1, 0)
 ITL_OFF = "off"
@@ -14,6 +14,7 @@ ITL_BY_DECODES = "auto"
 ITL_DEFAULT: str | None = None
 """ITL target where none is given and there can be one."""
 ITL_QUANTILE = 0.95
+DYNAMIC_CHUNKING_SMOOTHING = 0.75
 
 
 def itl_micros(target: str | None) -> int:
@@ -54,13 +55,21 @@ class SchedulerConfig:
     )
     dynamic_chunking: int | None = option(
         None,
-        "shrink chunks deep in a prompt; 0: by the model",
+        "shrink chunks deep in a prompt; 0: by measured time",
         unset="off",
         more="All chunks of a prompt then take about the same time, although attention takes longer deep in a prompt."
-        " The value is the position at which a prompt token takes twice as long as the first one; 0 computes it from"
-        " the model's sizes. Chunks have at least a quarter of --chunked-prefill-size.",
+        " The value is the position at which a prompt token takes twice as long as the first one; with 0 it is"
+        " measured, at the start and with every step, and decodes count with the time they take ([parallel.md](parallel.md))."
+        " Chunks have at least a quarter of --chunked-prefill-size. --enable-dynamic-chunking is --dynamic-chunking 0.",
         sglang="--enable-dynamic-chunking",
         metavar="POSITION",
+    )
+    dynamic_chunking_smoothing: float | None = option(
+        None,
+        "how far chunks shrink to what takes as long as the first",
+        unset="0.75",
+        more="1: all the way, above 0: less. Needs --dynamic-chunking.",
+        metavar="X",
     )
     itl_target: str | None = option(
         None,
@@ -239,6 +248,8 @@ class SchedulerConfig:
         assert partial is not None and lookahead is not None, f"not resolved: {self}"
         scale, itl_target = self.schedule_conservativeness, itl_micros(self.itl_target)
         assert self.schedule_policy is not None, f"not resolved: {self}"
+        given = self.dynamic_chunking_smoothing
+        smoothing = DYNAMIC_CHUNKING_SMOOTHING if given is None else given
         by_deadline = self.schedule_policy == "deadline"
         return SchedulerLimits(
             schedule=self.schedule,
@@ -257,7 +268,8 @@ class SchedulerConfig:
             priority_preemption=self.enable_priority_preemption,
             max_queued_requests=self.max_queued_requests or 0,
             max_queued_tokens=self.max_queued_tokens or 0,
-            dynamic_chunking=self.dynamic_chunking or 0,
+            dynamic_chunking=CHUNKS_BY_TIME if self.dynamic_chunking == 0 else self.dynamic_chunking or 0,
+            dynamic_chunking_smoothing=1.0 if self.dynamic_chunking is None else smoothing,
             itl_target=itl_target,
             itl_quantile=ITL_QUANTILE if self.itl_quantile is None else self.itl_quantile,
             classes=classes_of(self.priority_classes, itl_target) if by_deadline else (),

@@ -83,11 +83,3 @@ class ModelSpec:
             num_heads=len(place.part(self.num_heads)),
             num_kv_heads=len(place.part(self.num_kv_heads)),
         )
-
-    def dynamic_chunking_position(self, weights: int) -> int:
-        """Return the position at which attention costs a token as many multiplications as everything else.
-
-        Args:
-            weights: numbers in the matrices that every token is multiplied with, without those of the head.
-        """
-        return max(1, weights // (2 * self.num_layers * self.num_heads * self.head_dim))

@@ -8,12 +8,15 @@ first chunk of a prompt.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import isqrt
 from typing import Protocol
 
 from sluice.types import Bound
 
 UNLIMITED = 1 << 60
+TILE = 64
+"""Long chunks hold a multiple of so many tokens."""
 
 
 class ChunkBudget(Protocol):
@@ -105,42 +108,60 @@ class EqualTimeBudget:
     If a token at position D costs twice as much as the first one, x tokens from position s cost x (2 D + 2 s + x), in
     units that make all costs integers. A step's first chunk is never cut to less than a quarter of the budget, or a
     page: deep in a prompt, many small chunks would each read all weights for little. (SGLang sizes chunks by the same
-    quadratic, fitted to measured times; its floor is the same.)
+    quadratic, fitted to measured times. Its smoothing, its least chunk and its multiples of 64 tokens are the same.)
 
     Args:
         tokens: of a chunk at the beginning of a prompt; never more.
-        page_size: tokens; chunks are cut to whole pages.
+        page_size: tokens; chunks are cut to whole pages, and to multiples of `TILE` if a quarter of `tokens` is one.
         doubles_at: D, at least 1.
+        smoothing: how far a step's first chunk goes from `tokens` to what takes as long; 1: all the way.
+        decodes: returns how many tokens take as long as the decodes of the step; called when these are planned.
     """
 
     bound = Bound.CHUNKED_PREFILL_SIZE
 
-    def __init__(self, tokens: int, page_size: int, doubles_at: int) -> None:
-        self._tokens = tokens
+    def __init__(
+        self,
+        tokens: int,
+        page_size: int,
+        doubles_at: int,
+        smoothing: float = 1.0,
+        decodes: Callable[[], float] | None = None,
+    ) -> None:
+        self._tokens = self._size = tokens
         self._page_size = page_size
         self._doubles_at = doubles_at
+        self._smoothing = smoothing
+        self._decodes = decodes
         self._cost = self._cost_of(0, tokens)
         self._half = self._cost // 2
         self._least = max(page_size, tokens // 4)
         self._floor = self._least
+        self._tile = tile_of(tokens, page_size)
 
     @property
     def quantum(self) -> int:
         return self._page_size
 
     def left(self, start: int) -> int:
-        return min(self._tokens, max(self._floor, self._length(self._cost, start)))
+        self._count_decodes()
+        equal = self._length(self._cost, start)
+        if self._floor and self._smoothing < 1:
+            equal = int(self._size + self._smoothing * (equal - self._size))
+        return min(self._tokens, max(self._floor, equal))
 
     def left_to_last(self, start: int) -> int:
-        return self.left(start) + self._page_size
+        tail = max(self._page_size, self._floor // 4)
+        return min(self.left(start) + tail, max(0, self._tokens) + self._page_size)
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         return max(self._page_size, self._length(self._cost_of(0, tokens), start))
 
     def cut(self, start: int, wanted: int) -> int:
-        return wanted - (start + wanted) % self._page_size
+        return wanted - (start + wanted) % (self._tile if wanted >= self._tile else self._page_size)
 
     def take(self, start: int, length: int) -> None:
+        self._count_decodes()
         self._tokens -= length
         self._cost = max(0, self._cost - self._cost_of(start, length))
         self._floor = 0
@@ -152,6 +173,11 @@ class EqualTimeBudget:
     def share(self) -> None:
         self._cost = max(self._cost, self._half)
 
+    def _count_decodes(self) -> None:
+        if self._decodes is not None:
+            tokens, self._decodes = self._decodes(), None
+            self._cost = max(0, self._cost - round(2 * self._doubles_at * tokens))
+
     def _cost_of(self, start: int, length: int) -> int:
         return length * (2 * self._doubles_at + 2 * start + length)
 
@@ -161,14 +187,24 @@ class EqualTimeBudget:
         return isqrt(before * before + cost) - before
 
 
-def budget_for(tokens: int, page_size: int, doubles_at: int) -> ChunkBudget:
+def tile_of(tokens: int, page_size: int) -> int:
+    """Return the tokens to a multiple of which dynamic chunks are cut, if they are longer: whole pages.
+
+    Args:
+        tokens: of the longest chunk.
+    """
+    return -(-TILE // page_size) * page_size if tokens >= 4 * TILE else page_size
+
+
+def budget_for(tokens: int, page_size: int, doubles_at: int, smoothing: float = 1.0) -> ChunkBudget:
     """Return a budget for one step.
 
     Args:
         tokens: of the step; 0: prompts are not cut, so there is no budget.
         page_size: tokens of a page.
-        doubles_at: position at which a token costs twice as much as the first one; 0: chunks are not dynamic.
+        doubles_at: position at which a token costs twice as much as the first one; 0 or less: it is not known.
+        smoothing: as of `EqualTimeBudget`.
     """
-    if tokens and doubles_at:
-        return EqualTimeBudget(tokens, page_size, doubles_at)
+    if tokens and doubles_at > 0:
+        return EqualTimeBudget(tokens, page_size, doubles_at, smoothing)
     return FixedBudget(tokens or UNLIMITED, page_size)

@@ -41,11 +41,15 @@ class PrefillAdder:
         self.limits = limits
         self._batch = batch
         self._timed = None if state.pacer is None else state.pacer.budget(batch, limits, state.streams())
-        self._chunk: ChunkBudget = (
-            budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking)
-            if self._timed is None
-            else self._timed
-        )
+        self._chunk: ChunkBudget
+        if self._timed is not None:
+            self._chunk = self._timed
+        elif state.sizer is not None:
+            self._chunk = state.sizer.budget(batch)
+        else:
+            smoothing = limits.dynamic_chunking_smoothing
+            page_size, doubles_at = state.kv.page_size, limits.dynamic_chunking
+            self._chunk = budget_for(limits.chunked_prefill_size, page_size, doubles_at, smoothing)
         self._offloaded = 0
         """Tokens that offloaded work costs the step."""
         self._planned: dict[int, int] = {}
@@ -84,7 +88,9 @@ class PrefillAdder:
         self._offloaded += tokens
 
     def pace(self) -> Pace | None:
-        """Return how long the step is expected to take, if steps are timed, and note that it was planned."""
+        """Return how long the step is expected to take, if there is an ITL target, and note that it was planned."""
+        if self.state.sizer is not None:
+            self.state.sizer.planned(self.state.step, self._batch)
         return None if self._timed is None else self._timed.pace(self.state.step)
 
     def offload_limits(self) -> OffloadLimits:

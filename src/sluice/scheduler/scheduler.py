@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import check_fits
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.chunk_sizer import ChunkSizer
 from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
 from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.passes import Pass, groups_of
@@ -27,6 +28,7 @@ from sluice.scheduler.request import Request
 from sluice.scheduler.rows import Brought, advance, end_request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import (
+    CHUNKS_BY_TIME,
     BatchPlan,
     BatchResult,
     CopyDone,
@@ -52,7 +54,7 @@ class Scheduler:
         kv: an empty pool.
         groups: passes that fill a step, instead of those of `limits.schedule`; the first group that fills anything is
             the step.
-        pacing: what is known of the machine's speed; used with an ITL target.
+        pacing: what is known of the machine's speed; used with an ITL target, and for chunks by time.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class Scheduler:
         pacing: Pacing | None = None,
     ) -> None:
         self.limits = limits
-        pacer = Pacer(limits, kv.page_size, pacing or Pacing()) if limits.itl_target else None
-        self.state = SchedulerState(kv, limits, pacer)
+        pacing = pacing or Pacing()
+        pacer = Pacer(limits, kv.page_size, pacing) if limits.itl_target else None
+        sizer = ChunkSizer(limits, kv.page_size, pacing) if limits.dynamic_chunking == CHUNKS_BY_TIME else None
+        self.state = SchedulerState(kv, limits, pacer, sizer)
         self._groups = groups_of(limits) if groups is None else groups
         self._queue_limits = QueueLimits(self.state, limits)
 
@@ -173,12 +177,14 @@ class Scheduler:
         """Fold the result of the oldest plan in flight into its requests.
 
         Args:
-            micros: microseconds that the step took, which the next ones are planned by if there is an ITL target; 0 if
-                they were not measured.
+            micros: microseconds that the step took, which the next ones are planned by if there is an ITL target, or
+                chunks are by time; 0 if they were not measured.
         """
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
         if self.state.pacer is not None:
             self.state.pacer.ended(plan.step, micros)
+        if self.state.sizer is not None:
+            self.state.sizer.ended(plan.step, max(result.stage_micros, default=micros))
         self._release_windows(plan)
         outputs = self.copied(result.copies)
         outputs += self._end_failed_slices(plan, result)
@@ -271,6 +277,8 @@ class Scheduler:
         """
         if self.state.pacer is not None:
             self.state.pacer.failed(plan.step)
+        if self.state.sizer is not None:
+            self.state.sizer.ended(plan.step, 0)
         self._release_windows(plan)
         if not launched:
             self.state.kv.tiers.forget_again(plan.dropped)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease, ResidentLease
+from sluice.scheduler.chunk_sizer import ChunkSizer
 from sluice.scheduler.pacer import Pacer
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Request, Status
@@ -55,10 +56,14 @@ class OpenChunk:
 class SchedulerState:
     """The requests of one engine by status, and the slots and pages they hold."""
 
-    def __init__(self, kv: KVManager, limits: SchedulerLimits, pacer: Pacer | None = None) -> None:
+    def __init__(
+        self, kv: KVManager, limits: SchedulerLimits, pacer: Pacer | None = None, sizer: ChunkSizer | None = None
+    ) -> None:
         self.kv = kv
         self.pacer = pacer
         """Measures prefill by its time; None without an ITL target."""
+        self.sizer = sizer
+        """Sizes chunks by the time of steps; None if they are not dynamic, or at a fixed position."""
         self.reservation = reservation_of(limits)
         self.step = 0
         """Number of the next plan."""

@@ -202,6 +202,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     slice_errors: tuple[RowError, ...] = ()
     complete: tuple[int, ...] = ()
     """Rows whose grammar allows nothing more."""
+    stage_micros: tuple[int, ...] = ()
+    """What each stage of a pipeline computed for it."""
     ends: tuple[End, ...] = ()
 
 

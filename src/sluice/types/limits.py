@@ -8,6 +8,8 @@ from enum import StrEnum
 from sluice.types.priority import DEFAULT_CLASS, PriorityClass
 from sluice.types.tiers import Tier
 
+CHUNKS_BY_TIME = -1
+"""Stands for dynamic chunks that follow the measured time of steps."""
 ITL_AUTO = -1
 """Stands for an ITL target that follows the measured time of decodes."""
 
@@ -19,7 +21,8 @@ class SchedulerLimits:
     `chunked_prefill_size=0` means prompts are never cut; 0 for `max_prefill_tokens`, `long_prefill_token_threshold`,
     `max_prefill_requests`, `max_queued_requests` and `max_queued_tokens` means no limit.
     `max_running_requests < max_batch_tokens`, so decodes alone never fill a step. `dynamic_chunking` is the position at
-    which a prompt token takes twice as long as the first one; 0: all tokens count the same. `itl_target` is the time of
+    which a prompt token takes twice as long as the first one; `CHUNKS_BY_TIME`: by what steps take; 0: all tokens count
+    the same. `itl_target` is the time of
     a step with streams, in microseconds, which the share `itl_quantile` of these steps is to be within; 0: steps are
     not timed; `ITL_AUTO`: by what decodes take. It needs prompts that may be cut, where `chunked_prefill_size` is the
     most prefill of a step, and the schedule `mixed`.
@@ -42,6 +45,8 @@ class SchedulerLimits:
     max_queued_requests: int = 0
     max_queued_tokens: int = 0
     dynamic_chunking: int = 0
+    dynamic_chunking_smoothing: float = 1.0
+    """How far dynamic chunks go from `chunked_prefill_size` to what takes as long as the first one; 1: all the way."""
     itl_target: int = 0
     itl_quantile: float = 0.95
     classes: tuple[PriorityClass, ...] = ()

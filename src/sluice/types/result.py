@@ -81,6 +81,8 @@ class BatchResult:
     """Slices that failed: `row` indexes `plan.slices`."""
     complete: tuple[int, ...] = ()
     """Rows, as indices of `plan.chunks`, whose grammar allows nothing more: their requests end with these tokens."""
+    stage_micros: tuple[int, ...] = ()
+    """Microseconds that each stage of a pipeline computed for the step, from the first stage on. Empty without one."""
 
 
 class CachedTokens(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sluice.kv.manager import ResidentLease
-from sluice.scheduler.budget import budget_for
+from sluice.scheduler.budget import budget_for, tile_of
 from sluice.scheduler.laws.pages import LawBroken
 from sluice.scheduler.laws.plans import cost_of_slice, is_prefill, resident
 from sluice.scheduler.request import Request
@@ -14,14 +14,17 @@ from sluice.types import BatchPlan, SchedulerLimits
 
 
 def no_budget_is_unused(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
-    """17. No half-computed prompt could have had another page, or the rest of its tokens, in this step. Where steps
-    have a target, which only the scheduler can measure, none waits beside a step without prefill."""
+    """17. No half-computed prompt could have had another page, or tile, or the rest of its tokens, in this step.
+    Where prefill is measured by its time, as only the scheduler can, none waits beside a step without prefill."""
     if not limits.chunked_prefill_size:
         return
-    if state.pacer is not None and (plan.slices or len(plan.chunks) > plan.num_decodes):
+    is_timed = state.pacer is not None or state.sizer is not None
+    if is_timed and (plan.slices or len(plan.chunks) > plan.num_decodes):
         return
+    page_size = state.kv.page_size
+    tile = tile_of(limits.chunked_prefill_size, page_size) if limits.dynamic_chunking else page_size
     for request in (*state.partial.values(), *state.forced.values()):
-        lease, wanted = request.lease, min(request.extend_len, state.kv.page_size)
+        lease, wanted = request.lease, min(request.extend_len, tile)
         assert isinstance(lease, ResidentLease), f"request {request.id} is computed with {lease}"
         left = tokens_left(state, limits, plan, request)
         if not (left < wanted or lease.missing(request.scheduled + wanted) > state.kv.available):
@@ -38,7 +41,8 @@ def tokens_left(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan,
         return 0
     of_slices = math.ceil(sum(cost_of_slice(state, each) for each in plan.slices))
     used = sum(chunk.length for chunk in resident(plan)) + of_slices
-    budget = budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking)
+    smoothing = limits.dynamic_chunking_smoothing
+    budget = budget_for(limits.chunked_prefill_size, state.kv.page_size, limits.dynamic_chunking, smoothing)
     if of_slices:
         budget.take(0, of_slices)
     for chunk in chunks.values():
