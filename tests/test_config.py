@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluice.assembly.resolve import resolve as resolve_config
 from sluice.config import ConfigError, EngineConfig
-from sluice.types import ITL_AUTO
+from sluice.types import CHUNKS_BY_TIME, ITL_AUTO
 
 
 def resolve(device_type: str = "cpu", /, **options: Any) -> EngineConfig:
@@ -166,7 +166,23 @@ def test_dynamic_chunking_needs_chunks() -> None:
         resolve(chunked_prefill_size=-1, dynamic_chunking=0)
     with pytest.raises(ConfigError, match="--dynamic-chunking must be a position, or 0, got -1"):
         resolve(dynamic_chunking=-1)
-    assert resolve(dynamic_chunking=300).scheduler.limits().dynamic_chunking == 300
+    limits = resolve(dynamic_chunking=300).scheduler.limits()
+    assert (limits.dynamic_chunking, limits.dynamic_chunking_smoothing) == (300, 0.75)
+    assert resolve(enable_dynamic_chunking=True).scheduler.limits().dynamic_chunking == CHUNKS_BY_TIME
+    assert resolve().scheduler.limits().dynamic_chunking == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dynamic_chunking_smoothing": 0.5}, "--dynamic-chunking-smoothing 0.5 needs --dynamic-chunking"),
+        ({"dynamic_chunking": 0, "dynamic_chunking_smoothing": 0.0}, "must be above 0 and at most 1, got 0.0"),
+        ({"dynamic_chunking": 0, "dynamic_chunking_smoothing": 1.5}, "must be above 0 and at most 1, got 1.5"),
+    ],
+)
+def test_smoothing_that_cannot_be(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(**options)
 
 
 @pytest.mark.parametrize("name", ["schedule_policy", "scheduling_policy", "scheduling-policy"])

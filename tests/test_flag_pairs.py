@@ -24,7 +24,8 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "kv_write_policy": ("write-back", "selective"),
     "schedule": ("mixed", "prefill-first"),
     "chunked_prefill_size": (-1, 7),
-    "dynamic_chunking": (5,),
+    "dynamic_chunking": (0, 5),
+    "dynamic_chunking_smoothing": (0.5,),
     "itl_target": ("3ms", "auto", "off"),
     "itl_quantile": (0.5,),
     "max_batch_tokens": (8, 30),
@@ -55,6 +56,7 @@ ON_DISK = {**SMALL, "kv_disk": "pages", "kv_disk_bytes": 12_000}
 OFFLOADED = {**ON_DISK, "kv_disk_bytes": 90_000, "offload_above": 15, "ring_block_tokens": 8, "depth": 2}
 """And for those of contexts longer than the device."""
 PACED = {**SMALL, "itl_target": "3ms"}
+SHRINKING = {**SMALL, "dynamic_chunking": 5}
 OFFLOAD_OPTIONS = tuple(name for name, _ in options_of(GROUPS["offload"]))
 PAIRS = [
     {one: left, other: right}
@@ -108,6 +110,8 @@ def bases(pair: dict[str, Any]) -> list[dict[str, Any]]:
         return [SMALL, OFFLOADED]
     if "itl_quantile" in pair:
         return [SMALL, PACED]
+    if "dynamic_chunking_smoothing" in pair:
+        return [SMALL, SHRINKING]
     return [*BASES, ON_DISK] if any(name.startswith("kv_") for name in pair) else BASES
 
 

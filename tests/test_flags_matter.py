@@ -38,6 +38,7 @@ class Case(NamedTuple):
 BY_PRIORITY = {"schedule_policy": "priority", "max_running_requests": 1}
 RANKED = [ask(0, 5), ask(1, 5, first=0, priority=1), ask(2, 6, priority=2)]
 ON_DISK = {"kv_disk": "pages"}
+SHRINKING = {"dynamic_chunking": 4}
 TARGET = {"itl_target": "3ms"}
 OFFLOADED = ON_DISK | {"offload_above": 12, "ring_block_tokens": 4}
 CASES = {
@@ -51,6 +52,7 @@ CASES = {
     "schedule": Case({"schedule": "mixed"}, {"schedule": "prefill-first"}),
     "chunked_prefill_size": Case({"chunked_prefill_size": 8}, {"chunked_prefill_size": 16}),
     "dynamic_chunking": Case({"dynamic_chunking": 4}, {"dynamic_chunking": 1000}),
+    "dynamic_chunking_smoothing": Case(SHRINKING, SHRINKING | {"dynamic_chunking_smoothing": 0.1}, [ask(0, 50)]),
     "itl_target": Case({}, {"itl_target": "3ms"}),
     "itl_quantile": Case(TARGET | {"itl_quantile": 0.5}, TARGET | {"itl_quantile": 0.99}),
     "max_batch_tokens": Case({}, {"max_batch_tokens": 12}),

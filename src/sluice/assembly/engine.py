@@ -13,17 +13,19 @@ from sluice.assembly.cost_file import read_costs
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
 from sluice.assembly.pacing import kept_costs
+from sluice.assembly.profile import profiled
 from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.assembly.shortage import memory_shortage
 from sluice.assembly.tiers import DiskUnusable, check_disk, without_disk
 from sluice.config import ConfigError, EngineConfig, TraceConfig
+from sluice.engine.clock import WallClock
 from sluice.engine.engine import Engine
 from sluice.engine.heartbeat import Heartbeat
 from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.engine.protocols import Link
 from sluice.faults import Fault
 from sluice.tracing.file import create
-from sluice.types import Tier
+from sluice.types import CHUNKS_BY_TIME, Tier
 
 LOGGER = logging.getLogger("sluice.engine")
 
@@ -124,6 +126,9 @@ def _build(
         runner = loaded.runner(heartbeat, faults, state, tiers, lambda *blocks: link.post(BlocksLoaded(*blocks)))
         undo.callback(runner.close)
         info = loaded.built(runner)
+        setup = loaded.setup()
+        if setup.limits.dynamic_chunking == CHUNKS_BY_TIME and not follows:
+            loaded = replace(loaded, pacing=profiled(setup, runner, WallClock(), loaded.spec.max_model_len))
         engine = loaded.engine(link, runner, tiers, trace=trace, costs=costs, grammars=grammars)
         undo.pop_all()
     return engine, info

@@ -168,7 +168,7 @@ class LoadedModel:
         """Return what a scheduler is built from."""
         config = self.info.config
         return SchedulerSetup(
-            limits=config.scheduler.limits(),
+            limits=replace(config.scheduler.limits(), pipeline_stages=config.parallel.pp_size),
             num_pages=self.shape.num_pages,
             page_size=self.shape.page_size,
             prefix_caching=config.cache.enable_prefix_caching,

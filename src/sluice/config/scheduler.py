@@ -58,9 +58,10 @@ class SchedulerConfig:
         "shrink chunks deep in a prompt; 0: by measured time",
         unset="off",
         more="All chunks of a prompt then take about the same time, although attention takes longer deep in a prompt."
-        " The value is the position at which a prompt token takes twice as long as the first one; with 0 it is"
-        " measured, at the start and with every step, and decodes count with the time they take ([parallel.md](parallel.md))."
-        " Chunks have at least a quarter of --chunked-prefill-size. --enable-dynamic-chunking is --dynamic-chunking 0.",
+        " The value is the position at which a prompt token takes twice as long as the first one. With 0 it is"
+        " measured, at the start and with every step, and decodes count with the time that they take"
+        " ([parallel.md](parallel.md)); --enable-dynamic-chunking is the same as 0."
+        " Chunks have at least a quarter of --chunked-prefill-size.",
         sglang="--enable-dynamic-chunking",
         metavar="POSITION",
     )
