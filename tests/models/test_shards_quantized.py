@@ -10,10 +10,12 @@ import torch
 
 import quantized_checkpoints as made
 import tiny_models
+from gguf_makers import write_gguf
 from models.formats.loading import load, refusal
 from models.formats.test_compressed import SCHEMES, config_of, storing
 from models.formats.test_four_bits import FORMATS
 from models.formats.test_to_int8 import Recorder
+from sluice.models.hub import resolve_checkpoint
 from sluice.models.quantized import QuantizedLinear
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
@@ -64,6 +66,17 @@ def test_weights_that_are_stored_quantised(name: str, source: Path, tmp_path: Pa
     folder, _ = made.quantized(source, tmp_path, *STORED[name])
     assert_shards_are_parts(folder)
     assert_shards_are_parts(folder, quantization="int8" if name == "int8" else "int4")
+
+
+def test_weights_of_a_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of q and k are in another order there: cut first, they would be those of other heads."""
+    monkeypatch.setattr("huggingface_hub.utils._cache_assets.HF_ASSETS_CACHE", str(tmp_path / "assets"))
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    tiny_models.llama(tie_word_embeddings=True, **sizes).save_pretrained(tmp_path / "source")
+    path, _ = write_gguf(tmp_path / "source", tmp_path / "model.gguf", "Q4_0")
+    folder = resolve_checkpoint(str(path))
+    assert_shards_are_parts(folder)
+    assert_shards_are_parts(folder, quantization="int4")
 
 
 def test_a_group_of_inputs_is_on_one_shard(source: Path, tmp_path: Path) -> None:
