@@ -73,6 +73,7 @@ PARTS: Mapping[str, Part] = {
         Part("transformers_peer", 70),
         Part("attention", 60),
         Part("pointwise", 60),
+        Part("quantized_linear", 50),
         Part("attention_flashinfer", 180),
         Part("parity_flashinfer", 120),
     )

@@ -58,6 +58,7 @@ def test_small_kernels_are_compared(parts: dict[str, Any]) -> None:
         assert pointwise["kernels"] == "TritonOps"
     assert [row["case"] for row in pointwise["rows"] if not row["passes"]] == []
     assert len(pointwise["rows"]) == 12
+    assert [row for row in parts["quantized_linear"]["rows"] if not row["passes"]] == []
 
 
 def test_parity_would_notice(parts: dict[str, Any]) -> None:

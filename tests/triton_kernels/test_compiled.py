@@ -23,7 +23,7 @@ from paper_gpu import compiled, use
 from sluice.attention.triton.kv import TritonKV
 from sluice.models.ops import Angles, HeadNorms, Norm
 from sluice.models.triton_ops import TritonOps
-from sluice.triton import gates, norms, penalties, rotary, sampling, totals
+from sluice.triton import fp8, gates, int4_linear, norms, penalties, rotary, sampling, totals
 
 use(90)
 dtype, ops, vocab = torch.bfloat16, TritonOps(), 151936
@@ -37,6 +37,12 @@ for rows in (1, 2, 3, 16, 17):
     ops.add_norm(x, x, Norm(weight, 1e-6))
     ops.add_norm(x, x, Norm(weight, 1e-5, weight))
     ops.gate_and_mul(*torch.empty(rows, 6144, dtype=dtype).chunk(2, 1), "silu")
+    ops.add_norm(x, x, Norm(weight, 1e-6, is_fp8=True))
+    ops.gate_and_mul(*torch.empty(rows, 28672, dtype=dtype).chunk(2, 1), "silu", to_fp8=True)
+    fp8.quantize_rows(x)
+    numbers = torch.empty(96, 512, dtype=torch.uint8), torch.empty(96, 32, dtype=dtype)
+    int4_linear.int4_linear(x, *numbers, numbers[1], None)
+    int4_linear.int4_linear(x, numbers[0], torch.empty(96, 8, dtype=dtype), None, None)
     q, k, v = torch.empty(rows, 8, 64, dtype=dtype).split((4, 2, 2), 1)
     angles = Angles(*(torch.empty(rows, 1, 64, dtype=dtype) for _ in range(2)))
     # Parts of one buffer, aligned only for some numbers of rows.
@@ -50,6 +56,7 @@ for rows in (1, 2, 3, 16, 17):
     penalties.penalize(logits.float(), slots[1], *counts, slots[2], numbers[1], numbers[2], numbers[3])
     totals.totals(logits)
 every = [norms._norm_rows, gates._gate_rows, rotary._rotate_and_store, penalties._penalize]
+every += [gates._gate_rows_to_fp8, fp8._quantize_rows, int4_linear._int4_linear]
 every += [totals._partial, totals._combine, sampling._maxima, sampling._write_keys, sampling._thresholds]
 for found in compiled(*every, sampling._best, sampling._choose):
     print(found.name, found.spilled)
@@ -70,9 +77,10 @@ def test_compiles_once_for_all_batches(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     found = [line.split() for line in run.stdout.splitlines()]
     times = Counter(name for name, _ in found)
-    assert times.pop("_norm_rows") == 3, "alone, with a residual, and a layer norm"
+    assert times.pop("_norm_rows") == 4, "alone, with a residual, a layer norm, and quantised"
+    assert times.pop("_int4_linear") == 4, "for a few rows and for more, in two kinds of groups"
     assert set(times.values()) == {1}, times
-    assert len(times) == 10
+    assert len(times) == 12
     assert all(spilled == "0" for _, spilled in found), found
 
 

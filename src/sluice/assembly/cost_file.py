@@ -45,7 +45,7 @@ class Key(NamedTuple):
         else:
             machine = f"{processor_name()}, {usable_cores()} cores"
         kernels = f"{model.cpu_kernels}, {model.attention_backend}, {model.kv_cache_dtype}"
-        if model.quantization in ("int8", "int4"):
+        if model.quantization in ("int8", "int4", "fp8"):
             kernels += f", {model.quantization} weights"
         return cls(f"{platform.machine()}: {machine}", model.model, model.dtype, model.threads, kernels)
 

@@ -36,7 +36,7 @@ from sluice.models.hub import BUNDLED, resolve_checkpoint
 from sluice.models.loader import load_model
 from sluice.models.packers import packer_for
 from sluice.models.pooling import why_no_embeddings
-from sluice.models.spec import ON_LOAD, ModelSpec
+from sluice.models.spec import AS_STORED, ON_LOAD, ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
 from sluice.types import SamplingDefaults, Tier
 
@@ -213,9 +213,9 @@ def _resolve_for_model(
         reasons["model_impl"] = f"{spec.architecture} has {has} native implementation"
     if spec.stored_as is not None:
         is_plain = spec.quantization == "none"
-        in_integers = "int4" if spec.quantization == "int4" else "int8"
         how = "computed in" if spec.stored_as.kept else "quantised again to"
-        held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"{how} {in_integers}"
+        kind = spec.quantization.removesuffix(AS_STORED)
+        held_in = f"dequantised to {_name(spec.dtype)}" if is_plain else f"{how} {kind}"
         reasons["quantization"] = f"{spec.stored_as.description}, {held_in}"
         LOGGER.info("the checkpoint's weights are quantised: %s", reasons["quantization"])
     resolved = replace(

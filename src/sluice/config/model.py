@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from sluice.config.base import option
 
 QUANTIZATIONS = ("none", "int8", "int4", "compressed-tensors", "fp8", "gptq", "awq", "gguf")
-"""none: plain weights; int8, int4: quantised while they are loaded; formats of checkpoints (`models.formats`)."""
+"""none: plain weights; int8, int4, fp8: quantised while they are loaded; formats of checkpoints (`models.formats`),
+of which fp8 is one, too."""
 
 
 @dataclass(frozen=True)
@@ -145,14 +146,14 @@ class ModelConfig:
     )
     quantization: str | None = option(
         None,
-        "quantise weights to int8 or int4, or name how the checkpoint's are quantised",
+        "quantise weights to int8, int4 or fp8, or name how the checkpoint's are quantised",
         unset="as its config.json says",
         more="int8: the weights of linear layers, embedding and head are quantised while they are loaded, which halves"
         " their memory and the time of a decode. int4: those of linear layers take four bits, in groups of 32 with one"
-        " scale, and embedding and head int8. Both need --device cpu. The other methods need not be set, as the"
-        " checkpoint says them: one that is quantised in another way, or not at all, is refused, and its weights are"
-        " dequantised to --dtype while they are read, but those of W8A8 computed in int8 where that is faster. See"
-        " [quantization.md](quantization.md).",
+        " scale, and embedding and head int8. Both need --device cpu. fp8: those of linear layers, on a GPU. The other"
+        " methods need not be set, as the checkpoint says them: one that is quantised in another way, or not at all, is"
+        " refused. See [quantization.md](quantization.md) for what is computed as it is stored, and what is dequantised"
+        " to --dtype.",
         choices=QUANTIZATIONS,
         spellings={
             "gptq_marlin": "gptq",

@@ -10,9 +10,9 @@ from torch import nn
 from sluice.models.base import CausalLM
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.linear import Packer
-from sluice.models.quantized import GROUP, Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
+from sluice.models.quantized import GROUP, Fp8Weight, Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
 from sluice.models.shards import INPUTS, OUTPUTS, Cut, cut_of
-from sluice.models.spec import DTYPES, ON_LOAD
+from sluice.models.spec import DTYPES, FP8, INT4, ON_LOAD
 from sluice.models.weights import StoredTensor
 
 
@@ -162,6 +162,8 @@ class Filler:
             if cut.dim == INPUTS and kind is Int8Weight:  # the scale of an output is that of all its inputs
                 (inputs,) = cut.ranges
                 return Int8Weight.quantize(value.to(self.device), slice(inputs.start, inputs.stop))
+            if kind is Fp8Weight:
+                return cut.of_quantized(Fp8Weight.quantize(value.to(self.device))).to(self.device)
             return kind.quantize(cut.of(value).to(self.device))
         except ValueError as error:
             raise CheckpointError(f"{tensor.file}: tensor {tensor.name} cannot be quantised: {error}") from None
@@ -204,9 +206,11 @@ def kinds_of(model: CausalLM, quantization: str) -> Mapping[str, type[QuantizedW
     """
     if quantization not in ON_LOAD:
         return {}
+    layers = {f"{path}.weight": layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    if quantization == FP8:
+        return {name: Fp8Weight for name in layers if name != model.rules.head}
     kinds: dict[str, type[QuantizedWeight]] = {model.rules.embedding: Int8Weight}
-    for path, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            in_groups = module.in_features % GROUP == 0 and f"{path}.weight" != model.rules.head
-            kinds[f"{path}.weight"] = Int4Weight if quantization == "int4" and in_groups else Int8Weight
+    for name, layer in layers.items():
+        in_groups = layer.in_features % GROUP == 0 and name != model.rules.head
+        kinds[name] = Int4Weight if quantization == INT4 and in_groups else Int8Weight
     return kinds

@@ -12,6 +12,7 @@ from torch import nn
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
+from sluice.models.fp8_rows import plain
 from sluice.models.layers import read_activation
 from sluice.models.linear import Packer
 from sluice.models.ops import Norm, Ops
@@ -151,9 +152,9 @@ class GPT2Block(nn.Module):
             rows: [R] int64, indices into N of the tokens to return; None for all.
         """
         x, normed = ops.add_norm(x, delta, norm_of(self.ln_1))
-        attended = self.attn(normed, batch, kv, attention, rows)
+        attended = self.attn(plain(normed), batch, kv, attention, rows)
         x, normed = ops.add_norm(x if rows is None else x[rows], attended, norm_of(self.ln_2))
-        return x, self.mlp(normed)
+        return x, self.mlp(plain(normed))
 
 
 class GPT2(CausalLM):
@@ -198,4 +199,6 @@ class GPT2(CausalLM):
             x, delta = self.wte(batch.input_ids), self.wpe(batch.positions)
         for block, block_kv, rows in self.with_kv(self.h, kv, batch):
             x, delta = block(x, delta, batch, block_kv, attention, self.ops, rows)
-        return self.send(x, delta) if self.ln_f is None else self.ops.add_norm(x, delta, norm_of(self.ln_f))[1]
+        if self.ln_f is None:
+            return self.send(x, delta)
+        return plain(self.ops.add_norm(x, delta, norm_of(self.ln_f))[1])

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from sluice.models.checkpoint import Fields
-from sluice.models.linear import Packer
+from sluice.models.fp8_rows import Rows, plain
+from sluice.models.linear import Gated, Packer, takes_fp8
 from sluice.models.ops import ACTIVATIONS, Angles, Norm, Ops, compute_dtype
 from sluice.models.rope import Rope
 from sluice.parallel.member import Member
@@ -33,15 +34,20 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype))
         self.eps = eps
+        self.is_fp8 = False
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the norm of x [..., size], in x's dtype."""
-        return Ops().norm(x, self.norm)
+        return plain(Ops().norm(x, self.norm))
+
+    def feed(self, layer: nn.Module) -> None:
+        """Quantise what it gives if the layer that takes it computes in FP8."""
+        self.is_fp8 = takes_fp8(layer)
 
     @property
     def norm(self) -> Norm:
         """The norm for `Ops`."""
-        return Norm(self.weight, self.eps)
+        return Norm(self.weight, self.eps, is_fp8=self.is_fp8)
 
 
 class Rotary(nn.Module):
@@ -91,8 +97,10 @@ class GatedMLP(nn.Module):
         """Join gate and up into one layer."""
         self.gate_up_proj = packer.gated(self.gate_proj, self.up_proj, self.activation)
         self.down_proj = packer.row_parallel(self.down_proj, self._group)
+        if isinstance(self.gate_up_proj, Gated):
+            self.gate_up_proj.to_fp8 = takes_fp8(self.down_proj)
         del self.gate_proj, self.up_proj
 
-    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    def forward(self, x: Rows, ops: Ops) -> torch.Tensor:
         """[N, hidden_size] to the same."""
         return self.down_proj(self.gate_up_proj(x, ops))

@@ -7,14 +7,17 @@ step computes fewer and larger products, and no weight is stored twice.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from sluice.models.fp8_rows import Fp8Rows, Rows, fp8_rows
 from sluice.models.ops import ACTIVATIONS, Ops
 from sluice.models.quantized import (
+    Fp8Weight,
     Int4Weight,
     Int8Weight,
     QuantizedLinear,
@@ -90,6 +93,36 @@ class Int8Embedding(nn.Module):
         return (self.values[ids] * self.scales[ids][:, None]).to(self.dtype)
 
 
+class Fp8Linear(nn.Module):
+    """A product with a weight in e4m3, and rows that are quantised, each by itself (W8A8 dynamic).
+
+    Args:
+        quantize: quantises rows that were not quantised where they were computed.
+    """
+
+    def __init__(
+        self, weight: Fp8Weight, bias: torch.Tensor | None, quantize: Callable[[torch.Tensor], Fp8Rows] = fp8_rows
+    ) -> None:
+        super().__init__()
+        self.values, self.scales = (nn.Parameter(each, requires_grad=False) for each in (weight.values, weight.scales))
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self._quantize = quantize
+
+    def forward(self, x: Rows) -> torch.Tensor:
+        """[N, in_features] to [N, out_features]."""
+        rows = x if isinstance(x, Fp8Rows) else self._quantize(x)
+        if not len(rows.values):
+            return self.scales.new_empty((0, len(self.scales)), dtype=rows.dtype)
+        return torch._scaled_mm(
+            rows.values,
+            self.values.t(),
+            scale_a=rows.scales[:, None],
+            scale_b=self.scales[None],
+            bias=self.bias,
+            out_dtype=rows.dtype,
+        )
+
+
 class Activated(nn.Module):
     """A layer followed by an activation."""
 
@@ -110,11 +143,17 @@ class Gated(nn.Module):
         super().__init__()
         self.layer = layer
         self.activation = activation
+        self.to_fp8 = False
 
-    def forward(self, x: torch.Tensor, ops: Ops) -> torch.Tensor:
+    def forward(self, x: Rows, ops: Ops) -> Rows:
         """[N, in_features] to [N, half of the layer's outputs]."""
         gate, up = self.layer(x).chunk(2, dim=-1)
-        return ops.gate_and_mul(gate, up, self.activation)
+        return ops.gate_and_mul(gate, up, self.activation, to_fp8=self.to_fp8)
+
+
+def takes_fp8(layer: nn.Module) -> bool:
+    """Return whether a layer quantises its inputs to e4m3, so that they may come quantised."""
+    return isinstance(layer.layer if isinstance(layer, Gated | RowParallel) else layer, Fp8Linear)
 
 
 class RowParallel(nn.Module):
@@ -129,7 +168,7 @@ class RowParallel(nn.Module):
         self.layer = layer
         self.group = group
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Rows) -> torch.Tensor:
         """[N, the shard's in_features] to [N, out_features]."""
         return self.group.all_reduce(self.layer(x))
 
@@ -140,23 +179,31 @@ class Packer:
     This packer only joins weights and leaves the products to torch, on any device and in any dtype.
     """
 
-    is_fast_in_int8: bool = False
-    """Whether products in int8 take less time than those in bfloat16."""
+    def why_not(self, kind: str, dtype: torch.dtype) -> str | None:
+        """Return why weights that are quantised already are better dequantised; None: products take them as they are.
+
+        Args:
+            kind: "int8", "int4" or "fp8".
+            dtype: of the model.
+        """
+        return f"products in {kind} need a GPU; on a CPU there are those of --quantization int8 and int4"
+
     widened: int = 0
-    """Layers that were joined of parts quantised in ways that have no common form, and so dequantised."""
+    """Layers that were dequantised: their parts have no common form, or no product takes them."""
 
     def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         """Join layers with the same input into one.
 
         Args:
-            parts: layers of one dtype, all with or all without a bias. Unless all are in int8 or all in four bits,
+            parts: layers of one dtype, all with or all without a bias. Unless all are quantised to numbers of one kind,
                 those that are quantised are dequantised.
             activation: applied to the outputs; a key of `ACTIVATIONS`.
 
         Returns:
             A module from [N, in_features] to [N, sum of the parts' out_features], the parts' outputs in their order.
         """
-        return activated(self._product(*self._joined(*parts)), activation)
+        dtype = parts[0].dtype if isinstance(parts[0], QuantizedLinear) else parts[0].weight.dtype
+        return activated(self._product(*self._joined(*parts), dtype), activation)
 
     def gated(self, gate: Source, up: Source, activation: str) -> nn.Module:
         """Join two layers with the same input: the activation of the first, times the second.
@@ -190,11 +237,18 @@ class Packer:
             return Int8Embedding(int8_of(embedding), embedding.dtype)
         return embedding
 
-    def _product(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> nn.Module:
-        """Create the layer of one weight."""
-        if isinstance(weight, Int8Weight):
-            return Int8Linear(weight, bias)
-        return Int4Linear(weight, bias) if isinstance(weight, Int4Weight) else PlainLinear(weight, bias)
+    def _product(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> nn.Module:
+        """Create the layer of one weight, in a model of `dtype`."""
+        match weight:
+            case Int8Weight():
+                return Int8Linear(weight, bias)
+            case Int4Weight():
+                return Int4Linear(weight, bias)
+            case Fp8Weight():
+                return Fp8Linear(weight, bias)
+        return PlainLinear(weight, bias)
 
     def _joined(self, *parts: Source) -> tuple[torch.Tensor | QuantizedWeight, torch.Tensor | None]:
         """Return the joined weight [sum of out_features, in_features] and bias; of a single layer its own, no copy."""
@@ -202,7 +256,7 @@ class Packer:
         assert len(biases) in (0, len(parts)), f"{len(biases)} of {len(parts)} layers have a bias"
         bias = None if not biases else biases[0] if len(parts) == 1 else torch.cat(biases)
         quantised = [part.weight for part in parts if isinstance(part, QuantizedLinear)]
-        for kind in (Int8Weight, Int4Weight):
+        for kind in (Int8Weight, Int4Weight, Fp8Weight):
             same = [weight for weight in quantised if isinstance(weight, kind)]
             if len(same) == len(parts):
                 return kind.joined(same), bias

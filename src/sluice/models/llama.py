@@ -12,6 +12,7 @@ from torch import nn
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.models.base import CausalLM, WeightRules
 from sluice.models.checkpoint import CheckpointConfig
+from sluice.models.fp8_rows import Rows, plain
 from sluice.models.layers import GatedMLP, RMSNorm, Rotary
 from sluice.models.linear import Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config
@@ -49,7 +50,7 @@ class LlamaAttention(nn.Module):
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: Rows,
         angles: Angles,
         batch: ForwardBatch,
         kv: PagedKV,
@@ -83,6 +84,13 @@ class LlamaLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype)
         inner, bias = config.inner_size, config.mlp_bias
         self.mlp = GatedMLP(hidden, inner, config.activation, bias=bias, dtype=dtype, member=member)
+
+    def pack(self, packer: Packer) -> None:
+        """Pack both parts, and let the norms give what these take."""
+        self.self_attn.pack(packer)
+        self.mlp.pack(packer)
+        self.input_layernorm.feed(self.self_attn.qkv_proj)
+        self.post_attention_layernorm.feed(self.mlp.gate_up_proj)
 
     def forward(
         self,
@@ -133,8 +141,7 @@ class Llama(CausalLM):
 
     def pack(self, packer: Packer) -> None:
         for layer in self.layers.values():
-            layer.self_attn.pack(packer)
-            layer.mlp.pack(packer)
+            layer.pack(packer)
         self.embed_tokens = self.pack_head(packer, self.embed_tokens)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
@@ -147,4 +154,6 @@ class Llama(CausalLM):
         for layer, layer_kv, rows in self.with_kv(self.layers, kv, batch):
             x, delta = layer(x, delta, angles, batch, layer_kv, attention, self.ops, rows)
         assert delta is not None, "a stage has at least one layer"
-        return self.send(x, delta) if self.norm is None else self.ops.add_norm(x, delta, self.norm.norm)[1]
+        if self.norm is None:
+            return self.send(x, delta)
+        return plain(self.ops.add_norm(x, delta, self.norm.norm)[1])

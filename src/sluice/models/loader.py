@@ -24,7 +24,7 @@ from sluice.models.gpt2 import GPT2
 from sluice.models.linear import Packer
 from sluice.models.llama import Llama
 from sluice.models.llama_config import LLAMA_ARCHITECTURES
-from sluice.models.spec import DTYPES, INT8_AS_STORED, ON_LOAD, ModelSpec, Quantization
+from sluice.models.spec import AS_STORED, DTYPES, FP8, ON_LOAD, ModelSpec, Quantization
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
 from sluice.parallel.member import ALONE, Member
 
@@ -77,9 +77,10 @@ def load_model(
         progress: draw a progress bar on standard error.
         implementation: "native", "transformers", or "auto": transformers if there is no native class.
         quantization: "int8" quantises a native model's linear layers, embedding and head, tensor by tensor; "int4" the
-            layers to four bits, where groups divide their inputs, and the rest to int8. Else how
+            layers to four bits, where groups divide their inputs, and the rest to int8; "fp8" the layers to e4m3, if
+            the packer has products in it. Else how
             the checkpoint must be quantised, by its `quant_method` or "none"; None: in any way, or not. Weights that
-            it stores for products in int8 stay so in a model of bfloat16, if the packer is fast in it.
+            it stores for products that the packer has stay so.
         packer: lays out native weights; None keeps torch's layout.
         report: called with the bytes of native weights that were read, and those of all.
         member: the rank. Of a native model, only its part of the weights is read.
@@ -132,6 +133,8 @@ def _load_native(
 ) -> CausalLM:
     architecture = model_class(checkpoint.architecture)
     refuse_unsupported(checkpoint.fields)
+    if dtype == "auto" and _is_on_load(quantization, stored_as):
+        dtype = "bfloat16"
     chosen = _resolve_dtype(folder, checkpoint, dtype, device, stored_as)
     with torch.device("meta"):
         whole = architecture.from_checkpoint(checkpoint, chosen)
@@ -149,7 +152,7 @@ def _load_native(
     filler.finish(packer)
     if packer.widened:
         LOGGER.info(
-            "%d joined layers are computed in %s: their parts are quantised in different ways, or only in part",
+            "%d layers are dequantised to %s: their parts are quantised in different ways, or no product takes them",
             packer.widened,
             str(chosen).removeprefix("torch."),
         )
@@ -180,10 +183,18 @@ def _tensors(folder: Path, stored_as: Format | None, model: CausalLM, rows: Rows
 
 def _held(asked: str | None, stored_as: Format | None, dtype: torch.dtype, packer: Packer) -> str:
     """Return how the model holds its weights, as `ModelSpec.quantization` says it."""
-    if asked is not None and asked in ON_LOAD:
+    if _is_on_load(asked, stored_as):
+        assert asked is not None
+        if asked == FP8 and (problem := packer.why_not(FP8, dtype)) is not None:
+            raise CheckpointError(f"--quantization fp8 is not supported here: {problem}")
         return asked
-    is_made_for_int8 = stored_as is not None and stored_as.has_w8a8
-    return INT8_AS_STORED if is_made_for_int8 and packer.is_fast_in_int8 and dtype == torch.bfloat16 else "none"
+    kinds = () if stored_as is None else stored_as.kinds
+    return next((kind + AS_STORED for kind in kinds if packer.why_not(kind, dtype) is None), "none")
+
+
+def _is_on_load(asked: str | None, stored_as: Format | None) -> bool:
+    """Return whether weights are to be quantised while they are loaded. FP8 may also name how they are stored."""
+    return asked in ON_LOAD and not (stored_as is not None and stored_as.name == asked)
 
 
 def _resolve_dtype(

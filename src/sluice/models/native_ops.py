@@ -8,6 +8,7 @@ from torch.nn import functional
 from sluice.attention.base import PagedKV
 from sluice.attention.int8 import PackedInt8KV
 from sluice.attention.packed import STEPS, PackedKV, dense_heads
+from sluice.models.fp8_rows import Rows
 from sluice.models.ops import ACTIVATIONS, Angles, HeadNorms, Norm, Ops, dense_rows
 from sluice.native.abi import NormCall, SiluMulCall
 from sluice.native.library import Kernels
@@ -22,10 +23,10 @@ class NativeOps(Ops):
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, norm: Norm) -> Rows:
         return self._norm(dense_rows(x), None, norm) if x.dtype in STEPS else super().norm(x, norm)
 
-    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, Rows]:
         if x.dtype not in STEPS:
             return super().add_norm(x, delta, norm)
         x = dense_rows(x)
@@ -53,9 +54,9 @@ class NativeOps(Ops):
         self._kernels.rotate_store(call)
         return q
 
-    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-        if gate.dtype not in STEPS or ACTIVATIONS[activation] is not functional.silu:
-            return super().gate_and_mul(gate, up, activation)
+    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str, *, to_fp8: bool = False) -> Rows:
+        if to_fp8 or gate.dtype not in STEPS or ACTIVATIONS[activation] is not functional.silu:
+            return super().gate_and_mul(gate, up, activation, to_fp8=to_fp8)
         gate, up = dense_rows(gate), dense_rows(up)
         out = torch.empty(gate.shape, dtype=gate.dtype)
         call = SiluMulCall(

@@ -13,6 +13,7 @@ import torch
 from torch.nn import functional
 
 from sluice.attention.base import PagedKV
+from sluice.models.fp8_rows import Rows, fp8_rows
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -43,6 +44,8 @@ class Norm(NamedTuple):
     eps: float
     bias: torch.Tensor | None = None
     """[size]"""
+    is_fp8: bool = False
+    """What it gives is quantised, for a layer that computes in FP8."""
 
 
 class Angles(NamedTuple):
@@ -66,15 +69,20 @@ class Ops:
     new tensors in the dtype of the inputs. Operations widen to float32 where transformers does.
     """
 
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, norm: Norm) -> Rows:
         """Return the norm of x [..., size]."""
+        if norm.is_fp8:
+            return fp8_rows(self._plain_norm(x, norm))
+        return self._plain_norm(x, norm)
+
+    def _plain_norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
         if norm.bias is not None:
             return functional.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
         wide = x.to(compute_dtype(x.dtype))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
         return norm.weight * wide.to(x.dtype)
 
-    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, Rows]:
         """Return `x + delta` and its norm, all [N, size]. `x` may be overwritten."""
         total = x + delta
         return total, self.norm(total, norm)
@@ -101,14 +109,19 @@ class Ops:
             The rotated q. The inputs may be overwritten.
         """
         if norms is not None:
-            # Not `self.norm`: subclasses norm rows, and these are heads.
-            q, k = Ops.norm(self, q, norms.q), Ops.norm(self, k, norms.k)
+            # Not `norm`: subclasses norm rows, and these are heads.
+            q, k = self._plain_norm(q, norms.q), self._plain_norm(k, norms.k)
         kv.store(kv_slots, rotate(k, angles), v)
         return rotate(q, angles)
 
-    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-        """Return `activation(gate) * up`, all [N, size]; the activation is a key of `ACTIVATIONS`."""
-        return ACTIVATIONS[activation](gate) * up
+    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str, *, to_fp8: bool = False) -> Rows:
+        """Return `activation(gate) * up`, all [N, size], quantised if asked.
+
+        Args:
+            activation: a key of `ACTIVATIONS`.
+        """
+        rows = ACTIVATIONS[activation](gate) * up
+        return fp8_rows(rows) if to_fp8 else rows
 
 
 def dense_rows(x: torch.Tensor) -> torch.Tensor:

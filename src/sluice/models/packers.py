@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from sluice.models.cuda_packer import CudaPacker
 from sluice.models.linear import Packer, Source, Tied, activated, int8_of
 from sluice.models.ops import Ops
-from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight
+from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedLinear, QuantizedWeight, narrowest
 from sluice.native.abi import PackedLinearCall
 from sluice.native.library import Kernels
 
@@ -31,6 +32,8 @@ def packer_for(device: torch.device, kernels: Kernels | None) -> Packer:
     """
     if kernels is not None:
         return NativePacker(kernels)
+    if device.type == "cuda":
+        return CudaPacker(device)
     return OneDNNPacker() if device.type == "cpu" and has_onednn_bfloat16() else Packer()
 
 
@@ -58,9 +61,12 @@ class OneDNNPacker(Packer):
     A tied embedding is stored twice: as rows for lookups, and packed.
     """
 
-    def _product(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> nn.Module:
-        is_bfloat16 = isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16
-        return OneDNNLinear(weight, bias) if is_bfloat16 else super()._product(weight, bias)
+    def _product(
+        self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+    ) -> nn.Module:
+        if isinstance(weight, torch.Tensor) and weight.dtype == torch.bfloat16:
+            return OneDNNLinear(weight, bias)
+        return super()._product(weight, bias, dtype)
 
     def tied(self, embedding: nn.Embedding | QuantizedLinear, rows: range) -> Tied:
         if isinstance(embedding, QuantizedLinear) or embedding.weight.dtype != torch.bfloat16 or not rows:
@@ -177,10 +183,12 @@ class NativePacker(Packer):
     two of bfloat16, four of quantised ones.
     """
 
-    is_fast_in_int8 = True
-
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
+
+    def why_not(self, kind: str, dtype: torch.dtype) -> str | None:
+        # Four bits are made for activations that are not quantised, which only `--quantization int4` asks to quantise.
+        return None if kind == "int8" and dtype == torch.bfloat16 else super().why_not(kind, dtype)
 
     def linear(self, *parts: Source, activation: str | None = None) -> nn.Module:
         if not all(map(_can_be_packed, parts)):
@@ -211,6 +219,7 @@ class NativePacker(Packer):
             return self._packed_int8(weight)
         if isinstance(weight, Int4Weight):
             return self._packed_int4(weight)
+        assert isinstance(weight, torch.Tensor), f"a weight of {type(weight).__name__} on a CPU"
         outputs, inputs = weight.shape
         packed = _whole_blocks(weight)
         self._kernels.pack_linear(weight.data_ptr(), outputs, inputs, packed.data_ptr())
@@ -227,10 +236,7 @@ class NativePacker(Packer):
     def _packed_int4(self, weight: Int4Weight) -> PackedWeight:
         inputs, packed = weight.in_features, _whole_blocks(weight.values)
         self._kernels.pack_int4(weight.values.data_ptr(), weight.out_features, inputs, packed.data_ptr())
-        groups = [_by_block(each) for each in (weight.scales, weight.minimums) if each is not None]
-        narrow = (kind for kind in SCALE_TYPES[1:] if all(torch.equal(each, each.to(kind).float()) for each in groups))
-        chosen = next(narrow, torch.float32)
-        groups = [each.to(chosen) for each in groups]
+        groups = narrowest([_by_block(each) for each in (weight.scales, weight.minimums) if each is not None])
         return PackedWeight(
             packed.view(-1, inputs // 4, BLOCK // 2, 4),
             inputs,

@@ -18,6 +18,8 @@ from typing import Self
 import torch
 from torch import nn
 
+from sluice.models.fp8_rows import fp8_rows
+
 LARGEST = 127
 """Largest magnitude of a quantised activation, and of a weight that is quantised here."""
 SMALLEST_MAXIMUM = 1e-30
@@ -162,7 +164,7 @@ class Int4Weight:
             scales: [out_features, groups] of a floating-point dtype.
         """
         wide = scales.float().contiguous()
-        return cls(values, wide, None if bool((zeros == ZERO_POINT).all()) else -zeros * wide)
+        return cls(values, wide, None if bool((zeros == ZERO_POINT).all()) else (-zeros * wide).contiguous())
 
     @classmethod
     def joined(cls, weights: Sequence[Self]) -> Self:
@@ -225,7 +227,62 @@ class Int4Weight:
         return (weight if self.minimums is None else weight + self.minimums[..., None]).flatten(1).to(dtype)
 
 
-QuantizedWeight = Int8Weight | Int4Weight
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A weight in e4m3 (Micikevicius et al., FP8 Formats for Deep Learning, 2022): `values * scales[:, None]`.
+
+    Raises:
+        ValueError: a tensor has another shape or dtype than below.
+    """
+
+    values: torch.Tensor
+    """[out_features, in_features] float8_e4m3fn"""
+    scales: torch.Tensor
+    """[out_features] float32"""
+
+    def __post_init__(self) -> None:
+        _check("values", self.values, torch.float8_e4m3fn, (*self.values.shape[:1], *self.values.shape[-1:]))
+        _check("scales", self.scales, torch.float32, self.values.shape[:1])
+
+    @classmethod
+    def quantize(cls, weight: torch.Tensor) -> Self:
+        """Quantise a weight [out_features, in_features] of a floating-point dtype, rounding to the nearest.
+
+        Raises:
+            ValueError: it holds a value that is infinite or no number.
+        """
+        values, scales, _ = fp8_rows(weight)
+        if not bool(scales.isfinite().all()):
+            raise ValueError("it holds values that are infinite or no numbers")
+        return cls(values, scales)
+
+    @classmethod
+    def joined(cls, weights: Sequence[Self]) -> Self:
+        """Return the weights [.., in_features] one below the other; a single one itself, no copy."""
+        if len(weights) == 1:
+            return weights[0]
+        return cls(torch.cat([weight.values for weight in weights]), torch.cat([weight.scales for weight in weights]))
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy of its own on a device."""
+        return type(self)(self.values.to(device, copy=True), self.scales.to(device, copy=True))
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight."""
+        return self.values.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weight."""
+        return self.values.shape[1]
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight [out_features, in_features] that it stands for, rounded to `dtype`."""
+        return (self.values.float() * self.scales[:, None]).to(dtype)
+
+
+QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight
 
 
 class QuantizedLinear(nn.Module):
@@ -253,6 +310,14 @@ class QuantizedLinear(nn.Module):
     def in_features(self) -> int:
         """Inputs of the layer."""
         return self.weight.in_features
+
+
+def narrowest(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors of float32 in bfloat16 or float16 if one of them holds all exactly."""
+    halves = (torch.bfloat16, torch.float16)
+    exact = (dtype for dtype in halves if all(torch.equal(each, each.to(dtype).float()) for each in tensors))
+    chosen = next(exact, torch.float32)
+    return [each.to(chosen) for each in tensors]
 
 
 def quantize_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

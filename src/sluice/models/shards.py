@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from sluice.models.checkpoint import CheckpointError
-from sluice.models.quantized import Int4Weight, Int8Weight, QuantizedWeight
+from sluice.models.quantized import Int4Weight, QuantizedWeight
 from sluice.models.spec import ModelSpec
 from sluice.parallel.layout import WORD, Layout, Place
 
@@ -47,8 +47,8 @@ class Cut:
         Raises:
             ValueError: it would begin or end inside a group of inputs with one scale.
         """
-        if isinstance(weight, Int8Weight):
-            return Int8Weight(self.of(weight.values), weight.scales if self.dim == INPUTS else self.of(weight.scales))
+        if not isinstance(weight, Int4Weight):
+            return type(weight)(self.of(weight.values), weight.scales if self.dim == INPUTS else self.of(weight.scales))
         if self.dim == OUTPUTS:
             minimums = None if weight.minimums is None else self.of(weight.minimums)
             return Int4Weight(self.of(weight.values), self.of(weight.scales), minimums)

@@ -18,9 +18,16 @@ DTYPES: Mapping[str, torch.dtype] = {
     "float16": torch.float16,
 }
 INT4 = "int4"
-ON_LOAD = ("int8", INT4)
-"""How weights can be quantised while they are loaded."""
-INT8_AS_STORED = "int8-as-stored"
+FP8 = "fp8"
+ON_LOAD = ("int8", INT4, FP8)
+"""How weights can be quantised while they are loaded. FP8 is also a format of checkpoints."""
+AS_STORED = "-as-stored"
+"""Behind a kind: weights are held in it if the checkpoint stores them so for such products, and others in `dtype`."""
+
+
+def holds(quantization: str, kind: str) -> bool:
+    """Return whether a model of this quantisation holds weights of a kind as they are stored."""
+    return quantization.removesuffix(AS_STORED) == kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +64,18 @@ class ModelSpec:
     stored_as: Quantization | None = None
     """How the checkpoint's weights are quantised; None: they are not."""
     quantization: str = "none"
-    """How its weights are held: "none", in `dtype`; one of `ON_LOAD`; or `INT8_AS_STORED`, in int8 those alone that the
-    checkpoint stores so for products in int8."""
+    """How its weights are held: "none", in `dtype`; one of `ON_LOAD`; or one of them with `AS_STORED`."""
 
     @property
     def weight_bytes(self) -> float:
         """Bytes of one number in a linear layer; of four bits with the scales of groups of 32."""
-        return {"int8": 1, INT8_AS_STORED: 1, "int4": 0.5 + 2 / 32}.get(self.quantization, self.dtype.itemsize)
+        kind = self.quantization.removesuffix(AS_STORED)
+        return {"int8": 1, FP8: 1, INT4: 0.5 + 2 / 32}.get(kind, self.dtype.itemsize)
 
     @property
     def table_bytes(self) -> int:
         """Bytes of one number in the embedding and the head."""
-        return 1 if self.quantization in ON_LOAD else self.dtype.itemsize
+        return 1 if self.quantization in ("int8", INT4) else self.dtype.itemsize
 
     @property
     def attention(self) -> AttentionSpec:

@@ -6,8 +6,9 @@ import torch
 
 from sluice.attention.base import LayerKV, PagedKV
 from sluice.attention.triton.kv import TritonKV
+from sluice.models.fp8_rows import Fp8Rows, Rows
 from sluice.models.ops import Angles, HeadNorms, Norm, Ops, dense_rows
-from sluice.triton.gates import CODES, gate_rows
+from sluice.triton.gates import CODES, gate_rows, gate_rows_to_fp8
 from sluice.triton.norms import MAX_SIZE, norm_rows
 from sluice.triton.rotary import Destination, HeadNorm, rotate
 
@@ -17,15 +18,15 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 class TritonOps(Ops):
     """`Ops` by Triton kernels. Torch computes dtypes and sizes that they do not support."""
 
-    def norm(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def norm(self, x: torch.Tensor, norm: Norm) -> Rows:
         if not _supports(x):
             return super().norm(x, norm)
-        return norm_rows(dense_rows(x), None, norm.weight, norm.bias, norm.eps)[1]
+        return _normed(dense_rows(x), None, norm)[1]
 
-    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+    def add_norm(self, x: torch.Tensor, delta: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, Rows]:
         if not _supports(x):
             return super().add_norm(x, delta, norm)
-        return norm_rows(dense_rows(x), dense_rows(delta), norm.weight, norm.bias, norm.eps)
+        return _normed(dense_rows(x), dense_rows(delta), norm)
 
     def rotate_and_store(
         self,
@@ -48,10 +49,18 @@ class TritonOps(Ops):
             kv.store(kv_slots, k, v)
         return q
 
-    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-        if gate.dtype not in TYPES or activation not in CODES:
-            return super().gate_and_mul(gate, up, activation)
-        return gate_rows(dense_rows(gate), dense_rows(up), activation)
+    def gate_and_mul(self, gate: torch.Tensor, up: torch.Tensor, activation: str, *, to_fp8: bool = False) -> Rows:
+        if gate.dtype not in TYPES or activation not in CODES or (to_fp8 and not _supports(gate)):
+            return super().gate_and_mul(gate, up, activation, to_fp8=to_fp8)
+        gate, up = dense_rows(gate), dense_rows(up)
+        if to_fp8:
+            return Fp8Rows(*gate_rows_to_fp8(gate, up, activation), gate.dtype)
+        return gate_rows(gate, up, activation)
+
+
+def _normed(x: torch.Tensor, delta: torch.Tensor | None, norm: Norm) -> tuple[torch.Tensor, Rows]:
+    total, rows, scales = norm_rows(x, delta, norm.weight, norm.bias, norm.eps, to_fp8=norm.is_fp8)
+    return total, rows if scales is None else Fp8Rows(rows, scales, x.dtype)
 
 
 def _supports(x: torch.Tensor) -> bool:

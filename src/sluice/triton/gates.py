@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from sluice.triton.rounding import narrowed, to_type
+from sluice.triton.rounding import narrowed, to_fp8, to_type
 
 _SILU: tl.constexpr = tl.constexpr(0)
 _GELU: tl.constexpr = tl.constexpr(1)
@@ -51,6 +51,21 @@ def _gate_rows(gate_ptr, up_ptr, out_ptr, gate_stride, up_stride, size, CODE: tl
     tl.store(out_ptr + row * size + column, to_type(out, dtype), mask=inside)
 
 
+@triton.jit
+def _gate_rows_to_fp8(
+    gate_ptr, up_ptr, out_ptr, scale_ptr, gate_stride, up_stride, size, CODE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < size
+    dtype: tl.constexpr = gate_ptr.dtype.element_ty
+    gate = tl.load(gate_ptr + row * gate_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + row * up_stride + column, mask=inside, other=0.0).to(tl.float32)
+    values, scale = to_fp8(narrowed(narrowed(_activated(gate, CODE), dtype) * up, dtype))
+    tl.store(out_ptr + row * size + column, values, mask=inside)
+    tl.store(scale_ptr + row, scale)
+
+
 def gate_rows(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
     """Return `activation(gate) * up` as a new tensor.
 
@@ -66,3 +81,30 @@ def gate_rows(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Te
             gate, up, out, gate.stride(0), up.stride(0), size, CODE=CODES[activation], BLOCK=BLOCK, num_warps=4
         )
     return out
+
+
+def gate_rows_to_fp8(gate: torch.Tensor, up: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `activation(gate) * up` in e4m3 [N, size], and the scale of each row [N] float32.
+
+    Args:
+        gate, up: as of `gate_rows`; `size` at most `norms.MAX_SIZE`, since a row is kept in registers.
+        activation: a key of `CODES`.
+    """
+    rows, size = gate.shape
+    out = torch.empty((rows, size), dtype=torch.float8_e4m3fn, device=gate.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=gate.device)
+    if rows:
+        block = triton.next_power_of_2(size)
+        _gate_rows_to_fp8[(rows,)](
+            gate,
+            up,
+            out,
+            scales,
+            gate.stride(0),
+            up.stride(0),
+            size,
+            CODE=CODES[activation],
+            BLOCK=block,
+            num_warps=min(max(block // 512, 1), 16),
+        )
+    return out, scales

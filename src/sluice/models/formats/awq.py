@@ -13,7 +13,7 @@ from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.gptq import described, group_size
 from sluice.models.formats.packed import pairs, unpacked
 from sluice.models.quantized import Int4Weight, QuantizedWeight
-from sluice.models.spec import INT4
+from sluice.models.spec import INT4, holds
 
 PER_WORD = 8
 WORDS = 32
@@ -33,6 +33,7 @@ class AWQ(PartedFormat):
     """
 
     name = "awq"
+    kinds = (INT4,)
 
     def __init__(self, group_size: int | None, *, has_zeros: bool, kept: tuple[str, ...]) -> None:
         self._group_size = group_size
@@ -91,7 +92,7 @@ class AWQLayout(Layout):
         }
 
     def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
-        if quantization != INT4 or self.in_features % 2:
+        if not holds(quantization, INT4) or self.in_features % 2:
             return None
         values = torch.empty((self.out_features, self.in_features // 2), dtype=torch.uint8)
         for words, to in zip(stored["qweight"].split(WORDS, 1), values.split(WORDS * PER_WORD), strict=True):

@@ -46,8 +46,6 @@ class Layout(ABC):
     """Tensors beside the parts that quantise activations or KV, which are computed in the model's dtype here."""
     row_step: int = 1
     """Rows are dequantised from multiples of this number on."""
-    is_w8a8: bool = False
-    """Made for products in int8: its numbers, and activations that are quantised when they are multiplied."""
 
     def __init__(self, shape: tuple[int, int]) -> None:
         self.out_features, self.in_features = shape
@@ -95,8 +93,8 @@ class Format(ABC):
     name: str
     """The value of `quant_method`, which `--quantization` names, too."""
 
-    has_w8a8: bool = False
-    """Some of the weights are made for products in int8 (`Layout.is_w8a8`)."""
+    kinds: tuple[str, ...] = ()
+    """What some of the weights are made to be multiplied in: "int8", "int4", "fp8"."""
 
     @property
     @abstractmethod

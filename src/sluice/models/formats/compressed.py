@@ -17,8 +17,8 @@ from sluice.models.formats.base import SCALES, Layout, LayoutError, Part
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.extra import need
 from sluice.models.formats.packed import WORD, unpacked
-from sluice.models.quantized import ZERO_POINT, Int4Weight, Int8Weight, QuantizedWeight
-from sluice.models.spec import INT4, INT8_AS_STORED
+from sluice.models.quantized import ZERO_POINT, Fp8Weight, Int4Weight, Int8Weight, QuantizedWeight
+from sluice.models.spec import FP8, INT4, holds
 
 PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
 """Formats that store each number in a type of its own."""
@@ -42,7 +42,8 @@ class CompressedTensors(PartedFormat):
     def __init__(self, config: Any, formats: Mapping[str, str]) -> None:
         self._config = config
         self._formats = formats
-        self.has_w8a8 = any(_is_w8a8(config.config_groups[name], stored_as) for name, stored_as in formats.items())
+        kinds = (_made_for(config.config_groups[name], stored_as) for name, stored_as in formats.items())
+        self.kinds = tuple(kind for kind in kinds if kind is not None)
         self._match = need("compressed_tensors.utils.match", self.name).match_targets
 
     @classmethod
@@ -109,8 +110,7 @@ class CompressedLayout(Layout):
         self._scheme = scheme
         self._args = scheme.weights
         self._is_packed = stored_as == PACKED
-        self.is_w8a8 = _is_w8a8(scheme, stored_as)
-        self._is_int8, self._is_int4 = _is_int8(scheme, stored_as), _is_int4(scheme, stored_as)
+        self._kind, self._made_for = _kind(scheme, stored_as), _made_for(scheme, stored_as)
         self.numbers = "weight_packed" if self._is_packed else "weight"
         block = self._args.block_structure or (1, 1)
         self._scale_rows = block[0]
@@ -158,9 +158,12 @@ class CompressedLayout(Layout):
 
     def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
         scales, numbers = stored["weight_scale"].float(), stored[self.numbers]
-        if self._is_int8 and (quantization == "int8" or (quantization == INT8_AS_STORED and self.is_w8a8)):
-            return Int8Weight(numbers, scales.reshape(-1).expand(self.out_features).contiguous())
-        if self._is_int4 and quantization == INT4 and self.in_features * 4 % WORD == 0:
+        if self._kind is None or not holds(quantization, self._kind):
+            return None
+        if self._kind != INT4 and (quantization == self._kind or self._made_for == self._kind):
+            whole = Int8Weight if self._kind == "int8" else Fp8Weight
+            return whole(numbers, scales.reshape(-1).expand(self.out_features).contiguous())
+        if self._kind == INT4 and self.in_features * 4 % WORD == 0:
             zeros = torch.full_like(scales, ZERO_POINT)
             if "weight_zero_point" in stored:
                 zeros = unpacked(stored["weight_zero_point"].T, 4)[:, : self.out_features].T
@@ -210,27 +213,31 @@ def _format(section: Fields, group: str, scheme: Any, default: str) -> str:
     return str(chosen)
 
 
-def _is_int8(scheme: Any, stored_as: str) -> bool:
-    """Return whether weights are int8 with one scale for each channel, or one for all, and no zero points."""
+def _kind(scheme: Any, stored_as: str) -> str | None:
+    """Return what the numbers of weights are, if products can take them as they are stored.
+
+    They have no zero points and one scale for each channel, or one for all; or four bits in groups along the inputs.
+    """
     args = scheme.weights
-    is_int8 = stored_as in PLAIN and args.type == "int" and args.num_bits == 8
-    return bool(is_int8 and args.symmetric and args.strategy in ("tensor", "channel"))
+    if stored_as == PACKED:
+        return INT4 if args.type == "int" and args.num_bits == 4 and args.strategy in ("group", "channel") else None
+    if args.num_bits != 8 or not args.symmetric or args.strategy not in ("tensor", "channel"):
+        return None
+    return "int8" if args.type == "int" else FP8
 
 
-def _is_int4(scheme: Any, stored_as: str) -> bool:
-    """Return whether weights are of four bits in groups along the inputs."""
-    args = scheme.weights
-    is_int4 = stored_as == PACKED and args.type == "int" and args.num_bits == 4
-    return bool(is_int4 and args.strategy in ("group", "channel"))
+def _made_for(scheme: Any, stored_as: str) -> str | None:
+    """Return what the products are for which weights are made; None if they are to be dequantised.
 
-
-def _is_w8a8(scheme: Any, stored_as: str) -> bool:
-    """Return whether activations are int8, too, each row with a scale that is found when it is multiplied."""
-    inputs = scheme.input_activations
-    if inputs is None or not _is_int8(scheme, stored_as):
-        return False
-    is_int8 = inputs.type == "int" and inputs.num_bits == 8 and inputs.symmetric
-    return bool(is_int8 and inputs.dynamic is True and inputs.strategy == "token")
+    Those in eight bits are made for activations of the same type, each row with a scale that is found when it is
+    multiplied.
+    """
+    kind, weights, inputs = _kind(scheme, stored_as), scheme.weights, scheme.input_activations
+    if kind in (None, INT4):
+        return kind
+    if inputs is None or inputs.type != weights.type or inputs.num_bits != 8 or not inputs.symmetric:
+        return None
+    return kind if inputs.dynamic is True and inputs.strategy == "token" else None
 
 
 def _described(scheme: Any) -> str:

@@ -13,6 +13,8 @@ from torch import nn
 from sluice.models.checkpoint import Fields
 from sluice.models.formats.base import HEAD, SCALES, Layout, Part, is_listed, names_in
 from sluice.models.formats.dequantize import PartedFormat
+from sluice.models.quantized import Fp8Weight, QuantizedWeight
+from sluice.models.spec import FP8, holds
 
 
 class BlockFP8(PartedFormat):
@@ -28,6 +30,7 @@ class BlockFP8(PartedFormat):
     def __init__(self, block: tuple[int, int] | None, kept: tuple[str, ...]) -> None:
         self._block = block
         self._kept = kept
+        self.kinds = (FP8,) if block is None else ()
 
     @classmethod
     def read(cls, section: Fields) -> BlockFP8:
@@ -74,6 +77,11 @@ class FP8Layout(Layout):
             return {"weight": weight, "weight_scale": Part(SCALES, ((), (1,)))}
         blocks = (-(-self.out_features // self._block[0]), -(-self.in_features // self._block[1]))
         return {"weight": weight, "weight_scale_inv": Part((*SCALES, torch.float8_e8m0fnu), (blocks,))}
+
+    def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
+        if self._block is not None or not holds(quantization, FP8):
+            return None
+        return Fp8Weight(stored["weight"], stored["weight_scale"].float().reshape(1).repeat(self.out_features))
 
     def rows(self, stored: Mapping[str, torch.Tensor], start: int, stop: int) -> torch.Tensor:
         weight = stored["weight"][start:stop].float()

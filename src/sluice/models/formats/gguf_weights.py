@@ -13,7 +13,7 @@ from sluice.models.formats.base import Format, Rows
 from sluice.models.formats.extra import need
 from sluice.models.formats.gguf_config import ARCHITECTURES, FREQUENCY_FACTORS, METHOD
 from sluice.models.formats.gguf_file import GGUFFile
-from sluice.models.spec import INT4
+from sluice.models.spec import INT4, holds
 from sluice.models.weights import StoredTensor, weight_files
 
 PERMUTED = ("self_attn.q_proj", "self_attn.k_proj")
@@ -31,6 +31,7 @@ class GGUF(Format):
 
     def __init__(self, types: Mapping[str, object]) -> None:
         self._types = types
+        self.kinds = (INT4,) if "Q4_0" in types else ()
 
     @classmethod
     def read(cls, section: Fields) -> GGUF:
@@ -63,7 +64,7 @@ class GGUF(Format):
                 yield StoredTensor(name, file.name, torch.empty(tensor.shape, device="meta"), tensor.nbytes)
                 continue
             order = _order(name, tensor.shape[0], model)
-            kept = tensor.kept(order) if model.spec.quantization == INT4 else None
+            kept = tensor.kept(order) if holds(model.spec.quantization, INT4) else None
             value = tensor.dequantized(dtype, order) if kept is None else kept
             yield StoredTensor(name, file.name, value, tensor.nbytes)
 

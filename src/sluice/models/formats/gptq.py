@@ -17,7 +17,7 @@ from sluice.models.formats.base import HEAD, SCALES, Layout, LayoutError, Part, 
 from sluice.models.formats.dequantize import PartedFormat
 from sluice.models.formats.packed import WORD, unpacked
 from sluice.models.quantized import Int4Weight, QuantizedWeight
-from sluice.models.spec import INT4
+from sluice.models.spec import INT4, holds
 
 BITS = (2, 4, 8)
 VERSIONS = ("gptq", "gptq_v2")
@@ -48,6 +48,7 @@ class GPTQ(PartedFormat):
         kept: tuple[re.Pattern[str], ...],
     ) -> None:
         self._bits = bits
+        self.kinds = (INT4,) if bits == 4 else ()
         self._group_size = group_size
         self._is_v2 = is_v2
         self._has_head = has_head
@@ -132,7 +133,7 @@ class GPTQLayout(Layout):
     def kept(self, stored: Mapping[str, torch.Tensor], quantization: str) -> QuantizedWeight | None:
         groups = torch.arange(self.in_features) // self._group
         is_shuffled = "g_idx" in stored and not torch.equal(stored["g_idx"].long(), groups)
-        if quantization != INT4 or self._bits != 4 or is_shuffled or self.in_features % self._group:
+        if not holds(quantization, INT4) or self._bits != 4 or is_shuffled or self.in_features % self._group:
             return None
         values = stored["qweight"].T.contiguous().view(torch.uint8)  # a word has the inputs in their order
         return Int4Weight.with_zero_points(values, stored["scales"].T, self._zeros(stored["qzeros"]).T)
