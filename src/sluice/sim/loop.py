@@ -13,6 +13,8 @@ from sluice.engine.messages import Message, Stats
 from sluice.types import BatchPlan, Output
 
 NEVER = math.inf
+MOST_EMPTY_TURNS = 16
+"""Turns without a plan, one after the other, after which an engine waits for a message."""
 
 
 class StepTimes(Protocol):
@@ -99,16 +101,26 @@ class EngineLoop:
         self._ready_at = times.turn_at(clock.now(), has_waited=False)
         self._oldest: Launched | None = None
         """The step that the engine waits for."""
-        self._is_stuck = False
-        """The last turn planned nothing, and nothing is in flight."""
+        self._empty_turns = 0
+        """The latest turns that planned nothing with nothing in flight. One may preempt requests, and the next one
+        plan."""
 
     def next_event(self) -> float:
         """Return when it does something next, in seconds; `NEVER` if it waits for requests."""
         if self._oldest is not None:
             return self._oldest.ends_at
-        if self._is_stuck or self.engine.awaits_message:
+        if self._empty_turns > MOST_EMPTY_TURNS or self.engine.awaits_message:
             return max(self._ready_at, self._link.next_at)
         return self._ready_at
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it plans next, with nothing in flight."""
+        return self._oldest is None and not self.engine.in_flight and not self.engine.awaits_message
+
+    def leapt(self, ready_at: float) -> None:
+        """Note that steps were done without it, and when the engine plans next."""
+        self._ready_at = ready_at
 
     def run_next(self) -> None:
         """Do what is next: a turn of the engine's loop up to where it waits for a step, or the end of that step."""
@@ -119,9 +131,10 @@ class EngineLoop:
             self._ready_at = self._times.turn_at(self._clock.now(), has_waited=True)
             return
         if self.engine.begin():
+            self._empty_turns = 0
             self._oldest = self.engine.in_flight[0].pending  # type: ignore[assignment]  # what a SimRunner launches
             return
-        self._is_stuck = not self.engine.in_flight
+        self._empty_turns = 0 if self.engine.in_flight else self._empty_turns + 1
         self._ready_at = self._times.turn_at(self._clock.now(), has_waited=False)
 
     def advance(self, until: float) -> None:

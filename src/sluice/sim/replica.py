@@ -12,10 +12,11 @@ from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.copies import SimulatedCopies
+from sluice.sim.leap import Leaper
 from sluice.sim.loop import EngineLoop, SimLink, StepTimes
 from sluice.sim.runner import Answer, SimRunner
 from sluice.sim.workload import STOP_TOKEN, Arrival
-from sluice.sim.world import CopyRates
+from sluice.sim.world import CopyRates, WorldTimes
 from sluice.types import FinishReason, Occupancy, Output, SamplingParams, Submit
 
 
@@ -59,6 +60,7 @@ class Replica:
         depth: steps in flight at once.
         intake: seconds from the arrival of a request to when its engine can take it.
         rates: what copies with the disk take.
+        leaps: do equal steps of decodes in one go; nothing but the speed depends on it.
     """
 
     def __init__(
@@ -69,19 +71,32 @@ class Replica:
         depth: int = 1,
         intake: float = 0.0,
         rates: CopyRates | None = None,
+        leaps: bool = True,
     ) -> None:
         self.setup = setup
         self.clock = VirtualClock()
         self.link = SimLink(self.clock, self._take)
         self.runner = SimRunner(self.clock, times, SimulatedCopies(setup, rates or CopyRates(), self.link.put))
-        self.engine = Engine(setup.build(), self.runner, self.link, depth=depth, clock=self.clock)
+        scheduler = setup.build()
+        self.engine = Engine(scheduler, self.runner, self.link, depth=depth, clock=self.clock)
         self.engine.exit_on_error = True
         self.done: list[Done] = []
         """Requests that are over, for the caller to take out."""
         self._loop = EngineLoop(self.engine, self.link, self.clock, times)
         self._intake = intake
+        self._leaper = (
+            Leaper(self.engine, setup, times, self._answer_of) if leaps and isinstance(times, WorldTimes) else None
+        )
+        self._scheduler = scheduler
+        self.num_leapt = 0
+        """Steps that were leapt over."""
         self._next_id = 0
         self._open: dict[int, _Open] = {}
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return self._scheduler.state.step
 
     @property
     def num_open(self) -> int:
@@ -126,7 +141,29 @@ class Replica:
 
     def advance(self, until: float) -> None:
         """Do all that comes before a moment. What comes at it is left, so that requests that arrive then are seen."""
-        self._loop.advance(until)
+        loop, leaper = self._loop, self._leaper
+        while (at := loop.next_event()) < until:
+            if leaper is None or not loop.is_ready or not self._leap(leaper, at, min(until, self.link.next_at)):
+                loop.run_next()
+
+    def _leap(self, leaper: Leaper, ready_at: float, until: float) -> bool:
+        """Do steps of decodes in one go. Returns whether there were any."""
+        rows = list(self._scheduler.state.decoding)
+        leap = leaper.leap(ready_at, until)
+        if leap is None or not leap.ends:
+            return False
+        self.num_leapt += len(leap.ends)
+        arrivals = [TokenArrival(end, 1) for end in leap.ends]
+        for request_id in rows:
+            self._open[request_id].tokens += arrivals
+        self.clock.advance_to(leap.ends[-1])
+        self.runner.leapt(leap.ends[-1])
+        self._loop.leapt(leap.ready_at)
+        return True
+
+    def _answer_of(self, request_id: int) -> tuple[Answer, int]:
+        """Return the answer of a request, and after how many tokens its client leaves; 0: not."""
+        return self.runner.answers[request_id], self._open[request_id].leave_after
 
     def _take(self, outputs: Sequence[Output]) -> None:
         now = self.clock.now()

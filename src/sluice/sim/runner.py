@@ -30,6 +30,7 @@ class Answer:
     def __init__(
         self, request_id: int, prompt_len: int, num_tokens: int, *, stops: bool, tokens: TokenSource | None = None
     ) -> None:
+        self.num_tokens = num_tokens
         self._prompt_len = prompt_len
         self._stop_at = num_tokens - 1 if stops else -1
         self._tokens = tokens or Segment(ANSWER_SEEDS + request_id, num_tokens)
@@ -40,9 +41,17 @@ class Answer:
         index = position - self._prompt_len
         if index == self._stop_at:
             return STOP_TOKEN
+        return self._all()[index]
+
+    def span(self, position: int, count: int) -> Sequence[int]:
+        """Return the tokens at a position and behind it; the last one of the answer is not among them."""
+        index = position - self._prompt_len
+        return self._all()[index : index + count]
+
+    def _all(self) -> Sequence[int]:
         if self._known is None:
             self._known = self._tokens.tokens()
-        return self._known[index]
+        return self._known
 
 
 @dataclass(slots=True)
@@ -99,6 +108,10 @@ class SimRunner:
     def _token(answers: dict[int, Answer], chunk: Chunk) -> int:
         answer = answers.get(chunk.request_id)
         return STOP_TOKEN if answer is None else answer.at(chunk.end)  # a row in flight of a request that has ended
+
+    def leapt(self, ends_at: float) -> None:
+        """Note that steps were done without it, up to a moment."""
+        self._free_at = ends_at
 
     def close(self) -> None:
         """Return: nothing is open."""

@@ -37,7 +37,9 @@ class RoundRobin:
         return chosen
 
 
-def replicas_of(setup: SchedulerSetup, world: World, count: int = 1, *, depth: int = 1, seed: int = 0) -> list[Replica]:
+def replicas_of(
+    setup: SchedulerSetup, world: World, count: int = 1, *, depth: int = 1, seed: int = 0, leaps: bool = True
+) -> list[Replica]:
     """Return equal replicas, whose steps have residuals of their own."""
     return [
         Replica(
@@ -46,6 +48,7 @@ def replicas_of(setup: SchedulerSetup, world: World, count: int = 1, *, depth: i
             depth=depth,
             intake=world.intake,
             rates=world.copies,
+            leaps=leaps,
         )
         for index in range(count)
     ]

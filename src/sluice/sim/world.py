@@ -120,13 +120,21 @@ class WorldTimes:
         self._gap = world.gap
 
     def ends_at(self, plan: BatchPlan, now: float, free_at: float) -> float:
-        work = work_of(plan, self._setup)
+        return self.ends(work_of(plan, self._setup), max(now, free_at))
+
+    def ends(self, work: StepWork, begins_at: float) -> float:
+        """Return when a step ends, and draw the time to the next one."""
         seconds = self._world.modelled(work)
         if self._residuals is not None:
             drawn = self._residuals.next(work.regime)
             seconds *= drawn.ratio
             self._gap = self._world.gap if drawn.gap is None else drawn.gap
-        return max(now, free_at) + seconds
+        return begins_at + seconds
+
+    def undo(self) -> None:
+        """Take the latest residual back: the next step has it."""
+        if self._residuals is not None:
+            self._residuals.undo()
 
     def turn_at(self, now: float, *, has_waited: bool) -> float:
         return now + self._gap if has_waited else now
@@ -147,6 +155,10 @@ class _Blocks:
             self._at, self._left = self._rng.randrange(len(self._residuals)), BLOCK
         self._at, self._left = (self._at + 1) % len(self._residuals), self._left - 1
         return self._residuals[self._nearest[regime][self._at]]
+
+    def undo(self) -> None:
+        """Take the latest one back."""
+        self._at, self._left = self._at - 1, self._left + 1
 
 
 def _nearest(residuals: Sequence[Residual], regime: Regime) -> list[int]:

@@ -1,0 +1,213 @@
+"""Compare simulations with the real runs that they predict.
+
+    python benchmarks/simulation_accuracy.py --repeats 5 --json accuracy.json
+
+Servers of one model run side by side on this machine, each with a policy and a mix of requests of its own, and are
+measured in turns by `sluice bench`, A B C A B C. A machine is fitted to the trace of the first alone. It predicts
+
+    itself         the same policy and mix, which says how well the model fits
+    policy         another chunk size, and another schedule, with the same mix
+    mix            other requests, with the same policy
+
+Beside each figure stand the real runs, their spread (largest less smallest, over their median), and how far the
+prediction is from their median. A difference that is smaller than the spread is no error of the simulation. Clients and
+servers share the machine, so run it on a quiet one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sluice.bench.measure import REPEAT_SEED, measure_server
+from sluice.bench.metrics import e2e, itls, percentile, ttft
+from sluice.bench.options import options_from
+from sluice.bench.records import Record
+from sluice.bench.results import machine as this_machine
+from sluice.sim.machine import Machine, read_machine
+from sluice.sim.settings import changed
+from sluice.sim.simulate import replicas_of, simulate
+from sluice.sim.traces.synthetic import synthetic_arrivals
+
+CALIBRATED: Mapping[str, Any] = {"chunked_prefill_size": 64}
+MIX: Mapping[str, Any] = {"prompt_tokens": "lognormal:150:0.9", "output_tokens": "lognormal:40:0.7"}
+HELD_OUT: Mapping[str, Any] = {"prompt_tokens": "lognormal:400:0.7", "output_tokens": "lognormal:16:0.5"}
+ALIVE_SECONDS = 300
+SEEDS = 5
+"""Simulations of each run, with other residuals: their median counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A policy and a mix."""
+
+    name: str
+    options: Mapping[str, Any]
+    """Of the engine."""
+    mix: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a case."""
+
+    case: str
+    name: str
+    real: tuple[float, ...]
+    """Of each run."""
+    simulated: float
+
+    @property
+    def median(self) -> float:
+        return median(self.real)
+
+    @property
+    def is_share(self) -> bool:
+        return self.name.startswith("ITL over")
+
+    @property
+    def spread(self) -> float:
+        """Of the real runs, over their median; of shares, in points."""
+        width = max(self.real) - min(self.real)
+        return 100 * width if self.is_share else 100 * width / self.median
+
+    @property
+    def error(self) -> float:
+        """In percent of the median, or in points."""
+        off = self.simulated - self.median
+        return 100 * off if self.is_share else 100 * off / self.median
+
+    def line(self) -> str:
+        scale, unit, off = (100, "%", "points") if self.is_share else (1000, "ms", "%")
+        real = " ".join(f"{scale * each:.1f}" for each in self.real)
+        return (
+            f"{self.case:<16} {self.name:<16} real {real} {unit}, spread {self.spread:.1f} {off};"
+            f" simulated {scale * self.simulated:.1f} {unit}: {self.error:+.1f} {off}"
+        )
+
+
+def main() -> int:
+    given = parse()
+    cases = [
+        Case("itself", CALIBRATED, MIX),
+        Case("policy: chunk", {"chunked_prefill_size": 256}, MIX),
+        Case("policy: schedule", {**CALIBRATED, "schedule": "prefill-first"}, MIX),
+        Case("mix", CALIBRATED, HELD_OUT),
+    ]
+    common = {"num_requests": given.num_requests, "request_rate": given.request_rate, "ignore_eos": True}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        traces = {case.name: Path(folder) / f"{number}.jsonl" for number, case in enumerate(cases)}
+        urls = {case.name: stack.enter_context(server(given.model, case.options, traces[case.name])) for case in cases}
+        real: dict[str, list[Sequence[Record]]] = {case.name: [] for case in cases}
+        for repeat in range(given.repeats):
+            for case in cases:
+                print(f"{repeat + 1} of {given.repeats}: {case.name}", file=sys.stderr, flush=True)
+                options = options_from({**common, **case.mix, "seed": repeat * REPEAT_SEED})
+                result = asyncio.run(measure_server(urls[case.name], options))
+                real[case.name].append(result.runs[0].requests)
+        machine = read_machine(traces["itself"])
+    limit = given.itl_ms / 1000 if given.itl_ms else 2 * median(itls(each for run in real["itself"] for each in run))
+    found = [figure for case in cases for figure in compared(machine, case, common, real[case.name], limit)]
+    print("\n".join([*machine.lines(), f"load {os.getloadavg()[0]:.1f}", *(each.line() for each in found)]))
+    if given.json is not None:
+        content = {
+            "machine": this_machine(),
+            "arguments": vars(given) | {"json": None},
+            "figures": list(map(asdict, found)),
+        }
+        Path(given.json).write_text(json.dumps(content, indent=2) + "\n")
+    return 0
+
+
+def compared(
+    machine: Machine, case: Case, common: Mapping[str, Any], real: Sequence[Sequence[Record]], limit: float
+) -> Iterator[Figure]:
+    """Yield the figures of a case, real and simulated."""
+    engine = changed(machine, case.options)
+    simulated = []
+    for repeat in range(len(real)):
+        arrivals = synthetic_arrivals({**common, **case.mix, "seed": repeat * REPEAT_SEED}, ms_per_token=None)
+        for seed in range(SEEDS):
+            replicas = replicas_of(engine.setup, engine.world, depth=engine.depth, seed=seed + SEEDS * repeat)
+            simulated.append(figures(simulate(arrivals, replicas), limit))
+    measured = [figures(records, limit) for records in real]
+    for name in measured[0]:
+        yield Figure(case.name, name, tuple(run[name] for run in measured), median(run[name] for run in simulated))
+
+
+def figures(records: Sequence[Record], limit: float) -> dict[str, float]:
+    """Return what is compared, in seconds and as a share."""
+    ends = [value for value in map(e2e, records) if value is not None]
+    firsts = sorted(value for value in map(ttft, records) if value is not None)
+    gaps = itls(records)
+    return {
+        "E2E mean": sum(ends) / len(ends),
+        "TTFT p95": percentile(firsts, 95),
+        f"ITL over {1000 * limit:.0f} ms": sum(gap > limit for gap in gaps) / len(gaps),
+    }
+
+
+@contextmanager
+def server(model: str, options: Mapping[str, Any], trace: Path) -> Iterator[str]:
+    """Run a server that writes a trace. Yields its URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "sluice", "serve", *([model] if model else []), "--port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--trace", str(trace), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_for(url, process)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until a server answers.
+
+    Raises:
+        RuntimeError: it ended, or does not answer.
+    """
+    deadline = time.monotonic() + ALIVE_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"the server at {url} does not answer")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare simulations with the real runs that they predict.")
+    parser.add_argument("--model", default="", help="a checkpoint (default: the bundled one)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--num-requests", type=int, default=100)
+    parser.add_argument("--request-rate", type=float, default=4.0)
+    parser.add_argument("--itl-ms", type=float, help="ITL that is a violation (default: twice the median)")
+    parser.add_argument("--json", metavar="FILE")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
