@@ -26,6 +26,7 @@ from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere
 from sluice.runner.parallel.sampling import ShardedLogitOps
+from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.runner.runner import TorchRunner
 from sluice.testing.groups import thread_members
 from sluice.testing.links import ThreadLeaderLink
@@ -58,8 +59,13 @@ def running(
     grammars: CompiledGrammars = NO_GRAMMARS,
     new_state: NewState = DeviceState,
     host_pages: int = 0,
+    is_ahead: bool = False,
 ) -> Iterator[Ranks]:
-    """Run all ranks, each with a host tier of its own; the followers end with the context."""
+    """Run all ranks, each with a host tier of its own; the followers end with the context.
+
+    Args:
+        is_ahead: requests have a lookahead.
+    """
     link = ThreadLeaderLink(layout.size)
     replies = Replies(link, layout)
     ranks = thread_members(layout)
@@ -76,6 +82,8 @@ def running(
         waits = None if place.is_last else replies.sampled if place.rank == 0 else elsewhere
         shards = [replace(place, shard=shard).vocabulary(shape.vocab_size) for shard in range(layout.tensor_size)]
         logit_ops = ShardedLogitOps(CPU_LOGIT_OPS, member.tensor_group, shards)
+        if is_ahead:
+            exchange_last_tokens(state, member)
         states.append(state)
         copies, pages = NoTiers(), DevicePages(state.kv)
         if host_pages:

@@ -34,6 +34,10 @@ class LastTokens(Protocol):
         """
         ...
 
+    def await_tokens(self, slots: torch.Tensor) -> None:
+        """Note, in the place of `write`, that other ranks sample slots [S] int64."""
+        ...
+
 
 class PlainLastTokens:
     """Trusts that no step reads what was not written.
@@ -55,6 +59,9 @@ class PlainLastTokens:
     def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         self.values.index_copy_(0, slots, tokens.clamp(min=0))
         return tokens
+
+    def await_tokens(self, slots: torch.Tensor) -> None:
+        """Return: this rank reads none of them."""
 
 
 class WatchedLastTokens:
@@ -86,3 +93,6 @@ class WatchedLastTokens:
         reported = tokens.masked_fill(self._was_stale.index_select(0, slots), STALE)
         self._was_stale.index_fill_(0, slots, 0)
         return reported
+
+    def await_tokens(self, slots: torch.Tensor) -> None:
+        """Return: the rank that samples notices what was not sampled."""

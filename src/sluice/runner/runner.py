@@ -211,6 +211,7 @@ class TorchRunner:
         hidden = self._hidden(step, arrived, outcome)
         if self._elsewhere is not None:
             step.features.hand_on()
+            state.last_tokens.await_tokens(sample_slots)
         if hidden is None or self._elsewhere is not None:
             outcome.tokens = torch.empty(0, dtype=torch.int64, device=state.shape.device)
             return

@@ -61,10 +61,9 @@ SAMPLINGS = st.builds(
 )
 
 
-def world_of(layout: Layout, pages: int = 30) -> World:
+def world_of(layout: Layout, pages: int = 30, lookahead: int = 0) -> World:
     """A world whose steps are several at once, as many as a pipeline has."""
-    is_ahead = layout.pipeline_size == 1
-    limits = limits_of(chunk=5, running=3, lookahead=int(is_ahead))
+    limits = limits_of(chunk=5, running=3, lookahead=lookahead)
     return World(limits, num_pages=pages, page_size=2, depth=layout.pipeline_size + 1)
 
 
@@ -75,12 +74,14 @@ def ranks_of(layout: Layout, world: World, poison: int | None = None) -> Iterato
     def new_model(member: Member) -> ShardOfWhole:
         return ShardOfWhole(ShadowModel(VOCAB, poison), member.place, VOCAB)
 
-    with running(layout, new_model, lambda member: shape, FakeGrammar(VOCAB), shadow_state) as ranks:
+    is_ahead = world.limits.lookahead > 0
+    with running(layout, new_model, lambda member: shape, FakeGrammar(VOCAB), shadow_state, is_ahead=is_ahead) as ranks:
         yield ranks
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
-@settings(max_examples=12)
+@pytest.mark.parametrize("lookahead", [0, 1])
+@settings(max_examples=8)
 @given(
     st.lists(
         st.tuples(st.lists(IDS, min_size=1, max_size=9), SAMPLINGS, st.sampled_from(["", "", "any"]), st.booleans()),
@@ -88,9 +89,11 @@ def ranks_of(layout: Layout, world: World, poison: int | None = None) -> Iterato
         max_size=6,
     )
 )
-def test_ranks_answer_what_one_does(layout: Layout, asked: list[tuple[list[int], SamplingParams, str, bool]]) -> None:
+def test_ranks_answer_what_one_does(
+    lookahead: int, layout: Layout, asked: list[tuple[list[int], SamplingParams, str, bool]]
+) -> None:
     """Tokens, log-probabilities and embeddings; with grammars, preemptions and several steps in flight."""
-    world = world_of(layout, 12)
+    world = world_of(layout, 12, lookahead)
     submits = [
         Submit(
             i,

@@ -38,13 +38,15 @@ MODES: dict[str, dict[str, Any]] = {
     "whole prompts": {"chunk": 0, "batch": 64},
     "chunks of five": {"chunk": 5},
     "preemption": {"num_pages": 9},
+    "lookahead": {"lookahead": 1},
     "no cache": {"prefix_caching": False},
     "host tier": {"num_pages": 9, "tiers": TierLimits(host_pages=40)},
 }
 
 
 CASES = [
-    *(("llama", mode, layout) for layout in (TP, PP) for mode in ("mixed", "preemption")),
+    *(("llama", mode, TP) for mode in ("mixed", "preemption")),
+    *(("llama", mode, PP) for mode in ("mixed", "preemption", "lookahead")),
     *(("llama", mode, BOTH) for mode in MODES),
     *(("gpt2", "mixed", layout) for layout in NAMES),
 ]
@@ -134,9 +136,9 @@ def test_no_layout_and_no_mode_changes_an_answer(
     folders: dict[str, Path], expected: dict[str, list[object]], family: str, mode: str, layout: Layout
 ) -> None:
     world, folder = world_of(layout, **MODES[mode]), folders[family]
-    with running(
-        layout, partial(part, folder), partial(shape_of, folder, world), GRAMMAR, host_pages=world.tiers.host_pages
-    ) as ranks:
+    tier, is_ahead = world.tiers.host_pages, world.limits.lookahead > 0
+    parts = partial(part, folder), partial(shape_of, folder, world)
+    with running(layout, *parts, GRAMMAR, host_pages=tier, is_ahead=is_ahead) as ranks:
         bench = Bench.of(world, ranks.leader)
         assert answers(bench) == expected[family]
         occupancy = bench.scheduler.occupancy()
