@@ -13,9 +13,9 @@ import pytest
 from serving import MODEL, Server, run, serving
 from shadow_engine import PAGE_SIZE
 from sluice.config import CacheConfig, ConfigError, ServerConfig
-from sluice.http.isolation import CacheIsolation, read_isolation
+from sluice.http.isolation import SECRET, CacheIsolation, read_isolation, secret_path
 from sluice.http.options import check_server
-from sluice.http.secret_file import SIZE, read_or_make_secret, secret_path
+from sluice.process.secret_file import SIZE, read_or_make_secret
 
 KEYS = ("alice", "bob")
 TEXT = "a" * 3 * PAGE_SIZE + "b"
@@ -130,7 +130,9 @@ def test_the_secret_outlives_the_server_only_with_a_page_file(tmp_path: Path) ->
 
 def test_servers_that_start_together_agree(tmp_path: Path) -> None:
     async def test() -> Sequence[bytes]:
-        return await asyncio.gather(*(asyncio.to_thread(read_or_make_secret, tmp_path / "secret") for _ in range(20)))
+        return await asyncio.gather(
+            *(asyncio.to_thread(read_or_make_secret, tmp_path / "secret", SECRET) for _ in range(20))
+        )
 
     assert len(set(asyncio.run(test()))) == 1
     assert [file.name for file in tmp_path.iterdir()] == ["secret"], "drafts are removed"
@@ -139,7 +141,7 @@ def test_servers_that_start_together_agree(tmp_path: Path) -> None:
 def test_a_umask_does_not_change_the_mode(tmp_path: Path) -> None:
     before = os.umask(0o777)
     try:
-        read_or_make_secret(tmp_path / "secret")
+        read_or_make_secret(tmp_path / "secret", SECRET)
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
@@ -148,7 +150,7 @@ def test_a_umask_does_not_change_the_mode(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666, 0o700])
 def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
     path = secret_path(tmp_path / "pages")
-    read_or_make_secret(path)
+    read_or_make_secret(path, SECRET)
     path.chmod(mode)
     with pytest.raises(ConfigError, match=f"has mode {mode:04o}; run: chmod 600 "):
         isolation(tmp_path / "pages")
@@ -158,11 +160,11 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> 
 
 def test_a_secret_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "secret"
-    read_or_make_secret(path)
+    read_or_make_secret(path, SECRET)
     owner = path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     with pytest.raises(ConfigError, match=f"belongs to user {owner}, not to user {owner + 1}"):
-        read_or_make_secret(path)
+        read_or_make_secret(path, SECRET)
 
 
 @pytest.mark.parametrize("kind", ["short", "long", "folder", "fifo", "link", "dangling"])
@@ -179,11 +181,11 @@ def test_what_is_no_secret_is_refused(tmp_path: Path, kind: str) -> None:
     else:
         path.symlink_to(tmp_path / "target")
         if kind == "link":
-            read_or_make_secret(tmp_path / "target")
+            read_or_make_secret(tmp_path / "target", SECRET)
     before = sorted(tmp_path.iterdir())
     said = "is a symbolic link" if path.is_symlink() else f"the secret of --cache-isolation, {path}, "
     with pytest.raises(ConfigError, match=said):
-        read_or_make_secret(path)
+        read_or_make_secret(path, SECRET)
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from sluice.config import CacheConfig, ConfigError, ServerConfig
 from sluice.http.errors import bad_request
-from sluice.http.secret_file import SIZE, read_or_make_secret, secret_path
+from sluice.process.secret_file import SIZE, read_or_make_secret
+
+SECRET = "the secret of --cache-isolation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,13 @@ def read_isolation(server: ServerConfig, cache: CacheConfig) -> CacheIsolation:
     if not cache.enable_prefix_caching:
         raise ConfigError("--cache-isolation key has no effect without prefix caching; leave one of the two flags out")
     file = cache.kv_disk
-    secret = secrets.token_bytes(SIZE) if file is None else read_or_make_secret(secret_path(Path(file)))
+    secret = secrets.token_bytes(SIZE) if file is None else read_or_make_secret(secret_path(Path(file)), SECRET)
     return CacheIsolation(server.cache_isolation, secret)
+
+
+def secret_path(page_file: Path) -> Path:
+    """Return where the secret for a page file is kept, so that a restart finds the same prefixes."""
+    return Path(f"{page_file}.secret")
 
 
 def _hmac(key: bytes, message: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""The secret of cache isolation, in a file next to the page file, so that a restart finds the same prefixes."""
+"""Secrets in files that only their owner can read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ SIZE = 32
 """Bytes of a secret."""
 
 
-def secret_path(page_file: Path) -> Path:
-    """Return where the secret for a page file is kept."""
-    return Path(f"{page_file}.secret")
-
-
-def read_or_make_secret(path: Path) -> bytes:
+def read_or_make_secret(path: Path, name: str) -> bytes:
     """Return the secret in a file, which is made if there is none.
+
+    Args:
+        name: what the file is to users: "the secret of --cache-isolation".
 
     Raises:
         ConfigError: the file cannot be read or made, is not a regular file, belongs to another user, is open to other
@@ -34,9 +32,17 @@ def read_or_make_secret(path: Path) -> bytes:
         _make(path)
         return _read(path)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise _refusal(path, "is a symbolic link; put the file itself there") from error
-        raise _refusal(path, f"cannot be read or made: {error.strerror}") from error
+        is_link = error.errno == errno.ELOOP
+        problem = (
+            "is a symbolic link; put the file itself there" if is_link else f"cannot be read or made: {error.strerror}"
+        )
+        raise ConfigError(f"{name}, {path}, {problem}") from error
+    except _Unusable as error:
+        raise ConfigError(f"{name}, {path}, {error}") from error
+
+
+class _Unusable(Exception):
+    """Why a file is no secret."""
 
 
 def _read(path: Path) -> bytes:
@@ -45,24 +51,20 @@ def _read(path: Path) -> bytes:
     try:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise _refusal(path, "is not a regular file")
+            raise _Unusable("is not a regular file")
         if status.st_uid != os.geteuid():
-            raise _refusal(path, f"belongs to user {status.st_uid}, not to user {os.geteuid()} who starts the server")
+            raise _Unusable(f"belongs to user {status.st_uid}, not to user {os.geteuid()} who starts the server")
         mode = stat.S_IMODE(status.st_mode)
         if mode & ~MODE:
-            raise _refusal(path, f"has mode {mode:04o}; run: chmod {MODE:o} {path}")
+            raise _Unusable(f"has mode {mode:04o}; run: chmod {MODE:o} {path}")
         secret = os.read(file, SIZE + 1)
     finally:
         os.close(file)
     if len(secret) != SIZE:
-        raise _refusal(
-            path, f"does not hold a secret, which has {SIZE} bytes; without the file, the server makes another one"
+        raise _Unusable(
+            f"does not hold a secret, which has {SIZE} bytes; without the file, the server makes another one"
         )
     return secret
-
-
-def _refusal(path: Path, reason: str) -> ConfigError:
-    return ConfigError(f"the secret of --cache-isolation, {path}, {reason}")
 
 
 def _make(path: Path) -> None:
