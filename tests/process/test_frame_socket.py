@@ -11,7 +11,8 @@ from contextlib import closing
 import pytest
 
 from sluice.parallel.group import GroupError
-from sluice.process.frame_socket import LENGTH, FrameSocket, prove, watch_ends
+from sluice.process.frame_socket import FrameSocket, prove, watch_ends
+from sluice.process.rank_spawn import LENGTH
 
 Pair = tuple[FrameSocket, FrameSocket]
 

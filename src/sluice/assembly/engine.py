@@ -14,6 +14,7 @@ from sluice.assembly.info import EngineInfo
 from sluice.assembly.load import load
 from sluice.assembly.pacing import kept_costs
 from sluice.assembly.profile import profiled
+from sluice.assembly.rank_runners import NO_OTHERS, LedRanks, OtherRanks
 from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.assembly.shortage import memory_shortage
 from sluice.assembly.tiers import DiskUnusable, check_disk, without_disk
@@ -39,6 +40,7 @@ def build_engine(
     faults: Sequence[Fault] = (),
     follows: bool = False,
     prepares_grammars: bool = False,
+    ranks: OtherRanks | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it.
 
@@ -53,6 +55,7 @@ def build_engine(
             out.
         prepares_grammars: read the vocabulary for grammars now, and not while requests run, since that blocks the
             process.
+        ranks: the other ranks, if the options ask for several, of which this process is the first.
 
     Raises:
         ConfigError: an option that cannot be honoured.
@@ -67,8 +70,9 @@ def build_engine(
         faults=faults,
         follows=follows,
         prepares_grammars=prepares_grammars,
+        ranks=ranks,
     )
-    if layout_of(config.parallel).size > 1:
+    if layout_of(config.parallel).size > 1 and ranks is None:
         raise ConfigError(
             f"{shown_sizes(config.parallel)} needs `sluice serve` or AsyncLLM: here the engine is this process"
         )
@@ -105,6 +109,7 @@ def _build(
     follows: bool = False,
     must_exist: bool = False,
     prepares_grammars: bool = False,
+    ranks: OtherRanks | None = None,
 ) -> tuple[Engine, EngineInfo]:
     """Load a model and build an engine over it, with exactly the tiers of the config.
 
@@ -112,24 +117,33 @@ def _build(
         DiskUnusable: the file of the disk tier cannot be used.
         ConfigError, MemoryShortage, CheckpointError: as `build_engine`.
     """
-    loaded = load(config, progress=progress, disabled=disabled, heartbeat=heartbeat)
+    led = NO_OTHERS if ranks is None else LedRanks(ranks, heartbeat or Heartbeat())
+    loaded = load(config, progress=progress, disabled=disabled, heartbeat=heartbeat, member=led.member, agree=led.agree)
     costs = kept_costs(loaded.info.config, loaded.info.device, loaded.graph_rows, follows=follows)
     if costs is not None and loaded.pacing is not None:
         loaded = replace(loaded, pacing=replace(loaded.pacing, learnt=costs.learnt))
     grammars = loaded.grammars(link.post)
     if prepares_grammars:
         grammars.prepare()
-    state = loaded.state(grammars)
+    state = loaded.state(grammars, led.publish)
     tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)), must_exist=must_exist)
     with ExitStack() as undo:
         undo.callback(tiers.copies.close)
-        runner = loaded.runner(heartbeat, faults, state, tiers, lambda *blocks: link.post(BlocksLoaded(*blocks)))
-        undo.callback(runner.close)
+        runner = loaded.runner(
+            heartbeat,
+            faults,
+            state,
+            tiers,
+            lambda *blocks: link.post(BlocksLoaded(*blocks)),
+            led.elsewhere,
+        )
+        leader = led.over(runner)
+        undo.callback(leader.close)
         info = loaded.built(runner)
         setup = loaded.setup()
         if setup.limits.dynamic_chunking == CHUNKS_BY_TIME and not follows:
-            loaded = replace(loaded, pacing=profiled(setup, runner, WallClock(), loaded.spec.max_model_len))
-        engine = loaded.engine(link, runner, tiers, trace=trace, costs=costs, grammars=grammars)
+            loaded = replace(loaded, pacing=profiled(setup, leader, WallClock(), loaded.spec.max_model_len))
+        engine = loaded.engine(link, leader, tiers, trace=trace, costs=costs, grammars=grammars)
         undo.pop_all()
     return engine, info
 

@@ -38,6 +38,9 @@ from sluice.models.packers import packer_for
 from sluice.models.pooling import why_no_embeddings
 from sluice.models.spec import AS_STORED, ON_LOAD, ModelSpec
 from sluice.native.library import NAMES, Kernels, Library
+from sluice.parallel.member import ALONE, Member
+from sluice.runner.logit_ops import LogitOps
+from sluice.runner.parallel.sampling import ShardedLogitOps
 from sluice.types import SamplingDefaults, Tier
 
 LOGGER = logging.getLogger("sluice.engine")
@@ -61,38 +64,47 @@ def load(
     progress: bool,
     disabled: Mapping[Tier, str] | None = None,
     heartbeat: Heartbeat | None = None,
+    member: Member = ALONE,
+    agree: Callable[[int], int] | None = None,
+    local_rank: int = 0,
 ) -> LoadedModel:
-    """Load a model and resolve all options. This is the slow part of `build_engine`; engines may share the result.
+    """Load a model, or a rank's part of it, and resolve all options. This is the slow part of `build_engine`; engines
+    may share the result.
 
     Args:
         progress: show a progress bar on stderr while weights load.
         disabled: tiers that the config lacks because they could not be opened -> why.
         heartbeat: receives how far the model is loaded.
+        member: the rank.
+        agree: returns how many pages of KV every rank has room for, given how many this one has; None: it is alone.
+        local_rank: its number among the ranks of this machine.
 
     Raises:
         ConfigError: an option that cannot be honoured.
         CheckpointError: a model that cannot be found or loaded.
     """
-    resolution, device = resolve_here(config)
+    resolution, device = resolve_here(config, local_rank)
     resolved, reasons, disabled = resolution.config, dict(resolution.reasons), disabled or {}
     if Tier.DISK in disabled:
         reasons["kv_disk"] = f"disabled: {disabled[Tier.DISK]}"
     heartbeat = heartbeat or Heartbeat()
     heartbeat.loading(LoadingPart.FILES)
-    checkpoint = _find_checkpoint(resolved.model)
+    checkpoint = find_checkpoint(resolved.model)
     heartbeat.loading(LoadingPart.WEIGHTS)
     kernels = _load_kernels(resolved.model, device, reasons)
     report = partial(heartbeat.loading, LoadingPart.WEIGHTS)
-    model, spec = _load_model(resolved.model, checkpoint, device, kernels, report, progress=progress)
-    spec = _with_context(spec, resolved.model.context_length)
+    model, whole = _load_model(resolved.model, checkpoint, device, kernels, report, member, progress=progress)
+    spec = _with_context(whole, resolved.model.context_length).of(member.place)
     heartbeat.loading(LoadingPart.MEMORY)
-    logit_ops = fuse_small_operations(model, device, kernels)
+    logit_ops = _over_shards(fuse_small_operations(model, device, kernels), member, spec.vocab_size)
     backend = _supporting_backend(resolved, spec, device, reasons)
     if kernels_compute(backend, spec):
         # What is left to torch is small, and its waiting threads would take the kernels' cores.
         torch.set_num_threads(1)
     resolved = _resolve_for_model(resolved, checkpoint, model, spec, backend, reasons)
-    memory = plan_memory(resolved, model, spec, backend, logit_ops, device, reasons)
+    memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons)
+    if agree is not None:
+        memory = _agreed(memory, agree(memory.shape.num_pages), reasons)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
     weights_bytes = module_bytes(model)
     offload = _offload(resolved, spec, memory, weights_bytes)
@@ -107,10 +119,32 @@ def load(
     )
     pacing = pacing_of(resolved, spec, memory.kv_sizes, weights_bytes, memory.graph_rows)
     shape, rows = memory.shape, memory.graph_rows
-    return LoadedModel(model, spec, shape, info, kernels, backend, rows, tiers, offload, logit_ops, pacing)
+    return LoadedModel(model, spec, shape, info, kernels, backend, rows, tiers, offload, logit_ops, pacing, member)
 
 
-def _find_checkpoint(config: ModelConfig) -> Checkpoint:
+def _over_shards(logit_ops: LogitOps, member: Member, vocab_size: int) -> LogitOps:
+    """Return the operations on a shard's part of the logits."""
+    place, size = member.place, member.place.layout.tensor_size
+    if size == 1:
+        return logit_ops
+    shards = [replace(place, shard=shard).vocabulary(vocab_size) for shard in range(size)]
+    return ShardedLogitOps(logit_ops, member.tensor_group, shards)
+
+
+def _agreed(memory: Memory, pages: int, reasons: dict[str, str]) -> Memory:
+    """Return the memory of a rank with the pages that all ranks have room for."""
+    shape = memory.shape
+    if pages < shape.num_pages:
+        reasons["max_total_tokens"] = "what every rank has room for"
+    return replace(memory, shape=replace(shape, num_pages=pages, row_pages=min(pages, shape.row_pages)))
+
+
+def find_checkpoint(config: ModelConfig) -> Checkpoint:
+    """Find a checkpoint's files, or download them.
+
+    Raises:
+        CheckpointError: they cannot be found.
+    """
     cache = None if config.download_dir is None else Path(config.download_dir)
     model, is_bundled = config.model or str(BUNDLED), not config.model
     folder = resolve_checkpoint(model, revision=config.revision, cache=cache)
@@ -152,6 +186,7 @@ def _load_model(
     device: torch.device,
     kernels: Kernels | None,
     report: Callable[[int, int], None],
+    member: Member,
     *,
     progress: bool,
 ) -> tuple[PagedLM, ModelSpec]:
@@ -165,6 +200,7 @@ def _load_model(
             quantization=config.quantization,
             packer=packer_for(device, kernels),
             report=report,
+            member=member,
         )
     except torch.OutOfMemoryError as error:
         raise MemoryShortage(

@@ -32,11 +32,14 @@ from sluice.grammar.compiler import GrammarCompiler
 from sluice.grammar.guidance import END, Guidance
 from sluice.models.spec import ModelSpec
 from sluice.native.library import Kernels
+from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
-from sluice.runner.features.grammars import NO_GRAMMARS
+from sluice.runner.features import NewGrammars
+from sluice.runner.features.grammars import NO_GRAMMARS, Publish, keep
 from sluice.runner.features.grammars import Grammars as MaskGrammars
 from sluice.runner.forwards import EagerForwards, Forwards, Model
 from sluice.runner.kernel_capture import cpu_graphs
+from sluice.runner.launched import Elsewhere
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.nan_fault import NanFaultModel
 from sluice.runner.offload.loaders import Report
@@ -70,6 +73,8 @@ class LoadedModel:
     logit_ops: LogitOps = TORCH_LOGIT_OPS
     pacing: Pacing | None = None
     """What is known of the time that steps take, if they have a target."""
+    member: Member = ALONE
+    """The rank that it is the part of; `spec` has the sizes of that part."""
 
     @property
     def new_kv(self) -> KVMaker:
@@ -94,14 +99,22 @@ class LoadedModel:
             Guidance(lambda: Tokenizer.from_folder(folder, chat=False).serialized(END), self.spec.vocab_size), post
         )
 
-    def state(self, grammars: CompiledGrammars = NO_GRAMMARS) -> DeviceState:
+    def state(self, grammars: CompiledGrammars = NO_GRAMMARS, publish: Publish = keep) -> DeviceState:
         """Return the state of an empty device.
 
         Args:
             grammars: finds the grammars of requests.
+            publish: takes the masks of each step for other ranks.
+        """
+        return self.state_with(partial(MaskGrammars, grammars=grammars, publish=publish))
+
+    def state_with(self, new_grammars: NewGrammars) -> DeviceState:
+        """Return the state of an empty device.
+
+        Args:
+            new_grammars: makes the feature of grammars.
         """
         watched = self.info.config.model.debug_uninitialized_reads
-        new_grammars = partial(MaskGrammars, grammars=grammars)
         return DeviceState(self.shape, self.new_kv, watched=watched, new_grammars=new_grammars)
 
     def runner(
@@ -111,6 +124,7 @@ class LoadedModel:
         state: DeviceState | None = None,
         tiers: OpenTiers = NO_TIERS,
         report: Report | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> TorchRunner:
         """Return a runner.
 
@@ -120,6 +134,7 @@ class LoadedModel:
             state: an empty state of its own; None: a new one.
             tiers: the tiers behind this state.
             report: called with blocks of offloaded chunks that were read ahead from a disk.
+            elsewhere: waits for what other ranks sample; None: this one samples.
         """
         state, heartbeat = state or self.state(), heartbeat or Heartbeat()
         busy, waiting = partial(heartbeat.tick, Phase.BUSY), partial(heartbeat.tick, Phase.DEVICE)
@@ -132,7 +147,7 @@ class LoadedModel:
         if self.graph_rows and not nan_faults:
             far = partial(heartbeat.loading, LoadingPart.GRAPHS)
             forwards = captured_graphs(forwards, model, state, attention, transport, self.graph_rows, busy, far)
-        elif kernels_compute(self.backend, self.spec) and not nan_faults:
+        elif kernels_compute(self.backend, self.spec) and not nan_faults and self.member.place.layout.size == 1:
             assert self.kernels is not None, "only the kernels' calls are captured"
             forwards = cpu_graphs(forwards, model, state, attention, self.kernels, busy)
         offload = None
@@ -149,6 +164,7 @@ class LoadedModel:
             tick=waiting,
             copies=tiers.copies,
             offload=offload,
+            elsewhere=elsewhere,
         )
 
     def built(self, runner: TorchRunner) -> EngineInfo:

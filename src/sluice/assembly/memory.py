@@ -12,6 +12,7 @@ import torch
 
 from sluice.assembly.graphs import graph_rows, kernels_compute
 from sluice.assembly.offloading import ring_bytes, room_beside_ring
+from sluice.assembly.ranks import ranks_per_node
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.select import kv_dtype
 from sluice.attention.spec import scale_bytes
@@ -23,9 +24,12 @@ from sluice.device.transport import transport_for
 from sluice.footprint import KVSizes
 from sluice.models.base import PagedLM
 from sluice.models.spec import ModelSpec
+from sluice.parallel.layout import Place
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.forwards import EagerForwards, Model
+from sluice.runner.launched import Elsewhere
 from sluice.runner.logit_ops import LogitOps
+from sluice.runner.parallel.follower import elsewhere
 from sluice.runner.runner import TorchRunner
 from sluice.types import MAX_LOGPROBS, BatchPlan, Chunk, NewSlot, SamplingParams, Submit
 
@@ -55,9 +59,14 @@ def plan_memory(
     backend: AttentionBackend,
     logit_ops: LogitOps,
     device: torch.device,
+    place: Place,
     reasons: dict[str, str],
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
+
+    Args:
+        spec: of this rank's part.
+        place: of this rank. On a GPU all ranks call this alike, as the largest step runs on all of them.
 
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
@@ -76,12 +85,14 @@ def plan_memory(
         row_pages=-(-spec.max_model_len // page_size),
         scratch_pages=1 if rows or kernels_compute(backend, spec) else 0,
     )
-    shape = replace(shape, kv_dtype=page_dtype)
+    vocabulary = place.vocabulary(spec.vocab_size) if place.layout.tensor_size > 1 else None
+    shape = replace(shape, kv_dtype=page_dtype, vocabulary=vocabulary)
     if device.type == "cuda":
-        trial = StepTrial(model, shape, backend, logit_ops)
+        trial = StepTrial(model, shape, backend, logit_ops, None if place.is_last else elsewhere)
         room = _cuda_room(config, spec, device, trial, rows, ring_bytes(config.offload, kv_sizes))
     else:
-        room = cpu_room(room_beside_ring(config.offload, kv_sizes, free_memory(device)))
+        free = free_memory(device) // ranks_per_node(config.parallel)
+        room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
     return Memory(_with_pool(shape, config, spec, kv_sizes, room, reasons), kv_sizes, rows)
 
 
@@ -136,14 +147,23 @@ class StepTrial:
 
     Args:
         shape: of the later state; the number of its pages does not matter.
+        elsewhere: stands for the ranks that sample; None: this one does.
     """
 
-    def __init__(self, model: Model, shape: DeviceShape, backend: AttentionBackend, logit_ops: LogitOps) -> None:
+    def __init__(
+        self,
+        model: Model,
+        shape: DeviceShape,
+        backend: AttentionBackend,
+        logit_ops: LogitOps,
+        elsewhere: Elsewhere | None = None,
+    ) -> None:
         self._model = model
         self._shape = replace(shape, num_pages=1, scratch_pages=0)
         self._new_kv = partial(backend.new_kv, kernels=None)
         self._attention = backend.make(shape.device, None, noop)
         self._logit_ops = logit_ops
+        self._elsewhere = elsewhere
 
     def run(self, limits: StepLimits, sampling: SamplingParams = EVERYTHING) -> None:
         """Run the largest step within some limits. All its requests sample by `sampling`."""
@@ -156,6 +176,7 @@ class StepTrial:
             transport=transport_for(device, num_buffers=1),
             forwards=EagerForwards(self._model, state, attention),
             logit_ops=self._logit_ops,
+            elsewhere=self._elsewhere,
         )
         runner.launch(largest_plan(limits, self._shape.page_size, sampling)).wait()
 

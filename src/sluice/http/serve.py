@@ -142,6 +142,7 @@ async def serve(
     backend = Backend(state)
     client = EngineClient(observer=metrics, recovery=state.stats)
     start = Start(engine, factory, server.log_level, server.log_format, server.inject_fault or "")
+    start = replace(start, start_seconds=0.9 * server.start_timeout)
     sleep = Sleep(client, state, server.idle_unload)
     supervisor = Supervisor(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server), sleep)
     app = create_app(

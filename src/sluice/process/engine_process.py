@@ -14,6 +14,7 @@ import ctypes
 import errno
 import gc
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -23,13 +24,15 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+from sluice.assembly.ranks import layout_of
 from sluice.config import MemoryShortage
 from sluice.engine.engine import Engine
-from sluice.engine.heartbeat import Phase, WatchedRunner
+from sluice.engine.heartbeat import LoadingPart, Phase, WatchedRunner
 from sluice.faults import FaultKind, of_engine, parse_faults
 from sluice.process.faults import FaultyRunner
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
+from sluice.process.rank_spawn import Spawned
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
@@ -101,6 +104,15 @@ def find_factory(name: str) -> Factory:
 
 def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build the engine of a checkpoint, on torch: the factory that `sluice serve` uses."""
+    ranks = None
+    if layout_of(start.config.parallel).size > 1:
+        spawned = Spawned.beside_leader(start, link.folder.ranks)  # first, as each takes seconds to load torch
+        from sluice.process.ranks import meet_ranks
+
+        waited = itertools.count()
+        ranks = meet_ranks(
+            start, spawned, link.folder.ranks, lambda: link.heartbeat.loading(LoadingPart.FILES, next(waited))
+        )
     from sluice.assembly.engine import build_engine
 
     engine, info = build_engine(
@@ -111,6 +123,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         faults=of_engine(parse_faults(start.faults), start.epoch),
         follows=start.epoch > 0,
         prepares_grammars=True,
+        ranks=ranks,
     )
     return engine, Ready(
         model=info.model,
@@ -155,10 +168,15 @@ def freeze_gc() -> None:
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
-def _end_with_server() -> None:
-    """Arrange that this process ends when the server does, even in the middle of a long step."""
+def die_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends, even in the middle of a long step."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end_with_server() -> None:
+    """Arrange that this process ends when the server does."""
+    die_with_parent()
     threading.Thread(target=_watch_stdin, name="watch-server", daemon=True).start()
 
 

@@ -8,15 +8,14 @@ import queue
 import secrets
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from sluice.parallel.group import GroupError
+from sluice.process.rank_spawn import LENGTH
 
-LENGTH = struct.Struct("<Q")
 MAX_BYTES = 1 << 30
 """Of a frame. Larger ones are no frames."""
 MAX_UNKNOWN_BYTES = 64

@@ -36,6 +36,8 @@ class SocketFolder:
         """Endpoint of messages to the engine."""
         self.outputs = f"ipc://{path}/outputs"
         """Endpoint of messages from the engine."""
+        self.ranks = path / "ranks"
+        """Socket to which the engine's other ranks connect."""
         self._lock: BinaryIO | None = None
 
     @classmethod
@@ -70,7 +72,7 @@ class SocketFolder:
 
     def remove(self) -> None:
         """Remove the folder with the files that belong there, and release its lock. This opens no file."""
-        for name in ("requests", "outputs", "heartbeat", "lock"):
+        for name in ("requests", "outputs", "ranks", "heartbeat", "lock"):
             with suppress(OSError):
                 (self.path / name).unlink()
         with suppress(OSError):

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from sluice.config import EngineConfig
+from sluice.config import EngineConfig, ServerConfig
 from sluice.engine.messages import (
     Abort,
     BlocksLoaded,
@@ -47,6 +47,8 @@ class Start:
     """Faults to inject (see `faults`)."""
     epoch: int = 0
     """Number of the engine among the engines of its server, from 0."""
+    start_seconds: float = 0.9 * ServerConfig.start_timeout
+    """To wait for ranks of other machines: less than the engine has to start, so that it can say which it lacks."""
 
 
 @dataclass(frozen=True, slots=True)

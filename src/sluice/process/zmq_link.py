@@ -103,6 +103,7 @@ class _End:
     _receiver: zmq.Socket[bytes] | zmq.asyncio.Socket
 
     def __init__(self, folder: SocketFolder, epoch: int | None, *, linger_ms: int) -> None:
+        self.folder = folder
         self._incoming, self._outgoing = Incoming(epoch), Outgoing(epoch or 0)
         with ExitStack() as undo:
             try:

@@ -1,0 +1,121 @@
+"""The runners of several ranks, from loaded parts of a model: of the leader, and of those that follow it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from sluice.assembly.load import load
+from sluice.config import EngineConfig
+from sluice.engine.heartbeat import Heartbeat, Phase
+from sluice.engine.protocols import Runner
+from sluice.parallel.member import ALONE, Member
+from sluice.runner.features.grammars import Publish, keep
+from sluice.runner.launched import Elsewhere
+from sluice.runner.parallel.control import FollowerLink, LeaderLink
+from sluice.runner.parallel.follower import Commands, Follower, elsewhere
+from sluice.runner.parallel.leader import Leader, Replies, publisher
+from sluice.runner.parallel.masks import GrammarsElsewhere
+from sluice.runner.runner import TorchRunner
+
+Agree = Callable[[int], int]
+
+
+class OtherRanks(Protocol):
+    """The other ranks, once they have joined the leader's groups and while they load."""
+
+    @property
+    def member(self) -> Member:
+        """The leader's place and groups."""
+        ...
+
+    @property
+    def links(self) -> LeaderLink: ...
+
+    def agree(self, pages: int) -> int:
+        """Return how many pages every rank has room for, given how many the leader has.
+
+        Raises:
+            ConfigError: another rank cannot start.
+            GroupError: another rank has ended.
+        """
+        ...
+
+    def wait_until_loaded(self) -> None:
+        """Wait until every rank awaits steps.
+
+        Raises:
+            ConfigError, GroupError: as `agree`.
+        """
+        ...
+
+
+class Led(Protocol):
+    """What an engine's parts need to know of other ranks."""
+
+    member: Member
+    agree: Agree | None
+    publish: Publish
+    elsewhere: Elsewhere | None
+
+    def over(self, runner: TorchRunner) -> Runner:
+        """Return the runner of all ranks, once they await steps."""
+        ...
+
+
+class NoOthers:
+    """For the engine of one process."""
+
+    member = ALONE
+    agree: Agree | None = None
+    publish: Publish = staticmethod(keep)
+    elsewhere: Elsewhere | None = None
+
+    def over(self, runner: TorchRunner) -> Runner:
+        return runner
+
+
+NO_OTHERS = NoOthers()
+
+
+class LedRanks:
+    """For the engine of several ranks.
+
+    Args:
+        heartbeat: ticks while the leader waits for another rank.
+    """
+
+    def __init__(self, ranks: OtherRanks, heartbeat: Heartbeat) -> None:
+        self.member = ranks.member
+        self.agree: Agree | None = ranks.agree
+        self.publish: Publish = publisher(ranks.links)
+        self._ranks = ranks
+        self._replies = Replies(ranks.links, self.member.place.layout, partial(heartbeat.tick, Phase.DEVICE))
+        self.elsewhere: Elsewhere | None = None if self.member.place.is_last else self._replies.sampled
+
+    def over(self, runner: TorchRunner) -> Runner:
+        self._ranks.wait_until_loaded()
+        return Leader(runner, self._ranks.links, self.member.place.layout, self._replies, self.member.close)
+
+
+def build_follower(
+    config: EngineConfig, member: Member, link: FollowerLink, agree: Agree, local_rank: int
+) -> tuple[Callable[[], None], str]:
+    """Load a rank's part of a model, and return what runs the leader's steps on it, and the type of the device.
+
+    Args:
+        link: to the leader. The steps are run until it is closed.
+        agree: see `load`.
+
+    Raises:
+        ConfigError: an option that cannot be honoured.
+        CheckpointError: a model that cannot be found, loaded or cut.
+        GroupError: another rank has ended.
+    """
+    loaded = load(config, progress=False, member=member, agree=agree, local_rank=local_rank)
+    commands = Commands(link)
+    state = loaded.state_with(partial(GrammarsElsewhere, receive=commands.masks))
+    runner = loaded.runner(state=state, elsewhere=None if member.place.is_last else elsewhere)
+    follower = Follower(runner, commands, link, member.place, member.close)
+    return follower.run, loaded.info.device.type

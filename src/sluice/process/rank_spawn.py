@@ -1,0 +1,133 @@
+"""Starts the processes of ranks, and tells each what it is. Loads no torch, so that ranks load it while others do."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from sluice.assembly.ranks import ranks_of_node
+from sluice.config import EngineConfig
+from sluice.process.wire import Start
+
+LENGTH = struct.Struct("<Q")
+
+
+class RankSetup(msgspec.Struct, frozen=True):
+    """To a new process, through its standard input."""
+
+    rank: int
+    local_rank: int
+    """Its number among the ranks of its machine, which chooses its device."""
+    config: EngineConfig
+    """As it was given on this machine."""
+    leader: str
+    """A path of a socket, or HOST:PORT on another machine."""
+    seconds: float
+    """To find the leader."""
+    token: bytes = b""
+    """By which machines recognise each other."""
+    log_level: str = "warning"
+    log_format: str = "text"
+
+
+class Spawned:
+    """The processes of ranks on this machine. They live until the end of this process, or until `close`."""
+
+    def __init__(self, processes: tuple[subprocess.Popen[bytes], ...]) -> None:
+        self._processes = processes
+
+    @classmethod
+    def beside_leader(cls, start: Start, leader: Path) -> Spawned:
+        """Start the other ranks of the leader's machine.
+
+        Args:
+            leader: where the leader is going to listen.
+
+        Raises:
+            OSError: a process cannot be started.
+        """
+        return cls.of_node(start, 0, str(leader), b"")
+
+    @classmethod
+    def of_node(cls, start: Start, node: int, leader: str, token: bytes) -> Spawned:
+        """Start the ranks of a machine, but not the leader.
+
+        Args:
+            leader: its address.
+
+        Raises:
+            OSError: a process cannot be started.
+        """
+        return cls(
+            tuple(
+                _spawn(
+                    RankSetup(
+                        rank,
+                        local_rank,
+                        start.config,
+                        leader,
+                        start.start_seconds,
+                        token,
+                        start.log_level,
+                        start.log_format,
+                    )
+                )
+                for local_rank, rank in enumerate(ranks_of_node(start.config.parallel, node))
+                if rank > 0
+            )
+        )
+
+    def ended(self) -> int | None:
+        """Return the exit status of a process that has ended; None: all run."""
+        return next((status for process in self._processes if (status := process.poll()) is not None), None)
+
+    def close(self) -> None:
+        """End all processes, and wait for them."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+
+
+def read_setup(file: int) -> RankSetup:
+    """Read what a process is told from its standard input, and nothing behind it.
+
+    Raises:
+        EOFError: the process that started this one has ended.
+    """
+
+    def read(count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            if not (more := os.read(file, count - len(data))):
+                raise EOFError
+            data += more
+        return data
+
+    (length,) = LENGTH.unpack(read(LENGTH.size))
+    setup: RankSetup = msgspec.msgpack.decode(read(length), type=RankSetup)
+    return setup
+
+
+def _spawn(setup: RankSetup) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        # -P: modules never come from the working directory, which may be a checkpoint.
+        (sys.executable, "-P", "-m", "sluice.process.rank_process"),
+        stdin=subprocess.PIPE,  # its end shows the rank that this process has ended
+        stdout=sys.stderr.fileno(),
+        start_new_session=True,  # Ctrl-C in a terminal reaches only the server
+    )
+    assert process.stdin is not None
+    frame = msgspec.msgpack.encode(setup)
+    with suppress(BrokenPipeError):  # it has ended already, which is noticed later
+        process.stdin.write(LENGTH.pack(len(frame)) + frame)
+        process.stdin.flush()
+    return process
