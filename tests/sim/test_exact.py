@@ -63,6 +63,10 @@ def test_a_run_of_the_bundled_model_is_planned_alike(tmp_path: Path, capsys: pyt
     equal, _, steps = shown.partition(": ")[2].split(" ", 2)
     assert int(equal) > 10
     assert steps.startswith(equal), shown
+    page = tmp_path / "report.html"
+    assert main(["simulate", path, "--chunked-prefill-size", "64", "--html", str(page)]) == 0
+    assert "6 requests, 0 failed" in capsys.readouterr().out
+    assert "recorded: half within" in page.read_text(), "the recorded run is laid over its simulation"
 
 
 def test_another_plan_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from sluice.bench.metrics import Summary, e2e, errors, gaps, itls, prefill_windows, ttft
 from sluice.bench.paces import pace_plot
@@ -15,14 +16,20 @@ from sluice.bench.workload import LONG
 from sluice.tracing.run import StepRun
 
 
-def page(result: Result, steps: Sequence[StepRun] = (), command: str = "bench") -> str:
+def page(
+    result: Result,
+    steps: Sequence[StepRun] = (),
+    command: str = "bench",
+    beside: Mapping[str, Sequence[Record]] | None = None,
+) -> str:
     """Return the whole report.
 
     Args:
         steps: of the engine's trace. If they had an ITL target, the report shows how well they were predicted.
         command: that made the result.
+        beside: other runs by name, which the distributions of the first run are drawn with.
     """
-    runs = []
+    runs: list[dict[str, Any]] = []
     for number, (run, summary) in enumerate(zip(result.runs, summaries(result), strict=True), start=1):
         has_several = len(result.runs) > 1
         prefix = f"run-{number}-" if has_several else ""
@@ -37,6 +44,8 @@ def page(result: Result, steps: Sequence[StepRun] = (), command: str = "bench") 
                 "plots": list(_plots(run.requests, prefix)),
             }
         )
+    if beside:
+        runs[0]["plots"] = [*_distributions(beside, "beside-"), *_plots(result.runs[0].requests, runs[0]["prefix"])]
     shown = {name: getattr(result, name) for name in ("settings", "target", "versions", "machine")}
     return render(
         "report.html",
@@ -91,14 +100,19 @@ def _plots(records: Sequence[Record], prefix: str) -> Iterator[str]:
         x_label="seconds since the start",
         y_label="ITL, ms",
     )
+    yield from _distributions({f"{kind} requests": own for kind, own in by_kind.items()}, prefix)
+
+
+def _distributions(series: Mapping[str, Sequence[Record]], prefix: str) -> Iterator[str]:
+    """Plot the distributions of TTFT, ITL and end-to-end times of several series of requests."""
     for name, label, seconds in DISTRIBUTIONS:
-        values = {kind: [1000 * value for record in own for value in seconds(record)] for kind, own in by_kind.items()}
+        values = {kind: [1000 * value for record in own for value in seconds(record)] for kind, own in series.items()}
         if any(values.values()):
             yield cdf(
                 name=f"{prefix}cdf-{name}",
                 title=f"{label}: distribution",
                 description=_spoken(values),
-                series={f"{kind} requests": own for kind, own in values.items()},
+                series=values,
                 x_label=f"{label.lower()}, ms",
             )
 
@@ -120,6 +134,6 @@ def _spoken(values: Mapping[str, Sequence[float]]) -> str:
     parts = []
     for kind, own in values.items():
         if own:
-            ordered = sorted(own)
-            parts.append(f"{kind}: half within {ordered[(len(own) - 1) // 2]:.1f} ms, all within {ordered[-1]:.1f} ms")
+            ordered, name = sorted(own), kind.removesuffix(" requests")
+            parts.append(f"{name}: half within {ordered[(len(own) - 1) // 2]:.1f} ms, all within {ordered[-1]:.1f} ms")
     return "Share of values up to each value. " + "; ".join(parts) + "."

@@ -16,6 +16,7 @@ from sluice.config.arguments import add_options
 from sluice.config.model import CacheConfig
 
 if TYPE_CHECKING:
+    from sluice.bench.records import Record
     from sluice.bench.results import Result
     from sluice.sim.machine import Machine
     from sluice.sim.workload import Arrival
@@ -111,9 +112,21 @@ def run_simulate(given: dict[str, Any]) -> int:
     if (path := paths["html"]) is not None:
         from sluice.bench.html import page
 
-        write_file(path, page(result, command="simulate").encode())
+        write_file(path, page(result, command="simulate", beside=_beside(result, trace)).encode())
     print(table(result))
     return 0
+
+
+def _beside(result: Result, trace: str | None) -> Mapping[str, Sequence[Record]] | None:
+    """Return a recorded run and its simulation, to be laid over each other; None if the trace is none of our own."""
+    from sluice.sim.recorded import recorded_records
+    from sluice.sim.traces.reading import detect
+    from sluice.tracing.file import TraceReader
+
+    if trace is None or detect(Path(trace)) != "sluice":
+        return None
+    with TraceReader(Path(trace)) as reader:
+        return {"recorded": recorded_records(reader), "simulated": result.runs[0].requests}
 
 
 def _follow(given: dict[str, Any]) -> int:

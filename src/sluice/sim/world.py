@@ -141,18 +141,26 @@ class WorldTimes:
 
 
 class _Blocks:
-    """Draws residuals: a block of consecutive steps after the other. A step has the residual of the nearest step of
-    its own kind."""
+    """Draws residuals: a block of consecutive steps after the other, in random order and each once before any of them
+    again, so that a simulation as long as the real run has all of its slow steps. A step has the residual of the
+    nearest step of its own kind."""
 
     def __init__(self, residuals: Sequence[Residual], rng: random.Random) -> None:
         self._residuals = residuals
         self._rng = rng
         self._nearest = {regime: _nearest(residuals, regime) for regime in Regime}
         self._at = self._left = 0
+        self._starts: list[int] = []
+        """Of blocks that are left."""
 
     def next(self, regime: Regime) -> Residual:
         if not self._left:
-            self._at, self._left = self._rng.randrange(len(self._residuals)), BLOCK
+            if not self._starts:
+                count = len(self._residuals)
+                first = self._rng.randrange(count)
+                self._starts = [start % count for start in range(first, first + count, BLOCK)]
+                self._rng.shuffle(self._starts)
+            self._at, self._left = self._starts.pop(), BLOCK
         self._at, self._left = (self._at + 1) % len(self._residuals), self._left - 1
         return self._residuals[self._nearest[regime][self._at]]
 
