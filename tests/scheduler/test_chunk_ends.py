@@ -117,3 +117,9 @@ def test_a_last_chunk_that_is_cut_for_want_of_pages_keeps_to_the_chunk_size() ->
     steps_of(bench)
     queue(bench, 1, 15, max_tokens=1)
     assert shapes_of(bench, 2) == [[(0, 7, 1), (1, 0, 4)], [(0, 8, 1), (1, 4, 4)]]
+
+
+def test_a_last_chunk_for_which_there_are_just_pages_enough_is_whole() -> None:
+    bench = Bench.of(World(limits_of(chunk=7, running=4, batch=30), num_pages=5, page_size=4))
+    queue(bench, 0, 20, embeds=True)
+    assert shapes_of(bench, 4) == [[(0, 0, 4)], [(0, 4, 4)], [(0, 8, 4)], [(0, 12, 8)]]

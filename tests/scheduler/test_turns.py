@@ -44,12 +44,26 @@ def test_decodes_differ_by_one_at_most(stages: int, count: int, lookahead: int) 
             decodes.setdefault(chunk.request_id, []).append(index)
     last = min(steps[-1] for steps in decodes.values() if len(steps) == max(map(len, decodes.values())))
     steady = [plan.num_decodes for plan in plans[first:last]]
-    cycle = stages + (lookahead == 0)
-    assert len(steady) >= 2 * cycle
+    assert len(steady) >= 2 * stages
     assert max(steady) - min(steady) <= 1, steady
     for steps in decodes.values():
         gaps = [later - earlier for earlier, later in itertools.pairwise(steps) if later < last]
-        assert all(gap <= cycle for gap in gaps), gaps
+        assert all(gap <= stages for gap in gaps), gaps
+
+
+def test_beside_prompts_there_is_a_share_for_one_step_more() -> None:
+    """Chunks follow each other without waiting for a token, so the step that follows those of all streams had none."""
+    limits = limits_of(chunk=8, batch=24, running=9, pipeline_stages=4)
+    bench = Bench.of(World(limits, num_pages=400, page_size=2, depth=5))
+    bench.link.put(*(Submit(each, (1,), resolved(100)) for each in range(8)))
+    for _ in range(20):
+        bench.engine.step()
+    bench.link.put(Submit(8, (1,) * 300, resolved(1)))
+    counts = []
+    for _ in range(30):
+        bench.engine.step()
+        counts.append(bench.engine.in_flight[-1].plan.num_decodes)
+    assert set(counts[6:]) == {1, 2}, counts
 
 
 def test_without_a_pipeline_all_decode_in_every_step() -> None:
@@ -70,7 +84,7 @@ def test_who_leaves_makes_room_for_others() -> None:
     for _ in range(9):
         bench.engine.step()
         counts.append(bench.engine.in_flight[-1].plan.num_decodes)
-    assert counts == [1] * 9
+    assert set(counts) == {1, 2}, "three are left"
 
 
 @pytest.mark.parametrize(

@@ -30,8 +30,8 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
     """Plan one token for every running request whose prompt is planned and whose samples are not too far behind. In a
     pipeline, only for those whose turn it is."""
     ready = [r for r in state.decoding.values() if r.wants_chunk()]
-    if limits.microbatches > 1:
-        ready = ready[: decodes_in_turn(len(state.decoding), state.step, limits.microbatches)]
+    if limits.pipeline_stages > 1:
+        ready = ready[: decodes_in_turn(state, limits)]
     if ready:
         state.reservation.decoded()
     needy = [r for r in ready if r.lease is not None and r.scheduled == r.lease.capacity]
@@ -44,7 +44,7 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
             if request not in needy or state.kv.available:
                 batch.promise(request, 1)
                 state.decoded(request)
-        if limits.microbatches > 1 and ready_before > len(ready) and not batch.num_decodes:
+        if limits.pipeline_stages > 1 and ready_before > len(ready) and not batch.num_decodes:
             decode(state, limits, batch, adder)  # those whose turn it was have left
         return
     for request in ready:
@@ -52,14 +52,28 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
         state.decoded(request)
 
 
-def decodes_in_turn(num_decoding: int, step: int, microbatches: int) -> int:
-    """Return how many requests decode in a step of a pipeline, at least 1.
+def microbatches(state: SchedulerState, limits: SchedulerLimits) -> int:
+    """Return the steps of a pipeline that streams are divided among.
+
+    Without a lookahead, a stream's next token is planned when the host has the one before, and one step more than there
+    are stages is planned by then. If prompts wait, that step is for them, and has its share of the streams. If none
+    does, it would only read all weights once more.
+    """
+    has_prompts = bool(state.partial or state.forced or state.loading or state.waiting)
+    return limits.pipeline_stages + (has_prompts and not limits.lookahead)
+
+
+def decodes_in_turn(state: SchedulerState, limits: SchedulerLimits) -> int:
+    """Return how many requests decode in the next step of a pipeline.
 
     Where all of them decode in the same step, the other steps of the pipeline have none, for ever. So they take turns:
-    any `microbatches` consecutive steps have as many decodes as requests decode, and no two of them differ by more than
-    one.
+    any `microbatches` consecutive steps have as many decodes as requests decode, and no two of these steps differ by
+    more than one.
     """
-    return max(1, (num_decoding + step % microbatches) // microbatches)
+    steps = microbatches(state, limits)
+    if not limits.lookahead and state.num_in_flight >= steps:
+        return 0
+    return max(1, (len(state.decoding) + state.step % steps) // steps)
 
 
 def forced(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:

@@ -171,6 +171,7 @@ class Scheduler:
         pace = adder.pace() if len(batch) else None
         plan = batch.freeze(state.step, adder.bound_by, copies, dropped, pace)
         state.step += 1
+        state.num_in_flight += 1
         return plan
 
     def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
@@ -181,6 +182,7 @@ class Scheduler:
                 chunks are by time; 0 if they were not measured.
         """
         assert plan.step == result.step, f"result of step {result.step} for plan {plan.step}"
+        self.state.num_in_flight -= 1
         if self.state.pacer is not None:
             self.state.pacer.ended(plan.step, micros)
         if self.state.sizer is not None:
@@ -275,6 +277,7 @@ class Scheduler:
             launched: whether the plan was begun: then its copies with the disk will end by themselves, and the pages
                 that it drops are dropped.
         """
+        self.state.num_in_flight -= 1
         if self.state.pacer is not None:
             self.state.pacer.failed(plan.step)
         if self.state.sizer is not None:

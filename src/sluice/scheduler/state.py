@@ -67,9 +67,11 @@ class SchedulerState:
         self.reservation = reservation_of(limits)
         self.step = 0
         """Number of the next plan."""
+        self.num_in_flight = 0
+        """Plans that were neither committed nor failed."""
         self.preemptions = 0
         """How often a request was preempted, for any reason."""
-        self._takes_turns = limits.microbatches > 1
+        self._takes_turns = limits.pipeline_stages > 1
         self.num_slots = limits.max_running_requests
         self.free_slots = list(range(self.num_slots - 1, -1, -1))
         self.requests: dict[int, Request] = {}

@@ -22,7 +22,7 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.scheduler.state import SchedulerState
 from sluice.sim.runner import Answer
 from sluice.sim.world import StepWork, WorldTimes
-from sluice.types import Regime
+from sluice.types import CHUNKS_BY_TIME, Regime
 
 LEAST = 2
 """Steps of a leap that is worth the effort."""
@@ -67,7 +67,8 @@ class Leaper:
         self._page_size = setup.page_size
         limits, tiers = setup.limits, setup.tiers
         has_tiers = bool(tiers.host_pages or tiers.disk_pages)
-        self.can_leap = engine.depth == 1 and not limits.itl_target and limits.microbatches == 1 and not has_tiers
+        is_timed = bool(limits.itl_target) or limits.dynamic_chunking == CHUNKS_BY_TIME
+        self.can_leap = engine.depth == 1 and not is_timed and limits.pipeline_stages == 1 and not has_tiers
 
     def leap(self, ready_at: float, until: float) -> Leap | None:
         """Do as many steps as possible; None if there are too few.

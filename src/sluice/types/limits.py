@@ -52,15 +52,8 @@ class SchedulerLimits:
     classes: tuple[PriorityClass, ...] = ()
     """Of the policy `deadline`, from the most urgent to the least; empty under the others."""
     pipeline_stages: int = 1
-    """Stages that compute a step one after the other. With more than one, decodes are divided among the steps."""
-
-    @property
-    def microbatches(self) -> int:
-        """Steps from one token of a stream to the next: 1 without a pipeline. With a lookahead, a stream's next token
-        is planned when the last stage has computed the one before, else when the host has it, a step later."""
-        if self.pipeline_stages == 1:
-            return 1
-        return self.pipeline_stages if self.lookahead else self.pipeline_stages + 1
+    """Stages that compute a step one after the other. With more than one, decodes are divided among the steps. There
+    are one more in flight than stages."""
 
     def level(self, name: str) -> int:
         """Return the position of a class among `classes`; 0 if there are none.

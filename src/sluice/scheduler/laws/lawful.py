@@ -88,7 +88,7 @@ class Lawful:
 
     def schedule(self) -> BatchPlan | None:
         forced = set(self.state.forced)
-        self._turns.before(self.state)
+        self._turns.before(self.state, self.scheduler.limits)
         plan = self.scheduler.schedule()
         check_state(self.state)
         if plan is None:
@@ -217,7 +217,7 @@ class Lawful:
 
     def _decodes_go_first(self, plan: BatchPlan) -> None:
         """A mixed plan passes over a running request only for want of a page, or in a pipeline until its turn comes."""
-        if self.scheduler.limits.schedule != "mixed" or self.scheduler.limits.microbatches > 1:
+        if self.scheduler.limits.schedule != "mixed" or self.scheduler.limits.pipeline_stages > 1:
             return
         planned = {chunk.request_id for chunk in plan.chunks}
         size = self.state.kv.page_size

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sluice.scheduler.laws.pages import LawBroken
+from sluice.scheduler.passes import microbatches
 from sluice.scheduler.request import Request
 from sluice.scheduler.state import SchedulerState
 from sluice.types import BatchPlan, SchedulerLimits
@@ -12,7 +13,7 @@ from sluice.types import BatchPlan, SchedulerLimits
 
 class Turns:
     """18. Of the requests that decode, each step of a pipeline has its share, to within one. Those that waited longest
-    go first; while the same requests decode, none that is ready waits for `microbatches` steps or more.
+    go first; while the same requests decode and the steps stay as many, none that is ready waits for a round of them.
 
     Nothing is said of a step in which pages ran out, nor of steps under prefill-first, where decodes wait for prompts.
     """
@@ -24,24 +25,30 @@ class Turns:
         """Steps that passed over a request since then, when it was ready."""
         self._decoding: frozenset[int] = frozenset()
         self._ready: Sequence[Request] = ()
+        self._round = 1
+        """Steps among which decodes are divided."""
+        self._is_full = False
+        """So many are in flight, and streams wait for their tokens."""
 
-    def before(self, state: SchedulerState) -> None:
+    def before(self, state: SchedulerState, limits: SchedulerLimits) -> None:
         """Note who may decode in the step that is about to be planned."""
-        decoding = frozenset(state.decoding)
-        if decoding != self._decoding:
+        decoding, steps = frozenset(state.decoding), microbatches(state, limits)
+        if decoding != self._decoding or steps != self._round:
             self._waited.clear()
+        self._round = steps
+        self._is_full = not limits.lookahead and state.num_in_flight >= steps
         self._planned_at |= dict.fromkeys(decoding - self._decoding, state.step - 1)
         self._decoding = decoding
         self._ready = [each for each in state.decoding.values() if each.wants_chunk()]
 
     def check(self, state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:
         """Check the step that was planned."""
-        if limits.microbatches == 1:
+        if limits.pipeline_stages == 1 or (self._is_full and not plan.num_decodes):
             return
         planned = {chunk.request_id for chunk in plan.chunks[: plan.num_decodes]}
         passed = [request.id for request in self._ready if request.id not in planned]
-        least = max(1, len(self._decoding) // limits.microbatches)
-        most = max(1, -(-len(self._decoding) // limits.microbatches))
+        least = max(1, len(self._decoding) // self._round)
+        most = max(1, -(-len(self._decoding) // self._round))
         if len(planned) > most:
             raise LawBroken(f"law 18: plan {plan.step} has {len(planned)} decodes, {most} are its share")
         if limits.schedule == "mixed" and passed and state.kv.available and not self._lost(state):
@@ -53,7 +60,7 @@ class Turns:
                 raise LawBroken(f"law 18: plan {plan.step} passes over {passed}, which waited longer than {planned}")
             for request_id in passed:
                 self._waited[request_id] = self._waited.get(request_id, 0) + 1
-                if self._waited[request_id] >= limits.microbatches:
+                if self._waited[request_id] >= self._round:
                     raise LawBroken(f"law 18: request {request_id} waited for {self._waited[request_id]} steps")
         for request_id in planned:
             self._planned_at[request_id] = plan.step
