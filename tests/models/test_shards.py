@@ -13,8 +13,10 @@ from safetensors.torch import load_file, save_file
 
 import tiny_models
 from compiled import library
+from paged import Row, empty_kv, forward_batch
 from paged_model import chunked_logits
 from peak_memory import PeakMemory
+from sluice.attention.reference import ReferenceAttention
 from sluice.device.memory import module_bytes
 from sluice.models.checkpoint import CheckpointError
 from sluice.models.loader import load_model
@@ -78,6 +80,24 @@ def test_parts_compute_what_the_whole_model_does(folder: Path) -> None:
     for stages in (2, 3):
         assert torch.equal(logits(folder, Layout(1, stages)), whole)
     assert torch.equal(logits(folder, Layout(2, 2)), logits(folder, Layout(2)))
+
+
+def test_only_the_last_stage_leaves_tokens_out(tmp_path: Path) -> None:
+    """Of a chunk whose last token alone has logits, the stages before it pass on all tokens."""
+    tiny_models.llama().save_pretrained(tmp_path)
+    batch = forward_batch([Row(PROMPTS[0], 0, range(7))], 4)
+
+    @torch.inference_mode()
+    def body(member: Member) -> torch.Tensor:
+        model, whole = load_model(tmp_path, dtype="float64", device=CPU, progress=False, member=member)
+        spec = whole.of(member.place)
+        kv = [empty_kv(7, 4, spec.num_kv_heads, spec.head_dim, spec.dtype) for _ in range(spec.num_layers)]
+        return model.logits(model(batch, kv, ReferenceAttention()))
+
+    (whole,) = run_ranks(thread_members(WHOLE), body)
+    *before, last = run_ranks(thread_members(Layout(1, 3)), body)
+    assert torch.equal(last, whole)
+    assert [tuple(part.shape) for part in before] == 2 * [(0, tiny_models.VOCAB_SIZE)]
 
 
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
