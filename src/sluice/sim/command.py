@@ -14,6 +14,7 @@ from sluice.bench.options import WorkloadOptions, add_option_group
 from sluice.config import ConfigError, flag, options_of
 from sluice.config.arguments import add_options
 from sluice.config.model import CacheConfig
+from sluice.routing.policies import POLICIES
 
 if TYPE_CHECKING:
     from sluice.bench.records import Record
@@ -60,6 +61,11 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     machine.add_argument("--model", metavar="FOLDER", help="folder with the config.json of the model, for --hardware")
     machine.add_argument("--save-machine", metavar="FILE", help="write the machine to FILE")
     machine.add_argument("--replicas", type=int, metavar="N", help="engines that share the requests (default: 1)")
+    machine.add_argument(
+        "--router",
+        metavar="NAME",
+        help=f"how replicas are chosen: {', '.join(POLICIES)} (default: {POLICIES[0]})",
+    )
     files = parser.add_argument_group("results")
     files.add_argument("--json", metavar="FILE", help="write settings, metrics and the time of every token to FILE")
     files.add_argument("--html", metavar="FILE", help="write a report as one HTML file")
@@ -95,9 +101,11 @@ def run_simulate(given: dict[str, Any]) -> int:
     if given.pop("recorded_times", False):
         return _follow(given)
     paths = {name: checked_path(flag(name), given.pop(name, None)) for name in ("json", "html", "save_machine")}
-    seed, replicas = given.get("seed", 0), given.pop("replicas", 1)
+    seed, replicas, router = given.get("seed", 0), given.pop("replicas", 1), given.pop("router", POLICIES[0])
     if replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, got {replicas}")
+    if router not in POLICIES:
+        raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {router!r}")
     trace = given.pop("trace", None)
     machine = _machine(given, trace)
     arrivals = _arrivals(trace, given)
@@ -106,7 +114,7 @@ def run_simulate(given: dict[str, Any]) -> int:
         write_machine(machine, path)
     for line in machine.lines():
         print(line)
-    result = simulated(machine, arrivals, replicas=replicas, seed=seed, source=trace)
+    result = simulated(machine, arrivals, replicas=replicas, router=router, seed=seed, source=trace)
     if (path := paths["json"]) is not None:
         write_result(result, path)
     if (path := paths["html"]) is not None:
@@ -151,6 +159,7 @@ def simulated(
     arrivals: Sequence[Arrival],
     *,
     replicas: int = 1,
+    router: str = POLICIES[0],
     seed: int = 0,
     source: str | None = None,
     shows_progress: bool = True,
@@ -168,6 +177,7 @@ def simulated(
     from sluice.bench.report import summaries
     from sluice.bench.results import FORMAT, Result, versions
     from sluice.bench.results import machine as this_machine
+    from sluice.sim.routers import sim_router
     from sluice.sim.simulate import replicas_of, simulate
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -181,9 +191,15 @@ def simulated(
     )
     with bar:
         engines = replicas_of(machine.setup, machine.world, replicas, depth=machine.depth, seed=seed)
-        records = simulate(arrivals, engines, None, bar.update)
+        records = simulate(arrivals, engines, sim_router(router, machine.setup, replicas, seed), bar.update)
     settings: dict[str, dict[str, Any]] = {
-        "simulation": {"source": source, "replicas": replicas, "seed": seed, "setup": asdict(machine.setup)},
+        "simulation": {
+            "source": source,
+            "replicas": replicas,
+            "router": router,
+            "seed": seed,
+            "setup": asdict(machine.setup),
+        },
         "workload": {"unique_prompts": False},
     }
     kind = "simulated" if machine.is_measured else "predicted, not measured"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -102,6 +102,10 @@ class Replica:
     def num_open(self) -> int:
         """Requests that have not ended."""
         return len(self._open)
+
+    def open_requests(self) -> Iterator[tuple[int, bool]]:
+        """Yield the id of each open arrival, and whether it has a token."""
+        return ((id(each.arrival), bool(each.tokens)) for each in self._open.values())
 
     def occupancy(self) -> Occupancy:
         """Return how full its scheduler is. Requests that its engine has not taken yet are not counted."""
