@@ -1,4 +1,4 @@
-"""The command line: `sluice serve`, `generate`, `explain`, `quantize`, `bench`, `compare`, `simulate`, and others.
+"""The command line: `sluice serve`, `generate`, `explain`, `quantize`, `bench`, `simulate`, `tune`, and others.
 
 The flags are the options of `config`, so that flags, `LLM(...)` and documentation cannot disagree. A command's
 imports are made when it runs: `--help` loads neither torch nor the server. Every error is one line on standard
@@ -30,6 +30,7 @@ from sluice.config import (
 from sluice.config.arguments import add_foreign_flags, add_options, help_of
 from sluice.quantize.command import add_quantize_arguments
 from sluice.sim.command import add_simulate_arguments
+from sluice.sim.tune_command import add_tune_arguments
 from sluice.tiers.inspect import add_inspect_arguments
 from sluice.tracing.command import add_replay_arguments, add_trace_arguments
 from sluice.types import SamplingParams
@@ -116,6 +117,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_bench(commands)
     _add_compare(commands)
     _add_simulate(commands)
+    _add_tune(commands)
     _add_trace(commands)
     _add_replay(commands)
     _add_cache(commands)
@@ -215,6 +217,12 @@ def _add_simulate(commands: Any) -> None:
     usage = "sluice simulate [TRACE] [options]"
     help = "run traffic through the scheduler on a model of a machine"
     add_simulate_arguments(_add_plain_command(commands, "simulate", help, usage, simulate))
+
+
+def _add_tune(commands: Any) -> None:
+    usage = "sluice tune TRACE --slo LIST [options]"
+    help = "search for the settings that meet latency objectives, by simulation"
+    add_tune_arguments(_add_plain_command(commands, "tune", help, usage, tune))
 
 
 def _add_trace(commands: Any) -> None:
@@ -333,6 +341,13 @@ def simulate(given: dict[str, Any]) -> int:
     from sluice.sim.command import run_simulate
 
     return _run("simulate", run_simulate, given)
+
+
+def tune(given: dict[str, Any]) -> int:
+    """`sluice tune`."""
+    from sluice.sim.tune_command import run_tune
+
+    return _run("tune", run_tune, given)
 
 
 def quantize(given: dict[str, Any]) -> int:

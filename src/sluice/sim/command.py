@@ -4,7 +4,6 @@ imports the rest late."""
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +14,7 @@ from sluice.config import ConfigError, flag, options_of
 from sluice.config.arguments import add_options
 from sluice.config.model import CacheConfig
 from sluice.routing.policies import POLICIES
+from sluice.sim.inputs import add_machine_arguments, add_reading_arguments, longest, machine_from, read_arrivals
 
 if TYPE_CHECKING:
     from sluice.bench.records import Record
@@ -32,33 +32,13 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "trace", nargs="?", metavar="TRACE", help="a file of traffic; leave it out for a synthetic workload"
     )
-    reading = parser.add_argument_group("reading a trace")
-    reading.add_argument("--format", metavar="NAME", help="format of TRACE (default: as its first line looks)")
-    reading.add_argument(
-        "--skip", metavar="LIST", help="leave out rows that are: empty, too-long (default: none, they are refused)"
-    )
-    reading.add_argument(
-        "--max-tokens", type=int, metavar="N", help="what clients ask for, if TRACE does not say (default: the answer)"
-    )
+    add_reading_arguments(parser)
     parser.add_argument(
         "--recorded-times",
         action="store_true",
         help="let all in TRACE happen when it did, and say how many steps are planned as they were then",
     )
-    machine = parser.add_argument_group("machine")
-    machine.add_argument(
-        "--calibrate",
-        metavar="SOURCE",
-        help="take the time of steps from a trace of --trace or a file of --save-machine, or measure them: at the URL"
-        ' of a server with --trace, or with a model in this process ("": the bundled model) (default: from TRACE)',
-    )
-    machine.add_argument(
-        "--hardware",
-        metavar="NAME",
-        help="predict the time of steps on a machine that is not at hand: h100 or another name, or"
-        " FLOPS,BANDWIDTH,MEMORY; needs --model",
-    )
-    machine.add_argument("--model", metavar="FOLDER", help="folder with the config.json of the model, for --hardware")
+    machine = add_machine_arguments(parser)
     machine.add_argument("--save-machine", metavar="FILE", help="write the machine to FILE")
     machine.add_argument("--replicas", type=int, metavar="N", help="engines that share the requests (default: 1)")
     machine.add_argument(
@@ -107,8 +87,8 @@ def run_simulate(given: dict[str, Any]) -> int:
     if router not in POLICIES:
         raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {router!r}")
     trace = given.pop("trace", None)
-    machine = _machine(given, trace)
-    arrivals = _arrivals(trace, given)
+    machine = machine_from(given, trace)
+    arrivals = _arrivals(trace, given, longest(machine, given.get("max_total_tokens")))
     machine = changed(machine, given)
     if (path := paths["save_machine"]) is not None:
         write_machine(machine, path)
@@ -208,31 +188,8 @@ def simulated(
     return replace(result, summaries=[asdict(summary) for summary in summaries(result)])
 
 
-def _machine(given: dict[str, Any], trace: str | None) -> Machine:
-    """Return the machine that is asked for. Takes its options out of `given`."""
-    from sluice.sim.hardware import predicted_machine
-    from sluice.sim.machine import read_machine
-    from sluice.sim.measure import machine_of
-
-    source, hardware, model = (given.pop(name, None) for name in ("calibrate", "hardware", "model"))
-    if hardware is not None:
-        if source is not None:
-            raise ConfigError(f"--hardware {hardware} and --calibrate {source} both say how long steps take")
-        if model is None:
-            raise ConfigError(f"--hardware {hardware} needs --model: a folder with the config.json of a model")
-        return predicted_machine(hardware, Path(model))
-    if model is not None:
-        raise ConfigError(f"--model {model} needs --hardware; --calibrate takes a model to be measured here")
-    if source is not None:
-        return machine_of(source)
-    if trace is None:
-        raise ConfigError("a synthetic workload needs --calibrate or --hardware")
-    return read_machine(Path(trace))
-
-
-def _arrivals(trace: str | None, given: dict[str, Any]) -> Sequence[Arrival]:
-    """Return what arrives. Takes its options out of `given`."""
-    from sluice.sim.traces.reading import SKIPPABLE, ReadOptions, read_trace
+def _arrivals(trace: str | None, given: dict[str, Any], most: int | None) -> Sequence[Arrival]:
+    """Return what arrives, of at most so many tokens each. Takes its options out of `given`."""
     from sluice.sim.traces.synthetic import synthetic_arrivals
 
     reading: dict[str, Any] = {name: given.pop(name) for name in ("format", "skip", "max_tokens") if name in given}
@@ -242,13 +199,7 @@ def _arrivals(trace: str | None, given: dict[str, Any]) -> Sequence[Arrival]:
         return synthetic_arrivals(workload, ms_per_token=workload.pop("ms_per_token", None))
     workload.pop("seed", None)
     _refuse(workload, "describes a synthetic workload; it is not accepted with a TRACE")
-    skip = frozenset(filter(None, reading.get("skip", "").split(",")))
-    if wrong := skip - set(SKIPPABLE):
-        raise ConfigError(f"--skip takes {', '.join(SKIPPABLE)}, got {sorted(wrong)[0]!r}")
-    found = read_trace(Path(trace), ReadOptions(reading.get("format"), skip, None, reading.get("max_tokens")))
-    for reason, count in found.skipped.items():
-        print(f"sluice simulate: note: {count} rows of {trace} are {reason} and were left out", file=sys.stderr)
-    return found.arrivals
+    return read_arrivals(trace, reading, most)
 
 
 def _refuse(given: Mapping[str, Any], why: str) -> None:

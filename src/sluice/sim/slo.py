@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,12 +29,13 @@ class Figure(NamedTuple):
         return f"{self.metric}_{self.quantile}"
 
     def of(self, ordered: list[float]) -> float:
-        """Return the figure of values in ascending order; 0 if there are none."""
+        """Return the figure of values in ascending order, of which the last may be infinite; 0 if there are none."""
         if not ordered:
             return 0.0
         if self.quantile == "mean":
             return sum(ordered) / len(ordered)
-        return percentile(ordered, 100.0 if self.quantile == "max" else float(self.quantile[1:]))
+        found = percentile(ordered, 100.0 if self.quantile == "max" else float(self.quantile[1:]))
+        return math.inf if math.isnan(found) else found  # between two infinite values
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,103 @@
+"""What `sluice simulate` and `sluice tune` are given: a machine, and a file of traffic.
+
+The command line imports this for its flags, so it imports the rest late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sluice.config import ConfigError
+
+if TYPE_CHECKING:
+    from sluice.sim.machine import Machine
+    from sluice.sim.workload import Arrival
+
+
+def add_machine_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add the flags that say what is simulated. Returns their group."""
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--calibrate",
+        metavar="SOURCE",
+        help="take the time of steps from a trace of --trace or a file of --save-machine, or measure them: at the URL"
+        ' of a server with --trace, or with a model in this process ("": the bundled model) (default: from TRACE)',
+    )
+    machine.add_argument(
+        "--hardware",
+        metavar="NAME",
+        help="predict the time of steps on a machine that is not at hand: h100 or another name, or"
+        " FLOPS,BANDWIDTH,MEMORY; needs --model",
+    )
+    machine.add_argument("--model", metavar="FOLDER", help="folder with the config.json of the model, for --hardware")
+    return machine
+
+
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how a file of traffic is read."""
+    reading = parser.add_argument_group("reading a trace")
+    reading.add_argument("--format", metavar="NAME", help="format of TRACE (default: as its first line looks)")
+    reading.add_argument(
+        "--skip", metavar="LIST", help="leave out rows that are: empty, too-long (default: none, they are refused)"
+    )
+    reading.add_argument(
+        "--max-tokens", type=int, metavar="N", help="what clients ask for, if TRACE does not say (default: the answer)"
+    )
+
+
+def machine_from(given: dict[str, Any], trace: str | None) -> Machine:
+    """Return the machine that is asked for. Takes its options out of `given`."""
+    from sluice.sim.hardware import predicted_machine
+    from sluice.sim.machine import read_machine
+    from sluice.sim.measure import machine_of
+
+    source, hardware, model = (given.pop(name, None) for name in ("calibrate", "hardware", "model"))
+    if hardware is not None:
+        if source is not None:
+            raise ConfigError(f"--hardware {hardware} and --calibrate {source} both say how long steps take")
+        if model is None:
+            raise ConfigError(f"--hardware {hardware} needs --model: a folder with the config.json of a model")
+        return predicted_machine(hardware, Path(model))
+    if model is not None:
+        raise ConfigError(f"--model {model} needs --hardware; --calibrate takes a model to be measured here")
+    if source is not None:
+        return machine_of(source)
+    if trace is None:
+        raise ConfigError("a synthetic workload needs --calibrate or --hardware")
+    return read_machine(Path(trace))
+
+
+def longest(machine: Machine, pool_tokens: int | None = None) -> int | None:
+    """Return the most tokens that a request may have, prompt and answer together; None: any.
+
+    Args:
+        pool_tokens: of a replica; None: as it was measured.
+    """
+    setup = machine.setup
+    return None if setup.offload is not None else pool_tokens or setup.num_pages * setup.page_size
+
+
+def read_arrivals(trace: str, given: Mapping[str, Any], most: int | None) -> Sequence[Arrival]:
+    """Return what a file of traffic holds. Notes on standard error what was left out.
+
+    Args:
+        given: flags of `add_reading_arguments`, by name.
+        most: tokens of a request; None: any.
+
+    Raises:
+        ConfigError: a flag is wrong.
+        TraceError: the file is broken.
+    """
+    from sluice.sim.traces.reading import SKIPPABLE, ReadOptions, read_trace
+
+    skip = frozenset(filter(None, given.get("skip", "").split(",")))
+    if wrong := skip - set(SKIPPABLE):
+        raise ConfigError(f"--skip takes {', '.join(SKIPPABLE)}, got {sorted(wrong)[0]!r}")
+    found = read_trace(Path(trace), ReadOptions(given.get("format"), skip, most, given.get("max_tokens")))
+    for reason, count in found.skipped.items():
+        print(f"note: {count} rows of {trace} are {reason} and were left out", file=sys.stderr)
+    return found.arrivals
