@@ -112,7 +112,9 @@ def report(tuned: Tuned, slo: Slo, model: str, *, has_residuals: bool = True) ->
     lines = ["", _verdict(pick, slo), "", "use:", f"  {command(pick, model)}"]
     lines += ["", *_sureness(tuned, has_residuals), "", f"frontier (mean of {len(pick.runs)} repeats, least-greatest):"]
     shown = tuned.frontier()[:FRONTIER_SHOWN]
-    shown += [each for each in (pick, tuned.measured) if each not in shown]
+    for each in (pick, tuned.measured):
+        if all(each is not other for other in shown):
+            shown.append(each)
     lines += [_row(each, slo, "->" if each is pick else "") for each in shown]
     return "\n".join(lines)
 
