@@ -29,7 +29,7 @@ def layer(outputs: int, inputs: int, *, bias: bool, seed: int = 1) -> QuantizedL
 
 
 @pytest.mark.parametrize("level", LIBRARY.levels())
-@pytest.mark.parametrize(("outputs", "inputs"), [(33, 20), (64, 64), (1, 4), (131, 96), (40, 560)])
+@pytest.mark.parametrize(("outputs", "inputs"), [(33, 20), (64, 64), (1, 4), (131, 96), (40, 560), (33, 4224)])
 @torch.inference_mode()
 def test_every_bit_is_as_defined(level: Level, outputs: int, inputs: int) -> None:
     """An incomplete last block, a tile higher than the remaining rows, a correction that is missing or added twice,

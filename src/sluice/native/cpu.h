@@ -55,7 +55,7 @@ inline bool has(Level level) {
         case AVX512_BF16: return bf16;
         case AVX512_TILES: return bf16;
         case AMX:
-            return bf16 && bit(seven.d, 22) && bit(seven.d, 24) && (saved & 0x60000) == 0x60000 && may_use_tiles();
+            return bf16 && bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25) && (saved & 0x60000) == 0x60000 && may_use_tiles();
         case SCALAR: return true;
         case SCALAR_TILES: return true;
     }

@@ -250,7 +250,7 @@ static void quantized_linear(sluice_engine* engine, const PackedLinearCall& line
     const std::lock_guard lock(engine->pool.one_call);
     // An odd number of cache lines, so that the rows of a tile do not all lie in one set of the cache.
     const int64_t stride = (linear.in + 63) / 64 * 64 | 64;
-    engine->bytes.resize(linear.rows * stride);
+    engine->bytes.resize((linear.rows + 15) * stride);    // AMX reads whole tiles of sixteen rows
     engine->scales.resize(linear.rows);
     if (linear.group) engine->group_sums.resize(static_cast<int64_t>(linear.rows) * (linear.in / linear.group));
     const QuantizedCall call{linear, engine->bytes.data(), engine->scales.data(), engine->group_sums.data(),

@@ -24,7 +24,7 @@ constexpr Kernels kernels() {
         rotate_and_store<uint16_t>, rotate_and_store<float>,
         silu_mul_rows<uint16_t>, silu_mul_rows<float>,
         packed_linear_block<HalfAttention, Tiles>, std::is_same_v<typename HalfAttention::A, float>,
-        quantize_rows, quantized_linear_block,
+        quantize_rows, quantized_linear_block<Tiles>,
     };
 }
 

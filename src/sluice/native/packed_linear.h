@@ -34,7 +34,8 @@ void packed_tiles(Tiles& tiles, const uint16_t* x, int64_t x_stride, int rows, c
         const uint16_t* right[2 * STEPS];
         const int steps = std::min(STEPS, (in - from) / 32);
         for (int i = 0; i < 2 * steps; i++) right[i] = block + (from + i / 2 * 32) * PACKED_BLOCK + i % 2 * 32;
-        tiles.multiply({x + from, x_stride, right, 2 * PACKED_BLOCK, to, PACKED_BLOCK, steps, rows > 16, true, from > 0});
+        tiles.multiply(TileProduct<uint16_t>{x + from, x_stride, right, 2 * PACKED_BLOCK, to, PACKED_BLOCK, steps,
+                                             rows > 16, true, from > 0});
     }
 }
 

@@ -47,21 +47,32 @@ inline void quantize_rows(const QuantizedCall& call, int from, int until) {
 }
 
 // Multiply rows `from` to `until` with one block, and with the block that it gates.
-inline void quantized_linear_block(const QuantizedCall& call, int block, int from, int until, float* buffer) {
+template <class Tiles>
+void quantized_linear_block(const QuantizedCall& call, int block, int from, int until, float* buffer) {
     const PackedLinearCall& linear = call.linear;
     const int column = block * PACKED_BLOCK, width = std::min<int>(PACKED_BLOCK, linear.out - column);
     float bias[PACKED_BLOCK], gated_bias[PACKED_BLOCK];
     packed_bias(linear, column, width, bias);
     if (linear.is_gated) packed_bias(linear, linear.out + column, width, gated_bias);
     float *sums = buffer, *gated_sums = linear.is_gated ? buffer + 32 * PACKED_BLOCK : nullptr;
-    const auto multiply = [&](int row, int rows, int first, float* to) {
+    const auto in_pieces_of = [&](int most, auto multiply) {
+        packed_pieces(from, until, most, [&](int row, int rows) {
+            multiply(row, rows, column, sums);
+            if (gated_sums) multiply(row, rows, linear.out + column, gated_sums);
+            uint16_t* y = static_cast<uint16_t*>(linear.y) + row * linear.y_stride + column;
+            packed_finish(linear, sums, gated_sums, bias, gated_bias, rows, width, y);
+        });
+    };
+    if constexpr (!std::is_same_v<Tiles, NoTiles>) {
+        if (!linear.group && until - from > BYTE_ROWS && linear.in % 64 == 0) {
+            Tiles tiles;
+            return in_pieces_of(32, [&](int row, int rows, int first, float* to) {
+                int8_tiles(tiles, call, row, rows, first, to);
+            });
+        }
+    }
+    in_pieces_of(BYTE_ROWS, [&](int row, int rows, int first, float* to) {
         if (linear.group) int4_multiply(call, row, rows, first, to);
         else int8_multiply(call, row, rows, first, to);
-    };
-    packed_pieces(from, until, BYTE_ROWS, [&](int row, int rows) {
-        multiply(row, rows, column, sums);
-        if (gated_sums) multiply(row, rows, linear.out + column, gated_sums);
-        uint16_t* y = static_cast<uint16_t*>(linear.y) + row * linear.y_stride + column;
-        packed_finish(linear, sums, gated_sums, bias, gated_bias, rows, width, y);
     });
 }

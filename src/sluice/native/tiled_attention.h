@@ -18,8 +18,9 @@ void tiled_scores(Tiles& tiles, const Tile<X>& tile, const Block& block, Scratch
             keys[2 * (steps - 1) + half] = spare;
         }
         for (int row = 0; row < tile.rows; row += 32) {
-            tiles.multiply({scratch.q + row * scratch.width, scratch.width, keys, 32,
-                            scratch.s + row * BLOCK + 16 * group, BLOCK, steps, tile.rows - row > 16, true, false});
+            tiles.multiply(TileProduct<uint16_t>{scratch.q + row * scratch.width, scratch.width, keys, 32,
+                                                 scratch.s + row * BLOCK + 16 * group, BLOCK, steps,
+                                                 tile.rows - row > 16, true, false});
         }
     }
 }
@@ -42,8 +43,8 @@ void tiled_values(Tiles& tiles, const Tile<X>& tile, const Block& block, Scratch
         for (int i = 0; i < 2 * steps; i++) values[i] = from[i / 2] + 2 * (column + 16 * (i % 2));
         for (int row = 0; row < tile.rows; row += 32) {
             float* out = scratch.split.out + static_cast<int64_t>(row) * d + column;
-            tiles.multiply({scratch.p + row * BLOCK, BLOCK, values, 2 * d, out, d, steps, tile.rows - row > 16,
-                            d - column > 16, accumulate});
+            tiles.multiply(TileProduct<uint16_t>{scratch.p + row * BLOCK, BLOCK, values, 2 * d, out, d, steps,
+                                                 tile.rows - row > 16, d - column > 16, accumulate});
         }
     }
 }
