@@ -29,3 +29,4 @@ def test_the_first_chunks_are_sized_by_a_profile(pages: int, longest: int) -> No
     expected = 900.0 if pages == 60 else MACHINE[1] / MACHINE[4]
     assert sizer.doubles_at == pytest.approx(expected, rel=0.15)
     assert max(step.plan.num_tokens for step in runner.steps) == 512
+    assert all(step.plan.step < 0 for step in runner.steps), "ranks refuse a step that comes twice"

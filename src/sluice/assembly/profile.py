@@ -12,6 +12,8 @@ from sluice.types import SamplingParams, Submit
 
 CHUNKS = 8
 """Chunks of the prompt that is computed: the last ones show what attention costs."""
+FIRST_STEP = -(1 << 30)
+"""Ranks answer steps in ascending order, and those of the engine begin at 0."""
 
 
 def profiled(setup: SchedulerSetup, runner: Runner, clock: Clock, longest: int) -> Pacing:
@@ -29,6 +31,7 @@ def profiled(setup: SchedulerSetup, runner: Runner, clock: Clock, longest: int) 
     scheduler = replace(
         setup, limits=limits, prefix_caching=False, tiers=replace(setup.tiers, host_pages=0, disk_pages=0), offload=None
     ).build()
+    scheduler.state.step = FIRST_STEP
     size = limits.chunked_prefill_size
     longest = min(longest, setup.num_pages * setup.page_size) - 1
     lengths = [size, size // 2, CHUNKS * size]
