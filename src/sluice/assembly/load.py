@@ -19,6 +19,7 @@ from sluice.assembly.loaded import LoadedModel
 from sluice.assembly.memory import Memory, plan_memory
 from sluice.assembly.offloading import OffloadSetup, Sizes, check_effect, costs_of, offload_limits
 from sluice.assembly.pacing import pacing_of
+from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import offload_tier
 from sluice.assembly.small_operations import fuse_small_operations
 from sluice.assembly.tiers import TierSetup, tier_setup
@@ -33,7 +34,7 @@ from sluice.footprint import Footprint
 from sluice.limits import Limits
 from sluice.models.base import PagedLM
 from sluice.models.hub import BUNDLED, resolve_checkpoint
-from sluice.models.loader import load_model
+from sluice.models.loader import check_layout, load_model
 from sluice.models.packers import packer_for
 from sluice.models.pooling import why_no_embeddings
 from sluice.models.spec import AS_STORED, ON_LOAD, ModelSpec
@@ -152,6 +153,15 @@ def find_checkpoint(config: ModelConfig) -> Checkpoint:
     path = BUNDLED if is_bundled else Path(model).expanduser()
     name = path.stem if path.is_file() else path.resolve().name if path.is_dir() else model
     return Checkpoint(folder, tokenizer, name, is_bundled)
+
+
+def refuse_parts(config: EngineConfig, checkpoint: Checkpoint) -> None:
+    """Check that a model can be cut as the options say, before ranks are waited for and weights are loaded.
+
+    Raises:
+        CheckpointError: it cannot; the message says what is accepted.
+    """
+    check_layout(checkpoint.folder, layout_of(config.parallel), config.model.model_impl)
 
 
 def _with_context(spec: ModelSpec, length: int | None) -> ModelSpec:

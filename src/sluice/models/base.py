@@ -16,6 +16,7 @@ from sluice.models.linear import Packer
 from sluice.models.ops import Ops
 from sluice.models.shards import Rules as ShardRules
 from sluice.models.spec import ModelSpec
+from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 
 
@@ -165,11 +166,20 @@ class CausalLM(PagedLM):
 
     @classmethod
     @abstractmethod
-    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
-        """Build a rank's part of the module, with unset weights, on the default device.
+    def check_layout(cls, checkpoint: CheckpointConfig, layout: Layout) -> None:
+        """Check that a model can be cut into the parts of a layout.
 
         Raises:
-            CheckpointError: the config is not supported, or the model cannot be cut so.
+            CheckpointError: it cannot, or the config is not supported.
+        """
+
+    @classmethod
+    @abstractmethod
+    def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
+        """Build a rank's part of the module, with unset weights, on the default device. Its layout was checked.
+
+        Raises:
+            CheckpointError: the config is not supported.
         """
 
     @abstractmethod

@@ -19,6 +19,7 @@ from sluice.models.ops import Norm, Ops
 from sluice.models.shards import GPT2 as SHARDS
 from sluice.models.shards import check_layout
 from sluice.models.spec import ModelSpec
+from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 
 
@@ -181,10 +182,13 @@ class GPT2(CausalLM):
         self.lm_head = self.new_head()
 
     @classmethod
+    def check_layout(cls, checkpoint: CheckpointConfig, layout: Layout) -> None:
+        config = read_gpt2_config(checkpoint, torch.bfloat16)
+        check_layout(config.spec, config.inner_size, layout)
+
+    @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
-        config = read_gpt2_config(checkpoint, dtype)
-        check_layout(config.spec, config.inner_size, member.place.layout)
-        return cls(config, member)
+        return cls(read_gpt2_config(checkpoint, dtype), member)
 
     def pack(self, packer: Packer) -> None:
         for block in self.h.values():

@@ -18,6 +18,7 @@ from sluice.models.linear import Packer
 from sluice.models.llama_config import LlamaConfig, read_llama_config
 from sluice.models.ops import Angles, HeadNorms, Ops
 from sluice.models.shards import LLAMA, check_layout
+from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 
 
@@ -134,10 +135,13 @@ class Llama(CausalLM):
         self.lm_head = self.new_head()
 
     @classmethod
+    def check_layout(cls, checkpoint: CheckpointConfig, layout: Layout) -> None:
+        config = read_llama_config(checkpoint, torch.bfloat16)
+        check_layout(config.spec, config.inner_size, layout)
+
+    @classmethod
     def from_checkpoint(cls, checkpoint: CheckpointConfig, dtype: torch.dtype, member: Member = ALONE) -> Self:
-        config = read_llama_config(checkpoint, dtype)
-        check_layout(config.spec, config.inner_size, member.place.layout)
-        return cls(config, member)
+        return cls(read_llama_config(checkpoint, dtype), member)
 
     def pack(self, packer: Packer) -> None:
         for layer in self.layers.values():

@@ -26,6 +26,7 @@ from sluice.models.llama import Llama
 from sluice.models.llama_config import LLAMA_ARCHITECTURES
 from sluice.models.spec import AS_STORED, DTYPES, FP8, ON_LOAD, ModelSpec, Quantization
 from sluice.models.weights import StoredTensor, first_floating_dtype, stored_tensors, weight_files
+from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
 
 ARCHITECTURES: Mapping[str, type[CausalLM]] = {
@@ -55,6 +56,26 @@ def model_class(architecture: str) -> type[CausalLM]:
             " may run with --model-impl transformers"
         )
     return ARCHITECTURES[architecture]
+
+
+def check_layout(folder: Path, layout: Layout, implementation: str = "auto") -> None:
+    """Check by its `config.json` that a model can be cut into the parts of a layout.
+
+    Args:
+        implementation: as in `load_model`.
+
+    Raises:
+        CheckpointError: it cannot; the message says what is accepted. Or the config is not supported.
+    """
+    if layout.size == 1:
+        return
+    checkpoint = read_config(folder)
+    if _is_fallback(checkpoint, implementation):
+        raise CheckpointError(
+            f"{checkpoint.architecture} runs through transformers, on one device alone: leave out --tp-size and"
+            f" --pp-size; architectures that are computed by several: {', '.join(ARCHITECTURES)}"
+        )
+    model_class(checkpoint.architecture).check_layout(checkpoint, layout)
 
 
 def load_model(
@@ -92,17 +113,13 @@ def load_model(
         CheckpointError: the config is not supported, or the model cannot be cut so; a file is missing or broken, or a
             tensor is missing, unexpected, duplicated, of the wrong shape or not of a floating-point dtype.
     """
+    check_layout(folder, member.place.layout, implementation)
     checkpoint = read_config(folder)
-    if implementation == "transformers" or (implementation == "auto" and not is_native(checkpoint.architecture)):
+    if _is_fallback(checkpoint, implementation):
         if quantization in ON_LOAD:
             raise CheckpointError(
                 f"{checkpoint.architecture} runs through transformers, whose weights are not quantised: leave out"
                 f" --quantization {quantization}"
-            )
-        if member.place.layout.size > 1:
-            raise CheckpointError(
-                f"{checkpoint.architecture} runs through transformers, on one device alone: leave out --tp-size and"
-                f" --pp-size; architectures that are computed by several: {', '.join(ARCHITECTURES)}"
             )
         if checkpoint.fields.section("quantization_config") is None:  # else it is refused
             check_agrees(quantization, None)
@@ -116,6 +133,11 @@ def load_model(
             folder, checkpoint, stored_as, dtype, quantization, device, packer, report, member, progress=progress
         )
     return model, model.spec
+
+
+def _is_fallback(checkpoint: CheckpointConfig, implementation: str) -> bool:
+    """Return whether a model runs through transformers."""
+    return implementation == "transformers" or (implementation == "auto" and not is_native(checkpoint.architecture))
 
 
 def _load_native(

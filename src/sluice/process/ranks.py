@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sluice.assembly.devices import resolve_here
-from sluice.assembly.load import find_checkpoint
+from sluice.assembly.load import find_checkpoint, refuse_parts
 from sluice.assembly.rank_facts import difference, facts_of
 from sluice.assembly.ranks import address_of, layout_of, ranks_of_node
 from sluice.config import ConfigError, EngineConfig, MemoryShortage
@@ -146,12 +146,15 @@ def meet_ranks(start: Start, spawned: Spawned, listening: Path, tick: Tick) -> R
 
     Raises:
         ConfigError: an option that cannot be honoured; ranks that go by other versions, options or checkpoints.
+        CheckpointError: the model cannot be cut so.
         OSError: a socket cannot be made; a rank has not connected in time.
     """
     config = start.config
     parallel = config.parallel
     _, device = resolve_here(config)
-    facts = facts_of(config, find_checkpoint(config.model).folder)
+    checkpoint = find_checkpoint(config.model)
+    refuse_parts(config, checkpoint)
+    facts = facts_of(config, checkpoint.folder)
     host, port = (LOCAL, 0) if parallel.dist_init_addr is None else address_of(parallel.dist_init_addr)
     token = b""
     if parallel.dist_token_file is not None:
