@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from sluice.bench.records import Record
     from sluice.bench.results import Result
     from sluice.sim.machine import Machine
+    from sluice.sim.windows import WindowOptions
     from sluice.sim.workload import Arrival
 
 WORKLOAD = frozenset(name for name, _ in options_of(WorkloadOptions))
@@ -45,6 +47,21 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         "--router",
         metavar="NAME",
         help=f"how replicas are chosen: {', '.join(POLICIES)} (default: {POLICIES[0]})",
+    )
+    windows = parser.add_argument_group("a part of a long TRACE")
+    windows.add_argument(
+        "--windows", type=int, metavar="N", help="simulate N parts of the time only, and show intervals (default: all)"
+    )
+    windows.add_argument("--window-seconds", type=float, metavar="S", help="length of a part (default: 60)")
+    windows.add_argument(
+        "--warm-up-seconds", type=float, metavar="S", help="what is simulated before and behind a part (default: 60)"
+    )
+    windows.add_argument("--processes", type=int, metavar="N", help="simulate so many parts at once (default: 1)")
+    windows.add_argument(
+        "--epoch-ms",
+        type=float,
+        metavar="MS",
+        help="time after which the router sees the replicas again (default: 0, at each request)",
     )
     files = parser.add_argument_group("results")
     files.add_argument("--json", metavar="FILE", help="write settings, metrics and the time of every token to FILE")
@@ -87,6 +104,7 @@ def run_simulate(given: dict[str, Any]) -> int:
     if router not in POLICIES:
         raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {router!r}")
     trace = given.pop("trace", None)
+    window_options = _window_options(given, seed)
     machine = machine_from(given, trace)
     arrivals = _arrivals(trace, given, longest(machine, given.get("max_total_tokens")))
     machine = changed(machine, given)
@@ -94,6 +112,8 @@ def run_simulate(given: dict[str, Any]) -> int:
         write_machine(machine, path)
     for line in machine.lines():
         print(line)
+    if window_options is not None:
+        return _windows(machine, arrivals, window_options, replicas, router, paths)
     result = simulated(machine, arrivals, replicas=replicas, router=router, seed=seed, source=trace)
     if (path := paths["json"]) is not None:
         write_result(result, path)
@@ -102,6 +122,54 @@ def run_simulate(given: dict[str, Any]) -> int:
 
         write_file(path, page(result, command="simulate", beside=_beside(result, trace)).encode())
     print(table(result))
+    return 0
+
+
+def _window_options(given: dict[str, Any], seed: int) -> WindowOptions | None:
+    """Return which part of the time is simulated; None: all. Takes its options out of `given`."""
+    from sluice.sim.windows import WindowOptions
+
+    names = {"window_seconds": "seconds", "warm_up_seconds": "warm_up", "processes": "processes", "epoch_ms": "epoch"}
+    found = {field: given.pop(name) for name, field in names.items() if name in given}
+    if "windows" not in given:
+        _refuse({name: 0 for name, field in names.items() if field in found}, "needs --windows")
+        return None
+    found["epoch"] = found.get("epoch", 0.0) / 1000
+    return WindowOptions(windows=given.pop("windows"), seed=seed, **({"seconds": 60.0} | found))
+
+
+def _windows(
+    machine: Machine,
+    arrivals: Sequence[Arrival],
+    options: WindowOptions,
+    replicas: int,
+    router: str,
+    paths: Mapping[str, Path | None],
+) -> int:
+    """Simulate parts of the time and show what they say of the whole. Returns the exit status."""
+    import msgspec
+    from tqdm import tqdm
+
+    from sluice.bench.results import write_file
+    from sluice.sim.routers import sim_router
+    from sluice.sim.windows import estimates, simulate_windows, slices_of, table
+
+    if paths["html"] is not None:
+        raise ConfigError("--html shows single requests; it is not accepted with --windows")
+    with tqdm(total=options.windows, desc="simulating", unit="window", leave=False, disable=None) as bar:
+        results = simulate_windows(
+            slices_of(arrivals),
+            arrivals[-1].time,
+            machine,
+            options,
+            replicas=replicas,
+            new_router=partial(sim_router, router, machine.setup, replicas, options.seed),
+            on_end=bar.update,
+        )
+    found = estimates(results, options.seconds, options.seed)
+    if (path := paths["json"]) is not None:
+        write_file(path, msgspec.json.encode({each.name: each for each in found}) + b"\n")
+    print(table(found, results))
     return 0
 
 

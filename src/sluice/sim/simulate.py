@@ -78,12 +78,21 @@ def simulate(
 
 
 def run(
-    workload: Workload, replicas: Sequence[Replica], router: Router, on_end: Callable[[], object]
+    workload: Workload,
+    replicas: Sequence[Replica],
+    router: Router,
+    on_end: Callable[[], object],
+    epoch: float = 0.0,
 ) -> Iterator[Record]:
-    """Yield the records of a workload as its requests end (see `simulate`)."""
+    """Yield the records of a workload as its requests end (see `simulate`).
+
+    Args:
+        epoch: seconds after which the router sees the replicas again; 0: at each request.
+    """
     sessions: dict[str, int] = {}
     turns: dict[int, int] = {}
     numbers: dict[int, tuple[int, int]] = {}
+    now = 0.0
 
     def records() -> Iterator[Record]:
         for replica in replicas:
@@ -93,8 +102,12 @@ def run(
             replica.done.clear()
 
     for number, arrival in enumerate(in_order(workload)):
-        for replica in replicas:
-            replica.advance(arrival.time)
+        seen_at = arrival.time if not epoch else arrival.time // epoch * epoch
+        if seen_at > now:
+            now = seen_at
+            for replica in replicas:
+                replica.advance(now)
+            yield from records()
         chosen = router.choose(arrival, replicas)
         if not 0 <= chosen < len(replicas):
             raise ConfigError(f"the router chose replica {chosen} of {len(replicas)}")
@@ -104,7 +117,6 @@ def run(
         if arrival.session is None:
             del turns[session]
         replicas[chosen].submit(arrival, number)
-        yield from records()
     for replica in replicas:
         replica.advance(NEVER)
     yield from records()
