@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from sluice.bench.records import Arrival as TokenArrival
 from sluice.bench.records import Failure, Record
@@ -152,9 +153,21 @@ def test_an_impossible_objective_has_a_nearest_one() -> None:
     slo = parse_slo("ttft_p95<1ms,itl_p99<10s")
     tuned = Tuner(traffic(), slo, repeats=2).tune(chunks(64, 256), [1])
     assert not tuned.pick.is_met
-    text = report(tuned, slo, "some-model")
+    text = report(tuned, slo, MACHINE)
     assert "no setting tried meets it in every repeat; the nearest that is met: ttft_p95<" in text
     assert "itl_p99<10.00s" in text
+    assert "predicted, not measured: " in report(tuned, slo, structs.replace(MACHINE, is_measured=False))
+
+
+def test_a_request_longer_than_the_pool_is_refused_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The engine would refuse it, and the objectives would be missed for a reason that no setting changes."""
+    write_machine(MACHINE, tmp_path / "machine.json")
+    (tmp_path / "t.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,5,5\n1,8190,5\n")
+    base = ["tune", str(tmp_path / "t.csv"), "--calibrate", str(tmp_path / "machine.json"), "--slo", "ttft_p95<60s"]
+    assert main(base) == 1
+    assert "line 3: num_prefill_tokens and num_decode_tokens must be at most 8192" in capsys.readouterr().err
+    assert main([*base, "--skip", "too-long", "--settings", "2", "--repeats", "1"]) == 0
+    assert "1 rows of" in capsys.readouterr().err
 
 
 def test_rounds_grow_to_the_whole_traffic_and_begin_with_its_busiest_part() -> None:

@@ -12,6 +12,7 @@ from sluice.routing.policies import POLICIES
 from sluice.sim.inputs import add_machine_arguments, add_reading_arguments, longest, machine_from, read_arrivals
 
 if TYPE_CHECKING:
+    from sluice.sim.machine import Machine
     from sluice.sim.slo import Figure, Slo
     from sluice.sim.tune import Outcome, Tuned
 
@@ -92,7 +93,7 @@ def run_tune(given: dict[str, Any]) -> int:
     with tqdm(desc="simulating", unit="run", mininterval=0.2, leave=False, disable=None) as bar:
         tuned = Tuner(arrivals, slo, router=router, repeats=repeats, on_run=bar.update).tune(found, replicas)
     print(f"{len(arrivals)} requests in {arrivals[-1].time:.0f} s; {tuned.tried} settings, {tuned.requests} requests")
-    print(report(tuned, slo, machine.model, has_residuals=bool(machine.world.residuals)))
+    print(report(tuned, slo, machine))
     return 0 if tuned.pick.is_met else EXIT_MISSED
 
 
@@ -106,11 +107,21 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def report(tuned: Tuned, slo: Slo, model: str, *, has_residuals: bool = True) -> str:
-    """Return what was found, as text."""
+def report(tuned: Tuned, slo: Slo, machine: Machine) -> str:
+    """Return what was found, as text.
+
+    Args:
+        machine: that was simulated.
+    """
     pick = tuned.pick
-    lines = ["", _verdict(pick, slo), "", "use:", f"  {command(pick, model)}"]
-    lines += ["", *_sureness(tuned, has_residuals), "", f"frontier (mean of {len(pick.runs)} repeats, least-greatest):"]
+    mark = "" if machine.is_measured else "predicted, not measured: "
+    lines = ["", mark + _verdict(pick, slo), "", "use:", f"  {command(pick, machine.model)}"]
+    lines += [
+        "",
+        *_sureness(tuned, bool(machine.world.residuals)),
+        "",
+        f"frontier (mean of {len(pick.runs)} repeats, least-greatest):",
+    ]
     shown = tuned.frontier()[:FRONTIER_SHOWN]
     for each in (pick, tuned.measured):
         if all(each is not other for other in shown):
@@ -166,6 +177,8 @@ def _sureness(tuned: Tuned, has_residuals: bool) -> list[str]:
 
 def _difference(pick: Outcome, other: Outcome) -> str:
     """Return by how much the worst figure differs, repeat by repeat, and by how much that varies."""
+    if not all(map(math.isfinite, (*pick.excesses, *other.excesses))):
+        return "requests failed, so there is no figure to compare"
     ratios = sorted(ours / theirs for ours, theirs in zip(pick.excesses, other.excesses, strict=True) if theirs)
     if not ratios:
         return "no difference"
