@@ -26,6 +26,7 @@ from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere
 from sluice.runner.parallel.sampling import ShardedLogitOps
+from sluice.runner.parallel.stage_timer import StageTimer
 from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.runner.runner import TorchRunner
 from sluice.testing.groups import thread_members
@@ -68,7 +69,8 @@ def running(
     """
     link = ThreadLeaderLink(layout.size)
     replies = Replies(link, layout)
-    ranks = thread_members(layout)
+    timers = [StageTimer(member) for member in thread_members(layout)]
+    ranks = [timer.member for timer in timers]
     ends = [Commands(each) for each in link.followers]
     makers = [
         partial(Grammars, grammars=grammars, publish=publisher(link)),
@@ -93,12 +95,12 @@ def running(
         runners.append(
             TorchRunner(model, state, ReferenceAttention(), logit_ops=logit_ops, copies=copies, elsewhere=waits)
         )
-    leader = Leader(runners[0], link, layout, replies, ranks[0].close)
+    leader = Leader(runners[0], link, layout, replies, ranks[0].close, timers[0].timed)
 
     def follow(rank: int) -> None:
         member, end = ranks[rank], link.followers[rank - 1]
         try:
-            Follower(runners[rank], ends[rank - 1], end, member.place, member.close).run()
+            Follower(runners[rank], ends[rank - 1], end, member.place, member.close, timers[rank].timed).run()
         finally:
             end.end()
 

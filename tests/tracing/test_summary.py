@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +14,12 @@ from recorded import play, recorded_engine, trace_file
 from scenarios import random_scenario
 from scenarios import run as live
 from sluice.engine.messages import Abort, Submit
-from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowTiers, resolved
+from sluice.testing import Faults, ManualLink, ShadowRunner, ShadowStep, ShadowTiers, resolved
 from sluice.tracing.file import TraceReader
 from sluice.tracing.perfetto import Converter
 from sluice.tracing.run import Prefill, Run, read_run
 from sluice.tracing.summary import Preempted, Spread, Summary, percentile, report, spread, summarize
-from sluice.types import PriorityClass, TierLimits
+from sluice.types import BatchPlan, BatchResult, PriorityClass, TierLimits
 from worlds import World, limits_of, offload_of
 
 WORLD = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
@@ -159,6 +159,36 @@ def test_a_context_longer_than_the_device_is_named_with_what_it_costs(tmp_path: 
     assert all(args["to item"] <= args["of items"] for args in drawn)
     counted = [event["args"] for event in events if event["name"] == "tokens a step"]
     assert sum(args["decode"] for args in counted) == 4
+
+
+class Staged:
+    """A pipeline of two stages: of each step the first computes half a millisecond, the second a quarter."""
+
+    def __init__(self) -> None:
+        self._inner = ShadowRunner(page_size=4, vocab_size=2)
+
+    def launch(self, plan: BatchPlan) -> StagedStep:
+        return StagedStep(self._inner.launch(plan))
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@dataclass(frozen=True)
+class StagedStep:
+    inner: ShadowStep
+
+    def wait(self) -> BatchResult:
+        return replace(self.inner.wait(), stage_micros=(500, 250))
+
+
+def test_the_idle_time_of_stages_is_shown(tmp_path: Path) -> None:
+    """Twelve steps of a millisecond, the first with three tokens of a prompt."""
+    path = tmp_path / "trace"
+    play(recorded_engine(WORLD, trace_file(path, WORLD), shadow=Staged()), [STREAM])
+    summary = summary_of(path)
+    assert summary.stages_idle == pytest.approx((1 - 6 / 12.3, 1 - 3 / 12.3))
+    assert "stages    idle while steps were in flight: 51.2%, 75.6%" in report(summary, table=False)
 
 
 def test_preemptions_are_counted(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class StepRun(NamedTuple):
     """What it added to the gaps of streams."""
     pace: Pace | None = None
     """What it was expected to take, if steps have a target."""
+    stage_micros: tuple[int, ...] = ()
+    """What each stage of a pipeline computed."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -221,6 +223,7 @@ def _add_step(run: Run, record: Step) -> None:
             ),
             micros=record.micros,
             pace=plan.pace,
+            stage_micros=record.stage_micros,
         )
     )
     run.failed_copies += sum(copy.error is not None for copy in record.copies)

@@ -10,7 +10,7 @@ from itertools import pairwise
 from sluice.tracing.classes import ClassSummary, is_on_time, report_classes, summarize_classes, ttft_ms
 from sluice.tracing.format import Header
 from sluice.tracing.pace import PaceSummary, report_pace, summarize_pace
-from sluice.tracing.run import Cause, Gap, Refusal, RequestRun, RowFailure, Run, find_gaps
+from sluice.tracing.run import Cause, Gap, Refusal, RequestRun, RowFailure, Run, StepRun, find_gaps
 from sluice.tracing.spread import Spread, percentile, spread
 from sluice.types import SchedulerLimits
 
@@ -98,6 +98,8 @@ class Summary:
     """Time of a step in the runner."""
     host_ms: Spread
     """Time of a step in the scheduler."""
+    stages_idle: tuple[float, ...]
+    """Share of the time with steps in flight in which each stage of a pipeline computed nothing; () without one."""
     pace: PaceSummary | None
     """How steps kept an ITL target, if they had one."""
     classes: dict[str, ClassSummary]
@@ -150,6 +152,7 @@ def summarize(header: Header, run: Run, gap_ms: float, *, truncated: bool = Fals
         bound_by=_counted(step.bound_by.value for step in steps),
         device_ms=spread([step.device_ms for step in steps]),
         host_ms=spread([step.host_ms for step in steps]),
+        stages_idle=_stages_idle(steps),
         pace=summarize_pace(steps),
         classes=summarize_classes(run, header.setup.limits),
         requests=len(requests),
@@ -186,6 +189,16 @@ def _row(request: RequestRun, limits: SchedulerLimits) -> RequestRow:
         priority_class=request.priority_class,
         on_time=is_on_time(request, limits),
     )
+
+
+def _stages_idle(steps: Sequence[StepRun]) -> tuple[float, ...]:
+    timed = [step for step in steps if step.stage_micros]
+    busy = [sum(micros) / 1e6 for micros in zip(*(step.stage_micros for step in timed), strict=True)]
+    in_flight, until = 0.0, 0.0
+    for step in timed:  # in the order in which they were launched, and ended
+        in_flight += step.ended_at - max(step.launched_at, until)
+        until = step.ended_at
+    return tuple(max(0.0, 1 - each / in_flight) for each in busy)
 
 
 def _last_moment(run: Run) -> float:
@@ -243,6 +256,8 @@ def _run(summary: Summary) -> Iterator[str]:
         )
     yield f"runner    {_spread(summary.device_ms)} a step"
     yield f"scheduler {_spread(summary.host_ms)} a step"
+    if summary.stages_idle:
+        yield "stages    idle while steps were in flight: " + ", ".join(f"{idle:.1%}" for idle in summary.stages_idle)
 
 
 def _bounds(summary: Summary) -> Iterator[str]:

@@ -7,6 +7,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,16 @@ from ranks import FakeGrammar, Ranks, ShardOfWhole, answer_of, running
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.engine.messages import Abort
-from sluice.parallel.group import GroupError
+from sluice.parallel.group import Alone, GroupError
 from sluice.parallel.layout import Layout
-from sluice.parallel.member import Member
+from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.base import BAD_LOGITS
 from sluice.runner.features.grammars import Grammars
 from sluice.runner.parallel.frames import Close, decode_command, decode_reply, encode
 from sluice.runner.parallel.leader import summed
+from sluice.runner.parallel.stage_timer import StageTimer
+from sluice.tiers.copies import CopiesOnly
 from sluice.types import (
     BatchPlan,
     Chunk,
@@ -139,7 +142,10 @@ def test_a_row_that_fails_and_a_plan_that_does_not_fit_end_nothing(layout: Layou
         with pytest.raises(PlanError, match="slot 9 of 3"):
             ranks.leader.launch(plan_of(1, 5, slot=9))
         one = shadow_runner(shadow_shape(num_pages=30, page_size=2, num_slots=3, vocab_size=VOCAB))
-        assert ranks.leader.launch(plan_of(2, 5)).wait() == one.launch(plan_of(2, 5)).wait()
+        result = ranks.leader.launch(plan_of(2, 5)).wait()
+        stages = layout.pipeline_size
+        assert len(result.stage_micros) == (stages if stages > 1 else 0)
+        assert replace(result, stage_micros=()) == one.launch(plan_of(2, 5)).wait()
 
 
 class FailsAt:
@@ -283,3 +289,30 @@ def test_a_thousand_random_plans_leave_equal_page_tables() -> None:
         assert len(tables) == 4
         assert all(each == tables[0] for each in tables)
         total += len(tables[0])
+
+
+def test_a_stage_is_not_busy_while_it_waits_for_another() -> None:
+    """A clock that goes on by a second whenever it is read, and a group that receives for ten."""
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1
+        return now
+
+    class Slow(Alone):
+        size = 2
+
+        def recv(self, x: torch.Tensor, source: int) -> torch.Tensor:
+            nonlocal now
+            now += 10
+            return x
+
+    timer = StageTimer(Member(Layout(1, 2).place(0), pipeline_group=Slow()), clock)
+
+    def start() -> CopiesOnly:
+        timer.member.pipeline_group.recv(torch.zeros(1), 1)
+        return CopiesOnly(3)
+
+    assert timer.timed(start) == (CopiesOnly(3), (2_000_000,))
+    assert StageTimer(ALONE, clock).timed(lambda: CopiesOnly(3)) == (CopiesOnly(3), ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NoReturn
 
 from sluice.device.queues import noop
@@ -10,15 +11,15 @@ from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Place
 from sluice.runner.parallel.control import FollowerLink
 from sluice.runner.parallel.frames import Answer, Close, Launch, Masks, Problem, decode_command, encode
+from sluice.runner.parallel.stage_timer import Timed, untimed
 from sluice.runner.runner import TorchRunner
 from sluice.types import BatchPlan, BatchResult
 
 
 def answers(place: Place, plan: BatchPlan) -> bool:
-    """Return whether a rank beside the leader answers a plan: the first of the ranks that sample, if the leader is
-    none of them, and every rank that copies pages, with their checksums."""
-    samples = place.stage > 0 and place.is_last and place.shard == 0
-    return bool(plan.copies) or (samples and bool(plan.chunks))
+    """Return whether a rank beside the leader answers a plan: every rank one with copies, with the checksums of its
+    pages, and the first rank of every later stage one with chunks, with its time, and what was sampled."""
+    return bool(plan.copies) or (place.stage > 0 and place.shard == 0 and bool(plan.chunks))
 
 
 def elsewhere(step: int) -> BatchResult | None:
@@ -70,6 +71,7 @@ class Follower:
         link: to the leader.
         place: of the rank.
         leave: leaves the groups of this rank, so that no other waits for it.
+        timed: starts steps.
     """
 
     def __init__(
@@ -79,12 +81,14 @@ class Follower:
         link: FollowerLink,
         place: Place,
         leave: Callable[[], None] = noop,
+        timed: Timed = untimed,
     ) -> None:
         self._runner = runner
         self._commands = commands
         self._link = link
         self._place = place
         self._leave = leave
+        self._timed = timed
 
     def run(self) -> None:
         """Run steps until the leader closes the links. The runner is closed then.
@@ -103,9 +107,9 @@ class Follower:
             self._runner.close()
 
     def _step(self, plan: BatchPlan) -> None:
-        started = self._runner.start(plan)
+        step, micros = self._timed(lambda: self._runner.start(plan))
         if answers(self._place, plan):
-            self._link.send(encode(Answer(started.wait())))
+            self._link.send(encode(Answer(replace(step.wait(), stage_micros=micros))))
 
     def _tell(self, error: Exception) -> None:
         is_consequence = isinstance(error, GroupError)

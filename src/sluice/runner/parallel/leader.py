@@ -3,6 +3,7 @@
     plan    checked here, sent to all ranks, started by each of them on its part of the model
     masks   sent behind the plan, since grammars are followed here (`masks.py`)
     result  of this rank if it samples, else of the first rank of the last stage
+    times   of each stage, from its first rank
     copies  each rank stores and loads its part of a page; a page's checksum is the sum of those of its parts
 
 The leader decides everything, so no rank decides by its own clock or disk, and each does the same steps in the same
@@ -24,6 +25,7 @@ from sluice.parallel.layout import Layout
 from sluice.runner.parallel.control import LeaderLink
 from sluice.runner.parallel.follower import answers
 from sluice.runner.parallel.frames import Close, Launch, Masks, Problem, decode_reply, encode
+from sluice.runner.parallel.stage_timer import Timed, untimed
 from sluice.runner.runner import TorchRunner
 from sluice.tiers.copies import Launched, ended
 from sluice.types import BatchPlan, BatchResult, CopyDone, PageCopy
@@ -103,6 +105,8 @@ class LedStep:
     leader: Leader
     plan: BatchPlan
     own: Launched
+    micros: tuple[int, ...]
+    """That this rank computed, if that is known."""
 
     def wait(self) -> BatchResult:
         """Block until the step is done.
@@ -110,7 +114,7 @@ class LedStep:
         Raises:
             GroupError: a rank has failed; no step can follow.
         """
-        return self.leader.result(self.plan, self.own)
+        return self.leader.result(self)
 
 
 class Leader:
@@ -122,6 +126,7 @@ class Leader:
         layout: of all ranks, of which this is the first.
         replies: of the other ranks.
         leave: leaves the groups of this rank, so that no other waits for it.
+        timed: starts steps.
     """
 
     def __init__(
@@ -131,11 +136,13 @@ class Leader:
         layout: Layout,
         replies: Replies,
         leave: Callable[[], None] = noop,
+        timed: Timed = untimed,
     ) -> None:
         self._runner = runner
         self._link = link
         self._replies = replies
         self._leave = leave
+        self._timed = timed
         self._others = [layout.place(rank) for rank in range(1, layout.size)]
         self._lost: GroupError | None = None
 
@@ -154,25 +161,31 @@ class Leader:
         self._runner.check(plan)
         try:
             self._link.broadcast(encode(Launch(plan)))
-            return LedStep(self, plan, self._runner.start(plan))
+            return LedStep(self, plan, *self._timed(lambda: self._runner.start(plan)))
         except Exception as error:
             raise self._failed(error) from error
 
-    def result(self, plan: BatchPlan, own: Launched) -> BatchResult:
+    def result(self, step: LedStep) -> BatchResult:
         """Wait for a step.
 
         Raises:
             GroupError: a rank has failed; no step can follow.
         """
         self._check()
+        plan = step.plan
         try:
-            result = own.wait()
-            if not plan.copies:
-                return result
-            others = [self._replies.of(place.rank, plan.step) for place in self._others if answers(place, plan)]
+            result = step.own.wait()
+            ranks = [place.rank for place in self._others if answers(place, plan)]
+            others = {rank: self._replies.of(rank, plan.step) for rank in ranks}
         except Exception as error:
             raise self._failed(error) from error
-        return replace(result, copies=summed(plan.copies, [result.copies, *(other.copies for other in others)]))
+        if plan.copies:
+            parts = [result.copies, *(other.copies for other in others.values())]
+            result = replace(result, copies=summed(plan.copies, parts))
+        if plan.chunks and step.micros:
+            heads = [others[place.rank] for place in self._others if place.shard == 0]
+            result = replace(result, stage_micros=(*step.micros, *(each.stage_micros[0] for each in heads)))
+        return result
 
     def close(self) -> None:
         """End all ranks. No launch may follow; may be called again."""
