@@ -30,6 +30,17 @@ def test_each_stage_has_a_step_and_one_more_is_planned() -> None:
     assert resolve(EngineConfig.from_options({"tp_size": 3}), "cpu").config.scheduler.depth == 1
 
 
+def test_a_pipeline_on_cuda_plans_no_token_ahead() -> None:
+    """Its tokens would pass its hidden states on one stream, in the other direction."""
+    overlap = EngineConfig.from_options({"pp_size": 2, "enable_overlap": True})
+    resolved = resolve(overlap, "cpu").config.scheduler
+    assert (resolved.depth, resolved.lookahead) == (3, 1)
+    with pytest.raises(ConfigError, match="--enable-overlap is not supported beside --pp-size 2 on cuda"):
+        resolve(overlap, "cuda")
+    with pytest.raises(ConfigError, match="--lookahead 1 is not supported beside --pp-size 2 on cuda"):
+        resolve(EngineConfig.from_options({"pp_size": 2, "lookahead": 1}), "cuda")
+
+
 def test_machines_have_equal_shares_of_the_ranks() -> None:
     parallel = ParallelConfig(tp_size=2, pp_size=4, nnodes=2)
     assert layout_of(parallel).size == 8

@@ -42,7 +42,7 @@ async def answers(llm: AsyncLLM, prompts: Sequence[str] = PROMPTS) -> list[str]:
     return list(await asyncio.gather(*map(answer, prompts, ASKED)))
 
 
-@pytest.mark.parametrize("sizes", [{"pp_size": 2}, {"tp_size": 2, "pp_size": 2}], ids=str)
+@pytest.mark.parametrize("sizes", [{"pp_size": 2, "enable_overlap": True}, {"tp_size": 2, "pp_size": 2}], ids=str)
 def test_ranks_answer_as_one_process(sizes: dict[str, int], expected: list[str]) -> None:
     async def test() -> None:
         async with AsyncLLM(**EXACT, **sizes) as llm:

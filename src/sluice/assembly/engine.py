@@ -25,6 +25,7 @@ from sluice.engine.heartbeat import Heartbeat
 from sluice.engine.messages import BlocksLoaded, Copied
 from sluice.engine.protocols import Link
 from sluice.faults import Fault
+from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.tracing.file import create
 from sluice.types import CHUNKS_BY_TIME, Tier
 
@@ -126,6 +127,8 @@ def _build(
     if prepares_grammars:
         grammars.prepare()
     state = loaded.state(grammars, led.publish)
+    if loaded.info.config.scheduler.lookahead:
+        exchange_last_tokens(state, led.member)
     tiers = loaded.tiers.open(state, lambda done: link.post(Copied(done)), must_exist=must_exist)
     with ExitStack() as undo:
         undo.callback(tiers.copies.close)

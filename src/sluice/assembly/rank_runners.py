@@ -17,6 +17,8 @@ from sluice.runner.parallel.control import FollowerLink, LeaderLink
 from sluice.runner.parallel.follower import Commands, Follower, elsewhere
 from sluice.runner.parallel.leader import Leader, Replies, publisher
 from sluice.runner.parallel.masks import GrammarsElsewhere
+from sluice.runner.parallel.stage_timer import StageTimer, untimed
+from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.runner.runner import TorchRunner
 
 Agree = Callable[[int], int]
@@ -87,7 +89,8 @@ class LedRanks:
     """
 
     def __init__(self, ranks: OtherRanks, heartbeat: Heartbeat) -> None:
-        self.member = ranks.member
+        self._timer = StageTimer(ranks.member)
+        self.member = self._timer.member
         self.agree: Agree | None = ranks.agree
         self.publish: Publish = publisher(ranks.links)
         self._ranks = ranks
@@ -96,7 +99,8 @@ class LedRanks:
 
     def over(self, runner: TorchRunner) -> Runner:
         self._ranks.wait_until_loaded()
-        return Leader(runner, self._ranks.links, self.member.place.layout, self._replies, self.member.close)
+        timed = self._timer.timed if runner.computes_at_launch else untimed
+        return Leader(runner, self._ranks.links, self.member.place.layout, self._replies, self.member.close, timed)
 
 
 def build_follower(
@@ -113,9 +117,13 @@ def build_follower(
         CheckpointError: a model that cannot be found, loaded or cut.
         GroupError: another rank has ended.
     """
-    loaded = load(config, progress=False, member=member, agree=agree, local_rank=local_rank)
+    timer = StageTimer(member)
+    loaded = load(config, progress=False, member=timer.member, agree=agree, local_rank=local_rank)
     commands = Commands(link)
     state = loaded.state_with(partial(GrammarsElsewhere, receive=commands.masks))
+    if loaded.info.config.scheduler.lookahead:
+        exchange_last_tokens(state, timer.member)
     runner = loaded.runner(state=state, elsewhere=None if member.place.is_last else elsewhere)
-    follower = Follower(runner, commands, link, member.place, member.close)
+    timed = timer.timed if runner.computes_at_launch else untimed
+    follower = Follower(runner, commands, link, member.place, member.close, timed)
     return follower.run, loaded.info.device.type

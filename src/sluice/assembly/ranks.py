@@ -75,7 +75,7 @@ def _refuse_nodes(parallel: ParallelConfig, size: int) -> None:
 
 
 def _refuse_beside_ranks(config: EngineConfig, shown: str) -> None:
-    cache, model, scheduler = config.cache, config.model, config.scheduler
+    cache, model = config.cache, config.model
     for name, value in {"kv_host_bytes": cache.kv_host_bytes, "kv_disk": cache.kv_disk}.items():
         if value is not None:
             raise ConfigError(f"{flag(name)} {value} is not supported beside {shown}: leave one of them out")
@@ -89,9 +89,21 @@ def _refuse_beside_ranks(config: EngineConfig, shown: str) -> None:
         raise ConfigError(
             f"--device {model.device} names one device, and {shown} takes one for each rank: give --device cuda"
         )
-    if config.parallel.pp_size > 1 and (scheduler.enable_overlap or scheduler.lookahead):
+
+
+def refuse_lookahead(config: EngineConfig, device_type: str) -> None:
+    """Check that a pipeline may plan tokens ahead.
+
+    Args:
+        device_type: cpu or cuda.
+
+    Raises:
+        ConfigError: it may not, there.
+    """
+    scheduler, stages = config.scheduler, config.parallel.pp_size
+    if device_type == "cuda" and stages > 1 and (scheduler.enable_overlap or scheduler.lookahead):
         given = "--enable-overlap" if scheduler.enable_overlap else f"--lookahead {scheduler.lookahead}"
         raise ConfigError(
-            f"{given} is not supported beside --pp-size {config.parallel.pp_size}: the first stage computes a token"
-            f" only when the last one has sampled it; --depth sets the steps in flight"
+            f"{given} is not supported beside --pp-size {stages} on cuda: tokens on their way back to the first stage"
+            f" could wait for hidden states on their way to the last; --depth sets the steps in flight"
         )

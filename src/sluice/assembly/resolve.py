@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sluice.assembly.ranks import refuse_ranks
+from sluice.assembly.ranks import refuse_lookahead, refuse_ranks
 from sluice.assembly.refusals import refuse_contradictions
 from sluice.config import (
     CHUNKING_OFF,
@@ -88,6 +88,7 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     config = replace(config, scheduler=_with_policy(config.scheduler, why))
     refuse_contradictions(config, device_type)
     refuse_ranks(config)
+    refuse_lookahead(config, device_type)
     overlap = _overlap(config.scheduler, config.parallel.pp_size, why)
     page_size = _page_size(config, defaults, device_type, why)
     sizes = _sizes(config.scheduler, page_size, defaults, device_type, why)

@@ -123,6 +123,11 @@ class TorchRunner:
         )
 
     @property
+    def computes_at_launch(self) -> bool:
+        """Whether a step is computed when `launch` returns, as on a CPU."""
+        return self._state.shape.device.type == "cpu"
+
+    @property
     def loads(self) -> LoadTotals:
         """Totals of the blocks that were loaded into the ring since the start."""
         return self._offload.totals
