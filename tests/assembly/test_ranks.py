@@ -53,6 +53,8 @@ def test_addresses() -> None:
     for text in ("10.0.0.1", ":5000", "host:", "host:0", "host:65536", "host:x"):
         with pytest.raises(ConfigError, match="--dist-init-addr must be HOST:PORT"):
             address_of(text)
+    with pytest.raises(ConfigError, match="must name one address"):
+        address_of("0.0.0.0:5000")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

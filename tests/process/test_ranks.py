@@ -5,13 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 import processes
 from serving import run
 from sluice import LLM, AsyncLLM, SamplingParams
+from sluice.config import EngineConfig, flag
+from sluice.parallel.group import GroupError
+from sluice.process.launch import EngineProcess, EngineStartError
+from sluice.process.rank_process import connect
+from sluice.process.rank_wire import Hello, RankFailed, RankFrame, decode_frame, encode_frame
+from sluice.process.secret_file import TOKEN, read_or_make_secret
+from sluice.process.wire import Start
 
 PROMPTS = [
     "The key of the blue box is 4711.",
@@ -69,5 +81,74 @@ def test_streams_go_on_when_a_rank_is_killed(expected: list[str]) -> None:
             assert await asked == expected
             assert llm.num_restarts == 1
             assert llm.pid != first
+
+    run(test)
+
+
+def test_machines_share_the_ranks(tmp_path: Path, expected: list[str]) -> None:
+    """Here both are this machine. The second one's ranks find the engine that follows one that was killed, too."""
+    options = {**EXACT, "tp_size": 2, "nnodes": 2, "dist_init_addr": f"127.0.0.1:{processes.free_port()}"}
+    options |= {"dist_token_file": str(tmp_path / "token")}
+    flags = [word for name, value in options.items() for word in (flag(name), str(value))]
+
+    async def test() -> None:
+        async with AsyncLLM(**options) as llm:
+            assert llm.pid is not None
+            assert processes.children(llm.pid) == [], "the other rank runs on the other machine"
+            assert await answers(llm) == expected
+            os.kill(llm.pid, signal.SIGKILL)
+            assert await answers(llm) == expected
+            assert llm.num_restarts == 1
+
+    read_or_make_secret(tmp_path / "token", TOKEN)
+    with machine("--node-rank", "1", *flags) as other:
+        run(test)
+        other.terminate()
+        assert other.wait(10) == 0
+
+
+@contextmanager
+def machine(*flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the ranks of another machine, with the bundled model."""
+    with subprocess.Popen([sys.executable, "-m", "sluice", "serve", *flags]) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_ranks_that_are_missing_or_others_are_refused(tmp_path: Path) -> None:
+    """The test is the other machine: with another token, then with another version."""
+    token = read_or_make_secret(tmp_path / "token", TOKEN)
+    ports = [processes.free_port(), processes.free_port()]
+
+    def start(port: int, seconds: float) -> Start:
+        options = {"tp_size": 2, "nnodes": 2, "dist_init_addr": f"127.0.0.1:{port}", "device": "cpu"}
+        config = EngineConfig.from_options(options | {"dist_token_file": str(tmp_path / "token")})
+        return Start(config, start_seconds=seconds)
+
+    def meet(address: str) -> RankFrame:
+        with pytest.raises(GroupError, match="--dist-token-file must be the same on every machine"):
+            connect(address, b"a guess", 60)
+        with closing(connect(address, token, 60)) as connection:
+            connection.send(encode_frame(Hello(1, {"sluice": "0.0.1"})))
+            return decode_frame(connection.receive())
+
+    async def refusal(port: int, seconds: float) -> str:
+        engine = await EngineProcess.spawn(start(port, seconds))
+        try:
+            with pytest.raises(EngineStartError) as refused:
+                await engine.ready()
+        finally:
+            await engine.close()
+        return str(refused.value)
+
+    async def test() -> None:
+        missing, other, answer = await asyncio.gather(
+            refusal(ports[0], 0.1), refusal(ports[1], 60.0), asyncio.to_thread(meet, f"127.0.0.1:{ports[1]}")
+        )
+        assert f"ranks 1 have not connected to 127.0.0.1:{ports[0]} within 0.1 s: start their machines" in missing
+        assert other.startswith(f"rank 1 has sluice 0.0.1, and rank 0 has {version('sluice')}: start every machine")
+        assert answer == RankFailed(other)
 
     run(test)

@@ -6,6 +6,7 @@ import json
 import shlex
 from pathlib import Path
 
+from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.chat.choosing import Chosen
 from sluice.process.wire import Ready
 
@@ -22,6 +23,9 @@ def announcement(url: str, name: str, ready: Ready, replies: Chosen, *, chat: bo
     """
     limits = ready.limits
     lines = [f"Sluice serves {name} at {url}/v1 (up to {limits.max_request_tokens} tokens a request)."]
+    parallel = ready.config.parallel
+    if (ranks := layout_of(parallel).size) > 1:
+        lines.append(f"It is computed by {ranks} ranks ({shown_sizes(parallel)}).")
     if ready.is_bundled:
         lines.append(
             "This is the small model that comes with Sluice: it finds facts in what you write, and knows little else."

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sluice.assembly.explain import explain
+from sluice.assembly.ranks import refuse_ranks
 from sluice.chat.choosing import NO_PARSER, Chosen
 from sluice.config import ConfigError, EngineConfig, ServerConfig
 from sluice.http.announcement import announcement, own_command
@@ -47,6 +48,7 @@ from sluice.process.engine_process import freeze_gc
 from sluice.process.engine_state import EngineState
 from sluice.process.launch import EngineStartError, EngineTimeouts
 from sluice.process.logs import configure_logging, one_line
+from sluice.process.rank_node import run_node
 from sluice.process.sleep import Sleep
 from sluice.process.supervisor import Supervisor
 from sluice.process.wire import FACTORY, Ready, Start
@@ -102,6 +104,9 @@ def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = 
     sys.setswitchinterval(SWITCH_SECONDS)
     listeners: list[Listener] = [RequestLog(), IgnoredFieldsLog()]
     try:
+        if engine.parallel.node_rank > 0:
+            refuse_ranks(engine)
+            return run_node(start_of(server, engine, factory))
         with contextlib.ExitStack() as stack:
             if server.otlp_traces_endpoint is not None:
                 traces = open_traces(server.otlp_traces_endpoint)
@@ -141,8 +146,7 @@ async def serve(
     state, metrics = EngineState(), Metrics()
     backend = Backend(state)
     client = EngineClient(observer=metrics, recovery=state.stats)
-    start = Start(engine, factory, server.log_level, server.log_format, server.inject_fault or "")
-    start = replace(start, start_seconds=0.9 * server.start_timeout)
+    start = start_of(server, engine, factory)
     sleep = Sleep(client, state, server.idle_unload)
     supervisor = Supervisor(start, client, state, server.max_engine_restarts, EngineTimeouts.of(server), sleep)
     app = create_app(
@@ -173,6 +177,18 @@ async def serve(
         return 1 if living.done() and living.result() else 0
     finally:
         await _end(backend, living, supervisor, serving, http, signals)
+
+
+def start_of(server: ServerConfig, engine: EngineConfig, factory: str) -> Start:
+    """Return how the server's first engine is built."""
+    return Start(
+        engine,
+        factory,
+        server.log_level,
+        server.log_format,
+        server.inject_fault or "",
+        start_seconds=0.9 * server.start_timeout,  # less than it has, so that it can say what it lacks
+    )
 
 
 async def _end(

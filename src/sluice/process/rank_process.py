@@ -29,7 +29,7 @@ from sluice.process.engine_process import EXIT_FAILED, describe, die_with_parent
 from sluice.process.frame_socket import FrameSocket, prove
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
-from sluice.process.rank_spawn import RankSetup, read_setup
+from sluice.process.rank_spawn import EXIT_REFUSED, RankSetup, read_setup
 from sluice.process.rank_wire import (
     Begin,
     Hello,
@@ -42,8 +42,6 @@ from sluice.process.rank_wire import (
 )
 from sluice.process.ranks import GROUP_SECONDS, PROVE_SECONDS, with_own_paths
 
-EXIT_REFUSED = 5
-"""Exit status of a rank that the leader refused, or that refuses the leader: another attempt would be no better."""
 RETRY_SECONDS = 0.2
 """Between two attempts to connect."""
 LEADER = "the first machine"

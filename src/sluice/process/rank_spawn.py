@@ -16,6 +16,8 @@ from sluice.config import EngineConfig
 from sluice.process.wire import Start
 
 LENGTH = struct.Struct("<Q")
+EXIT_REFUSED = 5
+"""Exit status of a rank that the leader refuses, or that does not find it: another attempt would be no better."""
 
 
 class RankSetup(msgspec.Struct, frozen=True):

@@ -43,7 +43,7 @@ from sluice.process.rank_wire import (
     decode_frame,
     encode_frame,
 )
-from sluice.process.secret_file import read_or_make_secret
+from sluice.process.secret_file import TOKEN, read_or_make_secret
 from sluice.process.wire import Start
 
 LOGGER = logging.getLogger("sluice.engine")
@@ -58,7 +58,6 @@ NOTICE_SECONDS = 2.0
 """For the loop to report the end of a rank before the process ends."""
 MAX_UNKNOWN = 64
 """Connections at a time that have not proved anything."""
-SECRET = "the token of --dist-token-file"
 
 Tick = Callable[[], None]
 F = TypeVar("F", bound=RankFrame)
@@ -151,6 +150,10 @@ def meet_ranks(start: Start, spawned: Spawned, listening: Path, tick: Tick) -> R
     """
     config = start.config
     parallel = config.parallel
+    if parallel.node_rank > 0:
+        raise ConfigError(
+            f"--node-rank {parallel.node_rank} needs `sluice serve`: only the first machine has the engine"
+        )
     _, device = resolve_here(config)
     checkpoint = find_checkpoint(config.model)
     refuse_parts(config, checkpoint)
@@ -158,7 +161,7 @@ def meet_ranks(start: Start, spawned: Spawned, listening: Path, tick: Tick) -> R
     host, port = (LOCAL, 0) if parallel.dist_init_addr is None else address_of(parallel.dist_init_addr)
     token = b""
     if parallel.dist_token_file is not None:
-        token = read_or_make_secret(Path(parallel.dist_token_file), SECRET)
+        token = read_or_make_secret(Path(parallel.dist_token_file), TOKEN)
     with ExitStack() as undo:
         listeners = [undo.enter_context(_listen_on_path(listening))]
         if parallel.nnodes > 1:

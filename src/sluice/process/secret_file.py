@@ -12,6 +12,7 @@ from pathlib import Path
 from sluice.config import ConfigError
 
 MODE = 0o600
+TOKEN = "the token of --dist-token-file"
 SIZE = 32
 """Bytes of a secret."""
 
