@@ -26,7 +26,7 @@ from sluice.parallel.group import GroupError
 from sluice.parallel.rendezvous import bind_nccl, join_store, own_address
 from sluice.parallel.torch_group import join_groups
 from sluice.process.engine_process import EXIT_FAILED, describe, die_with_parent, freeze_gc, is_shortage
-from sluice.process.frame_socket import FrameSocket, prove
+from sluice.process.frame_socket import FrameSocket, prove, watch_ends
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
 from sluice.process.rank_spawn import EXIT_REFUSED, RankSetup, read_setup
@@ -40,7 +40,7 @@ from sluice.process.rank_wire import (
     decode_frame,
     encode_frame,
 )
-from sluice.process.ranks import GROUP_SECONDS, PROVE_SECONDS, with_own_paths
+from sluice.process.ranks import GROUP_SECONDS, NOTICE_SECONDS, PROVE_SECONDS, with_own_paths
 
 RETRY_SECONDS = 0.2
 """Between two attempts to connect."""
@@ -64,6 +64,7 @@ def main() -> int:
     except (GroupError, OSError) as error:
         print(f"sluice: error: rank {setup.rank}: {describe(error)}", file=sys.stderr)
         return EXIT_REFUSED
+    watch_ends([connection], _leader_ended)
     with closing(connection):
         try:
             _run(setup, connection)
@@ -176,6 +177,12 @@ def _connected(leader: str, seconds: float) -> socket.socket:
         connected.close()
         raise
     return connected
+
+
+def _leader_ended(connection: FrameSocket) -> None:
+    """End this process soon after the leader, even in the middle of a step that waits for another rank."""
+    time.sleep(NOTICE_SECONDS)
+    os._exit(EXIT_FAILED)
 
 
 def _watch_stdin() -> None:
