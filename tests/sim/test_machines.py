@@ -130,6 +130,10 @@ def test_predicted_machines_say_so(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["simulate", "--hardware", "h100", "--model", str(tmp_path), "--request-rate", "2"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("predicted, not measured") == 2
+    flags = ["--windows", "2", "--window-seconds", "3", "--json", str(tmp_path / "out.json")]
+    assert main(["simulate", "--hardware", "h100", "--model", str(tmp_path), "--request-rate", "2", *flags]) == 0
+    assert capsys.readouterr().out.count("predicted, not measured") == 2
+    assert json.loads((tmp_path / "out.json").read_text())["kind"] == "predicted, not measured"
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,9 @@ def _windows(
         )
     found = estimates(results, options.seconds, options.seed)
     if (path := paths["json"]) is not None:
-        write_file(path, msgspec.json.encode({each.name: each for each in found}) + b"\n")
-    print(table(found, results))
+        content = {"kind": machine.kind, "model": machine.model, "machine": machine.name, "figures": found}
+        write_file(path, msgspec.json.encode(content) + b"\n")
+    print(f"{machine.kind}: {table(found, results)}")
     return 0
 
 
@@ -250,8 +251,7 @@ def simulated(
         },
         "workload": {"unique_prompts": False},
     }
-    kind = "simulated" if machine.is_measured else "predicted, not measured"
-    target = {"url": kind, "model": machine.model, "machine": machine.name, "depth": machine.depth}
+    target = {"url": machine.kind, "model": machine.model, "machine": machine.name, "depth": machine.depth}
     result = Result(FORMAT, settings, target, versions(), this_machine(), (Run(started, tuple(records)),))
     return replace(result, summaries=[asdict(summary) for summary in summaries(result)])
 

@@ -37,10 +37,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     error: float = 0.0
     """Mean relative error of a measured step by the costs alone."""
 
+    @property
+    def kind(self) -> str:
+        """What figures of it are called."""
+        return "simulated" if self.is_measured else "predicted, not measured"
+
     def lines(self) -> list[str]:
         """Return what a user must know of it."""
         if not self.is_measured:
-            return [f"{self.model} on {self.name}: predicted, not measured"]
+            return [f"{self.model} on {self.name}: {self.kind}"]
         steps = ", ".join(f"{count} {regime}" for regime, count in self.steps.items() if count)
         found = [
             f"{self.model} on {self.name}: costs of {sum(self.steps.values())} measured steps ({steps}), off by"
