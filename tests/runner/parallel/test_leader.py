@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,12 +27,15 @@ from sluice.parallel.member import ALONE, Member
 from sluice.runner.device_state import DeviceShape, DeviceState
 from sluice.runner.features.base import BAD_LOGITS
 from sluice.runner.features.grammars import Grammars
-from sluice.runner.parallel.frames import Close, decode_command, decode_reply, encode
+from sluice.runner.parallel.answers import AnswersWhenDone
+from sluice.runner.parallel.frames import Answer, Close, decode_command, decode_reply, encode
 from sluice.runner.parallel.leader import summed
 from sluice.runner.parallel.stage_timer import StageTimer
+from sluice.testing.links import ThreadLeaderLink
 from sluice.tiers.copies import CopiesOnly
 from sluice.types import (
     BatchPlan,
+    BatchResult,
     Chunk,
     CopyDone,
     FinishReason,
@@ -316,3 +320,35 @@ def test_a_stage_is_not_busy_while_it_waits_for_another() -> None:
 
     assert timer.timed(start) == (CopiesOnly(3), (2_000_000,))
     assert StageTimer(ALONE, clock).timed(lambda: CopiesOnly(3)) == (CopiesOnly(3), ())
+
+
+class HeldStep:
+    """A step that is computed once it is released."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self.released = threading.Event()
+
+    def wait(self) -> BatchResult:
+        assert self.released.wait(30)
+        if self._step < 0:
+            raise MemoryError("no memory left")
+        return BatchResult(self._step, ())
+
+
+def test_steps_of_a_device_are_answered_in_their_order_when_they_are_done() -> None:
+    """A rank that waits for a step before it starts the next one leaves its device idle."""
+    (link,) = (leader := ThreadLeaderLink(2)).followers
+    failed: list[Exception] = []
+    answers, steps = AnswersWhenDone(link, failed.append), [HeldStep(3), HeldStep(4), HeldStep(-1)]
+    for step in steps:
+        answers.send(step, ())
+    assert leader.receive(1, 0.0) is None
+    for step in reversed(steps):
+        step.released.set()
+    answers.close()
+    answers.close()
+    frames = [leader.receive(1, 0.0) for _ in range(3)]
+    found = [None if frame is None else decode_reply(frame) for frame in frames]
+    assert found == [Answer(BatchResult(3, ())), Answer(BatchResult(4, ())), None]
+    assert [str(error) for error in failed] == ["no memory left"]

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import NoReturn
 
 from sluice.device.queues import noop
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Place
+from sluice.runner.parallel.answers import Answers, AnswersAtOnce, AnswersWhenDone
 from sluice.runner.parallel.control import FollowerLink
-from sluice.runner.parallel.frames import Answer, Close, Launch, Masks, Problem, decode_command, encode
+from sluice.runner.parallel.frames import Close, Launch, Masks, Problem, decode_command, encode
 from sluice.runner.parallel.stage_timer import Timed, untimed
 from sluice.runner.runner import TorchRunner
 from sluice.types import BatchPlan, BatchResult
 
 
-def answers(place: Place, plan: BatchPlan) -> bool:
+def answers(place: Place, plan: BatchPlan, *, is_timed: bool) -> bool:
     """Return whether a rank beside the leader answers a plan: every rank one with copies, with the checksums of its
-    pages, and the first rank of every later stage one with chunks, with its time, and what was sampled."""
-    return bool(plan.copies) or (place.stage > 0 and place.shard == 0 and bool(plan.chunks))
+    pages; the first rank of the last stage one with chunks, with what was sampled; and that of every later stage, if
+    steps are timed."""
+    is_first_of_later = place.stage > 0 and place.shard == 0
+    return bool(plan.copies) or (bool(plan.chunks) and is_first_of_later and (place.is_last or is_timed))
 
 
 def elsewhere(step: int) -> BatchResult | None:
@@ -89,6 +91,8 @@ class Follower:
         self._place = place
         self._leave = leave
         self._timed = timed
+        at_once = runner.computes_at_launch
+        self._answers: Answers = AnswersAtOnce(link) if at_once else AnswersWhenDone(link, self._tell)
 
     def run(self) -> None:
         """Run steps until the leader closes the links. The runner is closed then.
@@ -99,6 +103,7 @@ class Follower:
         try:
             while (plan := self._commands.next_plan()) is not None:
                 self._step(plan)
+            self._answers.close()
         except Exception as error:
             self._tell(error)
             raise
@@ -108,8 +113,8 @@ class Follower:
 
     def _step(self, plan: BatchPlan) -> None:
         step, micros = self._timed(lambda: self._runner.start(plan))
-        if answers(self._place, plan):
-            self._link.send(encode(Answer(replace(step.wait(), stage_micros=micros))))
+        if answers(self._place, plan, is_timed=bool(micros)):
+            self._answers.send(step, micros)
 
     def _tell(self, error: Exception) -> None:
         is_consequence = isinstance(error, GroupError)

@@ -175,7 +175,8 @@ class Leader:
         plan = step.plan
         try:
             result = step.own.wait()
-            ranks = [place.rank for place in self._others if answers(place, plan)]
+            is_timed = bool(step.micros)
+            ranks = [place.rank for place in self._others if answers(place, plan, is_timed=is_timed)]
             others = {rank: self._replies.of(rank, plan.step) for rank in ranks}
         except Exception as error:
             raise self._failed(error) from error
