@@ -19,6 +19,7 @@ import msgspec
 import torch
 
 from sluice.assembly.cost_check import check_learnt
+from sluice.assembly.ranks import layout_of, shown_sizes
 from sluice.config import ConfigError, EngineConfig
 from sluice.device.machine import processor_name, usable_cores
 from sluice.scheduler.pacer import LearntPace
@@ -47,6 +48,8 @@ class Key(NamedTuple):
         kernels = f"{model.cpu_kernels}, {model.attention_backend}, {model.kv_cache_dtype}"
         if model.quantization in ("int8", "int4", "fp8"):
             kernels += f", {model.quantization} weights"
+        if layout_of(config.parallel).size > 1:
+            kernels += f", {shown_sizes(config.parallel)}"
         return cls(f"{platform.machine()}: {machine}", model.model, model.dtype, model.threads, kernels)
 
 
