@@ -19,7 +19,7 @@ from sluice.scheduler.preempt import make_room
 from sluice.scheduler.prefill import AddResult, PrefillAdder
 from sluice.scheduler.prefix_dedup import is_follower
 from sluice.scheduler.queue import is_by_deadline
-from sluice.scheduler.request import Status
+from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import Bound, SchedulerLimits
 
@@ -31,7 +31,7 @@ def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, 
     pipeline, only for those whose turn it is."""
     ready = [r for r in state.decoding.values() if r.wants_chunk()]
     if limits.pipeline_stages > 1:
-        ready = ready[: decodes_in_turn(state, limits)]
+        ready = [r for r in ready if token_is_there(state, limits, r)][: decodes_in_turn(state, limits)]
     if ready:
         state.reservation.decoded()
     needy = [r for r in ready if r.lease is not None and r.scheduled == r.lease.capacity]
@@ -61,6 +61,12 @@ def microbatches(state: SchedulerState, limits: SchedulerLimits) -> int:
     """
     has_prompts = bool(state.partial or state.forced or state.loading or state.waiting)
     return limits.pipeline_stages + (has_prompts and not limits.lookahead)
+
+
+def token_is_there(state: SchedulerState, limits: SchedulerLimits, request: Request) -> bool:
+    """Return whether the first stage need not wait for a stream's last token: the host has it, or the last stage will
+    when the step begins. Else the whole step would wait, with the prompts in it."""
+    return not request.pending or state.step - request.planned_at >= limits.pipeline_stages
 
 
 def decodes_in_turn(state: SchedulerState, limits: SchedulerLimits) -> int:

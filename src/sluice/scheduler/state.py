@@ -197,6 +197,7 @@ class SchedulerState:
     def decoded(self, request: Request) -> None:
         """Note that a request's next token was planned: where requests take turns, it is last now."""
         if self._takes_turns:
+            request.planned_at = self.step
             self.decoding[request.id] = self.decoding.pop(request.id)
 
     def preempt(self, request: Request) -> None:
