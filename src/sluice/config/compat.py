@@ -88,6 +88,8 @@ FOREIGN: Mapping[str, Switch | Fixed] = {
     "enable_expert_parallel": _on_or_off((False,), NO_EXPERTS),
     "enable_dp_attention": _on_or_off((False,), NO_EXPERTS),
     "api_server_count": Fixed((1,), "one process serves HTTP"),
+    "pp_async_batch_depth": Fixed((0,), "--depth sets the steps in flight"),
+    "pp_max_micro_batch_size": Fixed((), "streams are divided evenly among the steps in flight"),
     # Checkpoints
     "trust_remote_code": _on_or_off((True, False), "code of a checkpoint never runs"),
     "load_format": Fixed(("auto", "safetensors"), "convert the weights to safetensors"),
