@@ -17,10 +17,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ranks import FakeGrammar, Ranks, ShardOfWhole, answer_of, running
+from ranks import FakeGrammar, FakeMatcher, Ranks, ShardOfWhole, answer_of, running
 from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
 from sluice.attention.base import Attention, ForwardBatch, PagedKV
 from sluice.engine.messages import Abort
+from sluice.grammar.base import Bits
 from sluice.parallel.group import Alone, GroupError
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import ALONE, Member
@@ -150,6 +151,39 @@ def test_a_row_that_fails_and_a_plan_that_does_not_fit_end_nothing(layout: Layou
         stages = layout.pipeline_size
         assert len(result.stage_micros) == (stages if stages > 1 else 0)
         assert replace(result, stage_micros=()) == one.launch(plan_of(2, 5)).wait()
+
+
+class NothingFollows(FakeGrammar):
+    """Allows nothing, and the empty output."""
+
+    def matcher(self, *, may_force: bool = True) -> FakeMatcher:
+        return Ended(self.vocab_size)
+
+
+class Ended(FakeMatcher):
+    is_accepting = True
+
+    def fill(self, bits: Bits) -> None:
+        bits[:] = 0
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=NAMES)
+def test_a_row_that_is_complete_fails_if_its_prompt_has(layout: Layout) -> None:
+    """Only the leader knows that nothing may follow, and only the ranks that sample know the prompt's logits."""
+    shape = shadow_shape(num_pages=30, page_size=2, num_slots=3, vocab_size=VOCAB)
+
+    def new_model(member: Member) -> ShardOfWhole:
+        return ShardOfWhole(ShadowModel(VOCAB, 7), member.place, VOCAB)
+
+    asks = SamplingParams(temperature=0.0, seed=0, max_tokens=3, prompt_logprobs=0)
+    with running(layout, new_model, lambda member: shape, NothingFollows(VOCAB), shadow_state) as ranks:
+        for step, token in enumerate((5, 7)):
+            new = NewSlot(step, Submit(step, (), asks, grammar="any"), 2, (token, 3))
+            chunk = Chunk(step, step, 0, 2, (token, 3), (step,), True, (3,))
+            result = ranks.leader.launch(BatchPlan(step, (new,), (chunk,))).wait()
+            assert result.token_ids == ((),)
+            assert [error.message for error in result.errors] == [BAD_LOGITS] * step
+            assert len(result.prompt_logprobs[0]) == 1 - step
 
 
 class FailsAt:

@@ -143,7 +143,7 @@ def test_a_row_fails_on_every_shard_and_alone(kind: str) -> None:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_parts_are_penalised_biased_and_masked_as_the_whole_is(size: int) -> None:
     """Prompts, biases and stop tokens with tokens of every part; counts that grow with tokens of every part."""
-    vocab, steps = 150, 6
+    vocab, steps = 150, 16
     asked = [
         SamplingParams(temperature=0.0, repetition_penalty=1.3, frequency_penalty=0.5, seed=0),
         SamplingParams(seed=1, presence_penalty=1.0, logit_bias=((0, 3.0), (64, 2.0), (149, 5.0))),
@@ -152,6 +152,7 @@ def test_parts_are_penalised_biased_and_masked_as_the_whole_is(size: int) -> Non
     history = tuple(range(0, vocab, 7))
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(steps, 3, vocab, generator=generator)
+    logits[:, 0, [31, 32, 63, 64, 95, 96]] += 4  # beside a border: there tokens of another part would be counted
     masks = torch.randint(-(1 << 31), 1 << 31, (steps, 2, 5), generator=generator).to(torch.int32)
     rows, groups = rows_of(asked, vocab)
 
