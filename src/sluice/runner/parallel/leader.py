@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from sluice.device.queues import noop
-from sluice.footprint import Footprint
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Layout
 from sluice.runner.parallel.control import LeaderLink
@@ -145,10 +144,6 @@ class Leader:
         self._timed = timed
         self._others = [layout.place(rank) for rank in range(1, layout.size)]
         self._lost: GroupError | None = None
-
-    def footprint(self) -> Footprint:
-        """Return what is allocated for keys and values on this rank, in bytes by part."""
-        return self._runner.footprint()
 
     def launch(self, plan: BatchPlan) -> LedStep:
         """Start a step on all ranks.
