@@ -15,6 +15,7 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.calibrate import Observed, Timed, fit
 from sluice.sim.hardware import predicted_machine
 from sluice.sim.machine import Machine, read_machine, write_machine
+from sluice.sim.measure import machine_of
 from sluice.sim.settings import changed
 from sluice.sim.world import CopyRates, StepWork
 from sluice.tracing.format import TraceError
@@ -155,6 +156,12 @@ def test_machines_that_cannot_be(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(said, error)
+
+
+def test_a_file_that_is_not_there_is_no_model() -> None:
+    """A misspelt name would be looked up on the hub."""
+    with pytest.raises(ConfigError, match=r"cannot read nofile\.jsonl"):
+        machine_of("nofile.jsonl")
 
 
 def test_a_model_is_measured_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

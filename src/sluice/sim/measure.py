@@ -23,6 +23,9 @@ WORKLOAD: Mapping[str, Any] = {
 }
 """The number of rows rises to 12, and falls to 1 as the last ones end; prompts of all lengths begin beside them."""
 
+FILES = (".json", ".jsonl")
+"""Ends of names that are taken for files and not for models."""
+
 
 def machine_of(source: str, engine_options: Mapping[str, Any] | None = None) -> Machine:
     """Return the machine that --calibrate names: a server's URL, a file, or a model, which is served for it.
@@ -37,7 +40,7 @@ def machine_of(source: str, engine_options: Mapping[str, Any] | None = None) -> 
     """
     if source.startswith(("http://", "https://")):
         return _of_server(source)
-    if source and Path(source).is_file():
+    if source and (Path(source).is_file() or Path(source).suffix in FILES):
         return read_machine(Path(source))
     return _of_model(source, engine_options or {})
 
