@@ -69,6 +69,16 @@ def test_the_fit_finds_the_costs_of_an_exact_machine() -> None:
     assert 0.003 < unseen < 0.01, "mixed steps stand for prefill alone"
 
 
+def test_a_pause_is_as_long_in_a_larger_step() -> None:
+    """Multiplied, a pause of 50 ms in a step of 2 ms would be one of a second in a step of 40."""
+    exact = steps()
+    paused = [*exact[:60], *(step._replace(seconds=step.seconds + 0.05) for step in exact[60:63]), *exact[63:]]
+    world = fit(Observed(paused, [], []), SETUP).world
+    assert max(residual.ratio for residual in world.residuals) <= 2
+    assert [0.04 < residual.stall < 0.05 for residual in world.residuals[60:63]] == [True] * 3
+    assert sum(residual.stall for residual in world.residuals) < 0.16
+
+
 def test_a_fit_needs_steps() -> None:
     with pytest.raises(TraceError, match="3 steps are too few"):
         fit(Observed(steps(3), [], []), SETUP)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -16,6 +16,8 @@ from sluice.types import Regime, Tier
 
 LEAST_STEPS = 20
 """Fewest steps that a model is fitted to."""
+MOST_RATIO = 2.0
+"""Of measured and modelled time."""
 STAND_INS: Mapping[Regime, tuple[Regime, ...]] = {
     Regime.DECODE: (Regime.MIXED, Regime.GRAPH, Regime.PREFILL),
     Regime.GRAPH: (Regime.DECODE, Regime.MIXED, Regime.PREFILL),
@@ -52,7 +54,7 @@ class Fit(NamedTuple):
     steps: Mapping[Regime, int]
     """Steps of each kind that it was fitted to."""
     error: float
-    """Mean relative error of a step, without its residual."""
+    """Median of the relative errors of steps without their residuals."""
 
 
 def calibrate(trace: TraceReader) -> Fit:
@@ -127,19 +129,38 @@ def fit(observed: Observed, setup: SchedulerSetup) -> Fit:
     for step in steps:
         cost.observe(step.work.regime, step.work.load, 1e6 * step.seconds)
     seen = {regime: cost.num_steps(regime) for regime in Regime}
-    costs = {regime: cost.costs(next(each for each in (regime, *STAND_INS[regime]) if seen[each])) for regime in Regime}
+    costs = _costs(cost, steps)
     gaps = [step.gap for step in steps if step.gap is not None]
     bare = World(costs)
-    ratios = [step.seconds / bare.modelled(step.work) for step in steps]
+    modelled = [bare.modelled(step.work) for step in steps]
     world = World(
         costs,
-        tuple(Residual(step.work.regime, ratio, step.gap) for step, ratio in zip(steps, ratios, strict=True)),
+        tuple(_residual(step, seconds) for step, seconds in zip(steps, modelled, strict=True)),
         gap=median(gaps) if gaps else 0.0,
         intake=median(observed.intakes) if observed.intakes else 0.0,
         copies=_rates(observed.disk, setup.page_size),
     )
-    error = sum(abs(1 / ratio - 1) for ratio in ratios) / len(ratios)
+    error = median(abs(seconds / step.seconds - 1) for step, seconds in zip(steps, modelled, strict=True))
     return Fit(world, seen, error)
+
+
+def _costs(cost: StepCost, steps: Sequence[Timed]) -> dict[Regime, tuple[float, ...]]:
+    """Return fitted costs at which half of the steps of each kind take longer: relative errors, which the fit
+    minimises, favour the fastest steps."""
+    fitted = World({regime: cost.costs(regime) for regime in Regime})
+    found: dict[Regime, tuple[float, ...]] = {}
+    for regime in Regime:
+        ratios = [step.seconds / fitted.modelled(step.work) for step in steps if step.work.regime is regime]
+        if ratios:
+            found[regime] = tuple(median(ratios) * each for each in fitted.costs[regime])
+    return {regime: found[next(each for each in (regime, *STAND_INS[regime]) if each in found)] for regime in Regime}
+
+
+def _residual(step: Timed, modelled: float) -> Residual:
+    """Return what a step took beside what is modelled. What is more than `MOST_RATIO` times that was no slower
+    computing but a pause, which would be as long in a larger step."""
+    ratio = min(step.seconds / modelled, MOST_RATIO)
+    return Residual(step.work.regime, ratio, step.gap, max(0.0, step.seconds - ratio * modelled))
 
 
 def _rates(disk: list[tuple[int, float]], page_size: int) -> CopyRates:

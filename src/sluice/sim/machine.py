@@ -35,7 +35,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     steps: dict[Regime, int] = {}
     """Measured steps of each kind."""
     error: float = 0.0
-    """Mean relative error of a measured step by the costs alone."""
+    """Median of the relative errors of measured steps by the costs alone."""
 
     @property
     def kind(self) -> str:
@@ -49,7 +49,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         steps = ", ".join(f"{count} {regime}" for regime, count in self.steps.items() if count)
         found = [
             f"{self.model} on {self.name}: costs of {sum(self.steps.values())} measured steps ({steps}), off by"
-            f" {100 * self.error:.0f}% on average; residuals are drawn from these steps"
+            f" {100 * self.error:.0f}% in the median; residuals are drawn from these steps"
         ]
         unseen = [regime for regime in (Regime.DECODE, Regime.MIXED, Regime.PREFILL) if not self.steps.get(regime)]
         if unseen and not (unseen == [Regime.DECODE] and self.steps.get(Regime.GRAPH)):

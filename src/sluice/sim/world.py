@@ -1,9 +1,9 @@
 """The model of the machine that a simulation runs on: how long steps take, and what lies between them.
 
-A step takes what frozen costs say of its load (`scheduler.cost`), times a ratio of measured to modelled time. Ratios
-come from a real run, in blocks of consecutive steps, so that slow steps come together as they did there: a model of
-means alone misses the high percentiles of the time between tokens. These costs are the machine's. A pacer inside the
-simulation starts cold and learns its own from the steps that it sees.
+A step takes what frozen costs say of its load (`scheduler.cost`), times a ratio of measured to modelled time, and what
+it stalled. Both come from a real run, in blocks of consecutive steps, so that slow steps come together as they did
+there: a model of means alone misses the high percentiles of the time between tokens. These costs are the machine's. A
+pacer inside the simulation starts cold and learns its own from the steps that it sees.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ class Residual(NamedTuple):
     """Measured over modelled time."""
     gap: float | None
     """Seconds from its end to the planning of the next one; None: the engine had nothing to do then."""
+    stall: float = 0.0
+    """Seconds beside: the machine did something else, however large the step was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,9 @@ class World:
             if found is None or len(found) != NUM or not all(0 <= each < float("inf") for each in found):
                 raise ValueError(f"the costs of {regime} steps must be {NUM} numbers of at least 0, got {found}")
         for each in self.residuals:
-            if not 0 < each.ratio < float("inf") or not (each.gap is None or 0 <= each.gap < float("inf")):
-                raise ValueError(f"a ratio must be above 0 and a gap at least 0, got {each}")
+            seconds = each.stall + (each.gap or 0.0)
+            if not 0 < each.ratio < float("inf") or not 0 <= seconds < float("inf") or each.stall < 0:
+                raise ValueError(f"a ratio must be above 0, gap and stall at least 0, got {each}")
         if not (0 <= self.gap < float("inf") and 0 <= self.intake < float("inf")):
             raise ValueError(f"gap and intake must be at least 0 seconds, got {self.gap} and {self.intake}")
 
@@ -127,7 +130,7 @@ class WorldTimes:
         seconds = self._world.modelled(work)
         if self._residuals is not None:
             drawn = self._residuals.next(work.regime)
-            seconds *= drawn.ratio
+            seconds = seconds * drawn.ratio + drawn.stall
             self._gap = self._world.gap if drawn.gap is None else drawn.gap
         return begins_at + seconds
 
