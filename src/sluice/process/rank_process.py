@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 
+import torch
+
 from sluice.assembly.devices import resolve_here
 from sluice.assembly.load import find_checkpoint
 from sluice.assembly.rank_facts import facts_of
@@ -110,6 +112,7 @@ def _load(setup: RankSetup, connection: FrameSocket) -> tuple[Callable[[], None]
     address = own_address(begin.store_host)
     if device.type == "cuda":
         bind_nccl(address)
+        torch.cuda.set_device(device)  # where no device is named, as when a kernel is launched
     store = join_store(begin.store_host, begin.store_port, GROUP_SECONDS)
     place = layout_of(config.parallel).place(setup.rank)
     member = join_groups(place, store, address, GROUP_SECONDS, device)
