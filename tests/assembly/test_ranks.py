@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sluice.assembly.devices import resolve_here
-from sluice.assembly.ranks import address_of, layout_of, ranks_of_node
+from sluice.assembly.ranks import MAX_HERE, address_of, layout_of, ranks_of_node, refuse_ranks
 from sluice.assembly.resolve import resolve
 from sluice.config import ConfigError, EngineConfig, ParallelConfig
 from sluice.device.machine import usable_cores
@@ -61,6 +61,13 @@ def test_addresses() -> None:
 def test_more_ranks_than_devices() -> None:
     with pytest.raises(ConfigError, match=r"--device cuda: this machine has 0 usable CUDA devices"):
         resolve_here(EngineConfig.from_options({"tp_size": 2, "device": "cuda"}))
+
+
+def test_more_ranks_than_a_machine_can_start() -> None:
+    """98 processes were started before a model of 4 layers refused 99 stages."""
+    refuse_ranks(EngineConfig.from_options({"pp_size": MAX_HERE}))
+    with pytest.raises(ConfigError, match=f"--pp-size {MAX_HERE + 1} put {MAX_HERE + 1} ranks on this machine"):
+        refuse_ranks(EngineConfig.from_options({"pp_size": MAX_HERE + 1}))
 
 
 def test_the_library_is_one_process() -> None:

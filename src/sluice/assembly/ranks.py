@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
 from sluice.config import ConfigError, EngineConfig, ParallelConfig, flag
 from sluice.parallel.layout import Layout
 
 MAX_RANKS = 1024
+MAX_HERE = max(16, 4 * (os.cpu_count() or 1))
+"""Ranks of one machine. Each is a process with torch, so a mistyped number could take all memory before the model
+refuses it."""
 
 
 def layout_of(parallel: ParallelConfig) -> Layout:
@@ -56,6 +61,8 @@ def refuse_ranks(config: EngineConfig) -> None:
     if size > MAX_RANKS:
         raise ConfigError(f"{shown_sizes(parallel)} make {size} ranks; at most {MAX_RANKS} are supported")
     _refuse_nodes(parallel, size)
+    if (here := size // parallel.nnodes) > MAX_HERE:
+        raise ConfigError(f"{shown_sizes(parallel)} put {here} ranks on this machine; accepted: at most {MAX_HERE}")
     if size > 1:
         _refuse_beside_ranks(config, shown_sizes(parallel))
 
