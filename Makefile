@@ -15,7 +15,7 @@ UNFINISHED := $(VENV)/.sluice-unfinished
 CONSTRAINTS := requirements/constraints.txt
 SOURCES := src tests scripts benchmarks training examples
 # On a terminal pip shows how far it is; elsewhere -qq leaves its errors alone.
-PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 1 || echo -qq) install $(PIP_ARGS)
+PIP_INSTALL := -m pip --disable-pip-version-check --no-input $$(test -t 2 || echo -qq) install $(PIP_ARGS)
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
