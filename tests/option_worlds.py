@@ -78,7 +78,7 @@ def tiers_of(cache: CacheConfig) -> TierLimits:
 
 def offload_of(config: EngineConfig, page_size: int, num_pages: int, device: str) -> OffloadLimits | None:
     """As a model of two layers would have them."""
-    tier, scheduler = offload_tier(config.cache, device), config.scheduler.limits()
+    tier, scheduler = offload_tier(config, device), config.scheduler.limits()
     if tier is None:
         return None
     step_tokens = scheduler.chunked_prefill_size or scheduler.max_batch_tokens

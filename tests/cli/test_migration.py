@@ -88,6 +88,8 @@ SGLANG = {
     "--port 30000": "",
     "--tp 2": "",
     "--tp 2 --kv-disk pages": "--kv-disk pages is not supported beside --tp-size 2",
+    "--tp 2 --kv-host-bytes 30G": "",
+    "--pp 2 --kv-host-bytes 30G --offload-above 64": "--offload-above 64 is not supported beside --pp-size 2",
     "--tp 2 --device cuda:1": "--device cuda:1 names one device",
     "--tp-size 1 --dp-size 1 --pp-size 1": "",
     "--nnodes 2 --node-rank 0 --dist-init-addr 10.0.0.1:5000": "--nnodes must divide --tp-size times --pp-size, 1 r",

@@ -22,7 +22,7 @@ from sluice.assembly.pacing import pacing_of
 from sluice.assembly.ranks import layout_of
 from sluice.assembly.resolve import offload_tier
 from sluice.assembly.small_operations import fuse_small_operations
-from sluice.assembly.tiers import TierSetup, tier_setup
+from sluice.assembly.tiers import RankPages, TierSetup, tier_setup
 from sluice.attention.backend import AttentionBackend
 from sluice.attention.packed import STEPS
 from sluice.attention.select import REFERENCE, backend_named
@@ -66,7 +66,7 @@ def load(
     disabled: Mapping[Tier, str] | None = None,
     heartbeat: Heartbeat | None = None,
     member: Member = ALONE,
-    agree: Callable[[int], int] | None = None,
+    agree: Callable[[RankPages], RankPages] | None = None,
     local_rank: int = 0,
 ) -> LoadedModel:
     """Load a model, or a rank's part of it, and resolve all options. This is the slow part of `build_engine`; engines
@@ -77,7 +77,7 @@ def load(
         disabled: tiers that the config lacks because they could not be opened -> why.
         heartbeat: receives how far the model is loaded.
         member: the rank.
-        agree: returns how many pages of KV every rank has room for, given how many this one has; None: it is alone.
+        agree: returns how many pages every rank has room for, given how many this one has; None: it is alone.
         local_rank: its number among the ranks of this machine.
 
     Raises:
@@ -104,9 +104,11 @@ def load(
         torch.set_num_threads(1)
     resolved = _resolve_for_model(resolved, checkpoint, model, spec, backend, reasons)
     memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons)
-    if agree is not None:
-        memory = _agreed(memory, agree(memory.shape.num_pages), reasons)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
+    if agree is not None:
+        pages = agree(RankPages(memory.shape.num_pages, tiers.limits.host_pages))
+        memory = _agreed(memory, pages.device, reasons)
+        tiers = replace(tiers, limits=replace(tiers.limits, host_pages=pages.host))
     weights_bytes = module_bytes(model)
     offload = _offload(resolved, spec, memory, weights_bytes)
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
@@ -290,7 +292,7 @@ def _quantization(spec: ModelSpec) -> str | None:
 def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int) -> OffloadSetup | None:
     """Return how contexts longer than the device are served, if there is a tier for them."""
     shape, kv_sizes = memory.shape, memory.kv_sizes
-    tier = offload_tier(config.cache, shape.device.type)
+    tier = offload_tier(config, shape.device.type)
     if tier is None:
         return None
     scheduler = config.scheduler.limits()

@@ -13,7 +13,7 @@ import torch
 from sluice.config import ENGINE_GROUPS, GROUPS, EngineConfig, flag
 from sluice.models.weights import weight_files
 
-FRAMES = 1
+FRAMES = 2
 """Number of the frames that ranks exchange. It grows when they change."""
 SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 """Pieces of a file of weights that are compared, and bytes of each; the first holds the names of the tensors."""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from sluice.assembly.load import load
+from sluice.assembly.tiers import RankPages
 from sluice.config import EngineConfig
 from sluice.engine.heartbeat import Heartbeat, Phase
 from sluice.engine.protocols import Runner
@@ -20,8 +21,9 @@ from sluice.runner.parallel.masks import GrammarsElsewhere
 from sluice.runner.parallel.stage_timer import StageTimer, untimed
 from sluice.runner.parallel.tokens import exchange_last_tokens
 from sluice.runner.runner import TorchRunner
+from sluice.types import CopyDone
 
-Agree = Callable[[int], int]
+Agree = Callable[[RankPages], RankPages]
 
 
 class OtherRanks(Protocol):
@@ -35,8 +37,8 @@ class OtherRanks(Protocol):
     @property
     def links(self) -> LeaderLink: ...
 
-    def agree(self, pages: int) -> int:
-        """Return how many pages every rank has room for, given how many the leader has.
+    def agree(self, pages: RankPages) -> RankPages:
+        """Return how many pages every rank has room for, given for how many the leader has.
 
         Raises:
             ConfigError: another rank cannot start.
@@ -123,7 +125,12 @@ def build_follower(
     state = loaded.state_with(partial(GrammarsElsewhere, receive=commands.masks))
     if loaded.info.config.scheduler.lookahead:
         exchange_last_tokens(state, timer.member)
-    runner = loaded.runner(state=state, elsewhere=None if member.place.is_last else elsewhere)
+    tiers = loaded.tiers.open(state, _ignore)
+    runner = loaded.runner(state=state, tiers=tiers, elsewhere=None if member.place.is_last else elsewhere)
     timed = timer.timed if runner.computes_at_launch else untimed
     follower = Follower(runner, commands, link, member.place, member.close, timed)
     return follower.run, loaded.info.device.type
+
+
+def _ignore(done: tuple[CopyDone, ...]) -> None:
+    """Return: only copies from and to a disk are reported, and ranks have none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 
 from sluice.config import ConfigError, EngineConfig, ParallelConfig, flag
 from sluice.parallel.layout import Layout
@@ -84,10 +85,15 @@ def _refuse_nodes(parallel: ParallelConfig, size: int) -> None:
 
 
 def _refuse_beside_ranks(config: EngineConfig, shown: str) -> None:
-    cache, model = config.cache, config.model
-    for name, value in {"kv_host_bytes": cache.kv_host_bytes, "kv_disk": cache.kv_disk}.items():
-        if value is not None:
-            raise ConfigError(f"{flag(name)} {value} is not supported beside {shown}: leave one of them out")
+    model = config.model
+    if config.cache.kv_disk is not None:
+        raise ConfigError(f"--kv-disk {config.cache.kv_disk} is not supported beside {shown}: leave one of them out")
+    for item in fields(config.offload):
+        if (value := getattr(config.offload, item.name)) is not None:
+            raise ConfigError(
+                f"{flag(item.name)} {value} is not supported beside {shown}: contexts longer than the device are served"
+                " by one process"
+            )
     if model.model_impl == "transformers":
         raise ConfigError(f"--model-impl transformers runs in one process, and {shown} needs several; take native")
     if model.cuda_graph_max_bs is not None:

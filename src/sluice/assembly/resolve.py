@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from sluice.assembly.ranks import refuse_lookahead, refuse_ranks
+from sluice.assembly.ranks import layout_of, refuse_lookahead, refuse_ranks
 from sluice.assembly.refusals import refuse_contradictions
 from sluice.config import (
     CHUNKING_OFF,
@@ -20,7 +20,6 @@ from sluice.config import (
     CacheConfig,
     ConfigError,
     EngineConfig,
-    OffloadConfig,
     SchedulerConfig,
     check_values,
     flag,
@@ -98,8 +97,9 @@ def resolve(config: EngineConfig, device_type: str, *, has_amx: bool = False) ->
     if scheduler.reserve == "ratio" and scheduler.schedule_conservativeness is None:
         scheduler = replace(scheduler, schedule_conservativeness=1.0)
     cache = replace(config.cache, page_size=page_size, **_tiers(config.cache, device_type, why))
-    offload = replace(config.offload, **_offload(config.offload, cache, device_type, why))
-    return Resolution(replace(config, cache=cache, scheduler=scheduler, offload=offload), why)
+    config = replace(config, cache=cache, scheduler=scheduler)
+    offload = replace(config.offload, **_offload(config, device_type, why))
+    return Resolution(replace(config, offload=offload), why)
 
 
 def _with_policy(config: SchedulerConfig, why: dict[str, str]) -> SchedulerConfig:
@@ -159,21 +159,26 @@ def _tiers(cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[st
     return filled
 
 
-def offload_tier(cache: CacheConfig, device_type: str) -> Tier | None:
-    """Return the tier that holds contexts longer than the device, None without one: memory that its copies reach."""
+def offload_tier(config: EngineConfig, device_type: str) -> Tier | None:
+    """Return the tier that holds contexts longer than the device: memory that its copies reach. None without one, and
+    beside several ranks."""
+    cache = config.cache
+    if layout_of(config.parallel).size > 1:
+        return None
     if device_type == "cpu":
         return None if cache.kv_disk is None else Tier.DISK
     return None if cache.kv_host_bytes is None else Tier.HOST
 
 
-def _offload(offload: OffloadConfig, cache: CacheConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
-    if offload_tier(cache, device_type) is None:
+def _offload(config: EngineConfig, device_type: str, why: dict[str, str]) -> dict[str, Any]:
+    offload = config.offload
+    if offload_tier(config, device_type) is None:
         needed = "a disk (--kv-disk FILE)" if device_type == "cpu" else "host memory (--kv-host-bytes N)"
         for item in fields(offload):
             if (value := getattr(offload, item.name)) is not None:
                 raise ConfigError(f"{flag(item.name)} {value} needs {needed} for contexts longer than the device")
         return {}
-    page_size, filled = cache.page_size, {}
+    page_size, filled = config.cache.page_size, {}
     assert page_size is not None
     if offload.ring_blocks is None:
         filled["ring_blocks"], why["ring_blocks"] = RING_BLOCKS, "default"

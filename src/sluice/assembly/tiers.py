@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from sluice.assembly.ranks import layout_of, ranks_per_node
 from sluice.attention.spec import scale_bytes
 from sluice.config import CacheConfig, ConfigError, EngineConfig, MemoryShortage, OffloadConfig
 from sluice.device.background import Background
@@ -45,6 +47,18 @@ ANSWER_SECONDS = 30.0
 """How long a disk may take to return a file's header before it counts as hanging."""
 
 
+class RankPages(NamedTuple):
+    """How many pages a rank has room for, or how many each has."""
+
+    device: int
+    host: int
+    """Of the host tier; 0 without one."""
+
+    def common(self, other: RankPages) -> RankPages:
+        """Return what both have room for."""
+        return RankPages(min(self.device, other.device), min(self.host, other.host))
+
+
 @dataclass(frozen=True, slots=True)
 class TierSetup:
     """The tiers of an engine, before they are opened."""
@@ -54,6 +68,8 @@ class TierSetup:
     """Geometry of pages on the disk."""
     disk: Path | None = None
     disk_bytes: int = 0
+    is_part: bool = False
+    """Other ranks hold the rest of each page."""
 
     def open(
         self, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None], *, must_exist: bool = False
@@ -80,7 +96,8 @@ class TierSetup:
         if self.disk is not None:  # last, as it has to be closed after any error
             disk, stored = self._open_disk(self.disk, state, report, must_exist=must_exist)
         file = None if disk is None else disk.file
-        return OpenTiers(PageCopies(pages, host, disk, host_buffer, loading), stored, host, file)
+        copies = PageCopies(pages, host, disk, host_buffer, loading, is_part=self.is_part)
+        return OpenTiers(copies, stored, host, file)
 
     def _open_disk(
         self, path: Path, state: DeviceState, report: Callable[[tuple[CopyDone, ...]], None], *, must_exist: bool
@@ -178,7 +195,7 @@ def tier_setup(
     cache = config.cache
     geometry, disk, disk_bytes, disk_pages = None, None, 0, 0
     page_bytes = page_geometry(spec, shape, "", layout=layout).page_bytes
-    host_pages = _host_pages(cache, page_bytes)
+    host_pages = _host_pages(cache, page_bytes, ranks_per_node(config.parallel))
     if cache.kv_disk is not None:
         assert cache.kv_disk_bytes is not None, f"not resolved: {cache}"
         geometry = page_geometry(spec, shape, fingerprint(folder), layout=layout)
@@ -202,7 +219,7 @@ def tier_setup(
         load_back_pages=LOAD_BACK_PAGES,
         disabled=tuple(disabled),
     )
-    return TierSetup(limits, geometry, disk, disk_bytes)
+    return TierSetup(limits, geometry, disk, disk_bytes, is_part=layout_of(config.parallel).size > 1)
 
 
 def page_geometry(spec: ModelSpec, shape: DeviceShape, model: str, *, layout: str) -> PageGeometry:
@@ -227,14 +244,24 @@ def _code(spec: ModelSpec) -> str:
     return code if spec.quantization == "none" else f"{code}, {spec.quantization} weights"
 
 
-def _host_pages(cache: CacheConfig, page_bytes: int) -> int:
+def _host_pages(cache: CacheConfig, page_bytes: int, ranks: int) -> int:
+    """Return how many pages the host tier has, or a rank's share of it.
+
+    Args:
+        page_bytes: of a page, or of the rank's part of one.
+        ranks: that share the host's memory evenly.
+    """
     if cache.kv_host_bytes is None:
         return 0
-    if cache.kv_host_bytes < page_bytes:
-        raise ConfigError(f"--kv-host-bytes must be at least one page, {page_bytes} bytes, got {cache.kv_host_bytes}")
+    least = page_bytes * ranks
+    if cache.kv_host_bytes < least:
+        shared = f" on each of {ranks} ranks" if ranks > 1 else ""
+        raise ConfigError(
+            f"--kv-host-bytes must be at least one page{shared}, {least} bytes, got {cache.kv_host_bytes}"
+        )
     free = free_memory(torch.device("cpu"))
     if cache.kv_host_bytes > free:
         raise MemoryShortage(
             f"--kv-host-bytes must fit into the host's free memory, {free} bytes, got {cache.kv_host_bytes}"
         )
-    return cache.kv_host_bytes // page_bytes
+    return cache.kv_host_bytes // least

@@ -259,7 +259,7 @@ class CacheConfig:
         None,
         "bytes of host memory to cache KV in, behind the GPU",
         unset="none",
-        more="Only with a GPU. See [tiers.md](tiers.md).",
+        more="Only with a GPU. The ranks of a machine share them evenly. See [tiers.md](tiers.md).",
         positive=True,
     )
     kv_disk: str | None = option(

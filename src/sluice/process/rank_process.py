@@ -24,6 +24,7 @@ from sluice.assembly.load import find_checkpoint
 from sluice.assembly.rank_facts import facts_of
 from sluice.assembly.rank_runners import build_follower
 from sluice.assembly.ranks import address_of, layout_of
+from sluice.assembly.tiers import RankPages
 from sluice.parallel.group import GroupError
 from sluice.parallel.rendezvous import bind_nccl, join_store, own_address
 from sluice.parallel.torch_group import join_groups
@@ -117,12 +118,12 @@ def _load(setup: RankSetup, connection: FrameSocket) -> tuple[Callable[[], None]
     place = layout_of(config.parallel).place(setup.rank)
     member = join_groups(place, store, address, GROUP_SECONDS, device)
 
-    def agree(pages: int) -> int:
+    def agree(pages: RankPages) -> RankPages:
         connection.send(encode_frame(Pages(pages)))
         agreed = _next(connection)
         if not isinstance(agreed, Pages):
             raise GroupError(f"the leader should have said how many pages there are, but said {agreed!r}")
-        return agreed.count
+        return agreed.pages
 
     loaded = build_follower(config, member, connection, agree, setup.local_rank)
     connection.send(encode_frame(Loaded()))

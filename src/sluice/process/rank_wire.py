@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sluice.assembly.tiers import RankPages
 from sluice.config import EngineConfig
 from sluice.parallel.group import GroupError
 
@@ -26,9 +27,9 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Pages(msgspec.Struct, frozen=True, tag="pages"):
-    """A rank to the leader: how many pages its memory holds. Leader to each rank: how many each must have."""
+    """A rank to the leader: for how many pages it has room. Leader to each rank: how many each must have."""
 
-    count: int
+    pages: RankPages
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):

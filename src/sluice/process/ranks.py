@@ -3,7 +3,7 @@
 spawn    a process for each rank of this machine (`rank_spawn`), or of another one there (`rank_node`)
 meet     each connects, proves that it knows the token if it is on another machine, and says what it goes by
 begin    if all go by the same, each joins the groups and loads its part
-agree    on the smallest pool of pages that any of them has room for
+agree    on the most pages of the device and the host that all of them have room for
 watch    from then on, the end of one ends this process, and with it the others
 """
 
@@ -26,6 +26,7 @@ from sluice.assembly.devices import resolve_here
 from sluice.assembly.load import find_checkpoint, refuse_parts
 from sluice.assembly.rank_facts import difference, facts_of
 from sluice.assembly.ranks import address_of, layout_of, ranks_of_node
+from sluice.assembly.tiers import RankPages
 from sluice.config import ConfigError, EngineConfig, MemoryShortage
 from sluice.parallel.group import GroupError
 from sluice.parallel.member import Member
@@ -109,7 +110,7 @@ class Ranks:
     _connections: Mapping[int, FrameSocket]
     _tick: Tick
 
-    def agree(self, pages: int) -> int:
+    def agree(self, pages: RankPages) -> RankPages:
         """Return how many pages every rank has room for.
 
         Args:
@@ -120,7 +121,7 @@ class Ranks:
             GroupError: another rank has ended.
         """
         for connection in self._connections.values():
-            pages = min(pages, _next(connection, Pages, self._tick).count)
+            pages = pages.common(_next(connection, Pages, self._tick).pages)
         self.links.broadcast(encode_frame(Pages(pages)))
         return pages
 
