@@ -13,8 +13,9 @@ from sluice.device.machine import usable_cores
 from sluice.llm import LLM
 
 
-def test_ranks_of_a_machine_divide_its_cores() -> None:
+def test_ranks_of_a_machine_divide_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with all cores, they would wait for each other's threads."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     resolution, device = resolve_here(EngineConfig.from_options({"tp_size": 2, "device": "cpu"}))
     assert device == torch.device("cpu")
     assert resolution.config.model.threads == max(1, usable_cores() // 2)
