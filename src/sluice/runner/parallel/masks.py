@@ -42,10 +42,9 @@ class ReceivedMasks(StagedFeature):
         logits.ops.mask(masked, self._rows, torch.from_numpy(bits).to(masked.device))
 
     def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
-        """Let rows that may sample nothing bring nothing: only the leader knows why."""
+        """Let no row fail that may sample nothing: only the leader knows why it may not, and what the row brings."""
         for index in self._allows_none.tolist():
             report.failed.pop(int(report.host.sample_rows[index]), None)
-            report.brought[index] = ()
 
     def hand_on(self) -> None:
         """Drop the masks: this rank samples nothing."""
