@@ -159,7 +159,7 @@ def test_every_rank_has_as_many_pages_as_the_one_with_the_least_room(folder: Pat
 
 
 def test_a_context_longer_than_the_pool_is_refused_with_its_limit(folder: Path) -> None:
-    """On one rank the host tier would hold it."""
+    """The host tier has room for it, and no rank could serve it from there."""
     with serving(folder, kv_host_bytes=64 * PAGE_BYTES, tp_size=2) as (_, _, info, _):
         assert info.limits.check(range(95), 1) == 1
         with pytest.raises(LimitError, match=r"but the KV pool is 96 tokens \(--max-total-tokens\)"):

@@ -42,6 +42,16 @@ def test_a_pipeline_on_cuda_plans_no_token_ahead() -> None:
         resolve(EngineConfig.from_options({"pp_size": 2, "lookahead": 1}), "cuda")
 
 
+def test_host_memory_of_several_ranks_holds_no_contexts_longer_than_the_device() -> None:
+    """On one rank it does, and a ring on the device is made for them."""
+    rings = [
+        resolve(EngineConfig.from_options({"kv_host_bytes": 1 << 30, **sizes}), "cuda").config.offload.ring_blocks
+        for sizes in ({}, {"tp_size": 2}, {"pp_size": 2})
+    ]
+    assert rings[0] is not None
+    assert rings[1:] == [None, None]
+
+
 def test_machines_have_equal_shares_of_the_ranks() -> None:
     parallel = ParallelConfig(tp_size=2, pp_size=4, nnodes=2)
     assert layout_of(parallel).size == 8
