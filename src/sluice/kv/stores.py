@@ -142,6 +142,8 @@ class Stores:
                 self._want(node)
 
     def _is_worth_storing(self, copies: TierCopies) -> bool:
+        if self._policy == "never":
+            return False
         return self._policy != "selective" or copies.hits >= SELECTIVE_HITS
 
     def _want(self, node: Node) -> None:

@@ -16,6 +16,12 @@ from sluice.config.arguments import add_options
 from sluice.config.model import CacheConfig
 from sluice.routing.policies import POLICIES
 from sluice.sim.inputs import add_machine_arguments, add_reading_arguments, longest, machine_from, read_arrivals
+from sluice.sim.transfer import (
+    Disaggregation,
+    add_disaggregation_arguments,
+    disaggregation_from,
+    take_transfer_options,
+)
 
 if TYPE_CHECKING:
     from sluice.bench.records import Record
@@ -48,6 +54,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"how replicas are chosen: {', '.join(POLICIES)} (default: {POLICIES[0]})",
     )
+    add_disaggregation_arguments(parser)
     windows = parser.add_argument_group("a part of a long TRACE")
     windows.add_argument(
         "--windows", type=int, metavar="N", help="simulate N parts of the time only, and show intervals (default: all)"
@@ -104,17 +111,20 @@ def run_simulate(given: dict[str, Any]) -> int:
     if router not in POLICIES:
         raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {router!r}")
     trace = given.pop("trace", None)
-    window_options = _window_options(given, seed)
+    window_options, transfer = _window_options(given, seed), take_transfer_options(given)
+    if transfer and window_options is not None:
+        raise ConfigError(f"{flag(next(iter(transfer)))} is not accepted with --windows")
     machine = machine_from(given, trace)
     arrivals = _arrivals(trace, given, longest(machine, given.get("max_total_tokens")))
     machine = changed(machine, given)
+    split = disaggregation_from(transfer, machine)
     if (path := paths["save_machine"]) is not None:
         write_machine(machine, path)
     for line in machine.lines():
         print(line)
     if window_options is not None:
         return _windows(machine, arrivals, window_options, replicas, router, paths)
-    result = simulated(machine, arrivals, replicas=replicas, router=router, seed=seed, source=trace)
+    result = simulated(machine, arrivals, split=split, replicas=replicas, router=router, seed=seed, source=trace)
     if (path := paths["json"]) is not None:
         write_result(result, path)
     if (path := paths["html"]) is not None:
@@ -207,6 +217,7 @@ def simulated(
     machine: Machine,
     arrivals: Sequence[Arrival],
     *,
+    split: Disaggregation | None = None,
     replicas: int = 1,
     router: str = POLICIES[0],
     seed: int = 0,
@@ -214,6 +225,9 @@ def simulated(
     shows_progress: bool = True,
 ) -> Result:
     """Simulate a workload, with a progress bar, and return the result as `sluice bench` does.
+
+    Args:
+        split: None: every replica computes prompts and decodes.
 
     Raises:
         ConfigError: arrivals that are in no order.
@@ -226,12 +240,13 @@ def simulated(
     from sluice.bench.report import summaries
     from sluice.bench.results import FORMAT, Result, versions
     from sluice.bench.results import machine as this_machine
+    from sluice.sim.disaggregate import simulate_split
     from sluice.sim.routers import sim_router
     from sluice.sim.simulate import replicas_of, simulate
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     bar = tqdm(
-        total=len(arrivals),
+        total=len(arrivals) if split is None else 2 * len(arrivals),
         desc="simulating",
         unit="request",
         mininterval=REDRAW_SECONDS,
@@ -239,13 +254,17 @@ def simulated(
         disable=None if shows_progress else True,
     )
     with bar:
-        engines = replicas_of(machine.setup, machine.world, replicas, depth=machine.depth, seed=seed)
-        records = simulate(arrivals, engines, sim_router(router, machine.setup, replicas, seed), bar.update)
+        if split is None:
+            engines = replicas_of(machine.setup, machine.world, replicas, depth=machine.depth, seed=seed)
+            records = simulate(arrivals, engines, sim_router(router, machine.setup, replicas, seed), bar.update)
+        else:
+            records = simulate_split(machine, arrivals, split, replicas, router, seed, bar.update)
     settings: dict[str, dict[str, Any]] = {
         "simulation": {
             "source": source,
             "replicas": replicas,
             "router": router,
+            "disaggregation": None if split is None else split._asdict(),
             "seed": seed,
             "setup": asdict(machine.setup),
         },

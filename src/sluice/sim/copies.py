@@ -6,6 +6,7 @@ The contents of pages are not simulated, so no copy fails.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import Protocol
 
 from sluice.engine.messages import BlocksLoaded, Copied
@@ -29,18 +30,27 @@ class Copies(Protocol):
 
 
 class SimulatedCopies:
-    """A disk that does one thing after the other, and a host that is never late."""
+    """A disk that does one thing after the other, and a host that is never late.
 
-    def __init__(self, setup: SchedulerSetup, rates: CopyRates, post: Post) -> None:
+    Args:
+        load_of: returns the load that a copy with the disk belongs to, by its ticket: each load is reported when it is
+            over. None: the copies of a plan are reported together.
+    """
+
+    def __init__(
+        self, setup: SchedulerSetup, rates: CopyRates, post: Post, load_of: Callable[[int], object] | None = None
+    ) -> None:
         self._setup = setup
         self._rates = rates
         self._post = post
+        self._load_of = load_of or (lambda ticket: None)
         self._disk_free_at = 0.0
 
     def begin(self, plan: BatchPlan, now: float) -> tuple[CopyDone, ...]:
-        with_disk = tuple(CopyDone(copy.ticket) for copy in plan.copies if Tier.DISK in (copy.source, copy.target))
-        if with_disk:
-            self._post(self._done_at(now, len(with_disk) * self._setup.page_size), Copied(with_disk))
+        with_disk = (copy.ticket for copy in plan.copies if Tier.DISK in (copy.source, copy.target))
+        for _, tickets in groupby(with_disk, self._load_of):
+            done = tuple(map(CopyDone, tickets))
+            self._post(self._done_at(now, len(done) * self._setup.page_size), Copied(done))
         for piece in plan.slices:
             if not piece.stop:
                 self._read_ahead(plan.step, piece, now)

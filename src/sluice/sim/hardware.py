@@ -155,6 +155,7 @@ def predicted_machine(text: str, model: Path) -> Machine:
         setup=SchedulerSetup(config.scheduler.limits(), pages, page_size, config.cache.enable_prefix_caching),
         depth=depth,
         world=World(dict.fromkeys(Regime, _costs(device, sizes))),
+        token_bytes=sizes.token_bytes,
     )
 
 

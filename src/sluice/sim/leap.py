@@ -5,7 +5,7 @@ page would have to be evicted, and before the moment up to which the replica may
 residual of its own, and pages are taken and published in the order of the steps.
 
 Where steps teach a pacer what they cost, each is planned by what the one before it took, so there is nothing to leap;
-nor where steps overlap, or where pages are copied to tiers.
+nor where steps overlap, or where pages are stored on tiers.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ class Leaper:
         self._graph_rows = 0 if setup.pacing is None else setup.pacing.graph_rows
         self._page_size = setup.page_size
         limits, tiers = setup.limits, setup.tiers
-        has_tiers = bool(tiers.host_pages or tiers.disk_pages)
+        stores = tiers.write_policy != "never" and bool(tiers.host_pages or tiers.disk_pages)
         is_timed = bool(limits.itl_target) or limits.dynamic_chunking == CHUNKS_BY_TIME
-        self.can_leap = engine.depth == 1 and not is_timed and limits.pipeline_stages == 1 and not has_tiers
+        self.can_leap = engine.depth == 1 and not is_timed and limits.pipeline_stages == 1 and not stores
 
     def leap(self, ready_at: float, until: float) -> Leap | None:
         """Do as many steps as possible; None if there are too few.

@@ -36,6 +36,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Measured steps of each kind."""
     error: float = 0.0
     """Median of the relative errors of measured steps by the costs alone."""
+    token_bytes: int = 0
+    """Of the KV of a token; 0: not known."""
 
     @property
     def kind(self) -> str:

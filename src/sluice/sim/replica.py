@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -10,10 +11,12 @@ from sluice.bench.records import Arrival as TokenArrival
 from sluice.engine.clock import VirtualClock, micros_at
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort
+from sluice.kv.nodes import Node
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.copies import SimulatedCopies
 from sluice.sim.leap import Leaper
 from sluice.sim.loop import EngineLoop, SimLink, StepTimes
+from sluice.sim.remote import keep_remote, let_go, load_of
 from sluice.sim.runner import Answer, SimRunner
 from sluice.sim.workload import STOP_TOKEN, Arrival
 from sluice.sim.world import CopyRates, WorldTimes
@@ -41,13 +44,15 @@ class Done(NamedTuple):
 class _Open:
     """A request that has not ended."""
 
-    __slots__ = ("arrival", "due", "leave_after", "ticket", "tokens")
+    __slots__ = ("arrival", "due", "leave_after", "remote", "ticket", "tokens")
 
     def __init__(self, arrival: Arrival, due: float, ticket: int) -> None:
         self.ticket = ticket
         self.arrival = arrival
         self.due = due
         self.tokens: list[TokenArrival] = []
+        self.remote: list[Node] = []
+        """Pages of its prompt that another replica computed."""
         self.leave_after = arrival.leaves.after_tokens if arrival.leaves is not None else 0
 
 
@@ -76,8 +81,9 @@ class Replica:
         self.setup = setup
         self.clock = VirtualClock()
         self.link = SimLink(self.clock, self._take)
-        self.runner = SimRunner(self.clock, times, SimulatedCopies(setup, rates or CopyRates(), self.link.put))
         scheduler = setup.build()
+        copies = SimulatedCopies(setup, rates or CopyRates(), self.link.put, load_of(scheduler.state.kv))
+        self.runner = SimRunner(self.clock, times, copies)
         self.engine = Engine(scheduler, self.runner, self.link, depth=depth, clock=self.clock)
         self.engine.exit_on_error = True
         self.done: list[Done] = []
@@ -111,33 +117,48 @@ class Replica:
         """Return how full its scheduler is. Requests that its engine has not taken yet are not counted."""
         return self.engine.scheduler.occupancy()
 
-    def submit(self, arrival: Arrival, ticket: int = 0, due: float | None = None) -> None:
+    def submit(
+        self, arrival: Arrival, ticket: int = 0, due: float | None = None, first: TokenArrival | None = None
+    ) -> None:
         """Let a request arrive.
 
         Args:
             ticket: comes back when it is over.
             due: seconds; None: at its own time.
+            first: the first token, which another replica brought, and after which the request comes here. The pages of
+                its prompt lie on the tier from which this replica loads them (`remote.keep_remote`).
+
+        Raises:
+            ConfigError: the tier is full.
         """
         due = arrival.time if due is None else due
         stops = arrival.output_tokens < arrival.max_tokens
         self._next_id += 1
+        prompt = tuple(arrival.prompt.tokens())
+        answer = Answer(self._next_id, len(prompt), arrival.output_tokens, stops=stops, tokens=arrival.answer)
+        request = _Open(arrival, due, ticket)
+        if first is not None:
+            request.remote = keep_remote(self._scheduler.state.kv, array("i", prompt), arrival.extra_key)
+            request.tokens.append(first)
         submit = Submit(
             self._next_id,
-            tuple(arrival.prompt.tokens()),
+            prompt,
             sampling_of(arrival.max_tokens, stops=stops),
             extra_key=arrival.extra_key,
             priority=arrival.priority,
             priority_class=arrival.priority_class,
             arrived=micros_at(due),
             itl_target=arrival.itl_target,
+            output_ids=() if first is None else (answer.at(len(prompt)),),
+            is_resumed=first is not None,
         )
-        self._open[self._next_id] = _Open(arrival, due, ticket)
-        self.runner.answers[self._next_id] = Answer(
-            self._next_id, len(submit.prompt), arrival.output_tokens, stops=stops, tokens=arrival.answer
-        )
-        self.link.put(due + self._intake, submit)
+        self._open[self._next_id] = request
+        self.runner.answers[self._next_id] = answer
+        comes_at = due if first is None else first.at
+        self.link.put(comes_at + self._intake, submit)
         if arrival.leaves is not None and not arrival.leaves.after_tokens:
-            self.link.put(due + self._intake + arrival.leaves.after_seconds, Abort(self._next_id))
+            left_at = max(comes_at, due + arrival.leaves.after_seconds)
+            self.link.put(left_at + self._intake, Abort(self._next_id))
 
     def next_event(self) -> float:
         """Return when it does something next, in seconds; `NEVER` if it waits for requests."""
@@ -180,6 +201,7 @@ class Replica:
             if output.finish_reason is not None:
                 del self._open[output.request_id]
                 del self.runner.answers[output.request_id]
+                let_go(self._scheduler.state.kv, request.remote)
                 self.done.append(Done(request.ticket, request.arrival, request.due, now, tuple(request.tokens), output))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median_low
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from sluice.bench.records import Arrival as TokenArrival
 from sluice.bench.records import CountedBy, Failure, Record
 from sluice.bench.workload import LONG, LONG_FACTOR, SHORT
 from sluice.config import ConfigError
@@ -77,6 +78,33 @@ def simulate(
     return with_kinds(found)
 
 
+class Entry(NamedTuple):
+    """A request that comes to replicas."""
+
+    ticket: int
+    at: float
+    """Seconds; not before the entry that precedes it."""
+    arrival: Arrival
+    first: TokenArrival | None = None
+    """Its first token, if another replica brought it."""
+
+
+class Sessions:
+    """Numbers conversations and their turns."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+        self._turns: dict[int, int] = {}
+
+    def number(self, arrival: Arrival, ticket: int) -> tuple[int, int]:
+        """Return the conversation of an arrival, and the turn that it is."""
+        if arrival.session is None:
+            return ticket, 0
+        session = self._numbers.setdefault(arrival.session, ticket)
+        turn = self._turns[session] = self._turns.get(session, -1) + 1
+        return session, turn
+
+
 def run(
     workload: Workload,
     replicas: Sequence[Replica],
@@ -89,37 +117,48 @@ def run(
     Args:
         epoch: seconds after which the router sees the replicas again; 0: at each request.
     """
-    sessions: dict[str, int] = {}
-    turns: dict[int, int] = {}
-    numbers: dict[int, tuple[int, int]] = {}
+    sessions, numbers = Sessions(), dict[int, tuple[int, int]]()
+
+    def entries() -> Iterator[Entry]:
+        for ticket, arrival in enumerate(in_order(workload)):
+            numbers[ticket] = sessions.number(arrival, ticket)
+            yield Entry(ticket, arrival.time, arrival)
+
+    for done in serve(entries(), replicas, router, on_end, epoch):
+        yield record_of(done, *numbers.pop(done.ticket))
+
+
+def serve(
+    entries: Iterable[Entry],
+    replicas: Sequence[Replica],
+    router: Router,
+    on_end: Callable[[], object],
+    epoch: float = 0.0,
+) -> Iterator[Done]:
+    """Let requests come to replicas, and yield each when it is over (see `run`)."""
     now = 0.0
 
-    def records() -> Iterator[Record]:
+    def ended() -> Iterator[Done]:
         for replica in replicas:
             for done in replica.done:
                 on_end()
-                yield record_of(done, *numbers.pop(done.ticket))
+                yield done
             replica.done.clear()
 
-    for number, arrival in enumerate(in_order(workload)):
-        seen_at = arrival.time if not epoch else arrival.time // epoch * epoch
+    for ticket, at, arrival, first in entries:
+        seen_at = at if not epoch else at // epoch * epoch
         if seen_at > now:
             now = seen_at
             for replica in replicas:
                 replica.advance(now)
-            yield from records()
+            yield from ended()
         chosen = router.choose(arrival, replicas)
         if not 0 <= chosen < len(replicas):
             raise ConfigError(f"the router chose replica {chosen} of {len(replicas)}")
-        session = number if arrival.session is None else sessions.setdefault(arrival.session, number)
-        turns[session] = turns.get(session, -1) + 1
-        numbers[number] = session, turns[session]
-        if arrival.session is None:
-            del turns[session]
-        replicas[chosen].submit(arrival, number)
+        replicas[chosen].submit(arrival, ticket, first=first)
     for replica in replicas:
         replica.advance(NEVER)
-    yield from records()
+    yield from ended()
     for replica in replicas:
         if replica.num_open:
             raise RuntimeError(f"{replica.num_open} requests never ended in the simulation")

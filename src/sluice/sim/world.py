@@ -123,7 +123,10 @@ class WorldTimes:
         self._gap = world.gap
 
     def ends_at(self, plan: BatchPlan, now: float, free_at: float) -> float:
-        return self.ends(work_of(plan, self._setup), max(now, free_at))
+        begins_at = max(now, free_at)
+        if not plan.chunks and not plan.slices:
+            return begins_at  # copies alone: the model does not run
+        return self.ends(work_of(plan, self._setup), begins_at)
 
     def ends(self, work: StepWork, begins_at: float) -> float:
         """Return when a step ends, and draw the time to the next one."""

@@ -28,7 +28,7 @@ class TierLimits:
     disk_pages: int = 0
     write_policy: str = "write-through"
     """write-through: a page is stored when it is published; write-back: when it is evicted from the tier above;
-    selective: when it is used again."""
+    selective: when it is used again; never: the tier is filled by `LowerTiers.publish` alone."""
     copies_per_step: int = 64
     """Most pages that one plan copies: the byte budget of a step, in pages."""
     copies_in_flight: int = 256
