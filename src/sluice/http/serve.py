@@ -106,6 +106,7 @@ def run(server: ServerConfig, engine: EngineConfig, *, given: Collection[str] = 
     try:
         if engine.parallel.node_rank > 0:
             refuse_ranks(engine)
+            _refuse_unloading(server, engine)
             return run_node(start_of(server, engine, factory))
         with contextlib.ExitStack() as stack:
             if server.otlp_traces_endpoint is not None:
@@ -131,6 +132,7 @@ async def serve(
             read, or there are too few descriptors.
         EngineStartError, TokenizerError: the checkpoint cannot be served.
     """
+    _refuse_unloading(server, engine)
     keys = read_keys(server)
     admin_keys = read_admin_keys(server, keys)
     tls = read_certificate(server)
@@ -177,6 +179,14 @@ async def serve(
         return 1 if living.done() and living.result() else 0
     finally:
         await _end(backend, living, supervisor, serving, http, signals)
+
+
+def _refuse_unloading(server: ServerConfig, engine: EngineConfig) -> None:
+    if server.idle_unload is not None and engine.parallel.nnodes > 1:
+        raise ConfigError(
+            f"--idle-unload {server.idle_unload:g} is not supported beside --nnodes {engine.parallel.nnodes}: the other"
+            " machines give up waiting for the next engine"
+        )
 
 
 def start_of(server: ServerConfig, engine: EngineConfig, factory: str) -> Start:
