@@ -124,7 +124,7 @@ ELSEWHERE = {
     "node_rank": "assembly/test_ranks.py::test_machines_have_equal_shares_of_the_ranks",
     "dist_init_addr": "assembly/test_ranks.py::test_addresses",
     "dist_token_file": "cli/test_migration.py::test_sglang",
-    "distributed_executor_backend": "cli/test_migration.py::test_vllm",
+    "distributed_executor_backend": "process/test_ray_ranks.py::test_ranks_of_other_machines_have_a_token",
     "trace": "test_llm_trace.py::test_a_trace_holds_every_step_and_replays",
     "trace_token_ids": "test_llm_trace.py::test_without_token_ids_there_are_none",
     "cost_model": "assembly/test_pacing.py::test_a_later_engine_knows_the_machine",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
 from sluice.assembly.devices import resolve_here
 from sluice.assembly.ranks import MAX_HERE, address_of, layout_of, ranks_of_node, refuse_ranks
 from sluice.assembly.resolve import resolve
+from sluice.cli import main
 from sluice.config import ConfigError, EngineConfig, ParallelConfig
 from sluice.device.machine import usable_cores
 from sluice.llm import LLM
@@ -79,6 +82,21 @@ def test_more_ranks_than_a_machine_can_start() -> None:
     refuse_ranks(EngineConfig.from_options({"pp_size": MAX_HERE}))
     with pytest.raises(ConfigError, match=f"--pp-size {MAX_HERE + 1} put {MAX_HERE + 1} ranks on this machine"):
         refuse_ranks(EngineConfig.from_options({"pp_size": MAX_HERE + 1}))
+
+
+def test_ray_places_several_ranks_if_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = EngineConfig.from_options({"pp_size": MAX_HERE + 1, "distributed_executor_backend": "ray"})
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"backend ray needs the package ray: pip install 'sluice\[ray\]'"):
+        refuse_ranks(given)
+
+
+@pytest.mark.parametrize("node", ["0", "1"])
+def test_the_engine_of_several_machines_stays(node: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without it, the other machines would give up."""
+    line = "serve --tp-size 2 --nnodes 2 --dist-init-addr 127.0.0.1:1 --dist-token-file missing --idle-unload 60"
+    assert main([*line.split(), "--node-rank", node]) == 2
+    assert "--idle-unload 60 is not supported beside --nnodes 2: the other machines" in capsys.readouterr().err
 
 
 def test_the_library_is_one_process() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from sluice.assembly.ranks import ranks_per_node, refuse_ranks
+from sluice.assembly.ranks import devices_per_node, ranks_per_node, refuse_ranks
 from sluice.assembly.resolve import Resolution, resolve
 from sluice.attention.select import backend_named, choose_attention, kv_dtype
 from sluice.config import ConfigError, EngineConfig, ModelConfig, threads_from_environment
@@ -63,7 +63,7 @@ def resolve_here(config: EngineConfig, local_rank: int = 0) -> tuple[Resolution,
     """
     refuse_ranks(config)
     ranks = ranks_per_node(config.parallel)
-    device = pick_device(config.model.device, ranks, local_rank)
+    device = pick_device(config.model.device, devices_per_node(config.parallel), local_rank)
     kernels = choose_kernels(config.model.cpu_kernels, device.type)
     resolution = resolve(config, device.type, has_amx=kernels.name == "amx")
     reasons = dict(resolution.reasons)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import fields
+from importlib.util import find_spec
 
 from sluice.config import ConfigError, EngineConfig, ParallelConfig, flag
 from sluice.parallel.layout import Layout
@@ -28,6 +29,18 @@ def ranks_of_node(parallel: ParallelConfig, node: int) -> range:
     """Return the ranks of a machine."""
     each = ranks_per_node(parallel)
     return range(node * each, (node + 1) * each)
+
+
+def threads_of_rank(config: EngineConfig) -> int:
+    """Return how many threads compute in each rank on CPUs, where all ranks are alike."""
+    from sluice.device.machine import usable_cores  # loads torch
+
+    return config.model.threads or max(1, usable_cores() // layout_of(config.parallel).size)
+
+
+def devices_per_node(parallel: ParallelConfig) -> int:
+    """Return how many CUDA devices a rank must see, to have one of its own: Ray shows each rank its own alone."""
+    return 1 if parallel.distributed_executor_backend == "ray" else ranks_per_node(parallel)
 
 
 def shown_sizes(parallel: ParallelConfig) -> str:
@@ -62,10 +75,23 @@ def refuse_ranks(config: EngineConfig) -> None:
     if size > MAX_RANKS:
         raise ConfigError(f"{shown_sizes(parallel)} make {size} ranks; at most {MAX_RANKS} are supported")
     _refuse_nodes(parallel, size)
-    if (here := size // parallel.nnodes) > MAX_HERE:
+    if parallel.distributed_executor_backend == "ray":
+        _refuse_ray(parallel, size)
+    elif (here := size // parallel.nnodes) > MAX_HERE:
         raise ConfigError(f"{shown_sizes(parallel)} put {here} ranks on this machine; accepted: at most {MAX_HERE}")
     if size > 1:
         _refuse_beside_ranks(config, shown_sizes(parallel))
+
+
+def _refuse_ray(parallel: ParallelConfig, size: int) -> None:
+    if size == 1:
+        raise ConfigError("--distributed-executor-backend ray places several ranks: give --tp-size or --pp-size")
+    if parallel.nnodes > 1:
+        raise ConfigError(
+            f"--nnodes {parallel.nnodes} needs --distributed-executor-backend mp: Ray knows the machines of its cluster"
+        )
+    if find_spec("ray") is None:
+        raise ConfigError("--distributed-executor-backend ray needs the package ray: pip install 'sluice[ray]'")
 
 
 def _refuse_nodes(parallel: ParallelConfig, size: int) -> None:

@@ -6,7 +6,14 @@ options and refuses what cannot be honoured; nothing later guesses a default.
 
 from sluice.config.base import ConfigError, MemoryShortage, Option, check_values, flag, option, options_of
 from sluice.config.compat import FOREIGN, Fixed, Switch
-from sluice.config.engine import ENGINE_GROUPS, GROUPS, EngineConfig, canonical, threads_from_environment
+from sluice.config.engine import (
+    ENGINE_GROUPS,
+    GROUPS,
+    EngineConfig,
+    canonical,
+    names_ray_cluster,
+    threads_from_environment,
+)
 from sluice.config.model import CacheConfig, ModelConfig, OffloadConfig, TraceConfig
 from sluice.config.parallel import ParallelConfig
 from sluice.config.scheduler import CHUNKING_OFF, ITL_DEFAULT, SchedulerConfig, itl_micros

@@ -16,6 +16,11 @@ from sluice.config.scheduler import SchedulerConfig
 from sluice.config.server import ServerConfig
 
 
+def names_ray_cluster() -> bool:
+    """Return whether RAY_ADDRESS says which Ray cluster to take."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
 def threads_from_environment() -> int | None:
     """Return the number of threads that OMP_NUM_THREADS sets for computing libraries; None if it sets none."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

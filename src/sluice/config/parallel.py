@@ -69,11 +69,11 @@ class ParallelConfig:
     )
     distributed_executor_backend: str = option(
         "mp",
-        "who starts the ranks: mp",
-        more="mp: the engine starts those of its machine.",
-        choices=("mp",),
+        "who starts the ranks: mp, ray",
+        more="mp: the engine starts those of its machine. ray: Ray places them on the machines of its cluster, and"
+        f" needs the extra `ray`. {SEE}",
+        choices=("mp", "ray"),
         spellings={"uni": "mp"},
-        nearest={"ray": "mp"},
         vllm="--distributed-executor-backend",
         metavar="WHO",
     )

@@ -32,7 +32,8 @@ from sluice.faults import FaultKind, of_engine, parse_faults
 from sluice.process.faults import FaultyRunner
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
-from sluice.process.rank_spawn import Spawned
+from sluice.process.rank_spawn import RankProcesses, Spawned
+from sluice.process.ray_ranks import place_ranks
 from sluice.process.socket_folder import SocketFolder
 from sluice.process.wire import Failed, Ready, Start
 from sluice.process.zmq_link import ZmqLink
@@ -106,13 +107,15 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
     """Build the engine of a checkpoint, on torch: the factory that `sluice serve` uses."""
     ranks = None
     if layout_of(start.config.parallel).size > 1:
-        spawned = Spawned.beside_leader(start, link.folder.ranks)  # first, as each takes seconds to load torch
+        waited = itertools.count()
+
+        def tick() -> None:
+            link.heartbeat.loading(LoadingPart.FILES, next(waited))
+
+        spawned = _start_ranks(start, link, tick)  # first, as each takes seconds to load torch
         from sluice.process.ranks import meet_ranks
 
-        waited = itertools.count()
-        ranks = meet_ranks(
-            start, spawned, link.folder.ranks, lambda: link.heartbeat.loading(LoadingPart.FILES, next(waited))
-        )
+        ranks = meet_ranks(start, spawned, link.folder.ranks, tick)
     from sluice.assembly.engine import build_engine
 
     engine, info = build_engine(
@@ -138,6 +141,12 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         architecture=info.architecture,
         disabled_tiers=info.disabled_tiers,
     )
+
+
+def _start_ranks(start: Start, link: ZmqLink, tick: Callable[[], None]) -> RankProcesses:
+    if start.config.parallel.distributed_executor_backend == "ray":
+        return place_ranks(start, link.folder.ranks, tick)
+    return Spawned.beside_leader(start, link.folder.ranks)
 
 
 def describe(error: BaseException) -> str:

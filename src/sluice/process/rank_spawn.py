@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -38,8 +41,38 @@ class RankSetup(msgspec.Struct, frozen=True):
     log_format: str = "text"
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Where ranks of other machines connect."""
+
+    listener: socket.socket
+    host: str
+    token: bytes
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT."""
+        port: int = self.listener.getsockname()[1]
+        return f"{self.host}:{port}"
+
+
+class RankProcesses(Protocol):
+    """The processes of ranks that this one has started. They end with this process, or at `close`."""
+
+    entrance: Entrance | None
+    """Where those connect that are on other machines; None: the options say so, or there are none."""
+
+    def ended(self) -> int | None:
+        """Return the exit status of a process that has ended; None: all run."""
+
+    def close(self) -> None:
+        """End all processes."""
+
+
 class Spawned:
     """The processes of ranks on this machine. They live until the end of this process, or until `close`."""
+
+    entrance: Entrance | None = None
 
     def __init__(self, processes: tuple[subprocess.Popen[bytes], ...]) -> None:
         self._processes = processes
@@ -68,7 +101,7 @@ class Spawned:
         """
         return cls(
             tuple(
-                _spawn(
+                spawn_rank(
                     RankSetup(
                         rank,
                         local_rank,
@@ -119,12 +152,21 @@ def read_setup(file: int) -> RankSetup:
     return setup
 
 
-def _spawn(setup: RankSetup) -> subprocess.Popen[bytes]:
+def spawn_rank(setup: RankSetup, folder: str | None = None) -> subprocess.Popen[bytes]:
+    """Start the process of one rank.
+
+    Args:
+        folder: where it runs; None: where this process does.
+
+    Raises:
+        OSError: it cannot be started.
+    """
     process = subprocess.Popen(
         # -P: modules never come from the working directory, which may be a checkpoint.
         (sys.executable, "-P", "-m", "sluice.process.rank_process"),
         stdin=subprocess.PIPE,  # its end shows the rank that this process has ended
         stdout=sys.stderr.fileno(),
+        cwd=folder,
         start_new_session=True,  # Ctrl-C in a terminal reaches only the server
     )
     assert process.stdin is not None

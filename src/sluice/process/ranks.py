@@ -33,7 +33,7 @@ from sluice.parallel.member import Member
 from sluice.parallel.rendezvous import bind_nccl, listen_store, own_address
 from sluice.parallel.torch_group import join_groups
 from sluice.process.frame_socket import FrameSocket, prove, watch_ends
-from sluice.process.rank_spawn import Spawned
+from sluice.process.rank_spawn import RankProcesses
 from sluice.process.rank_wire import (
     Begin,
     Hello,
@@ -69,10 +69,10 @@ class RankLinks:
 
     Args:
         connections: by the rank.
-        spawned: those of this machine.
+        spawned: those that this process has started.
     """
 
-    def __init__(self, connections: Mapping[int, FrameSocket], spawned: Spawned) -> None:
+    def __init__(self, connections: Mapping[int, FrameSocket], spawned: RankProcesses) -> None:
         self._connections = connections
         self._spawned = spawned  # they live as long as their standard input is open
         self._is_closed = False
@@ -136,11 +136,11 @@ class Ranks:
         self.links.watch()
 
 
-def meet_ranks(start: Start, spawned: Spawned, listening: Path, tick: Tick) -> Ranks:
+def meet_ranks(start: Start, spawned: RankProcesses, listening: Path, tick: Tick) -> Ranks:
     """Wait until the ranks of all machines have joined.
 
     Args:
-        spawned: those of this machine.
+        spawned: those that this process has started.
         listening: where they connect.
         tick: called at least every second while this waits.
 
@@ -165,7 +165,10 @@ def meet_ranks(start: Start, spawned: Spawned, listening: Path, tick: Tick) -> R
         token = read_or_make_secret(Path(parallel.dist_token_file), TOKEN)
     with ExitStack() as undo:
         listeners = [undo.enter_context(_listen_on_path(listening))]
-        if parallel.nnodes > 1:
+        if spawned.entrance is not None:
+            host, token = spawned.entrance.host, spawned.entrance.token
+            listeners.append(undo.enter_context(spawned.entrance.listener))
+        elif parallel.nnodes > 1:
             listeners.append(undo.enter_context(_listen_on_address(host, port)))
         meeting = _Meeting(layout_of(parallel).size, listeners, token, spawned, tick)
         met = meeting.run(start.start_seconds, f"{host}:{port}", config)
@@ -209,7 +212,7 @@ class _Meeting:
     Args:
         size: ranks, the leader included.
         listeners: where they connect. Those of TCP ask for the token.
-        spawned: those of this machine.
+        spawned: those that this process has started.
     """
 
     def __init__(
@@ -217,7 +220,7 @@ class _Meeting:
         size: int,
         listeners: Sequence[socket.socket],
         token: bytes,
-        spawned: Spawned,
+        spawned: RankProcesses,
         tick: Tick,
     ) -> None:
         self._expected = set(range(1, size))
