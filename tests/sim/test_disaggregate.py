@@ -12,6 +12,8 @@ import pytest
 
 from sluice.bench.records import Record
 from sluice.cli import main
+from sluice.scheduler.laws import check_state
+from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.sim.disaggregate import decode_replicas_of, simulate_disaggregated
 from sluice.sim.machine import Machine, write_machine
@@ -120,14 +122,17 @@ def test_decode_replicas_without_bounds_leave_the_ttft_of_prefill_replicas() -> 
 
 
 class Watched(WorldTimes):
-    """Times that keep the plans they are asked about."""
+    """Times that keep the plans they are asked about, and check the state that they leave."""
 
     def __init__(self, setup: SchedulerSetup) -> None:
         super().__init__(WORLD, setup)
         self.plans: list[BatchPlan] = []
+        self.scheduler: object = None
 
     def ends_at(self, plan: BatchPlan, now: float, free_at: float) -> float:
         self.plans.append(plan)
+        assert isinstance(self.scheduler, Scheduler)
+        check_state(self.scheduler.state)
         return super().ends_at(plan, now, free_at)
 
 
@@ -140,6 +145,7 @@ def test_decode_replicas_compute_no_more_of_a_prompt_than_its_last_page() -> Non
         remote = with_remote_tier(setup, sum(each.prompt.length for each in workload))
         times = Watched(remote)
         decode = Replica(remote, times, rates=FREE)
+        times.scheduler = decode.engine.scheduler
         routers = sim_router("least-loaded", setup, 2), sim_router("least-loaded", setup, 1)
         records = simulate_disaggregated(workload, replicas_of(setup, WORLD, 2), [decode], routers)
         assert [record.num_tokens for record in records] == [20] * 40
