@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tiny_models import SIZES, VOCAB_SIZE, WINDOW, exact, made
+from tiny_models import VOCAB_SIZE, WINDOW, exact, made, sizes
 
 FOUR = {"num_hidden_layers": 4}
 EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -27,7 +26,7 @@ LONGROPE = {
 
 def _tiny(name: str, config: str | None = None, **changes: Any) -> PreTrainedModel:
     kind = getattr(transformers, f"{name}ForCausalLM")
-    return made(kind, getattr(transformers, config or f"{name}Config")(**(deepcopy(SIZES) | changes)))  # some change it
+    return made(kind, getattr(transformers, config or f"{name}Config")(**(sizes() | changes)))
 
 
 def gemma2(head_dim: int = 12) -> PreTrainedModel:

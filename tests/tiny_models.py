@@ -40,50 +40,54 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 32,
-    "intermediate_size": 44,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": MAX_POSITIONS,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
-}
+
+
+def sizes() -> dict[str, Any]:
+    """Sizes of a model, made anew: some configs of transformers change the dicts that they are given."""
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 44,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": MAX_POSITIONS,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+    }
 
 
 def llama(**changes: Any) -> PreTrainedModel:
     """Llama 3.x: grouped queries, llama3 RoPE scaling, untied, unless changed."""
-    return made(LlamaForCausalLM, LlamaConfig(**(SIZES | {"rope_parameters": LLAMA3_ROPE} | changes)))
+    return made(LlamaForCausalLM, LlamaConfig(**(sizes() | {"rope_parameters": LLAMA3_ROPE} | changes)))
 
 
 def llama2(**changes: Any) -> PreTrainedModel:
     """Llama 2: as many KV heads as heads, plain RoPE; here with biases everywhere."""
-    kwargs = SIZES | {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True} | changes
+    kwargs = sizes() | {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True} | changes
     return made(LlamaForCausalLM, LlamaConfig(**kwargs))
 
 
 def mistral(**changes: Any) -> PreTrainedModel:
     """Mistral: one sliding window on every layer, head_dim that is not hidden_size / heads."""
-    return made(MistralForCausalLM, MistralConfig(**(SIZES | {"sliding_window": WINDOW, "head_dim": 10} | changes)))
+    return made(MistralForCausalLM, MistralConfig(**(sizes() | {"sliding_window": WINDOW, "head_dim": 10} | changes)))
 
 
 def qwen2(**changes: Any) -> PreTrainedModel:
     """Qwen2: biases on q, k and v, tied embeddings."""
-    return made(Qwen2ForCausalLM, Qwen2Config(**(SIZES | {"tie_word_embeddings": True} | changes)))
+    return made(Qwen2ForCausalLM, Qwen2Config(**(sizes() | {"tie_word_embeddings": True} | changes)))
 
 
 def qwen2_windows(**changes: Any) -> PreTrainedModel:
     """Qwen2 with a sliding window from the second layer on."""
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-    return made(Qwen2ForCausalLM, Qwen2Config(**(SIZES | windows | changes)))
+    return made(Qwen2ForCausalLM, Qwen2Config(**(sizes() | windows | changes)))
 
 
 def qwen3(**changes: Any) -> PreTrainedModel:
     """Qwen3: q and k normalised per head, head_dim that is not hidden_size / heads."""
-    return made(Qwen3ForCausalLM, Qwen3Config(**(SIZES | {"head_dim": 12, "tie_word_embeddings": True} | changes)))
+    return made(Qwen3ForCausalLM, Qwen3Config(**(sizes() | {"head_dim": 12, "tie_word_embeddings": True} | changes)))
 
 
 def gpt2(**changes: Any) -> PreTrainedModel:

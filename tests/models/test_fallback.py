@@ -202,7 +202,7 @@ def test_latent_attention_is_refused(tmp_path: Path) -> None:
     sizes = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12}
     experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
     config = transformers.DeepseekV3Config(
-        **(tiny_models.SIZES | sizes | experts | {"moe_intermediate_size": 12, "num_key_value_heads": 4})
+        **(tiny_models.sizes() | sizes | experts | {"moe_intermediate_size": 12, "num_key_value_heads": 4})
     )
     tiny_models.made(transformers.DeepseekV3ForCausalLM, config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="keys have 16 elements a head and its values 12"):
@@ -211,7 +211,7 @@ def test_latent_attention_is_refused(tmp_path: Path) -> None:
 
 def test_a_window_that_is_not_passed_on_is_refused(tmp_path: Path) -> None:
     """transformers may apply a window of the config only through its mask, which our attention does not see."""
-    config = transformers.Glm4Config(**(tiny_models.SIZES | {"pad_token_id": 0, "head_dim": 12, "sliding_window": 9}))
+    config = transformers.Glm4Config(**(tiny_models.sizes() | {"pad_token_id": 0, "head_dim": 12, "sliding_window": 9}))
     tiny_models.made(transformers.Glm4ForCausalLM, config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="layer 0 uses the window None, its config says 9"):
         load(tmp_path, "float32")

@@ -163,7 +163,7 @@ def test_one_file_of_a_repository_of_gguf_files(
     model: str, file: str, hub: str, weights: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All of them are a hundred gigabytes; one of another size than the user chose is another model."""
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", "sluice"):
         folder = resolve_checkpoint(model, endpoint=hub, cache=tmp_path)
     assert f"owner/tiny-GGUF: of its 3 GGUF files {file} is loaded" in caplog.text
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == CONTEXTS[file]

@@ -38,7 +38,7 @@ def test_tokens_are_those_of_the_plain_weights(folders: tuple[Path, Path]) -> No
 def test_it_names_what_the_checkpoint_is(folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     """vLLM's and SGLang's flag is a promise about the checkpoint: one that does not hold is a mistake to be told of."""
     quantized, plain = folders
-    with caplog.at_level(logging.INFO), LLM(quantized, max_total_tokens=64, quantization="w8a8_int8") as llm:
+    with caplog.at_level(logging.INFO, "sluice"), LLM(quantized, max_total_tokens=64, quantization="w8a8_int8") as llm:
         config, reasons = llm.info.config.model, llm.info.reasons
     said = "compressed-tensors: W4A16 int4, groups of 16, dequantised to bfloat16"
     assert (config.quantization, reasons["quantization"]) == ("compressed-tensors", said)
