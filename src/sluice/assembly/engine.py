@@ -73,10 +73,8 @@ def build_engine(
         prepares_grammars=prepares_grammars,
         ranks=ranks,
     )
-    if layout_of(config.parallel).size > 1 and ranks is None:
-        raise ConfigError(
-            f"{shown_sizes(config.parallel)} needs `sluice serve` or AsyncLLM: here the engine is this process"
-        )
+    if ranks is None:
+        _refuse_several_ranks(config)
     disabled: Mapping[Tier, str] = {}
     # First, since a path that cannot be used or written should be reported before minutes of loading.
     try:
@@ -95,6 +93,13 @@ def build_engine(
             raise
         config, disabled = _without_disk(config, error)
     return build(config, trace=trace, disabled=disabled)  # here, as `error` would keep the first model in memory
+
+
+def _refuse_several_ranks(config: EngineConfig) -> None:
+    if layout_of(config.parallel).size > 1:
+        raise ConfigError(
+            f"{shown_sizes(config.parallel)} needs `sluice serve` or AsyncLLM: here the engine is this process"
+        )
 
 
 @memory_shortage()

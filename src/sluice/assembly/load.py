@@ -106,9 +106,7 @@ def load(
     memory = plan_memory(resolved, model, spec, backend, logit_ops, device, member.place, reasons)
     tiers = tier_setup(resolved, spec, memory.shape, checkpoint.folder, layout=backend.layout, disabled=disabled)
     if agree is not None:
-        pages = agree(RankPages(memory.shape.num_pages, tiers.limits.host_pages))
-        memory = _agreed(memory, pages.device, reasons)
-        tiers = replace(tiers, limits=replace(tiers.limits, host_pages=pages.host))
+        memory, tiers = _with_pages_of_all(memory, tiers, agree, reasons)
     weights_bytes = module_bytes(model)
     offload = _offload(resolved, spec, memory, weights_bytes)
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
@@ -287,6 +285,15 @@ def _quantization(spec: ModelSpec) -> str | None:
     if spec.quantization in ON_LOAD:
         return spec.quantization
     return None if spec.stored_as is None else spec.stored_as.method
+
+
+def _with_pages_of_all(
+    memory: Memory, tiers: TierSetup, agree: Callable[[RankPages], RankPages], reasons: dict[str, str]
+) -> tuple[Memory, TierSetup]:
+    """Return memory and tiers with as many pages as every rank has room for."""
+    pages = agree(RankPages(memory.shape.num_pages, tiers.limits.host_pages))
+    limits = replace(tiers.limits, host_pages=pages.host)
+    return _agreed(memory, pages.device, reasons), replace(tiers, limits=limits)
 
 
 def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int) -> OffloadSetup | None:
