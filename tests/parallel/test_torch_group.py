@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,18 +16,18 @@ from torch.distributed import TCPStore
 from sluice.parallel.group import GroupError
 from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
-from sluice.parallel.rendezvous import join_store, listen_store, own_address
+from sluice.parallel.rendezvous import bind_nccl, join_store, listen_store, own_address
 from sluice.parallel.torch_group import MAX_SENDS, join_groups
 
 CPU = torch.device("cpu")
 LOCAL = "127.0.0.1"
 
 
-def join(layout: Layout, store: TCPStore, timeout: float = 20) -> list[Member]:
+def join(layout: Layout, store: TCPStore, timeout: float = 20, tick: Callable[[], None] | None = None) -> list[Member]:
     """Return the ranks of a new group, each with a connection of its own, as processes have."""
 
     def join_one(rank: int) -> Member:
-        return join_groups(layout.place(rank), join_store(LOCAL, store.port, 20), LOCAL, timeout, CPU)
+        return join_groups(layout.place(rank), join_store(LOCAL, store.port, 20), LOCAL, timeout, CPU, tick)
 
     with ThreadPoolExecutor(layout.size) as threads:
         return list(threads.map(join_one, range(layout.size)))
@@ -68,6 +69,28 @@ def test_shards_sum_and_stages_send() -> None:
     close(ranks)
 
 
+def test_a_rank_ticks_while_it_waits() -> None:
+    """A slower rank of another machine is no reason to end this one."""
+    ticked = threading.Event()
+    ranks = join(Layout(2, 2), listen_store(LOCAL, 20), tick=ticked.set)
+
+    def ticks_until(call: Callable[[], object], then: Callable[[], object]) -> bool:
+        ticked.clear()
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(call)
+            found = ticked.wait(10)
+            then()
+            waiting.result()
+        return found
+
+    x, y = torch.ones(1), torch.ones(1)
+    tensor, pipeline = [rank.tensor_group for rank in ranks], [rank.pipeline_group for rank in ranks]
+    assert ticks_until(lambda: tensor[0].all_reduce(x), lambda: tensor[1].all_reduce(y))
+    assert ticks_until(lambda: pipeline[2].recv(x, 0), lambda: pipeline[0].send(y + 1, 1))
+    assert x.item() == 3
+    close(ranks)
+
+
 def test_a_rank_that_leaves_ends_the_calls_of_the_others() -> None:
     ranks = join(Layout(2, 2), listen_store(LOCAL, 20))
     ranks[1].tensor_group.close()
@@ -91,6 +114,11 @@ def test_nothing_listens_on_another_address() -> None:
     new = {address.partition(":")[0] for number, address in listening().items() if number not in before}
     assert new == {f"{int.from_bytes(socket.inet_aton(LOCAL), 'little'):08X}"}
     close(ranks)
+
+
+def test_nccl_has_the_interface_of_the_address_or_does_not_start() -> None:
+    with pytest.raises(ValueError, match="must be an IPv4 address: no interface of this machine has fd00::1"):
+        bind_nccl("fd00::1")
 
 
 def test_the_address_towards_a_machine_is_one_of_its_network() -> None:

@@ -59,9 +59,17 @@ def own_address(other: str) -> str:
 
 
 def bind_nccl(address: str) -> None:
-    """Let NCCL, which knows no addresses, use the interface of `address` alone, in this process."""
-    if (interface := _interface_of(address)) is not None:
-        os.putenv("NCCL_SOCKET_IFNAME", f"={interface}")
+    """Let NCCL, which knows no addresses, use the interface of `address` alone, in this process.
+
+    Raises:
+        ValueError: no interface of this machine has it as an IPv4 address.
+    """
+    if (interface := _interface_of(address)) is None:
+        raise ValueError(
+            f"--dist-init-addr on cuda must be an IPv4 address: no interface of this machine has {address} as one, and"
+            " NCCL would listen on others"
+        )
+    os.putenv("NCCL_SOCKET_IFNAME", f"={interface}")
 
 
 def _interface_of(address: str) -> str | None:

@@ -7,8 +7,8 @@ process, whose gloo listens on the interface of the host's name.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 
 import torch
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from sluice.parallel.group import Alone, Group, GroupError
 from sluice.parallel.layout import Place
 from sluice.parallel.member import Member
+from sluice.parallel.wait_ticker import WaitTicker
 
 MAX_SENDS = 8
 """Tensors on their way to other ranks. One more waits until the first of them has arrived."""
@@ -27,14 +28,16 @@ class TorchGroup:
 
     Args:
         backend: the group, connected.
+        tick: called about every second while this rank waits for others; None: nothing is.
     """
 
-    def __init__(self, backend: dist.Backend) -> None:
+    def __init__(self, backend: dist.Backend, tick: Callable[[], None] | None = None) -> None:
         self.rank = backend.rank()
         self.size = backend.size()
         self._backend: dist.Backend | None = backend
         self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
         """What is on its way to other ranks, with the memory that it is sent from."""
+        self._ticker = None if tick is None else WaitTicker(tick)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         with self._calls() as backend:
@@ -61,6 +64,8 @@ class TorchGroup:
         return x
 
     def close(self) -> None:
+        if self._ticker is not None:
+            self._ticker.close()
         if self._backend is not None:
             self._backend.abort()
         self._sends.clear()
@@ -70,7 +75,7 @@ class TorchGroup:
     def _calls(self) -> Iterator[dist.Backend]:
         if self._backend is None:
             raise GroupError("this rank has left its group")
-        with _group_errors():
+        with _group_errors(), self._ticker or nullcontext():
             yield self._backend
 
 
@@ -83,7 +88,14 @@ def _group_errors() -> Iterator[None]:
         raise GroupError(f"another rank has ended or not answered in time: {str(error).splitlines()[0]}") from error
 
 
-def join_groups(place: Place, store: dist.Store, address: str, timeout: float, device: torch.device) -> Member:
+def join_groups(
+    place: Place,
+    store: dist.Store,
+    address: str,
+    timeout: float,
+    device: torch.device,
+    tick: Callable[[], None] | None = None,
+) -> Member:
     """Join the groups of a rank. Every rank of the layout must do so; returns when those of its groups have.
 
     Args:
@@ -91,6 +103,7 @@ def join_groups(place: Place, store: dist.Store, address: str, timeout: float, d
         address: this machine's, on which gloo listens, for the other ranks alone.
         timeout: seconds that a call of a group waits for other ranks.
         device: of the tensors.
+        tick: called about every second while a call waits for other ranks; None: nothing is.
 
     Raises:
         GroupError: the others have not joined in time.
@@ -101,7 +114,7 @@ def join_groups(place: Place, store: dist.Store, address: str, timeout: float, d
         if size == 1:
             return Alone()
         with _group_errors():
-            return TorchGroup(_backend(dist.PrefixStore(name, store), rank, size, address, timeout, device))
+            return TorchGroup(_backend(dist.PrefixStore(name, store), rank, size, address, timeout, device), tick)
 
     tensor = join(f"tensor/{place.stage}", place.shard, layout.tensor_size)
     return Member(place, tensor, join(f"pipeline/{place.shard}", place.stage, layout.pipeline_size))

@@ -22,6 +22,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from sluice.assembly.ranks import layout_of
@@ -115,7 +116,7 @@ def build(start: Start, link: ZmqLink) -> tuple[Engine, Ready]:
         spawned = _start_ranks(start, link, tick)  # first, as each takes seconds to load torch
         from sluice.process.ranks import meet_ranks
 
-        ranks = meet_ranks(start, spawned, link.folder.ranks, tick)
+        ranks = meet_ranks(start, spawned, link.folder.ranks, tick, partial(link.heartbeat.tick, Phase.DEVICE))
     from sluice.assembly.engine import build_engine
 
     engine, info = build_engine(

@@ -27,12 +27,13 @@ from sluice.assembly.load import find_checkpoint, refuse_parts
 from sluice.assembly.rank_facts import difference, facts_of
 from sluice.assembly.ranks import address_of, layout_of, ranks_of_node
 from sluice.assembly.tiers import RankPages
-from sluice.config import ConfigError, EngineConfig, MemoryShortage
+from sluice.config import ConfigError, EngineConfig, ParallelConfig
 from sluice.parallel.group import GroupError
 from sluice.parallel.member import Member
 from sluice.parallel.rendezvous import bind_nccl, listen_store, own_address
 from sluice.parallel.torch_group import join_groups
 from sluice.process.frame_socket import FrameSocket, prove, watch_ends
+from sluice.process.rank_joining import failure, join_watched
 from sluice.process.rank_spawn import RankProcesses
 from sluice.process.rank_wire import (
     Begin,
@@ -136,18 +137,20 @@ class Ranks:
         self.links.watch()
 
 
-def meet_ranks(start: Start, spawned: RankProcesses, listening: Path, tick: Tick) -> Ranks:
+def meet_ranks(start: Start, spawned: RankProcesses, listening: Path, tick: Tick, wait_tick: Tick) -> Ranks:
     """Wait until the ranks of all machines have joined.
 
     Args:
         spawned: those that this process has started.
         listening: where they connect.
         tick: called at least every second while this waits.
+        wait_tick: called about every second while a step waits for ranks whose work this machine does not show.
 
     Raises:
         ConfigError: an option that cannot be honoured; ranks that go by other versions, options or checkpoints.
         CheckpointError: the model cannot be cut so.
         OSError: a socket cannot be made; a rank has not connected in time.
+        GroupError: a rank has ended while it joined.
     """
     config = start.config
     parallel = config.parallel
@@ -184,8 +187,17 @@ def meet_ranks(start: Start, spawned: RankProcesses, listening: Path, tick: Tick
     links.broadcast(encode_frame(begin))
     if device.type == "cuda":
         bind_nccl(own_address(host))
-    member = join_groups(layout_of(parallel).place(0), store, host, GROUP_SECONDS, device)
+    place = layout_of(parallel).place(0)
+    ticks = None if _shows_all_work(parallel) else wait_tick
+    member = join_watched(
+        lambda: join_groups(place, store, host, GROUP_SECONDS, device, ticks), connections.values(), tick
+    )
     return Ranks(member, links, connections, tick)
+
+
+def _shows_all_work(parallel: ParallelConfig) -> bool:
+    """Return whether all ranks are this process's descendants, whose computing the server sees (`process.activity`)."""
+    return parallel.nnodes == 1 and parallel.distributed_executor_backend != "ray"
 
 
 def _listen_on_path(path: Path) -> socket.socket:
@@ -317,8 +329,7 @@ def _next(connection: FrameSocket, kind: type[F], tick: Tick) -> F:
         tick()
     frame = decode_frame(data)
     if isinstance(frame, RankFailed):
-        error = MemoryShortage if frame.is_shortage else ConfigError
-        raise error(f"{connection.name}: {frame.message}")
+        raise failure(connection, frame)
     if not isinstance(frame, kind):
         raise GroupError(f"{connection.name} should have sent {kind.__name__}, but sent {frame!r}")
     return frame
