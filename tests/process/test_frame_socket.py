@@ -80,7 +80,15 @@ def test_the_token_is_proved_by_both(ends: Pair) -> None:
 
 
 def test_another_token_is_refused(ends: Pair) -> None:
-    assert meet(ends, b"secret", b"guess") == ["rank 1 does not know the token", "the leader has ended"]
+    assert meet(ends, b"secret", b"guess") == ["rank 1 does not know the token", "the leader does not know the token"]
+
+
+def test_a_machine_that_has_gone_is_noticed_while_data_is_sent_to_it() -> None:
+    """The system probes only connections on which nothing waits for an answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connected = socket.create_connection(listener.getsockname())
+        with closing(FrameSocket(connected, "rank 1")):
+            assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 40_000
 
 
 def test_an_unknown_end_cannot_fill_the_memory() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +21,7 @@ from serving import run
 from sluice import LLM, AsyncLLM, SamplingParams
 from sluice.config import EngineConfig, flag
 from sluice.parallel.group import GroupError
+from sluice.process.frame_socket import WrongToken
 from sluice.process.launch import EngineProcess, EngineStartError
 from sluice.process.rank_process import connect
 from sluice.process.rank_wire import Hello, RankFailed, RankFrame, decode_frame, encode_frame
@@ -105,6 +108,20 @@ def machine(*flags: str) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
+def test_a_leader_that_ends_just_then_is_no_reason_to_give_up() -> None:
+    """Nor is it one to look for another token: the next engine may take the rank."""
+
+    def end(listener: socket.socket) -> None:
+        listener.accept()[0].close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as thread:
+        thread.submit(end, listener)
+        with pytest.raises(GroupError) as ended:
+            connect(f"127.0.0.1:{listener.getsockname()[1]}", b"token", 60)
+    assert not isinstance(ended.value, WrongToken)
+    assert "--dist-token-file" not in str(ended.value)
+
+
 def test_ranks_that_are_missing_or_others_are_refused(tmp_path: Path) -> None:
     """The test is the other machine: with another token, then with another version."""
     token = read_or_make_secret(tmp_path / "token", TOKEN)
@@ -116,7 +133,7 @@ def test_ranks_that_are_missing_or_others_are_refused(tmp_path: Path) -> None:
         return Start(config, start_seconds=seconds)
 
     def meet(address: str) -> RankFrame:
-        with pytest.raises(GroupError, match="--dist-token-file must be the same on every machine"):
+        with pytest.raises(WrongToken, match="--dist-token-file must be the same on every machine"):
             connect(address, b"a guess", 60)
         with closing(connect(address, token, 60)) as connection:
             connection.send(encode_frame(Hello(1, {"sluice": "0.0.1"})))

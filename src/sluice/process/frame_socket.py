@@ -20,10 +20,18 @@ MAX_BYTES = 1 << 30
 """Of a frame. Larger ones are no frames."""
 MAX_UNKNOWN_BYTES = 64
 """Of a frame from an end that has not proved yet that it knows the token."""
+REFUSAL = b""
+"""The leader's answer to a wrong proof. It is no proof either."""
 CLOSE_SECONDS = 1.0
 """Time to send what is queued when a socket is closed."""
 KEEPALIVE_SECONDS = 10
 """Between two probes of a machine that is silent, and until the first one. Three that fail end the connection."""
+UNANSWERED_SECONDS = 4 * KEEPALIVE_SECONDS
+"""After which a connection ends whose machine does not say that it has received something: nothing is probed then."""
+
+
+class WrongToken(GroupError):
+    """The other end has another token."""
 
 
 class FrameSocket:
@@ -131,6 +139,8 @@ class FrameSocket:
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), KEEPALIVE_SECONDS)
         if hasattr(socket, "TCP_KEEPCNT"):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * UNANSWERED_SECONDS)
 
 
 def prove(connection: FrameSocket, token: bytes, *, leads: bool, seconds: float) -> None:
@@ -144,7 +154,8 @@ def prove(connection: FrameSocket, token: bytes, *, leads: bool, seconds: float)
         seconds: that the other end may take.
 
     Raises:
-        GroupError: it does not know the token, or does not answer.
+        WrongToken: it does not know the token.
+        GroupError: it does not answer.
     """
     connection.max_bytes = MAX_UNKNOWN_BYTES
     deadline = time.monotonic() + seconds
@@ -160,7 +171,11 @@ def prove(connection: FrameSocket, token: bytes, *, leads: bool, seconds: float)
 
     mine, expected = (b"leader", b"rank") if leads else (b"rank", b"leader")
     if leads:  # it answers an end that has proved itself
-        _check(connection, proof(expected), deadline)
+        try:
+            _check(connection, proof(expected), deadline)
+        except WrongToken:
+            connection.send(REFUSAL)
+            raise
         connection.send(proof(mine))
     else:
         connection.send(proof(mine))
@@ -170,7 +185,7 @@ def prove(connection: FrameSocket, token: bytes, *, leads: bool, seconds: float)
 
 def _check(connection: FrameSocket, expected: bytes, deadline: float) -> None:
     if not hmac.compare_digest(_answer(connection, deadline), expected):
-        raise GroupError(f"{connection.name} does not know the token")
+        raise WrongToken(f"{connection.name} does not know the token")
 
 
 def _answer(connection: FrameSocket, deadline: float) -> bytes:

@@ -29,7 +29,7 @@ from sluice.parallel.group import GroupError
 from sluice.parallel.rendezvous import bind_nccl, join_store, own_address
 from sluice.parallel.torch_group import join_groups
 from sluice.process.engine_process import EXIT_FAILED, describe, die_with_parent, freeze_gc, is_shortage
-from sluice.process.frame_socket import FrameSocket, prove, watch_ends
+from sluice.process.frame_socket import FrameSocket, WrongToken, prove, watch_ends
 from sluice.process.logs import configure_logging
 from sluice.process.priority import be_nice
 from sluice.process.rank_spawn import EXIT_REFUSED, RankSetup, read_setup
@@ -65,8 +65,9 @@ def main() -> int:
     try:
         connection = connect(setup.leader, setup.token, setup.seconds)
     except (GroupError, OSError) as error:
-        print(f"sluice: error: rank {setup.rank}: {describe(error)}", file=sys.stderr)
-        return EXIT_REFUSED
+        print(f"sluice: error: rank {setup.rank}: {error}", file=sys.stderr)
+        is_final = isinstance(error, WrongToken | OSError)  # else the leader ended just then, or was too busy
+        return EXIT_REFUSED if is_final else EXIT_FAILED
     watch_ends([connection], _leader_ended)
     with closing(connection):
         try:
@@ -147,7 +148,8 @@ def connect(leader: str, token: bytes, seconds: float) -> FrameSocket:
 
     Raises:
         OSError: it did not listen in time.
-        GroupError: it does not know the token, or does not accept this one.
+        WrongToken: its token is another one.
+        GroupError: it has ended, or does not answer.
     """
     until = time.monotonic() + seconds
     while True:
@@ -165,7 +167,10 @@ def connect(leader: str, token: bytes, seconds: float) -> FrameSocket:
             prove(connection, token, leads=False, seconds=PROVE_SECONDS)
         except GroupError as error:
             connection.close()
-            raise GroupError(f"{leader}: {error}; --dist-token-file must be the same on every machine") from error
+            if isinstance(error, WrongToken):
+                message = f"{leader}: {error}; --dist-token-file must be the same on every machine"
+                raise WrongToken(message) from error
+            raise GroupError(f"{leader}: {error}") from error
     return connection
 
 
