@@ -92,11 +92,13 @@ def test_ray_places_several_ranks_if_it_is_installed(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("node", ["0", "1"])
-def test_the_engine_of_several_machines_stays(node: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("given", ["--idle-unload 60", "--enable-admin --admin-key boss"])
+def test_the_engine_of_several_machines_stays(given: str, node: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Without it, the other machines would give up."""
-    line = "serve --tp-size 2 --nnodes 2 --dist-init-addr 127.0.0.1:1 --dist-token-file missing --idle-unload 60"
-    assert main([*line.split(), "--node-rank", node]) == 2
-    assert "--idle-unload 60 is not supported beside --nnodes 2: the other machines" in capsys.readouterr().err
+    line = "serve --tp-size 2 --nnodes 2 --dist-init-addr 127.0.0.1:1 --dist-token-file missing"
+    assert main([*line.split(), *given.split(), "--node-rank", node]) == 2
+    shown = given.removesuffix(" --admin-key boss")
+    assert f"{shown} is not supported beside --nnodes 2: without an engine, the other" in capsys.readouterr().err
 
 
 def test_the_library_is_one_process() -> None:

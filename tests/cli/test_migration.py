@@ -41,6 +41,8 @@ VLLM = {
     "-tp=1": "",
     "--data-parallel-size 4": "start one server for each replica",
     "--enable-expert-parallel": "--enable-expert-parallel True: it is not supported; --tp-size shares every",
+    "--distributed-executor-backend uni": "",
+    "-tp 2 --distributed-executor-backend uni": "uni is one rank alone, and --tp-size 2 needs several; take mp",
     "--distributed-executor-backend ray": "ray places several ranks: give --tp-size or --pp-size",
     "-tp 2 --nnodes 2 --dist-init-addr a:1 --dist-token-file t --distributed-executor-backend ray": "Ray knows",
     "--enable-chunked-prefill --max-num-batched-tokens 2048": "",

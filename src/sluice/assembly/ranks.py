@@ -80,6 +80,11 @@ def refuse_ranks(config: EngineConfig) -> None:
     elif (here := size // parallel.nnodes) > MAX_HERE:
         raise ConfigError(f"{shown_sizes(parallel)} put {here} ranks on this machine; accepted: at most {MAX_HERE}")
     if size > 1:
+        if parallel.distributed_executor_backend == "uni":
+            raise ConfigError(
+                f"--distributed-executor-backend uni is one rank alone, and {shown_sizes(parallel)} needs several;"
+                " take mp"
+            )
         _refuse_beside_ranks(config, shown_sizes(parallel))
 
 

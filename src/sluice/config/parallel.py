@@ -69,11 +69,10 @@ class ParallelConfig:
     )
     distributed_executor_backend: str = option(
         "mp",
-        "who starts the ranks: mp, ray",
+        "who starts the ranks: mp, ray, uni",
         more="mp: the engine starts those of its machine. ray: Ray places them on the machines of its cluster, and"
-        f" needs the extra `ray`. {SEE}",
-        choices=("mp", "ray"),
-        spellings={"uni": "mp"},
+        f" needs the extra `ray`. uni: there is one rank alone. {SEE}",
+        choices=("mp", "ray", "uni"),
         vllm="--distributed-executor-backend",
         metavar="WHO",
     )

@@ -182,10 +182,13 @@ async def serve(
 
 
 def _refuse_unloading(server: ServerConfig, engine: EngineConfig) -> None:
-    if server.idle_unload is not None and engine.parallel.nnodes > 1:
+    given = "--enable-admin" if server.enable_admin else None
+    if server.idle_unload is not None:
+        given = f"--idle-unload {server.idle_unload:g}"
+    if given is not None and engine.parallel.nnodes > 1:
         raise ConfigError(
-            f"--idle-unload {server.idle_unload:g} is not supported beside --nnodes {engine.parallel.nnodes}: the other"
-            " machines give up waiting for the next engine"
+            f"{given} is not supported beside --nnodes {engine.parallel.nnodes}: without an engine, the other machines"
+            " give up waiting for the next one"
         )
 
 
