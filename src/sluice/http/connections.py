@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from sluice.config import ConfigError
 from sluice.http.auth import OPEN_PATHS
 from sluice.http.errors import ApiError
-from sluice.http.log_limiter import LogLimiter
+from sluice.process.log_limiter import LogLimiter
 
 LOGGER = logging.getLogger("sluice.server")
 MOST_DESCRIPTORS = 65536
@@ -145,11 +145,11 @@ class Acceptor:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                _warn(self._failures, f"a connection cannot be accepted: {error}; trying again")
+                self._failures.warn(LOGGER, f"a connection cannot be accepted: {error}; trying again")
                 self._pause_for(self._failed_seconds)
                 return
             if count >= self._limit:
-                _warn(self._refusals, f"a connection is refused: {self._limit} are open (--max-connections)")
+                self._refusals.warn(LOGGER, f"a connection is refused: {self._limit} are open (--max-connections)")
             task = self._loop.create_task(self._open(connection, is_refused=count >= self._limit))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
@@ -162,14 +162,8 @@ class Acceptor:
         try:
             await self._loop.connect_accepted_socket(lambda: self._make_protocol(is_refused), connection, **self._tls)
         except OSError as error:
-            _warn(self._failures, f"a connection cannot be opened: {error}")
+            self._failures.warn(LOGGER, f"a connection cannot be opened: {error}")
             connection.close()
-
-
-def _warn(limiter: LogLimiter, what: str) -> None:
-    if count := limiter.count():
-        times = f" ({count} times since the last message)" if count > 1 else ""
-        LOGGER.warning("%s%s", what, times)
 
 
 class RefuseExtra:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
-from sluice.http.log_limiter import LogLimiter
+from sluice.process.log_limiter import LogLimiter
 
 LOGGER = logging.getLogger("sluice.server")
 LIMIT_SECONDS = 0.1

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from sluice.http.calls import CALL, Call
 from sluice.http.errors import bad_request, require
-from sluice.http.log_limiter import LogLimiter
+from sluice.process.log_limiter import LogLimiter
 
 LOGGER = logging.getLogger("sluice.server")
 MAX_UNKNOWN = 32

@@ -33,6 +33,7 @@ from sluice.parallel.member import Member
 from sluice.parallel.rendezvous import bind_nccl, listen_store, own_address
 from sluice.parallel.torch_group import join_groups
 from sluice.process.frame_socket import FrameSocket, prove, watch_ends
+from sluice.process.log_limiter import LogLimiter
 from sluice.process.rank_joining import failure, join_watched
 from sluice.process.rank_spawn import RankProcesses
 from sluice.process.rank_wire import (
@@ -60,6 +61,8 @@ NOTICE_SECONDS = 2.0
 """For the loop to report the end of a rank before the process ends."""
 MAX_UNKNOWN = 64
 """Connections at a time that have not proved anything."""
+LOG_SECONDS = 10.0
+"""Between two messages about connections that are no ranks."""
 
 Tick = Callable[[], None]
 F = TypeVar("F", bound=RankFrame)
@@ -242,6 +245,7 @@ class _Meeting:
         self._tick = tick
         self._met: queue.SimpleQueue[tuple[FrameSocket, Hello]] = queue.SimpleQueue()
         self._unknown = threading.BoundedSemaphore(MAX_UNKNOWN)
+        self._strangers = LogLimiter(LOG_SECONDS)
 
     def run(self, seconds: float, address: str, config: EngineConfig) -> dict[int, tuple[FrameSocket, Hello]]:
         """Return each rank's connection, and what it said.
@@ -294,7 +298,7 @@ class _Meeting:
                 raise GroupError(f"{name} did not say hello")
             self._met.put((connection, frame))
         except GroupError as error:
-            LOGGER.warning("%s, and is no rank", error)
+            self._strangers.warn(LOGGER, f"{error}, and is no rank")
             connection.close()
         finally:
             self._unknown.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -28,3 +29,9 @@ class LogLimiter:
             return 0
         counted, self._count, self._due = self._count, 0, now + self._seconds
         return counted
+
+    def warn(self, logger: logging.Logger, what: str) -> None:
+        """Count what has happened now, and log it as a warning if a message is due."""
+        if count := self.count():
+            times = f" ({count} times since the last message)" if count > 1 else ""
+            logger.warning("%s%s", what, times)
