@@ -11,6 +11,7 @@ from sluice.parallel.layout import Layout
 from sluice.parallel.member import Member
 from sluice.runner.last_tokens import PlainLastTokens
 from sluice.runner.parallel.tokens import ReceivedTokens
+from sluice.testing.groups import ThreadGroup
 
 STAGES, SLOTS = 3, 4
 
@@ -40,3 +41,17 @@ def test_tokens_that_no_step_reads_do_not_pile_up() -> None:
         assert len(inbox.unread) == min(step + 1, STAGES)
     assert tokens.read(torch.arange(SLOTS)).tolist() == [116, 117, 118, 119]
     assert not inbox.unread
+
+
+def test_a_step_waits_for_the_tokens_that_it_reads_alone() -> None:
+    """Streams in turns: the one of the step before is still on the last stage when the other's next step begins."""
+    first, last = ThreadGroup.make(2, timeout=0.1)
+    tokens = ReceivedTokens(
+        PlainLastTokens(SLOTS, torch.device("cpu")), Member(Layout(1, 2).place(0), pipeline_group=first)
+    )
+    tokens.await_tokens(torch.tensor([0]))
+    tokens.await_tokens(torch.tensor([1]))
+    last.send(torch.tensor([100]), 0)
+    assert tokens.read(torch.tensor([0])).tolist() == [100]
+    last.send(torch.tensor([101]), 0)
+    assert tokens.read(torch.tensor([1])).tolist() == [101]

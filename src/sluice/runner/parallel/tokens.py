@@ -1,7 +1,7 @@
 """Sampled tokens on the first stage of a pipeline, for steps that are planned before the leader knows them.
 
     last stage     writes what it sampled, and sends it to the first stage
-    first stage    receives the tokens of the steps before, in their order, when a step reads any of them
+    first stage    receives the tokens of the steps before, in their order, up to the last that a step reads
 
 Nothing passes through the leader, so with a lookahead a stream's next token follows as soon as the last stage has
 sampled the one before.
@@ -63,8 +63,10 @@ class ReceivedTokens:
         self._inner.open(slots)
 
     def read(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return what slots sampled last, once the last stage has sampled the steps before."""
-        while len(slots) and self._due:
+        """Return what slots sampled last, once the last stage has sampled it. Later steps need not have ended: the
+        stages would not compute at the same time."""
+        wanted = set(slots.tolist())
+        while any(not wanted.isdisjoint(due.tolist()) for due in self._due):
             self._receive()
         return self._inner.read(slots)
 
