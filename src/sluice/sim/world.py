@@ -1,9 +1,9 @@
 """The model of the machine that a simulation runs on: how long steps take, and what lies between them.
 
 A step takes what frozen costs say of its load (`scheduler.cost`), times a ratio of measured to modelled time, and what
-it stalled. Both come from a real run, in blocks of consecutive steps, so that slow steps come together as they did
-there: a model of means alone misses the high percentiles of the time between tokens. These costs are the machine's. A
-pacer inside the simulation starts cold and learns its own from the steps that it sees.
+it stalled. Both come from a real run, in blocks of consecutive steps of one kind, so that slow steps come together
+as they did there: a model of means alone misses the high percentiles of the time between tokens. These costs are the
+machine's. A pacer inside the simulation starts cold and learns its own from the steps that it sees.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, Regime
 
 BLOCK = 64
-"""Consecutive steps of the real run whose ratios are used together."""
+"""Consecutive steps of one kind of the real run whose residuals are used together."""
 
 
 class StepWork(NamedTuple):
@@ -118,8 +118,8 @@ class WorldTimes:
     def __init__(self, world: World, setup: SchedulerSetup, seed: int = 0) -> None:
         self._world = world
         self._setup = setup
-        self._rng = random.Random(seed)
-        self._residuals = _Blocks(world.residuals, self._rng) if world.residuals else None
+        self._blocks = _blocks_of(world.residuals, seed) if world.residuals else {}
+        self._latest: _Blocks | None = None
         self._gap = world.gap
 
     def ends_at(self, plan: BatchPlan, now: float, free_at: float) -> float:
@@ -131,58 +131,55 @@ class WorldTimes:
     def ends(self, work: StepWork, begins_at: float) -> float:
         """Return when a step ends, and draw the time to the next one."""
         seconds = self._world.modelled(work)
-        if self._residuals is not None:
-            drawn = self._residuals.next(work.regime)
+        if self._blocks:
+            self._latest = self._blocks[work.regime]
+            drawn = self._latest.next()
             seconds = seconds * drawn.ratio + drawn.stall
             self._gap = self._world.gap if drawn.gap is None else drawn.gap
         return begins_at + seconds
 
     def undo(self) -> None:
-        """Take the latest residual back: the next step has it."""
-        if self._residuals is not None:
-            self._residuals.undo()
+        """Take the latest residual back: the next step of its kind has it."""
+        if self._latest is not None:
+            self._latest.undo()
 
     def turn_at(self, now: float, *, has_waited: bool) -> float:
         return now + self._gap if has_waited else now
 
 
+def _blocks_of(residuals: Sequence[Residual], seed: int) -> dict[Regime, _Blocks]:
+    """Return where each kind of step has its residuals from: its own ones; those of all kinds if it has none.
+
+    Kinds are drawn apart, so that a slow step is drawn as often as it occurred, however many steps of other kinds lay
+    around it.
+    """
+    own = {regime: [each for each in residuals if each.regime is regime] for regime in Regime}
+    return {regime: _Blocks(found or residuals, random.Random(f"{seed} {regime}")) for regime, found in own.items()}
+
+
 class _Blocks:
-    """Draws residuals: a block of consecutive steps after the other, in random order and each once before any of them
-    again, so that a simulation as long as the real run has all of its slow steps. A step has the residual of the
-    nearest step of its own kind."""
+    """Draws residuals: a block of consecutive ones after the other, in random order and each once before any of them
+    again, so that a simulation as long as the real run has all of its slow steps."""
 
     def __init__(self, residuals: Sequence[Residual], rng: random.Random) -> None:
         self._residuals = residuals
         self._rng = rng
-        self._nearest = {regime: _nearest(residuals, regime) for regime in Regime}
         self._at = self._left = 0
-        self._starts: list[int] = []
-        """Of blocks that are left."""
+        self._starts: list[tuple[int, int]] = []
+        """Of blocks that are left, with their lengths."""
 
-    def next(self, regime: Regime) -> Residual:
+    def next(self) -> Residual:
+        count = len(self._residuals)
         if not self._left:
             if not self._starts:
-                count = len(self._residuals)
-                first = self._rng.randrange(count)
-                self._starts = [start % count for start in range(first, first + count, BLOCK)]
+                shift = self._rng.randrange(count)
+                self._starts = [((shift + at) % count, min(BLOCK, count - at)) for at in range(0, count, BLOCK)]
                 self._rng.shuffle(self._starts)
-            self._at, self._left = self._starts.pop(), BLOCK
-        self._at, self._left = (self._at + 1) % len(self._residuals), self._left - 1
-        return self._residuals[self._nearest[regime][self._at]]
+            self._at, self._left = self._starts.pop()
+        found = self._residuals[self._at % count]
+        self._at, self._left = self._at + 1, self._left - 1
+        return found
 
     def undo(self) -> None:
         """Take the latest one back."""
         self._at, self._left = self._at - 1, self._left + 1
-
-
-def _nearest(residuals: Sequence[Residual], regime: Regime) -> list[int]:
-    """Return for each step the index of the nearest step of a kind; that of the step itself if there is none."""
-    places = [index for index, each in enumerate(residuals) if each.regime is regime]
-    if not places:
-        return list(range(len(residuals)))
-    found, next_place = [], 0
-    for index in range(len(residuals)):
-        while next_place + 1 < len(places) and abs(places[next_place + 1] - index) < abs(places[next_place] - index):
-            next_place += 1
-        found.append(places[next_place])
-    return found
