@@ -127,16 +127,22 @@ def test_a_run_is_abandoned_only_when_its_figure_is_certain() -> None:
     assert over.values()[Figure("ttft", "p90")] > 2.0 or math.isclose(over.values()[Figure("ttft", "p90")], 0.75)
 
 
-def test_failed_requests_never_had_their_first_token() -> None:
+def test_failed_requests_wait_for_ever_for_what_they_never_had() -> None:
     """A setting that refuses half of the traffic would have the best latencies. A client that leaves is no failure."""
-    slo = parse_slo("ttft_max<1s,e2e_max<2s,itl_max<1s")
+    slo = parse_slo("ttft_max<1s,e2e_max<2s,itl_max<1s,tpot_max<1s")
     tally = Tally(slo, Counts(traffic(3)))
     tally.add(record(0.5, 0.25))
     tally.add(record(None, failure=Failure("left", "the client left")))
-    assert tally.values()[Figure("ttft", "max")] == 0.5
-    assert tally.values()[Figure("itl", "max")] == 0.25
+    assert [*tally.values().values()] == [0.5, 0.75, 0.25, 0.25]
     tally.add(record(None, failure=Failure("error", "no memory")))
-    assert tally.values()[Figure("ttft", "max")] == tally.values()[Figure("e2e", "max")] == math.inf
+    assert [*tally.values().values()] == [math.inf] * 4
+
+
+def test_a_request_that_fails_in_the_middle_had_its_first_token() -> None:
+    """Its next token never came, so only the time to the first is finite."""
+    tally = Tally(parse_slo("ttft_max<1s,itl_max<1s,tpot_max<1s"), Counts(traffic(1)))
+    tally.add(record(0.5, 0.25, failure=Failure("error", "no memory")))
+    assert [*tally.values().values()] == [0.5, math.inf, math.inf]
 
 
 def test_replicas_are_added_until_the_objectives_are_met() -> None:

@@ -16,11 +16,11 @@ LEFT = "left"
 
 
 class Counts:
-    """How many latencies of each metric a whole run has at most."""
+    """How many latencies of each metric a whole run has at most: those that it has, and one for an end that failed."""
 
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
-        several = [each.output_tokens - 1 for each in arrivals if each.output_tokens > 1]
-        self.of = {"ttft": len(arrivals), "e2e": len(arrivals), "tpot": len(several), "itl": sum(several)}
+        count, gaps = len(arrivals), sum(max(1, each.output_tokens - 1) for each in arrivals)
+        self.of = {"ttft": count, "e2e": count, "tpot": count, "itl": gaps}
 
 
 class Tally:
@@ -38,7 +38,7 @@ class Tally:
         self._watched = [_Watched(each, counts.of[each.figure.metric], excess) for each in slo.objectives]
 
     def add(self, record: Record) -> None:
-        """Count a request that ended. One that failed, or was refused, never had its first token, or its last."""
+        """Count a request that ended. One that failed, or was refused, waits for ever for what it never had."""
         for metric, values in self._values.items():
             found = latencies(metric, record)
             values += found
@@ -59,15 +59,15 @@ class Tally:
 
 def latencies(metric: str, record: Record) -> list[float]:
     """Return what a request adds to a metric, in seconds; infinite for what a failed request never had."""
+    has_failed = record.failure is not None and record.failure.kind != LEFT
     if metric == "itl":
         found = []
         for (before, _), (after, tokens) in pairwise(record.arrivals):
             found.append(after - before)
             found += [0.0] * (tokens - 1)
-        return found
-    has_failed = record.failure is not None and record.failure.kind != LEFT
+        return [*found, math.inf] if has_failed else found
     if metric == "tpot":
-        value = tpot(record)
+        value = math.inf if has_failed else tpot(record)
     elif metric == "ttft":
         value = math.inf if has_failed and not record.arrivals else ttft(record)
     else:
