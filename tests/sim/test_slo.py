@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from sluice.config import ConfigError
@@ -50,3 +52,10 @@ def test_figures_are_those_of_the_benchmark() -> None:
     assert Figure("ttft", "p95").of(values) == 95.0
     assert Figure("ttft", "max").of(values) == 100.0
     assert Figure("ttft", "mean").of(values) == 50.0
+
+
+def test_what_never_comes_counts_only_above_its_place() -> None:
+    """A median between two known values is known, however long the third one takes."""
+    assert Figure("ttft", "p50").of([1.0, 2.0, math.inf]) == 2.0
+    assert Figure("ttft", "p90").of([1.0, 2.0, math.inf]) == math.inf
+    assert Figure("ttft", "p75").of([1.0, math.inf, math.inf]) == math.inf

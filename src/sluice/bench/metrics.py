@@ -52,8 +52,9 @@ def percentile(ordered: Sequence[float], q: float) -> float:
     """Return the q-th percentile of at least one value in ascending order, with linear interpolation."""
     place = (len(ordered) - 1) * q / 100
     low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+    if place == low:
+        return ordered[low]  # whatever the next one is, it may be infinite
+    return ordered[low] + (ordered[low + 1] - ordered[low]) * (place - low)
 
 
 def _seconds(start: float, end: float | None) -> float | None:
