@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sluice.sim.slo import Figure, parse_slo
 from sluice.sim.tally import Counts, Tally
 from sluice.sim.tune import Tuner, busiest, round_sizes
 from sluice.sim.tune_command import report
-from sluice.sim.workload import Arrival, Prompt, Segment
+from sluice.sim.workload import Arrival, Leaves, Prompt, Segment
 from sluice.sim.world import Residual, World
 from sluice.types import Regime, SchedulerLimits
 
@@ -143,6 +144,16 @@ def test_a_request_that_fails_in_the_middle_had_its_first_token() -> None:
     tally = Tally(parse_slo("ttft_max<1s,itl_max<1s,tpot_max<1s"), Counts(traffic(1)))
     tally.add(record(0.5, 0.25, failure=Failure("error", "no memory")))
     assert [*tally.values().values()] == [0.5, math.inf, math.inf]
+
+
+def test_an_objective_without_a_latency_is_refused() -> None:
+    """Any setting would meet it."""
+    one = [replace(each, output_tokens=1, max_tokens=1) for each in traffic(40)]
+    with pytest.raises(ConfigError, match="--slo itl_p99: no request"):
+        Tuner(one, SLO, repeats=1).tune(chunks(64, 128), [1])
+    gone = [replace(each, leaves=Leaves(after_seconds=1e-6)) for each in traffic(40)]
+    with pytest.raises(ConfigError, match="--slo e2e_mean: no request"):
+        Tuner(gone, parse_slo("e2e_mean<1s"), repeats=1).tune(chunks(64, 128), [1])
 
 
 def test_replicas_are_added_until_the_objectives_are_met() -> None:

@@ -50,6 +50,10 @@ class Tally:
     def is_hopeless(self) -> bool:
         return any(each.is_missed for each in self._watched)
 
+    def missing(self) -> list[Figure]:
+        """Return the figures of which nothing was counted so far."""
+        return [each.figure for each in self._slo.objectives if not self._values[each.figure.metric]]
+
     def values(self) -> dict[Figure, float]:
         """Return the figures of what was counted so far."""
         for values in self._values.values():

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+from sluice.config import ConfigError
 from sluice.routing.policies import POLICIES
 from sluice.sim.candidates import Candidate
 from sluice.sim.loop import StepTimes
@@ -155,7 +156,12 @@ class Tuner:
         Args:
             found: the measured engine first.
             replicas: numbers of them to try, in this order, up to the first with which the objectives are met.
+
+        Raises:
+            ConfigError: an objective about latencies that the traffic does not have.
         """
+        if all(each.output_tokens == 1 for each in self._arrivals):
+            _refuse([each.figure for each in self._slo.objectives if each.figure.metric in ("itl", "tpot")])
         outcomes: list[Outcome] = []
         for count in replicas:
             last = self._finalists(found, count)
@@ -234,10 +240,19 @@ class Tuner:
                 is_hopeless = True
                 break
         self._on_run()
-        return None if is_hopeless else tally.values()
+        if is_hopeless:
+            return None
+        if len(arrivals) == len(self._arrivals):
+            _refuse(tally.missing())
+        return tally.values()
 
     def _count(self) -> None:
         self.requests += 1
+
+
+def _refuse(missing: Sequence[Figure]) -> None:
+    if missing:
+        raise ConfigError(f"--slo {missing[0]}: no request of the traffic has such a latency")
 
 
 def round_sizes(count: int) -> list[int]:
