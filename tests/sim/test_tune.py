@@ -173,7 +173,18 @@ def test_an_impossible_objective_has_a_nearest_one() -> None:
     text = report(tuned, slo, MACHINE)
     assert "no setting tried meets it in every repeat; the nearest that is met: ttft_p95<" in text
     assert "itl_p99<10.00s" in text
-    assert "predicted, not measured: " in report(tuned, slo, structs.replace(MACHINE, is_measured=False))
+
+
+def test_nothing_of_a_predicted_machine_is_called_measured() -> None:
+    """Its rows would be read as those of a machine that was."""
+    machine = structs.replace(MACHINE, is_measured=False)
+    found = candidates(machine, given_grid(["chunked_prefill_size=64,256"], machine), 100, 0)
+    tuned = Tuner(traffic(), SLO, repeats=2).tune(found, [1])
+    text = report(tuned, SLO, machine)
+    assert "\npredicted, not measured: ttft_p95" in text
+    assert "frontier (predicted, not measured: mean of 2" in text
+    assert "as measured" not in text
+    assert "(all options left open)" in text
 
 
 def test_a_request_longer_than_the_pool_is_refused_by_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +220,9 @@ def test_the_command_prints_what_to_use_and_how_sure_it_is(tmp_path: Path, capsy
     assert main([*base, "--slo", "ttft_p95<60s,itl_p99<30s", "--search", "chunked_prefill_size=64,128"]) == 0
     out = capsys.readouterr().out
     assert "met with 1 replica" in out
-    assert "sluice serve some-model" in out
+    assert "sluice serve MODEL " in out
+    assert "--chunked-prefill-size 64" in out
+    assert "--max-total-tokens 8192" in out
     assert "objectives met in 2 of 2 repeats" in out
     assert main([*base, "--slo", "ttft_p95<1ms", "--search", "chunked_prefill_size=64,128"]) == 1
 

@@ -35,11 +35,12 @@ class Candidate:
 
     def arguments(self) -> str:
         """Return the settings as a command line."""
-        found = [_argument(name, value) for name, value in self.settings.items()]
-        return " ".join(found) or "(as measured)"
+        as_is = "(as measured)" if self.machine.is_measured else "(all options left open)"
+        return " ".join(argument(name, value) for name, value in self.settings.items()) or as_is
 
 
-def _argument(name: str, value: Any) -> str:
+def argument(name: str, value: Any) -> str:
+    """Return a setting as part of a command line."""
     if name == HOST_TOKENS:
         return f"--kv-host-bytes <bytes of {value} tokens>"
     if isinstance(value, bool):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sluice.config import ConfigError
@@ -21,6 +23,8 @@ REPEATS = 5
 BOUNDS_SHOWN = 2
 FRONTIER_SHOWN = 10
 EXIT_MISSED = 1
+MODEL = "MODEL"
+"""Stands for the folder of a model: traces know only the name that it was served by."""
 
 
 def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +77,7 @@ def run_tune(given: dict[str, Any]) -> int:
     from sluice.sim.slo import parse_slo
     from sluice.sim.tune import Tuner
 
-    slo = parse_slo(given["slo"])
+    slo, model = parse_slo(given["slo"]), _folder(given)
     replicas = _numbers(given.get("replicas", "1"))
     router, seed = given.get("router", POLICIES[0]), given.get("seed", 0)
     most, repeats = given.get("settings", MOST_SETTINGS), given.get("repeats", REPEATS)
@@ -93,7 +97,7 @@ def run_tune(given: dict[str, Any]) -> int:
     with tqdm(desc="simulating", unit="run", mininterval=0.2, leave=False, disable=None) as bar:
         tuned = Tuner(arrivals, slo, router=router, repeats=repeats, on_run=bar.update).tune(found, replicas)
     print(f"{len(arrivals)} requests in {arrivals[-1].time:.0f} s; {tuned.tried} settings, {tuned.requests} requests")
-    print(report(tuned, slo, machine))
+    print(report(tuned, slo, machine, model))
     return 0 if tuned.pick.is_met else EXIT_MISSED
 
 
@@ -107,20 +111,21 @@ def _numbers(text: str) -> list[int]:
     return found
 
 
-def report(tuned: Tuned, slo: Slo, machine: Machine) -> str:
+def report(tuned: Tuned, slo: Slo, machine: Machine, model: str = MODEL) -> str:
     """Return what was found, as text.
 
     Args:
         machine: that was simulated.
+        model: its folder.
     """
     pick = tuned.pick
     mark = "" if machine.is_measured else "predicted, not measured: "
-    lines = ["", mark + _verdict(pick, slo), "", "use:", f"  {command(pick, machine.model)}"]
+    lines = ["", mark + _verdict(pick, slo), "", "use:", f"  {command(pick, model)}"]
     lines += [
         "",
-        *_sureness(tuned, bool(machine.world.residuals)),
+        *_sureness(tuned, machine),
         "",
-        f"frontier (mean of {len(pick.runs)} repeats, least-greatest):",
+        f"frontier ({mark}mean of {len(pick.runs)} repeats, least-greatest):",
     ]
     shown = tuned.frontier()[:FRONTIER_SHOWN]
     for each in (pick, tuned.measured):
@@ -130,11 +135,30 @@ def report(tuned: Tuned, slo: Slo, machine: Machine) -> str:
     return "\n".join(lines)
 
 
-def command(outcome: Outcome, model: str) -> str:
-    """Return the command line that serves with an outcome's settings."""
-    arguments = outcome.candidate.arguments() if outcome.candidate.settings else ""
-    times = f"   # on each of {outcome.replicas} replicas" if outcome.replicas > 1 else ""
-    return f"sluice serve {model} {arguments}".rstrip() + times
+def command(outcome: Outcome, model: str = MODEL) -> str:
+    """Return the command line that serves with an outcome's settings, and with all else as it was measured.
+
+    Args:
+        model: its folder.
+    """
+    from sluice.sim.candidates import HOST_TOKENS, argument
+    from sluice.sim.spelling import serving_options
+
+    machine = outcome.candidate.machine
+    options, tiers = serving_options(machine), machine.setup.tiers
+    if tiers.host_pages:
+        options[HOST_TOKENS] = tiers.host_pages * machine.setup.page_size
+    parts = ["sluice serve", model, *(argument(name, value) for name, value in options.items())]
+    notes = ["disk tier as measured"] if tiers.disk_pages else []
+    notes += ["offloading as measured"] if machine.setup.offload is not None else []
+    notes += [f"on each of {outcome.replicas} replicas"] if outcome.replicas > 1 else []
+    return " ".join(parts) + (f"   # {', '.join(notes)}" if notes else "")
+
+
+def _folder(given: Mapping[str, Any]) -> str:
+    """Return the folder of the model that the flags name; `MODEL` if they name none."""
+    named = (given.get(name) for name in ("model", "calibrate"))
+    return next((each for each in named if each and Path(each).is_dir()), MODEL)
 
 
 def _verdict(pick: Outcome, slo: Slo) -> str:
@@ -154,7 +178,7 @@ def _replicas(outcome: Outcome) -> str:
     return f"{outcome.replicas} replica{'s' if outcome.replicas > 1 else ''}"
 
 
-def _sureness(tuned: Tuned, has_residuals: bool) -> list[str]:
+def _sureness(tuned: Tuned, machine: Machine) -> list[str]:
     """Return how sure the pick is, and what it is better than."""
     pick, measured = tuned.pick, tuned.measured
     binds = ", ".join(
@@ -164,10 +188,11 @@ def _sureness(tuned: Tuned, has_residuals: bool) -> list[str]:
         f"binds: {binds or 'nothing kept steps from holding more'}",
         f"sure:  objectives met in {pick.num_met} of {len(pick.runs)} repeats",
     ]
-    if not has_residuals:
+    if not machine.world.residuals:
         lines.append("       the machine has no residuals, so repeats do not differ and say nothing")
     if measured is not pick:
-        lines.append(f"       against the engine as measured: {_difference(pick, measured)}")
+        engine = "as measured" if machine.is_measured else "with all options left open"
+        lines.append(f"       against the engine {engine}: {_difference(pick, measured)}")
     others = [each for each in tuned.outcomes if each.replicas == pick.replicas and each.runs != pick.runs]
     others = [each for each in others if each is not measured]
     if others:
