@@ -88,10 +88,25 @@ def test_a_search_names_options_that_a_simulation_has(text: str) -> None:
         given_grid([text], MACHINE)
 
 
-def test_settings_that_cannot_be_honoured_are_refused_if_none_is_left() -> None:
-    with pytest.raises(ConfigError, match="chunked-prefill-size"):
-        chunks(1_000_000)
-    assert len(chunks(1_000_000, 128)) == 2
+.mark.parametrize(
+    "text", ["chunked_prefill_size=128,1000000", "schedule_policy=fcfs,foo"]
+)
+def test_a_value_that_cannot_be_honoured_is_refused(text: str) -> None:
+    """A misspelt value would be left out, and the search taken for one that had tried it."""
+    with pytest.raises(ConfigError, match=f"--search {text.partition('=')[0]}={text.rpartition(',')[2]}: "):
+        given_grid([text], MACHINE)
+
+
+def test_combinations_that_cannot_be_honoured_are_told() -> None:
+    """Each value may be good with another one."""
+    texts = ["max_running_requests=8,64", "max_batch_tokens=48,128", "itl_target=off,100ms", "itl_quantile=0.9"]
+    refused: list[ConfigError] = []
+    found = candidates(MACHINE, given_grid(texts, MACHINE), 100, 0, on_refused=refused.append)
+    assert refused
+    assert any("--max-batch-tokens" in str(each) for each in refused)
+    assert {each.settings.get("max_batch_tokens") for each in found} == {None, 48, 128}
+    with pytest.raises(ConfigError, match="max-batch-tokens"):
+        candidates(MACHINE, [{"max_running_requests": 64, "max_batch_tokens": 48}], 100, 0)
 
 
 def test_the_best_of_all_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -48,13 +48,20 @@ def argument(name: str, value: Any) -> str:
     return f"{flag(name)} {value}"
 
 
-def candidates(machine: Machine, grid: Sequence[Settings], most: int, seed: int) -> list[Candidate]:
+def candidates(
+    machine: Machine,
+    grid: Sequence[Settings],
+    most: int,
+    seed: int,
+    on_refused: Callable[[ConfigError], object] = lambda error: None,
+) -> list[Candidate]:
     """Make the engines of settings: the measured one first, the others in random order.
 
     Settings that make equal engines are one candidate, and those that cannot be honoured are none.
 
     Args:
         most: number of candidates.
+        on_refused: called with the reason why settings cannot be honoured.
 
     Raises:
         ConfigError: no settings but the measured ones can be honoured; the message is that of the first.
@@ -70,6 +77,7 @@ def candidates(machine: Machine, grid: Sequence[Settings], most: int, seed: int)
             made = configured(machine, settings)
         except ConfigError as error:
             refused = refused or error
+            on_refused(error)
             continue
         found.setdefault(_key(made), Candidate(settings, made))
     if refused is not None and len(found) == 1:
@@ -119,7 +127,8 @@ def given_grid(texts: Sequence[str], machine: Machine) -> list[Settings]:
     """Return all combinations of values such as `chunked_prefill_size=64,128`.
 
     Raises:
-        ConfigError: a text is no such list, or names no option that can be simulated.
+        ConfigError: a text is no such list, names no option that can be simulated, or has a value that no combination
+            can honour.
     """
     dimensions: dict[str, list[Settings]] = {}
     for text in texts:
@@ -131,7 +140,29 @@ def given_grid(texts: Sequence[str], machine: Machine) -> list[Settings]:
         if name in dimensions:
             raise ConfigError(f"--search names {name} twice")
         dimensions[name] = [{name: _value(name, each.strip())} for each in values.split(",")]
+    _check_values(machine, dimensions)
     return list(_merged(list(dimensions.values()), machine))
+
+
+def _check_values(machine: Machine, dimensions: Mapping[str, Sequence[Settings]]) -> None:
+    """Refuse a value that can be honoured neither alone nor together with any values of the other options."""
+    for name, values in dimensions.items():
+        others = [each for other, each in dimensions.items() if other != name]
+        for value in values:
+            refused = _refusal(machine, value)
+            if refused is not None and all(
+                _refusal(machine, settings) for settings in _merged([[value], *others], machine)
+            ):
+                raise ConfigError(f"--search {name}={value[name]}: {refused}")
+
+
+def _refusal(machine: Machine, settings: Settings) -> ConfigError | None:
+    """Return why settings cannot be honoured; None if they can."""
+    try:
+        configured(machine, settings)
+    except ConfigError as error:
+        return error
+    return None
 
 
 def _value(name: str, text: str) -> Any:

@@ -91,7 +91,10 @@ def run_tune(given: dict[str, Any]) -> int:
     arrivals = list(read_arrivals(trace, given, longest(machine)))
     texts = given.get("search", [])
     grid = given_grid(texts, machine) if texts else default_grid(machine, arrivals, slo)
-    found = candidates(machine, grid, most, seed)
+    refused: list[ConfigError] = []
+    found = candidates(machine, grid, most, seed, on_refused=refused.append)
+    if refused:
+        print(f"note: {len(refused)} combinations cannot be honoured and were left out, such as: {refused[0]}")
     for line in machine.lines():
         print(line)
     with tqdm(desc="simulating", unit="run", mininterval=0.2, leave=False, disable=None) as bar:
@@ -146,6 +149,7 @@ def command(outcome: Outcome, model: str = MODEL) -> str:
 
     machine = outcome.candidate.machine
     options, tiers = serving_options(machine), machine.setup.tiers
+    options |= {name: value for name, value in outcome.candidate.settings.items() if name == "max_total_tokens"}
     if tiers.host_pages:
         options[HOST_TOKENS] = tiers.host_pages * machine.setup.page_size
     parts = ["sluice serve", model, *(argument(name, value) for name, value in options.items())]
