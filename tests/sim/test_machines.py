@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from sluice.cli import main
 from sluice.config import ConfigError
@@ -166,6 +168,17 @@ def test_machines_that_cannot_be(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(said, error)
+
+
+@pytest.mark.parametrize("command", [["simulate", "--request-rate", "2"], ["tune", "none.csv", "--slo", "ttft_p95<1s"]])
+def test_a_pipeline_cannot_be_simulated(
+    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its steps overlap, so that one after the other takes longer than they did."""
+    setup = replace(SETUP, limits=replace(LIMITS, pipeline_stages=2, lookahead=0))
+    write_machine(structs.replace(machine(), setup=setup, depth=3), tmp_path / "machine.json")
+    assert main([*command, "--calibrate", str(tmp_path / "machine.json")]) == 2
+    assert "m was measured with 2 pipeline stages" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there_is_no_model() -> None:

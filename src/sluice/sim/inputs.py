@@ -50,7 +50,22 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def machine_from(given: dict[str, Any], trace: str | None) -> Machine:
-    """Return the machine that is asked for. Takes its options out of `given`."""
+    """Return the machine that is asked for. Takes its options out of `given`.
+
+    Raises:
+        ConfigError: the flags name none, or one of several pipeline stages.
+        TraceError: it is to be fitted to a trace that is broken, or too short.
+    """
+    machine = _named_machine(given, trace)
+    if (stages := machine.setup.limits.pipeline_stages) > 1:
+        raise ConfigError(
+            f"{machine.model} was measured with {stages} pipeline stages, whose steps overlap; a simulation has one"
+            " after the other (--recorded-times follows such a trace)"
+        )
+    return machine
+
+
+def _named_machine(given: dict[str, Any], trace: str | None) -> Machine:
     from sluice.sim.hardware import predicted_machine
     from sluice.sim.machine import read_machine
     from sluice.sim.measure import machine_of
