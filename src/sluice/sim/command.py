@@ -4,7 +4,7 @@ imports the rest late."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -105,6 +105,7 @@ def run_simulate(given: dict[str, Any]) -> int:
     if given.pop("recorded_times", False):
         return _follow(given)
     paths = {name: checked_path(flag(name), given.pop(name, None)) for name in ("json", "html", "save_machine")}
+    _check_outputs(paths, (given.get("trace"), given.get("calibrate")))
     seed, replicas, router = given.get("seed", 0), given.pop("replicas", 1), given.pop("router", POLICIES[0])
     if replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, got {replicas}")
@@ -114,12 +115,14 @@ def run_simulate(given: dict[str, Any]) -> int:
     window_options, transfer = _window_options(given, seed), take_transfer_options(given)
     if transfer and window_options is not None:
         raise ConfigError(f"{flag(next(iter(transfer)))} is not accepted with --windows")
-    machine = machine_from(given, trace)
+    if window_options is not None and paths["html"] is not None:
+        raise ConfigError("--html shows single requests; it is not accepted with --windows")
+    machine, trace_format = machine_from(given, trace), given.get("format")
     arrivals = _arrivals(trace, given, longest(machine, given.get("max_total_tokens")))
+    if (path := paths["save_machine"]) is not None:
+        write_machine(machine, path)  # as it was measured, before options change its engine
     machine = changed(machine, given)
     split = disaggregation_from(transfer, machine)
-    if (path := paths["save_machine"]) is not None:
-        write_machine(machine, path)
     for line in machine.lines():
         print(line)
     if window_options is not None:
@@ -130,9 +133,20 @@ def run_simulate(given: dict[str, Any]) -> int:
     if (path := paths["html"]) is not None:
         from sluice.bench.html import page
 
-        write_file(path, page(result, command="simulate", beside=_beside(result, trace)).encode())
+        write_file(path, page(result, command="simulate", beside=_beside(result, trace, trace_format)).encode())
     print(table(result))
     return 0
+
+
+def _check_outputs(paths: Mapping[str, Path | None], inputs: Iterable[str | None]) -> None:
+    """Refuse to replace a file that is read, or written by another flag."""
+    taken = {Path(each).resolve() for each in inputs if each}
+    for name, path in paths.items():
+        if path is None:
+            continue
+        if path.resolve() in taken:
+            raise ConfigError(f"{flag(name)} {path} would replace another file of this command")
+        taken.add(path.resolve())
 
 
 def _window_options(given: dict[str, Any], seed: int) -> WindowOptions | None:
@@ -164,8 +178,6 @@ def _windows(
     from sluice.sim.routers import sim_router
     from sluice.sim.windows import estimates, simulate_windows, slices_of, table
 
-    if paths["html"] is not None:
-        raise ConfigError("--html shows single requests; it is not accepted with --windows")
     with tqdm(total=options.windows, desc="simulating", unit="window", leave=False, disable=None) as bar:
         results = simulate_windows(
             slices_of(arrivals),
@@ -184,13 +196,13 @@ def _windows(
     return 0
 
 
-def _beside(result: Result, trace: str | None) -> Mapping[str, Sequence[Record]] | None:
+def _beside(result: Result, trace: str | None, trace_format: str | None) -> Mapping[str, Sequence[Record]] | None:
     """Return a recorded run and its simulation, to be laid over each other; None if the trace is none of our own."""
     from sluice.sim.recorded import recorded_records
     from sluice.sim.traces.reading import detect
     from sluice.tracing.file import TraceReader
 
-    if trace is None or detect(Path(trace)) != "sluice":
+    if trace is None or (trace_format or detect(Path(trace))) != "sluice":
         return None
     with TraceReader(Path(trace)) as reader:
         return {"recorded": recorded_records(reader), "simulated": result.runs[0].requests}

@@ -1,0 +1,72 @@
+"""`sluice simulate`: the files that it reads and writes, and what it refuses before it simulates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluice.cli import main
+from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.machine import Machine, read_machine, write_machine
+from sluice.sim.world import World
+from sluice.types import Regime, SchedulerLimits
+
+LIMITS = SchedulerLimits(schedule="mixed", chunked_prefill_size=128, max_batch_tokens=136, max_running_requests=8)
+SETUP = SchedulerSetup(LIMITS, num_pages=64, page_size=16)
+WORLD = World(dict.fromkeys(Regime, (1000.0, 10.0, 0.0, 0.0, 0.0, 0.0)))
+MACHINE = Machine(model="m", name="here", is_measured=True, setup=SETUP, depth=1, world=WORLD)
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a machine and a minute of traffic."""
+    write_machine(MACHINE, tmp_path / "machine.json")
+    rows = "".join(f"{index},{20 + index},{1 + index % 7}\n" for index in range(60))
+    (tmp_path / "t.csv").write_text(VIDUR + rows)
+    return tmp_path
+
+
+def simulate(folder: Path, *flags: str) -> int:
+    return main(["simulate", str(folder / "t.csv"), "--calibrate", str(folder / "machine.json"), *flags])
+
+
+@pytest.mark.parametrize("output", ["--json", "--html", "--save-machine"])
+@pytest.mark.parametrize("name", ["t.csv", "machine.json"])
+def test_no_output_replaces_what_is_read(
+    folder: Path, output: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A day of recorded traffic would be lost."""
+    before = (folder / name).read_bytes()
+    assert simulate(folder, output, str(folder / "." / name)) == 2
+    assert f"{output} {folder / name} would replace" in capsys.readouterr().err
+    assert (folder / name).read_bytes() == before
+
+
+def test_two_outputs_are_two_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate(folder, "--json", str(folder / "out"), "--html", str(folder / "out")) == 2
+    assert "--html" in capsys.readouterr().err
+
+
+def test_a_named_format_holds_for_the_report(folder: Path) -> None:
+    """The format would be looked for again, and not be found, when all was simulated."""
+    rows = "arrived_at,num_prefill_tokens,num_decode_tokens,note\n0,30,4,x\n1,30,4,y\n"
+    (folder / "t.csv").write_text(rows)
+    assert simulate(folder, "--format", "vidur", "--html", str(folder / "o.html")) == 0
+    assert (folder / "o.html").read_text()
+
+
+def test_a_saved_machine_is_the_one_that_was_measured(folder: Path) -> None:
+    """Saved with an option of one simulation, its engine would be called measured with it."""
+    assert simulate(folder, "--chunked-prefill-size", "64", "--save-machine", str(folder / "again.json")) == 0
+    assert read_machine(folder / "again.json") == MACHINE
+
+
+def test_a_report_of_windows_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine that cannot be read is not noticed yet."""
+    flags = ["--windows", "2", "--html", str(tmp_path / "o.html"), "--calibrate", str(tmp_path / "none.json")]
+    assert main(["simulate", str(tmp_path / "none.csv"), *flags]) == 2
+    assert "--html shows single requests" in capsys.readouterr().err
