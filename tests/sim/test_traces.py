@@ -186,7 +186,7 @@ def test_our_own_trace_holds_what_arrived_and_what_was_answered(tmp_path: Path, 
     """A client that left is no answer of `max_tokens`, and one that left before its first token left by time."""
     world = World(limits_of(chunk=64, batch=80), num_pages=64, page_size=4)
     arrivals = [
-        Arrival(0, Submit(0, (1, 0, 1), resolved(12))),
+        Arrival(0, Submit(0, (1, 0, 1), resolved(12), itl_target=70_000)),
         Arrival(1, Submit(1, (0,) * 200, resolved(2))),
         Arrival(2, Submit(2, (1, 1), resolved(40))),
         Arrival(2, Abort(1)),
@@ -197,6 +197,7 @@ def test_our_own_trace_holds_what_arrived_and_what_was_answered(tmp_path: Path, 
     assert trace.format == "sluice"
     whole, left_early, left_late = trace.arrivals
     assert (whole.prompt.length, whole.output_tokens, whole.max_tokens, whole.leaves) == (3, 12, 12, None)
+    assert (whole.itl_target, left_late.itl_target) == (70_000, 0)
     assert 0 < left_late.output_tokens < left_late.max_tokens == 40
     assert left_early.leaves is not None
     assert left_early.leaves.after_seconds > 0

@@ -153,6 +153,7 @@ def _arrival(row: TraceRow, time: float, options: ReadOptions) -> Arrival:
         priority=row.priority,
         priority_class=row.priority_class,
         extra_key=row.extra_key,
+        itl_target=row.itl_target,
         answer=row.answer,
         leaves=row.leaves,
     )

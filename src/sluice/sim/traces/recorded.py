@@ -74,6 +74,7 @@ def _row(each: _Recorded, end: End, known: bool) -> TraceRow:
         priority=add.priority,
         priority_class=add.priority_class,
         extra_key=add.extra_key,
+        itl_target=add.itl_target,
         answer=KnownTokens(tuple(each.outputs[:count])) if len(each.outputs) >= count > 0 else None,
         leaves=None if count else Leaves(after_seconds=max(each.ended_at - each.at, 1e-6)),
     )

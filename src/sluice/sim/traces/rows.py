@@ -29,6 +29,8 @@ class TraceRow(NamedTuple):
     priority: int = 0
     priority_class: str = ""
     extra_key: str = ""
+    itl_target: int = 0
+    """Microseconds, as `Submit.itl_target`."""
     answer: TokenSource | None = None
     leaves: Leaves | None = None
 
