@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -90,3 +92,22 @@ def test_windows_without_requests_are_said() -> None:
     """Zeros would look like a very fast machine."""
     with pytest.raises(ConfigError, match="no request arrives"):
         simulate_windows(partial(lambda start, end: []), 60, MACHINE, WindowOptions(windows=2, seconds=5))
+
+
+def test_few_windows_are_noted() -> None:
+    """Their intervals look surer than they are."""
+    source, few = slices_of(arrivals(60, 1)), WindowOptions(windows=2, seconds=2, warm_up=1)
+    results = simulate_windows(source, 60, MACHINE, few)
+    assert "fewer than 30 windows" in table(estimates(results, 2), results)
+    assert "fewer than" not in table(estimates(results * 15, 2), results * 15)
+
+
+def test_a_latency_that_no_request_has_is_none() -> None:
+    """0 ms would be the best of all figures."""
+    workload = [replace(each, output_tokens=1, max_tokens=1) for each in arrivals(60, 2)]
+    results = simulate_windows(slices_of(workload), 60, MACHINE, WindowOptions(windows=3, seconds=9, warm_up=1))
+    found = {each.name: each for each in estimates(results, 9)}
+    assert math.isnan(found["ITL mean"].value)
+    assert found["TTFT mean"].low > 0
+    rows = [line.split() for line in table(list(found.values()), results).splitlines()]
+    assert ["ITL", "p99", "none"] in rows

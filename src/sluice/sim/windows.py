@@ -3,7 +3,7 @@
 The time is cut into equal strata, and a window of each is simulated, at a random place in it. Requests before a window
 warm the replicas up, and requests behind it keep them busy until its own have ended; only its own are counted.
 Intervals come from drawing windows with replacement (Efron, "Bootstrap Methods: Another Look at the Jackknife", 1979).
-They do not know that the windows are spread evenly, so they are wide rather than narrow.
+They see only what the windows differ by, so from few windows they are too narrow: rare events lie in none of them.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ DRAWS = 400
 CONFIDENCE = 0.95
 QUANTILES = (0.5, 0.95, 0.99)
 METRICS = ("TTFT", "ITL", "end to end")
+FEW = 30
+"""Windows, below which the intervals are noted to be too narrow."""
 
 Between = Callable[[float, float], Iterable[Arrival]]
 """Returns the arrivals from one time on and before another, in order. What it returns can be sent to a process."""
@@ -87,16 +89,17 @@ class Histogram:
         self.count += other.count
 
     def mean(self) -> float:
-        return self.total / self.count if self.count else 0.0
+        """Return the mean; not a number if there are no values."""
+        return self.total / self.count if self.count else math.nan
 
     def quantiles(self) -> list[float]:
-        """Return the middles of the bins of `QUANTILES`; zeros if there are no values."""
+        """Return the middles of the bins of `QUANTILES`; not numbers if there are no values."""
         found, seen, due = list[float](), 0, [share * self.count for share in QUANTILES]
         for place, count in sorted(self.counts.items()):
             seen += count
             while len(found) < len(due) and seen >= due[len(found)] and seen:
                 found.append(RESOLUTION ** (place + 0.5) if place > -LOWEST else 0.0)
-        return found or [0.0] * len(due)
+        return found or [math.nan] * len(due)
 
 
 LOWEST = 2000
@@ -236,7 +239,8 @@ def _nonempty(arrivals: Iterable[Arrival]) -> Iterable[Arrival] | None:
 
 
 def estimates(results: Sequence[WindowResult], seconds: float, seed: int = 0) -> list[Estimate]:
-    """Return figures of the whole time, in seconds and a second, with their intervals.
+    """Return figures of the whole time, in seconds and a second, with their intervals; not numbers where no request has
+    such a latency.
 
     Args:
         seconds: of a window.
@@ -244,10 +248,10 @@ def estimates(results: Sequence[WindowResult], seconds: float, seed: int = 0) ->
     rng = random.Random(seed)
     value = _figures(results, seconds)
     drawn = [_figures(rng.choices(results, k=len(results)), seconds) for _ in range(DRAWS)]
-    edge = round((1 - CONFIDENCE) / 2 * DRAWS)
     found = []
     for name, of_all in value.items():
-        values = sorted(each[name] for each in drawn)
+        values = sorted(each[name] for each in drawn if not math.isnan(each[name])) or [math.nan]
+        edge = round((1 - CONFIDENCE) / 2 * len(values))
         found.append(Estimate(name, of_all, values[edge], values[-1 - edge]))
     return found
 
@@ -276,7 +280,12 @@ def table(found: Sequence[Estimate], results: Sequence[WindowResult]) -> str:
         f"{counted} requests in {len(results)} windows, {simulated} simulated; intervals at {100 * CONFIDENCE:.0f}%",
         "",
     ]
+    if len(results) < FEW:
+        lines.insert(1, f"note: from fewer than {FEW} windows intervals come out too narrow")
     for each in found:
+        if math.isnan(each.value):
+            lines.append(f"  {each.name:<18}{'none':>12}")
+            continue
         is_time = each.name.split()[-1] in ("mean", "p50", "p95", "p99")
         unit, scale = ("ms", 1000) if is_time else ("%", 100) if each.name == "failed" else ("", 1)
         low, high = scale * each.low, scale * each.high
