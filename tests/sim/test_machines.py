@@ -171,9 +171,7 @@ def test_machines_that_cannot_be(
 
 
 @pytest.mark.parametrize("command", [["simulate", "--request-rate", "2"], ["tune", "none.csv", "--slo", "ttft_p95<1s"]])
-def test_a_pipeline_cannot_be_simulated(
-    tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipeline_cannot_be_simulated(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Its steps overlap, so that one after the other takes longer than they did."""
     setup = replace(SETUP, limits=replace(LIMITS, pipeline_stages=2, lookahead=0))
     write_machine(structs.replace(machine(), setup=setup, depth=3), tmp_path / "machine.json")

@@ -88,9 +88,7 @@ def test_a_search_names_options_that_a_simulation_has(text: str) -> None:
         given_grid([text], MACHINE)
 
 
-.mark.parametrize(
-    "text", ["chunked_prefill_size=128,1000000", "schedule_policy=fcfs,foo"]
-)
+@pytest.mark.parametrize("text", ["chunked_prefill_size=128,1000000", "schedule_policy=fcfs,foo"])
 def test_a_value_that_cannot_be_honoured_is_refused(text: str) -> None:
     """A misspelt value would be left out, and the search taken for one that had tried it."""
     with pytest.raises(ConfigError, match=f"--search {text.partition('=')[0]}={text.rpartition(',')[2]}: "):
@@ -236,7 +234,7 @@ def test_the_command_prints_what_to_use_and_how_sure_it_is(tmp_path: Path, capsy
     out = capsys.readouterr().out
     assert "met with 1 replica" in out
     assert "sluice serve MODEL " in out
-    assert "--chunked-prefill-size 64" in out
+    assert "--max-running-requests 32" in out
     assert "--max-total-tokens 8192" in out
     assert "objectives met in 2 of 2 repeats" in out
     assert main([*base, "--slo", "ttft_p95<1ms", "--search", "chunked_prefill_size=64,128"]) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import fmean
 
 import pytest
@@ -42,7 +43,7 @@ def test_slow_steps_come_together_as_they_did() -> None:
     """Drawn one by one, they would hardly ever meet, and no request would have several of them."""
     residuals = [Residual(Regime.DECODE, 9.0 if 100 <= index < 110 else 1.0, 0.0) for index in range(640)]
     found = drawn(times_of(residuals), Regime.DECODE, 640)
-    pairs = sum(one == other == 9.0 for one, other in zip(found, found[1:], strict=False))
+    pairs = sum(one == other == 9.0 for one, other in pairwise(found))
     assert pairs >= 7
 
 
