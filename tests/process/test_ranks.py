@@ -70,6 +70,24 @@ def test_ranks_answer_as_one_process(sizes: dict[str, int], expected: list[str])
     run(test)
 
 
+def test_streams_go_on_when_a_later_stage_hangs(expected: list[str]) -> None:
+    """The leader waits for its answer. None of the ranks computes, which the heartbeat shows."""
+
+    async def test() -> None:
+        async with AsyncLLM(**EXACT, pp_size=2) as llm:
+            assert llm.pid is not None
+            (rank,) = processes.children(llm.pid)
+            stream = llm.generate(PROMPTS[0], GREEDY)
+            pieces = [await anext(stream)]
+            os.kill(rank, signal.SIGSTOP)
+            pieces += [piece async for piece in stream]
+            assert "".join(piece.text for piece in pieces) == expected[0]
+            assert llm.num_restarts == 1
+            assert processes.ends(rank, 10)
+
+    run(test)
+
+
 def test_streams_go_on_when_a_rank_of_another_machine_is_killed(tmp_path: Path, expected: list[str]) -> None:
     """Both machines are this one. Its engine ends with the rank, and the next one finds the rank that follows."""
     options = {**EXACT, "tp_size": 2, "nnodes": 2, "dist_init_addr": f"127.0.0.1:{processes.free_port()}"}

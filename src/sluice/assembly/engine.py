@@ -123,7 +123,7 @@ def _build(
         DiskUnusable: the file of the disk tier cannot be used.
         ConfigError, MemoryShortage, CheckpointError: as `build_engine`.
     """
-    led = NO_OTHERS if ranks is None else LedRanks(ranks, heartbeat or Heartbeat())
+    led = NO_OTHERS if ranks is None else LedRanks(ranks)
     loaded = load(config, progress=progress, disabled=disabled, heartbeat=heartbeat, member=led.member, agree=led.agree)
     costs = kept_costs(loaded.info.config, loaded.info.device, loaded.graph_rows, follows=follows)
     if costs is not None and loaded.pacing is not None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from sluice.assembly.load import load
 from sluice.assembly.tiers import RankPages
 from sluice.config import EngineConfig
-from sluice.engine.heartbeat import Heartbeat, Phase
+from sluice.device.queues import noop
 from sluice.engine.protocols import Runner
 from sluice.parallel.member import ALONE, Member
 from sluice.runner.features.grammars import Publish, keep
@@ -36,6 +36,11 @@ class OtherRanks(Protocol):
 
     @property
     def links(self) -> LeaderLink: ...
+
+    @property
+    def wait_tick(self) -> Callable[[], None] | None:
+        """Called about every second while a step waits for another rank's answer; None: nothing is."""
+        ...
 
     def agree(self, pages: RankPages) -> RankPages:
         """Return how many pages every rank has room for, given for how many the leader has.
@@ -84,19 +89,15 @@ NO_OTHERS = NoOthers()
 
 
 class LedRanks:
-    """For the engine of several ranks.
+    """For the engine of several ranks."""
 
-    Args:
-        heartbeat: ticks while the leader waits for another rank.
-    """
-
-    def __init__(self, ranks: OtherRanks, heartbeat: Heartbeat) -> None:
+    def __init__(self, ranks: OtherRanks) -> None:
         self._timer = StageTimer(ranks.member)
         self.member = self._timer.member
         self.agree: Agree | None = ranks.agree
         self.publish: Publish = publisher(ranks.links)
         self._ranks = ranks
-        self._replies = Replies(ranks.links, self.member.place.layout, partial(heartbeat.tick, Phase.DEVICE))
+        self._replies = Replies(ranks.links, self.member.place.layout, ranks.wait_tick or noop)
         self.elsewhere: Elsewhere | None = None if self.member.place.is_last else self._replies.sampled
 
     def over(self, runner: TorchRunner) -> Runner:

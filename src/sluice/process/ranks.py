@@ -32,6 +32,7 @@ from sluice.parallel.group import GroupError
 from sluice.parallel.member import Member
 from sluice.parallel.rendezvous import bind_nccl, listen_store, own_address
 from sluice.parallel.torch_group import join_groups
+from sluice.process.activity import activity_of
 from sluice.process.frame_socket import FrameSocket, prove, watch_ends
 from sluice.process.log_limiter import LogLimiter
 from sluice.process.rank_joining import failure, join_watched
@@ -111,6 +112,8 @@ class Ranks:
     member: Member
     """The leader's place and groups."""
     links: RankLinks
+    wait_tick: Tick | None
+    """Called about every second while a step waits for another rank's answer; None: nothing is."""
     _connections: Mapping[int, FrameSocket]
     _tick: Tick
 
@@ -195,12 +198,14 @@ def meet_ranks(start: Start, spawned: RankProcesses, listening: Path, tick: Tick
     member = join_watched(
         lambda: join_groups(place, store, host, GROUP_SECONDS, device, ticks), connections.values(), tick
     )
-    return Ranks(member, links, connections, tick)
+    shows_in_waits = ticks is None and device.type == "cpu"  # a device's work shows on no processor
+    return Ranks(member, links, None if shows_in_waits else wait_tick, connections, tick)
 
 
 def _shows_all_work(parallel: ParallelConfig) -> bool:
-    """Return whether all ranks are this process's descendants, whose computing the server sees (`process.activity`)."""
-    return parallel.nnodes == 1 and parallel.distributed_executor_backend != "ray"
+    """Return whether all ranks are this process's descendants, and the server sees what these compute."""
+    are_descendants = parallel.nnodes == 1 and parallel.distributed_executor_backend != "ray"
+    return are_descendants and activity_of(os.getpid()) is not None
 
 
 def _listen_on_path(path: Path) -> socket.socket:
