@@ -73,8 +73,7 @@ def build_engine(
         prepares_grammars=prepares_grammars,
         ranks=ranks,
     )
-    if ranks is None:
-        _refuse_several_ranks(config)
+    _refuse_several_ranks(config, ranks)
     disabled: Mapping[Tier, str] = {}
     # First, since a path that cannot be used or written should be reported before minutes of loading.
     try:
@@ -95,8 +94,8 @@ def build_engine(
     return build(config, trace=trace, disabled=disabled)  # here, as `error` would keep the first model in memory
 
 
-def _refuse_several_ranks(config: EngineConfig) -> None:
-    if layout_of(config.parallel).size > 1:
+def _refuse_several_ranks(config: EngineConfig, ranks: OtherRanks | None) -> None:
+    if layout_of(config.parallel).size > 1 and ranks is None:
         raise ConfigError(
             f"{shown_sizes(config.parallel)} needs `sluice serve` or AsyncLLM: here the engine is this process"
         )

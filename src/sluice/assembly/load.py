@@ -112,9 +112,7 @@ def load(
     check_effect(config.offload, None if offload is None else offload.limits, memory.shape.page_size)
     if offload is not None and resolved.offload.offload_above != offload.limits.above:
         reasons["offload_above"] = "what the KV pool holds"
-    defaults = sampling_defaults(resolved.model, checkpoint.folder)
-    if values := defaults.as_dict():
-        reasons["generation_config"] = ", ".join(f"{name} {value}" for name, value in values.items())
+    defaults = _sampling_defaults(resolved.model, checkpoint.folder, reasons)
     info = _info(
         resolved, checkpoint, spec, memory, tiers, offload, weights_bytes, model.has_head, defaults, reasons, disabled
     )
@@ -294,6 +292,14 @@ def _with_pages_of_all(
     pages = agree(RankPages(memory.shape.num_pages, tiers.limits.host_pages))
     limits = replace(tiers.limits, host_pages=pages.host)
     return _agreed(memory, pages.device, reasons), replace(tiers, limits=limits)
+
+
+def _sampling_defaults(config: ModelConfig, folder: Path, reasons: dict[str, str]) -> SamplingDefaults:
+    """Return the model's own settings for what requests leave open."""
+    defaults = sampling_defaults(config, folder)
+    if values := defaults.as_dict():
+        reasons["generation_config"] = ", ".join(f"{name} {value}" for name, value in values.items())
+    return defaults
 
 
 def _offload(config: EngineConfig, spec: ModelSpec, memory: Memory, weights_bytes: int) -> OffloadSetup | None:
