@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,18 @@ def test_a_report_of_windows_is_refused_before_anything_is_measured(
     flags = ["--windows", "2", "--html", str(tmp_path / "o.html"), "--calibrate", str(tmp_path / "none.json")]
     assert main(["simulate", str(tmp_path / "none.csv"), *flags]) == 2
     assert "--html shows single requests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        ("0", "--max-tokens must be at least 1, got 0"),
+        ("100000", "line 2: .*max_tokens must be at most 1024 tokens together, got 20 and 100000"),
+    ],
+)
+def test_answers_that_no_engine_would_give_are_refused(
+    folder: Path, value: str, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All requests would fail, and the figures of none would be 0."""
+    assert simulate(folder, "--max-tokens", value) != 0
+    assert re.search(error, capsys.readouterr().err)

@@ -112,7 +112,10 @@ def read_arrivals(trace: str, given: Mapping[str, Any], most: int | None) -> Seq
     skip = frozenset(filter(None, given.get("skip", "").split(",")))
     if wrong := skip - set(SKIPPABLE):
         raise ConfigError(f"--skip takes {', '.join(SKIPPABLE)}, got {sorted(wrong)[0]!r}")
-    found = read_trace(Path(trace), ReadOptions(given.get("format"), skip, most, given.get("max_tokens")))
+    max_tokens = given.get("max_tokens")
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"--max-tokens must be at least 1, got {max_tokens}")
+    found = read_trace(Path(trace), ReadOptions(given.get("format"), skip, most, max_tokens))
     for reason, count in found.skipped.items():
         print(f"note: {count} rows of {trace} are {reason} and were left out", file=sys.stderr)
     return found.arrivals

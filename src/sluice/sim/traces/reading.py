@@ -140,7 +140,15 @@ def _fault(row: TraceRow, columns: tuple[str, str], options: ReadOptions) -> tup
     if options.max_model_len is not None and sum(lengths) > options.max_model_len:
         most = f"must be at most {options.max_model_len} tokens together, got {lengths[0]} and {lengths[1]}"
         return TOO_LONG, f"{columns[0]} and {columns[1]} {most}"
+    asked = _max_tokens(row, options)
+    if options.max_model_len is not None and lengths[0] + asked > options.max_model_len:
+        most = f"must be at most {options.max_model_len} tokens together, got {lengths[0]} and {asked}"
+        return TOO_LONG, f"{columns[0]} and the request's max_tokens {most}"
     return "", ""
+
+
+def _max_tokens(row: TraceRow, options: ReadOptions) -> int:
+    return max(row.max_tokens or options.max_tokens or 0, row.output_tokens)
 
 
 def _arrival(row: TraceRow, time: float, options: ReadOptions) -> Arrival:
@@ -148,7 +156,7 @@ def _arrival(row: TraceRow, time: float, options: ReadOptions) -> Arrival:
         time=time,
         prompt=row.prompt,
         output_tokens=row.output_tokens,
-        max_tokens=max(row.max_tokens or options.max_tokens or 0, row.output_tokens),
+        max_tokens=_max_tokens(row, options),
         session=row.session,
         priority=row.priority,
         priority_class=row.priority_class,
