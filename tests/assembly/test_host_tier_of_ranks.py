@@ -72,6 +72,7 @@ class ThreadRanks:
     pages: dict[int, RankPages] = field(default_factory=dict)
     """For how many each rank had room."""
     ends: list[Future[None]] = field(default_factory=list)
+    wait_tick: None = None
 
     def __post_init__(self) -> None:
         self.members: Sequence[Member] = thread_members(self.layout)

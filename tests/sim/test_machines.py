@@ -170,6 +170,13 @@ def test_machines_that_cannot_be(
     assert re.search(said, error)
 
 
+def test_quantised_weights_are_not_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A decode would take twice as long as their bytes do."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": {"quant_method": "awq"}}))
+    assert main(["simulate", "--request-rate", "2", "--hardware", "h100", "--model", str(tmp_path)]) == 2
+    assert "is of quantised weights" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", [["simulate", "--request-rate", "2"], ["tune", "none.csv", "--slo", "ttft_p95<1s"]])
 def test_a_pipeline_cannot_be_simulated(tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Its steps overlap, so that one after the other takes longer than they did."""

@@ -87,6 +87,8 @@ class ModelSizes:
             raise ConfigError(f"--model: {path} holds no JSON object")
         if experts := next((name for name in content if "expert" in name), None):
             raise ConfigError(f"--model: {path} is of a mixture of experts ({experts}); --hardware takes dense models")
+        if content.get("quantization_config") is not None:
+            raise ConfigError(f"--model: {path} is of quantised weights; --hardware predicts those of 16 bits alone")
         size = {name: _size(path, content, name) for name in FIELDS}
         heads, hidden, vocab = size["num_attention_heads"], size["hidden_size"], size["vocab_size"]
         kv_heads = _size(path, content, "num_key_value_heads", heads)
