@@ -22,9 +22,10 @@ from benchmarks.bubbles_plot import bubbles_plot
 from benchmarks.written import show
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
-from sluice.scheduler.cost import CostPrior, Load, dot
+from sluice.scheduler.cost import CostPrior, dot
 from sluice.scheduler.pacer import Pacing
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.world import work_of
 from sluice.testing import ManualLink, resolved
 from sluice.types import CHUNKS_BY_TIME, BatchPlan, BatchResult, SchedulerLimits, Submit
 
@@ -95,11 +96,12 @@ class PipelineRunner:
 
     clock: VirtualClock
     costs: Sequence[float]
+    setup: SchedulerSetup
     num_stages: int
     steps: list[PipelineStep] = field(default_factory=list)
 
     def launch(self, plan: BatchPlan) -> PipelineStep:
-        seconds = dot(self.costs, (1, *load_of(plan))) / self.num_stages / 1e6
+        seconds = dot(self.costs, (1, *work_of(plan, self.setup).load)) / self.num_stages / 1e6
         ready, busy = self.clock.now(), []
         for stage in range(self.num_stages):
             start = max(ready, self.steps[-1].busy[stage].end) if self.steps else ready
@@ -110,15 +112,6 @@ class PipelineRunner:
 
     def close(self) -> None:
         """Return: nothing is open."""
-
-
-def load_of(plan: BatchPlan) -> Load:
-    """Count what a plan has to do."""
-    decodes = plan.chunks[: plan.num_decodes]
-    load = Load(len(decodes), len(decodes), sum(chunk.end for chunk in decodes))
-    for chunk in plan.chunks[plan.num_decodes :]:
-        load = load.with_chunk(chunk.start, chunk.length)
-    return load
 
 
 @dataclass(frozen=True)
@@ -164,8 +157,9 @@ class Serving:
     def __init__(self, costs: Costs, way: Way, stages: int, streams: int) -> None:
         clock = VirtualClock()
         self.link = ManualLink()
-        self.runner = PipelineRunner(clock, costs.values, stages)
-        self.scheduler = setup_of(costs, way, stages, streams).build()
+        setup = setup_of(costs, way, stages, streams)
+        self.runner = PipelineRunner(clock, costs.values, setup, stages)
+        self.scheduler = setup.build()
         self.engine = Engine(self.scheduler, self.runner, self.link, depth=stages + 1, clock=clock)
         self.link.put(*(Submit(each, (1,) * CONTEXT, resolved(OUTPUTS)) for each in range(streams)))
         self._streams = streams
