@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import nn
@@ -34,21 +34,55 @@ which would wait for each other longer than they work where something else runs 
 
 
 @dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """A weight of symmetric int8: `values * scales[:, None]`.
-
-    Raises:
-        ValueError: a tensor has another shape or dtype than below.
-    """
+class _RowScaled:
+    """A weight with a scale for each output: `values * scales[:, None]`."""
 
     values: torch.Tensor
-    """[out_features, in_features] int8"""
+    """[out_features, in_features], of `DTYPE`"""
     scales: torch.Tensor
     """[out_features] float32"""
 
+    DTYPE: ClassVar[torch.dtype]
+
     def __post_init__(self) -> None:
-        _check("values", self.values, torch.int8, (*self.values.shape[:1], *self.values.shape[-1:]))
+        _check("values", self.values, self.DTYPE, (*self.values.shape[:1], *self.values.shape[-1:]))
         _check("scales", self.scales, torch.float32, self.values.shape[:1])
+
+    @classmethod
+    def joined(cls, weights: Sequence[Self]) -> Self:
+        """Return the weights [.., in_features] one below the other; a single one itself, no copy."""
+        if len(weights) == 1:
+            return weights[0]
+        return cls(torch.cat([weight.values for weight in weights]), torch.cat([weight.scales for weight in weights]))
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy of its own on a device."""
+        return type(self)(self.values.to(device, copy=True), self.scales.to(device, copy=True))
+
+    @property
+    def out_features(self) -> int:
+        """Rows of the weight."""
+        return self.values.shape[0]
+
+    @property
+    def in_features(self) -> int:
+        """Columns of the weight."""
+        return self.values.shape[1]
+
+    def dense(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight [out_features, in_features] that it stands for, rounded to `dtype`."""
+        return (self.values.float() * self.scales[:, None]).to(dtype)
+
+
+class Int8Weight(_RowScaled):
+    """A weight of symmetric int8: `values * scales[:, None]`.
+
+    Raises:
+        ValueError: a tensor has another shape or dtype than its field.
+    """
+
+    __slots__ = ()
+    DTYPE = torch.int8
 
     @classmethod
     def quantize(cls, weight: torch.Tensor, inputs: slice = slice(None)) -> Self:
@@ -71,34 +105,9 @@ class Int8Weight:
             scale.copy_(found)
         return cls(values, scales)
 
-    @classmethod
-    def joined(cls, weights: Sequence[Self]) -> Self:
-        """Return the weights [.., in_features] one below the other; a single one itself, no copy."""
-        if len(weights) == 1:
-            return weights[0]
-        return cls(torch.cat([weight.values for weight in weights]), torch.cat([weight.scales for weight in weights]))
-
-    def to(self, device: torch.device) -> Self:
-        """Return a copy of its own on a device."""
-        return type(self)(self.values.to(device, copy=True), self.scales.to(device, copy=True))
-
     def equals(self, other: Self) -> bool:
         """Return whether both hold the same numbers."""
         return torch.equal(self.values, other.values) and torch.equal(self.scales, other.scales)
-
-    @property
-    def out_features(self) -> int:
-        """Rows of the weight."""
-        return self.values.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        """Columns of the weight."""
-        return self.values.shape[1]
-
-    def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight [out_features, in_features] that it stands for, rounded to `dtype`."""
-        return (self.values.float() * self.scales[:, None]).to(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,22 +236,15 @@ class Int4Weight:
         return (weight if self.minimums is None else weight + self.minimums[..., None]).flatten(1).to(dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Fp8Weight:
+class Fp8Weight(_RowScaled):
     """A weight in e4m3 (Micikevicius et al., FP8 Formats for Deep Learning, 2022): `values * scales[:, None]`.
 
     Raises:
-        ValueError: a tensor has another shape or dtype than below.
+        ValueError: a tensor has another shape or dtype than its field.
     """
 
-    values: torch.Tensor
-    """[out_features, in_features] float8_e4m3fn"""
-    scales: torch.Tensor
-    """[out_features] float32"""
-
-    def __post_init__(self) -> None:
-        _check("values", self.values, torch.float8_e4m3fn, (*self.values.shape[:1], *self.values.shape[-1:]))
-        _check("scales", self.scales, torch.float32, self.values.shape[:1])
+    __slots__ = ()
+    DTYPE = torch.float8_e4m3fn
 
     @classmethod
     def quantize(cls, weight: torch.Tensor) -> Self:
@@ -255,31 +257,6 @@ class Fp8Weight:
         if not bool(scales.isfinite().all()):
             raise ValueError("it holds values that are infinite or no numbers")
         return cls(values, scales)
-
-    @classmethod
-    def joined(cls, weights: Sequence[Self]) -> Self:
-        """Return the weights [.., in_features] one below the other; a single one itself, no copy."""
-        if len(weights) == 1:
-            return weights[0]
-        return cls(torch.cat([weight.values for weight in weights]), torch.cat([weight.scales for weight in weights]))
-
-    def to(self, device: torch.device) -> Self:
-        """Return a copy of its own on a device."""
-        return type(self)(self.values.to(device, copy=True), self.scales.to(device, copy=True))
-
-    @property
-    def out_features(self) -> int:
-        """Rows of the weight."""
-        return self.values.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        """Columns of the weight."""
-        return self.values.shape[1]
-
-    def dense(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the weight [out_features, in_features] that it stands for, rounded to `dtype`."""
-        return (self.values.float() * self.scales[:, None]).to(dtype)
 
 
 QuantizedWeight = Int8Weight | Int4Weight | Fp8Weight
