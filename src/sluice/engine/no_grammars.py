@@ -11,7 +11,7 @@ from sluice.engine.meter import GrammarTotals
 class NoGrammars:
     """Compiles nothing: a request with a grammar ends with an error."""
 
-    def compile(self, request_id: int, grammar: str) -> Compiled:
+    def compile(self, request_id: int, grammar: str) -> Compiled | None:
         return Compiled(request_id, "this engine takes no grammars")
 
     def forget(self, request_ids: Iterable[int]) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from sluice.engine import messages
 from sluice.engine.clock import VirtualClock
 from sluice.engine.engine import Engine
-from sluice.engine.meter import GrammarTotals
+from sluice.engine.no_grammars import NoGrammars
 from sluice.engine.step_timer import StepTimer
 from sluice.sim.loop import NEVER, EngineLoop, SimLink
 from sluice.tracing.file import TraceReader
@@ -198,20 +198,11 @@ class _RecordedTimer(StepTimer):
         return next(self._micros)
 
 
-class _Awaited:
+class _Awaited(NoGrammars):
     """Compiles nothing: the trace reports when grammars were compiled."""
 
     def compile(self, request_id: int, grammar: str) -> None:
         """Return: it is reported later."""
-
-    def forget(self, request_ids: Iterable[int]) -> None:
-        """Return: nothing is kept."""
-
-    def totals(self) -> GrammarTotals:
-        return GrammarTotals()
-
-    def close(self) -> None:
-        """Return: nothing is open."""
 
 
 @dataclass(slots=True)
