@@ -32,10 +32,24 @@ class Chunk(NamedTuple):
     """Prompt tokens at `start + 1` and on whose log-probabilities this chunk computes."""
     embeds: bool = False
     """Whether the hidden state of the last token is the result: the chunk ends the prompt of a request that embeds."""
+    num_drafts: int = 0
+    """The last so many of its tokens are drafts: guesses of what follows the known ones. The chunk then samples at
+    `num_drafts + 1` positions, from `known_end` on. Their ids are the last of `token_ids`, or, if the runner drafts,
+    in none."""
 
     @property
     def end(self) -> int:
         return self.start + self.length
+
+    @property
+    def known_end(self) -> int:
+        """Where its drafts begin; its end if it has none."""
+        return self.end - self.num_drafts
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The ids of its drafts; none if the runner drafts."""
+        return self.token_ids[self.length - self.num_drafts :] if self.num_drafts else ()
 
 
 class ChunkSlice(NamedTuple):

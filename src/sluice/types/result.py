@@ -81,6 +81,9 @@ class BatchResult:
     """Slices that failed: `row` indexes `plan.slices`."""
     complete: tuple[int, ...] = ()
     """Rows, as indices of `plan.chunks`, whose grammar allows nothing more: their requests end with these tokens."""
+    accepted: tuple[int, ...] = ()
+    """Like `token_ids`: how many drafts of the chunk are the tokens that were sampled in their places. They are the
+    first tokens that the row brings, and at most all but its last one. Left out if no chunk has drafts."""
     stage_micros: tuple[int, ...] = ()
     """Microseconds that each stage of a pipeline computed for the step, from the first stage on. Empty without one."""
 
