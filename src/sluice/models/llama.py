@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2, 3 and 3.x, Mistral, Qwen2, Qwen3. Parameters carry Hugging Face's names."""
+"""The Llama family: Llama 2, 3 and 3.x, Mistral, Qwen2, Qwen3, SDAR. Parameters carry Hugging Face's names."""
 
 from __future__ import annotations
 
