@@ -55,7 +55,8 @@ ARROWS = {
         "llm": "types engine assembly text outputs library",
         "quantize": "types config models text llm",
         "async_llm": "types config process text outputs vectors library",
-        "cli": "types config tiers tracing assembly bench sim http llm quantize",
+        "terminal": "types config llm outputs",
+        "cli": "types config tiers tracing assembly bench sim http llm quantize terminal",
         "__init__": "types config llm async_llm",
         "__main__": "cli",
     }.items()
@@ -118,7 +119,7 @@ def test_only_the_clock_reads_time() -> None:
 
 def test_only_config_and_cli_read_the_environment() -> None:
     for file in FILES:
-        if file in (SRC / "config" / "engine.py", SRC / "cli.py"):
+        if file in (SRC / "config" / "engine.py", SRC / "cli" / "commands.py"):
             continue
         nodes = list(ast.walk(ast.parse(file.read_text())))
         names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}

@@ -11,7 +11,7 @@ waits for its tokens. Only one thread may use an LLM at a time.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from os import PathLike
@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from sluice.assembly.engine import build_engine
 from sluice.engine.engine import Engine
+from sluice.library.prefill_watch import OnPrefill, PrefillWatch
 from sluice.library.requests import (
     PRIORITIES,
     Message,
@@ -53,6 +54,8 @@ class LLM:
         config = engine_config(model, options)
         self._link = LocalLink()
         engine, self.info = build_engine(config, self._link, progress=progress)
+        self._watch = PrefillWatch(engine.runner)
+        engine.runner = self._watch
         self._engine: Engine | None = engine
         self._close = weakref.finalize(self, engine.close)  # also runs when an LLM is garbage
         try:
@@ -177,8 +180,13 @@ class LLM:
         *,
         cache_salt: str = "",
         priority: Priority = 0,
-    ) -> Iterator[Piece]:
+        on_prefill: OnPrefill | None = None,
+    ) -> Generator[Piece, None, None]:
         """Continue one prompt, and return an iterator over its tokens as they come. Closing it ends the request.
+
+        Args:
+            on_prefill: called between steps with the tokens of the prompt that are read and the number of all, first
+                with those that were cached. What it raises ends the request.
 
         Raises:
             LimitError, ValueError, GenerationError, RuntimeError: as `generate`. Arguments are checked at the call;
@@ -187,7 +195,30 @@ class LLM:
         (params,) = self._requests.params(sampling, 1)
         self._requests.check_stream(params)
         (run,) = self._runs(0, prompt, params, cache_salt, priority)
-        return self._pieces(run)
+        return self._pieces(run, on_prefill)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling: SamplingParams | None = None,
+        *,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
+        **others: Any,
+    ) -> Generator[Piece, None, None]:
+        """Answer a conversation, and return an iterator over the tokens as they come. Closing it ends the request.
+
+        Args:
+            messages, chat_template_kwargs, continue_final_message: as `chat`.
+            sampling, others: as `stream`.
+
+        Raises:
+            TokenizerError: as `chat`.
+            LimitError, ValueError, GenerationError, RuntimeError: as `stream`.
+        """
+        self._open_engine()
+        prompt = self._requests.chat_prompt(messages, variables=chat_template_kwargs, continues=continue_final_message)
+        return self.stream(prompt, sampling, **others)
 
     def memory_report(self, length: int | None = None) -> dict[str, int]:
         """Return bytes by part (`Footprint`): what is allocated, or with `length` what one request needs.
@@ -228,16 +259,24 @@ class LLM:
         finally:
             self._end(*runs)
 
-    def _pieces(self, run: Run) -> Iterator[Piece]:
+    def _pieces(self, run: Run, on_prefill: OnPrefill | None) -> Generator[Piece, None, None]:
+        number, total = run.submit.request_id, len(run.submit.prompt)
+        if on_prefill is not None:
+            self._watch.watch(number)
         try:
             self._link.submit(run)
             while run.pieces or not run.is_done:
                 if run.pieces:
                     yield run.pieces.popleft()
-                else:
-                    self._step()
+                    continue
+                self._step()
+                if on_prefill is not None:
+                    for done in self._watch.news(number):
+                        if done <= total:
+                            on_prefill(done, total)
             run.raise_error()
         finally:
+            self._watch.forget(number)
             self._end(run)
 
     def _runs(

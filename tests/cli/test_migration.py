@@ -10,6 +10,7 @@ import pytest
 
 from sluice import cli
 from sluice.assembly.resolve import resolve
+from sluice.cli.commands import configs
 from sluice.config import ConfigError
 from sluice.http.body import fields_of
 from sluice.http.constraint_fields import ConstraintFields, NativeConstraints
@@ -160,7 +161,7 @@ def outcome(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     try:
         given = vars(cli.build_parser().parse_args(["serve", *arguments]))
         given.pop("run")
-        _, engine, _ = cli._configs(given)
+        _, engine, _ = configs(given)
         resolve(engine, "cuda")
     except ConfigError as error:
         return str(error)

@@ -1,0 +1,176 @@
+"""What each command does. Its imports are made when it runs: `--help` loads neither torch nor the server."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sluice.cli.parsing import EXIT_FAILED, EXIT_USAGE
+from sluice.config import ConfigError, EngineConfig, ServerConfig, canonical, options_of
+from sluice.types import SamplingParams
+
+GENERATE_MAX_TOKENS = 128
+BUNDLED = "This is the small model that comes with Sluice. Name a large one: {} generate MODEL --prompt TEXT"
+
+
+def serve(given: dict[str, Any]) -> int:
+    """`sluice serve`."""
+    try:
+        server, engine, names = configs(given)
+    except ConfigError as error:
+        return fail("serve", error, EXIT_USAGE)
+    from sluice.http.serve import run
+
+    return run(server, engine, given=names)
+
+
+def explain(given: dict[str, Any]) -> int:
+    """`sluice explain`."""
+    from sluice.assembly.devices import resolve_here
+    from sluice.assembly.explain import explain, table
+
+    as_json = given.pop("as_json", False)
+    try:
+        server, engine, names = configs(given)
+        resolution, _ = resolve_here(engine)
+    except ConfigError as error:
+        return fail("explain", error, EXIT_USAGE)
+    settings = explain(server, resolution.config, resolution.reasons, names)
+    print(json.dumps({item.name: item.as_json() for item in settings}, indent=2) if as_json else table(settings))
+    return 0
+
+
+def configs(given: dict[str, Any]) -> tuple[ServerConfig, EngineConfig, frozenset[str]]:
+    """Return the configs of server and engine, and the names of the options that were given.
+
+    Raises:
+        ConfigError: a bad name or value.
+    """
+    from sluice.http.options import check_server
+
+    own = {name for name, _ in options_of(ServerConfig)} & given.keys()
+    server = ServerConfig(**{name: given[name] for name in own})
+    check_server(server)
+    options = {name: value for name, value in given.items() if name not in own}
+    return server, EngineConfig.from_options(options), frozenset([*own, *canonical(options)])
+
+
+def generate(given: dict[str, Any]) -> int:
+    """`sluice generate`."""
+    prompt = given.pop("prompt")
+    names = {item.name for item in fields(SamplingParams)}
+    asked = {"max_tokens": GENERATE_MAX_TOKENS} | {name: given.pop(name) for name in names & given.keys()}
+    try:
+        if not prompt:
+            raise ValueError("--prompt must not be empty")
+        sampling = SamplingParams(**asked)
+        EngineConfig.from_options(given)
+    except ValueError as error:
+        return fail("generate", error, EXIT_USAGE)
+    from sluice.http.announcement import own_command
+    from sluice.llm import LLM
+    from sluice.terminal.progress import PromptBar
+
+    try:
+        with LLM(progress=True, **given) as llm:
+            if llm.info.is_bundled:
+                print(BUNDLED.format(own_command(sys.argv[0], sys.executable)), file=sys.stderr)
+            params = llm.info.sampling_defaults.fill(sampling, asked)
+            with PromptBar() as bar:
+                for piece in llm.stream(prompt, params, on_prefill=bar.show):
+                    bar.close()
+                    print(piece.text, end="", flush=True)
+            print()
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        return fail("generate", error, EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+    return 0
+
+
+def chat(given: dict[str, Any]) -> int:
+    """`sluice chat`."""
+    from sluice.terminal.command import run_chat
+
+    key = os.environ.get("SLUICE_API_KEY") or os.environ.get("OPENAI_API_KEY")
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    work = partial(run_chat, environment_key=key, history=state / "sluice" / "chat_history")
+    return _run("chat", work, given)
+
+
+def bench(given: dict[str, Any]) -> int:
+    """`sluice bench`."""
+    from sluice.bench.command import run_bench
+
+    return _run("bench", run_bench, given)
+
+
+def compare(given: dict[str, Any]) -> int:
+    """`sluice compare`."""
+    from sluice.bench.command import run_compare
+
+    return _run("compare", run_compare, given)
+
+
+def simulate(given: dict[str, Any]) -> int:
+    """`sluice simulate`."""
+    from sluice.sim.command import run_simulate
+
+    return _run("simulate", run_simulate, given)
+
+
+def tune(given: dict[str, Any]) -> int:
+    """`sluice tune`."""
+    from sluice.sim.tune_command import run_tune
+
+    return _run("tune", run_tune, given)
+
+
+def quantize(given: dict[str, Any]) -> int:
+    """`sluice quantize`."""
+    from sluice.quantize.command import run_quantize
+
+    return _run("quantize", run_quantize, given)
+
+
+def trace(given: dict[str, Any]) -> int:
+    """`sluice trace`."""
+    from sluice.tracing.command import run_trace
+
+    return _run("trace", run_trace, given)
+
+
+def replay(given: dict[str, Any]) -> int:
+    """`sluice replay`."""
+    from sluice.tracing.command import run_replay
+
+    return _run("replay", run_replay, given)
+
+
+def cache_inspect(given: dict[str, Any]) -> int:
+    """`sluice cache inspect`."""
+    from sluice.tiers.inspect import run_inspect
+
+    return _run("cache inspect", run_inspect, given)
+
+
+def _run(command: str, work: Callable[[dict[str, Any]], int], given: dict[str, Any]) -> int:
+    """Run a command and report its errors."""
+    try:
+        return work(given)
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError, RuntimeError) as error:
+        return fail(command, error, EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+
+
+def fail(command: str, error: Exception, status: int) -> int:
+    """Report an error in one line and return the exit status."""
+    print(f"sluice {command}: error: {' '.join(str(error).split())}", file=sys.stderr)
+    return status

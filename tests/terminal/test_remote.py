@@ -1,0 +1,219 @@
+"""Conversations with a server, by the command line and in a pseudo-terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from processes import free_port
+from scripted_chat import echo, say
+from serve_process import PATIENCE
+from sluice import cli
+from sse_server import Call, ScriptedServer, scripted_in_a_thread
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    with scripted_in_a_thread(echo) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("SLUICE_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def piped(monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(text))
+    return cli.main(["chat", *arguments])
+
+
+def test_a_message_from_a_pipe(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "of the environment")
+    options = ("--url", f"{server.url}/v1/", "--system", "Be brief.", "--temperature", "0", "--stop", "x")
+    assert piped(monkeypatch, "Hello,\nyou\n", *options) == 0
+    assert capsys.readouterr() == ("You said <Hello,\nyou>.\n", "")
+    (call,) = server.calls
+    assert call.path == "/v1/chat/completions"
+    assert call.headers["authorization"] == "Bearer of the environment"
+    assert call.body["model"] == "toy"
+    assert call.body["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert (call.body["temperature"], call.body["stop"]) == (0, ["x"])
+    assert "top_p" not in call.body, "the server has defaults of its own"
+
+
+def test_the_key_of_the_command_line_goes_first(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICE_API_KEY", "other")
+    assert piped(monkeypatch, "Hello", "toy", "--url", server.url, "--api-key", "mine") == 0
+    assert server.calls[0].headers["authorization"] == "Bearer mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--url", "localhost:8000"], 2, "--url must be like http://localhost:8000, got 'localhost:8000'"),
+        (["--url", "http://me:secret@here"], 2, "must not hold a user or a password"),
+        (["--url", "http://here", "--dtype", "float32"], 2, "--dtype is of an engine in this process"),
+        (["--api-key", "x"], 2, "--api-key is for --url"),
+        (["--temperature", "-1"], 2, "temperature must be"),
+        (["--url", f"http://127.0.0.1:{free_port()}"], 1, "is the server running?"),
+    ],
+)
+def test_a_command_line_that_cannot_work(
+    arguments: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert piped(monkeypatch, "Hello", *arguments) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("sluice chat: error: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert "secret" not in err
+
+
+def test_several_models(
+    server: ScriptedServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.models = {"data": [{"id": "one"}, {"id": "two"}]}
+    assert piped(monkeypatch, "Hello", "--url", server.url) == 1
+    assert "'one', 'two'; name one" in capsys.readouterr().err
+    assert piped(monkeypatch, "Hello", "three", "--url", server.url) == 1
+    assert "has no model 'three'" in capsys.readouterr().err
+    assert piped(monkeypatch, "Hello", "two", "--url", server.url) == 0
+    assert server.calls[0].body["model"] == "two"
+
+
+async def refuse(call: Call) -> None:
+    call.chunked = False
+    await call.head(400, "application/json")
+    await call.raw(b'{"error": {"message": "the prompt is too long"}}')
+
+
+async def break_off(call: Call) -> None:
+    await call.head()
+    await say(call, "half")
+
+
+async def fail_midway(call: Call) -> None:
+    await call.head()
+    await say(call, "half")
+    await call.event({"error": {"message": "out of order"}})
+
+
+async def babble(call: Call) -> None:
+    await call.head()
+    await call.event("no JSON")
+
+
+@pytest.mark.parametrize(
+    ("handler", "said"),
+    [
+        (refuse, "the prompt is too long (HTTP 400)"),
+        (break_off, "the connection"),
+        (fail_midway, "out of order"),
+        (babble, "no event of a streamed chat"),
+    ],
+)
+def test_a_server_in_trouble(
+    handler: object, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An answer that breaks off looked like a whole one."""
+    with scripted_in_a_thread(handler) as server:  # type: ignore[arg-type]
+        assert piped(monkeypatch, "Hello", "--url", server.url) == 1
+    assert said in capsys.readouterr().err
+
+
+class Terminal:
+    """A program in a pseudo-terminal."""
+
+    def __init__(self, process: subprocess.Popen[bytes], end: int) -> None:
+        self.process = process
+        self._end = end
+        self._seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self._end, text.encode())
+
+    def until(self, text: str) -> str:
+        """Return what came up to a text."""
+        while text not in self._seen:
+            ready, _, _ = select.select([self._end], [], [], PATIENCE)
+            assert ready, f"{text!r} does not come: {self._seen!r}"
+            try:
+                data = os.read(self._end, 65536)
+            except OSError:
+                data = b""
+            assert data, f"the program ended: {self._seen!r}"
+            self._seen += data.decode()
+        before, _, self._seen = self._seen.partition(text)
+        return before
+
+    def ended(self) -> int:
+        return self.process.wait(PATIENCE)
+
+
+@contextmanager
+def terminal(*arguments: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "sluice", "chat", *arguments]
+    environment = {**os.environ, "TERM": "dumb"}
+    process = subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+    )
+    os.close(theirs)
+    with process:
+        try:
+            yield Terminal(process, ours)
+        finally:
+            process.kill()
+            os.close(ours)
+
+
+def test_a_conversation_in_a_terminal(server: ScriptedServer, tmp_path: Path) -> None:
+    with terminal("--url", server.url) as screen:
+        assert f"toy, at {server.url}" in screen.until(">>> ")
+        screen.type("Hello\n")
+        screen.until("You said <Hello>.")
+        screen.until("[6 tokens, ")
+        screen.until("prompt 7]")
+        screen.type("please go on\n")
+        screen.until("You said <please go on>")
+        screen.process.send_signal(signal.SIGINT)
+        screen.until("[stopped; ")
+        screen.until(">>> ")
+        screen.type('"""two\n')
+        screen.until("... ")
+        screen.type('lines"""\n')
+        screen.until("You said <two")
+        screen.until("lines>")
+        screen.until(">>> ")
+        screen.type("/exit\n")
+        assert screen.ended() == 0
+    said = [message["content"] for message in server.calls[2].body["messages"]]
+    assert said == ["Hello", "You said <Hello>.", "please go on", "You said <please go on>", "two\nlines"]
+    assert (tmp_path / "state/sluice/chat_history").read_text().splitlines()[-2:] == ['"two\\nlines"', '"/exit"']
+
+
+def test_a_second_interrupt_leaves(server: ScriptedServer, tmp_path: Path) -> None:
+    """Ctrl-C, twice, at the prompt and while an answer streams."""
+    with terminal("--url", server.url, "--no-history") as screen:
+        screen.until(">>> ")
+        screen.process.send_signal(signal.SIGINT)
+        screen.until("Ctrl-C again leaves")
+        screen.process.send_signal(signal.SIGINT)
+        assert screen.ended() == 130
+    assert not (tmp_path / "state").exists()
