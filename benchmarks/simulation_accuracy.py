@@ -38,6 +38,7 @@ from sluice.bench.metrics import e2e, itls, percentile, ttft
 from sluice.bench.options import options_from
 from sluice.bench.records import Record
 from sluice.bench.results import machine as this_machine
+from sluice.sim.candidates import argument
 from sluice.sim.machine import Machine, read_machine
 from sluice.sim.settings import changed
 from sluice.sim.simulate import replicas_of, simulate
@@ -167,7 +168,7 @@ def server(model: str, options: Mapping[str, Any], trace: Path) -> Iterator[str]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    flags = [text for name, value in options.items() for text in argument(name, value).split()]
     command = [sys.executable, "-m", "sluice", "serve", *([model] if model else []), "--port", str(port)]
     process = subprocess.Popen(
         [*command, "--trace", str(trace), *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
