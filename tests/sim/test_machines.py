@@ -32,6 +32,7 @@ LLAMA = {
     "num_key_value_heads": 8,
     "intermediate_size": 14336,
     "vocab_size": 128256,
+    "max_position_embeddings": 8192,
 }
 
 
@@ -168,6 +169,36 @@ def test_machines_that_cannot_be(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert re.search(said, error)
+
+
+@pytest.mark.parametrize(
+    ("more", "context"),
+    [
+        ({}, 8192),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}}, 16384),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 16384),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 8192),
+    ],
+)
+def test_a_predicted_machine_knows_the_context_of_its_model(
+    tmp_path: Path, more: dict[str, object], context: int
+) -> None:
+    """Longer requests would be simulated, and never be served."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | more))
+    assert predicted_machine("h100", tmp_path).max_model_len == context
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"max_position_embeddings": None}, "max_position_embeddings must be an integer of at least 1, got None"),
+        ({"rope_scaling": {"type": "yarn", "factor": "4"}}, "the factor of YaRN must be a number of at least 1"),
+    ],
+)
+def test_a_model_without_a_context_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA | more))
+    with pytest.raises(ConfigError, match=said):
+        predicted_machine("h100", tmp_path)
 
 
 def test_quantised_weights_are_not_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

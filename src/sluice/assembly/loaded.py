@@ -252,5 +252,6 @@ class LoadedModel:
             depth=self.depth,
             unix_time=time.time(),
             machine=self._platform(),
+            max_model_len=self.spec.max_model_len,
         )
         return TraceFile(path, header, key=secrets.token_bytes(16))

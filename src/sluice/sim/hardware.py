@@ -65,6 +65,8 @@ class ModelSizes:
     """Numbers that each token is multiplied by."""
     stored: int
     """Numbers in memory."""
+    max_model_len: int
+    """Its context, in tokens."""
 
     @property
     def token_bytes(self) -> int:
@@ -97,10 +99,29 @@ class ModelSizes:
         weights = size["num_hidden_layers"] * layer + vocab * hidden
         stored = weights if content.get("tie_word_embeddings") else weights + vocab * hidden
         name = path.parent.resolve().name
-        return cls(name, size["num_hidden_layers"], heads, kv_heads, head_dim, weights, stored)
+        context = _context(path, content, size["max_position_embeddings"])
+        return cls(name, size["num_hidden_layers"], heads, kv_heads, head_dim, weights, stored, context)
 
 
-FIELDS = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+FIELDS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+def _context(path: Path, content: Mapping[str, Any], positions: int) -> int:
+    """Return the model's context. YaRN configs often give the original one in `max_position_embeddings`."""
+    rope = content.get("rope_scaling") or content.get("rope_parameters")
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return positions
+    factor = rope.get("factor")
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor < math.inf:
+        raise ConfigError(f"--model: {path}: the factor of YaRN must be a number of at least 1, got {factor!r}")
+    return max(positions, int(_size(path, rope, "original_max_position_embeddings", positions) * factor))
 
 
 def _size(path: Path, content: Mapping[str, Any], name: str, default: int | None = None) -> int:
@@ -158,6 +179,7 @@ def predicted_machine(text: str, model: Path) -> Machine:
         depth=depth,
         world=World(dict.fromkeys(Regime, _costs(device, sizes))),
         token_bytes=sizes.token_bytes,
+        max_model_len=sizes.max_model_len,
     )
 
 

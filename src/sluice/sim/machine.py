@@ -38,6 +38,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Median of the relative errors of measured steps by the costs alone."""
     token_bytes: int = 0
     """Of the KV of a token; 0: not known."""
+    max_model_len: int = 0
+    """Context of the model, in tokens; 0: not known."""
 
     @property
     def kind(self) -> str:
@@ -99,6 +101,7 @@ def of_fit(header: Header, fit: Fit) -> Machine:
         world=fit.world,
         steps=dict(fit.steps),
         error=fit.error,
+        max_model_len=header.max_model_len,
     )
 
 

@@ -66,6 +66,9 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="h
     unix_time: float
     machine: Platform | None = None
     """None in versions before 5."""
+    max_model_len: int = 0
+    """Most tokens of a request, prompt and answer together, that the model's context allows; 0: the file does not
+    say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
