@@ -21,8 +21,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.fleet import LocalFleet
 from sluice.sim.machine import Machine
-from sluice.sim.simulate import RoundRobin, replicas_of, run
+from sluice.sim.routers import in_turn
+from sluice.sim.simulate import replicas_of, run
 from sluice.sim.windows import Estimate, WindowOptions, WindowResult, estimates, simulate_windows, table
 from sluice.sim.workload import Arrival, Prompt, Segment
 from sluice.sim.world import Residual, World
@@ -83,7 +85,7 @@ def main() -> int:
     begun = processor_seconds()
     whole = WindowResult(0.0)
     engines = replicas_of(simulated.setup, simulated.world, few)
-    for record in run(part(0.0, half_hour), engines, RoundRobin(), lambda: None, epoch=given.epoch):
+    for record in run(part(0.0, half_hour), LocalFleet(engines), in_turn(few), epoch=given.epoch):
         whole.simulated += 1
         whole.add(record)
     seconds, steps = processor_seconds() - begun, sum(engine.num_steps for engine in engines)

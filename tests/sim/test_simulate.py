@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 
 from sluice.config import ConfigError
+from sluice.routing.dispatch import Dispatcher, RoutedRequest
+from sluice.routing.policies import RoundRobin
 from sluice.scheduler.setup import SchedulerSetup
-from sluice.sim.replica import Replica
 from sluice.sim.simulate import replicas_of, simulate
 from sluice.sim.workload import Arrival, KnownTokens, Leaves, Prompt, Segment
 from sluice.sim.world import Residual, World
@@ -55,14 +54,16 @@ def test_a_router_sees_no_step_before_it_ends() -> None:
     """A step that was launched would show its tokens, and freed memory, before they are there."""
     seen: list[tuple[int, ...]] = []
 
-    class Watch:
-        def choose(self, request: Arrival, replicas: Sequence[Replica]) -> int:
-            seen.append((replicas[0].occupancy().running, replicas[0].occupancy().waiting, replicas[0].num_open))
-            return 0
+    [replica] = replicas_of(SETUP, WORLD)
+
+    class Watch(Dispatcher):
+        def route(self, request_id: int, request: RoutedRequest) -> int:
+            seen.append((replica.occupancy().running, replica.occupancy().waiting, self.loads[0].num_requests))
+            return super().route(request_id, request)
 
     # The first request's one step lasts from 0 to 0.002: at 0.0015 it runs, at 0.0025 it is over.
     requests = [arrival(0, 10, 1), arrival(0.0015, 10, 1), arrival(0.0045, 10, 1)]
-    simulate(requests, replicas_of(SETUP, WORLD), Watch())
+    simulate(requests, [replica], Watch(RoundRobin(), 1))
     assert seen == [(0, 0, 0), (1, 0, 1), (0, 0, 0)]
 
 
@@ -126,12 +127,12 @@ def test_a_request_that_the_scheduler_refuses_fails() -> None:
 def test_a_router_that_chooses_no_replica_is_named() -> None:
     """An index from the end would be taken for another replica."""
 
-    class Wrong:
-        def choose(self, request: Arrival, replicas: Sequence[Replica]) -> int:
+    class Wrong(Dispatcher):
+        def route(self, request_id: int, request: RoutedRequest) -> int:
             return -1
 
     with pytest.raises(ConfigError, match="chose replica -1 of 2"):
-        simulate([arrival(0, 8, 1)], replicas_of(SETUP, WORLD, 2), Wrong())
+        simulate([arrival(0, 8, 1)], replicas_of(SETUP, WORLD, 2), Wrong(RoundRobin(), 2))
 
 
 def test_equal_seeds_give_equal_records() -> None:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from sluice.cli import main
 from sluice.scheduler.setup import SchedulerSetup
@@ -77,7 +78,7 @@ def test_a_report_of_windows_is_refused_before_anything_is_measured(
     ("value", "error"),
     [
         ("0", "--max-tokens must be at least 1, got 0"),
-        ("100000", "line 2: .*max_tokens must be at most 1024 tokens together, got 20 and 100000"),
+        ("100000", "line 2: .*max_tokens must be at most 1024 tokens together .the KV pool., got 20 and 100000"),
     ],
 )
 def test_answers_that_no_engine_would_give_are_refused(
@@ -86,3 +87,31 @@ def test_answers_that_no_engine_would_give_are_refused(
     """All requests would fail, and the figures of none would be 0."""
     assert simulate(folder, "--max-tokens", value) != 0
     assert re.search(error, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("skip", "status"), [([], 1), (["--skip", "too-long"], 0)])
+def test_requests_beyond_the_models_context_are_refused_by_row(
+    folder: Path, skip: list[str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The pool has room for them, and the model that is served would not take them."""
+    write_machine(structs.replace(MACHINE, max_model_len=70), folder / "machine.json")
+    assert simulate(folder, *skip) == status
+    error = capsys.readouterr().err
+    if skip:
+        assert "are too-long" in error
+    else:
+        assert "line 48: num_prefill_tokens and num_decode_tokens must be at most 70 tokens together" in error
+        assert "(the model's context), got 66 and 5" in error
+
+
+def test_synthetic_requests_beyond_the_models_context_are_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_machine(structs.replace(MACHINE, max_model_len=300), folder / "machine.json")
+    base = ["simulate", "--calibrate", str(folder / "machine.json"), "--request-rate", "5", "--output-tokens", "50"]
+    assert main([*base, "--prompt-tokens", "250"]) == 0
+    assert main([*base, "--prompt-tokens", "251"]) == 2
+    error = (
+        "request 1 of the synthetic workload has 251 prompt tokens and asks for 50; together they must be at most 300"
+    )
+    assert error in capsys.readouterr().err

@@ -15,6 +15,7 @@ from sluice.config import ConfigError
 from sluice.engine.messages import Abort, Submit
 from sluice.sim.traces.reading import EMPTY, TOO_LONG, ReadOptions, ReadTrace, read_trace
 from sluice.sim.traces.synthetic import synthetic_arrivals
+from sluice.sim.workload import Longest
 from sluice.testing import resolved
 from sluice.tracing.format import TraceError
 from worlds import World, limits_of
@@ -106,9 +107,13 @@ def test_failed_requests_are_refused_or_left_out_and_counted(tmp_path: Path) -> 
 def test_requests_longer_than_the_model_are_refused_or_left_out(tmp_path: Path) -> None:
     """Cutting them would make the traffic lighter than it was."""
     text = lines(mooncake(0, 600, [0, 1]), mooncake(1, 594, [0, 1]))
-    with pytest.raises(TraceError, match="line 1: input_length and output_length must be at most 601 tokens together"):
-        read(tmp_path, text, max_model_len=601)
-    trace = read(tmp_path, text, max_model_len=601, skip=frozenset({TOO_LONG}))
+    longest = Longest(601, "the model's context")
+    error = (
+        r"line 1: input_length and output_length must be at most 601 tokens together \(the model's context\), got 600"
+    )
+    with pytest.raises(TraceError, match=error):
+        read(tmp_path, text, longest=longest)
+    trace = read(tmp_path, text, longest=longest, skip=frozenset({TOO_LONG}))
     assert (lengths(trace), dict(trace.skipped)) == ([(0.001, 594, 7)], {TOO_LONG: 1})
 
 

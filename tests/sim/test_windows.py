@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -11,9 +12,19 @@ import pytest
 
 from sluice.config import ConfigError
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.fleet import LocalFleet
 from sluice.sim.machine import Machine
-from sluice.sim.simulate import RoundRobin, replicas_of, run
-from sluice.sim.windows import Histogram, WindowOptions, estimates, simulate_windows, slices_of, table
+from sluice.sim.routers import in_turn
+from sluice.sim.simulate import replicas_of, run
+from sluice.sim.windows import (
+    Histogram,
+    StreamedArrivals,
+    WindowOptions,
+    estimates,
+    simulate_windows,
+    slices_of,
+    table,
+)
 from sluice.sim.workload import Arrival, Prompt, Segment
 from sluice.sim.world import Residual, World
 from sluice.types import Regime, SchedulerLimits
@@ -40,7 +51,7 @@ def test_intervals_hold_what_the_whole_run_shows() -> None:
     options = WindowOptions(windows=12, seconds=10, warm_up=4, seed=3)
     results = simulate_windows(slices_of(workload), 400, MACHINE, options, replicas=2)
     found = {each.name: each for each in estimates(results, 10)}
-    whole = list(run(workload, replicas_of(SETUP, WORLD, 2), RoundRobin(), lambda: None))
+    whole = list(run(workload, LocalFleet(replicas_of(SETUP, WORLD, 2)), in_turn(2)))
     ends = sorted(record.ended - record.due for record in whole)
     mean = sum(ends) / len(ends)
     end_to_end = found["end to end mean"]
@@ -111,3 +122,32 @@ def test_a_latency_that_no_request_has_is_none() -> None:
     assert found["TTFT mean"].low > 0
     rows = [line.split() for line in table(list(found.values()), results).splitlines()]
     assert ["ITL", "p99", "none"] in rows
+
+
+def test_a_file_is_read_and_not_kept() -> None:
+    """Windows of a stream are those of a list, margins that overlap included. A day of traffic fits in no memory."""
+    workload = arrivals(80, 5)
+    options = WindowOptions(windows=4, seconds=8, warm_up=9)
+    stream = StreamedArrivals(iter(workload))
+    one, other = (simulate_windows(source, 80, MACHINE, options) for source in (slices_of(workload), stream))
+    assert estimates(one, 8) == estimates(other, 8)
+    stream = StreamedArrivals(iter(workload))
+    assert [each.time for each in stream(10, 12)] == [each.time for each in workload if 10 <= each.time < 12]
+    assert stream(11, 11) == []
+    assert [*stream(79, 1000)] == [each for each in workload if each.time >= 79]
+
+
+def test_no_more_windows_are_read_than_are_simulated() -> None:
+    """All of a day would lie in the queue of the processes."""
+    read: list[float] = []
+    seen: list[int] = []
+    whole = slices_of(arrivals(60, 6))
+
+    def source(start: float, end: float) -> Iterable[Arrival]:
+        read.append(start)
+        return whole(start, end)
+
+    options = WindowOptions(windows=9, seconds=2, warm_up=1, processes=2)
+    simulate_windows(source, 60, MACHINE, options, on_end=lambda: seen.append(len(read)))
+    assert seen[0] == 4
+    assert len(read) == 9

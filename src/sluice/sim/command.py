@@ -4,31 +4,38 @@ imports the rest late."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sluice.bench.options import WorkloadOptions, add_option_group
 from sluice.config import ConfigError, flag, options_of
 from sluice.config.arguments import add_options
 from sluice.config.model import CacheConfig
 from sluice.routing.policies import POLICIES
-from sluice.sim.inputs import add_machine_arguments, add_reading_arguments, longest, machine_from, read_arrivals
+from sluice.sim.inputs import (
+    add_machine_arguments,
+    add_reading_arguments,
+    check_lengths,
+    longest,
+    machine_from,
+    read_arrivals,
+)
 from sluice.sim.transfer import (
     Disaggregation,
     add_disaggregation_arguments,
     disaggregation_from,
     take_transfer_options,
 )
+from sluice.sim.windows_command import Whole, add_window_arguments, run_windows, streamed, take_options
 
 if TYPE_CHECKING:
     from sluice.bench.records import Record
     from sluice.bench.results import Result
     from sluice.sim.machine import Machine
-    from sluice.sim.windows import WindowOptions
-    from sluice.sim.workload import Arrival
+    from sluice.sim.windows import Between, WindowOptions
+    from sluice.sim.workload import Arrival, Longest
 
 WORKLOAD = frozenset(name for name, _ in options_of(WorkloadOptions))
 POOL = ("page_size", "max_total_tokens", "enable_prefix_caching")
@@ -55,21 +62,7 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how replicas are chosen: {', '.join(POLICIES)} (default: {POLICIES[0]})",
     )
     add_disaggregation_arguments(parser)
-    windows = parser.add_argument_group("a part of a long TRACE")
-    windows.add_argument(
-        "--windows", type=int, metavar="N", help="simulate N parts of the time only, and show intervals (default: all)"
-    )
-    windows.add_argument("--window-seconds", type=float, metavar="S", help="length of a part (default: 60)")
-    windows.add_argument(
-        "--warm-up-seconds", type=float, metavar="S", help="what is simulated before and behind a part (default: 60)"
-    )
-    windows.add_argument("--processes", type=int, metavar="N", help="simulate so many parts at once (default: 1)")
-    windows.add_argument(
-        "--epoch-ms",
-        type=float,
-        metavar="MS",
-        help="time after which the router sees the replicas again (default: 0, at each request)",
-    )
+    add_window_arguments(parser)
     files = parser.add_argument_group("results")
     files.add_argument("--json", metavar="FILE", help="write settings, metrics and the time of every token to FILE")
     files.add_argument("--html", metavar="FILE", help="write a report as one HTML file")
@@ -85,6 +78,21 @@ def add_simulate_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class Asked(NamedTuple):
+    """What the command line asks for, beside the machine."""
+
+    trace: str | None
+    """A file of traffic; None: a synthetic workload."""
+    part: WindowOptions | Whole
+    replicas: int
+    router: str
+    seed: int
+    transfer: Mapping[str, float]
+    """Flags of disaggregated prefill."""
+    machine_from: Mapping[str, Any]
+    """Flags that name the machine."""
+
+
 def run_simulate(given: dict[str, Any]) -> int:
     """Simulate a workload and show what comes of it. Returns the exit status.
 
@@ -97,8 +105,6 @@ def run_simulate(given: dict[str, Any]) -> int:
         BenchError: a file cannot be written.
     """
     from sluice.bench.command import checked_path
-    from sluice.bench.report import table
-    from sluice.bench.results import write_file, write_result
     from sluice.sim.machine import write_machine
     from sluice.sim.settings import changed
 
@@ -106,28 +112,121 @@ def run_simulate(given: dict[str, Any]) -> int:
         return _follow(given)
     paths = {name: checked_path(flag(name), given.pop(name, None)) for name in ("json", "html", "save_machine")}
     _check_outputs(paths, (given.get("trace"), given.get("calibrate")))
-    seed, replicas, router = given.get("seed", 0), given.pop("replicas", 1), given.pop("router", POLICIES[0])
+    asked = _asked(given)
+    if not isinstance(asked.part, Whole) and paths["html"] is not None:
+        raise ConfigError("--html shows single requests; it is not accepted with --windows")
+    machine, trace_format = machine_from(given, asked.trace), given.get("format")
+    traffic = _traffic(asked, given, longest(machine, given.get("max_total_tokens")))
+    if (path := paths["save_machine"]) is not None:
+        write_machine(machine, path)  # as it was measured, before options change its engine
+    machine = changed(machine, given)
+    split = disaggregation_from(asked.transfer, machine)
+    for line in machine.lines():
+        print(line)
+    described = _described(asked, machine, traffic, split)
+    if not isinstance(asked.part, Whole):
+        assert traffic.source is not None, "windows have a source"
+        run_windows(
+            machine,
+            traffic.source,
+            traffic.span,
+            asked.part,
+            replicas=asked.replicas,
+            router=asked.router,
+            json=paths["json"],
+            settings=described,
+        )
+        return 0
+    result = simulated(machine, traffic.arrivals, asked, split, described)
+    _show(result, paths, asked.trace, trace_format)
+    return 0
+
+
+def _asked(given: dict[str, Any]) -> Asked:
+    """Take what is asked for out of the flags.
+
+    Raises:
+        ConfigError: a value that cannot be, or flags that contradict each other.
+    """
+    replicas, router = given.pop("replicas", 1), given.pop("router", POLICIES[0])
     if replicas < 1:
         raise ConfigError(f"--replicas must be at least 1, got {replicas}")
     if router not in POLICIES:
         raise ConfigError(f"--router must be one of {', '.join(POLICIES)}, got {router!r}")
-    trace = given.pop("trace", None)
-    window_options, transfer = _window_options(given, seed), take_transfer_options(given)
-    if transfer and window_options is not None:
-        raise ConfigError(f"{flag(next(iter(transfer)))} is not accepted with --windows")
-    if window_options is not None and paths["html"] is not None:
-        raise ConfigError("--html shows single requests; it is not accepted with --windows")
-    machine, trace_format = machine_from(given, trace), given.get("format")
-    arrivals = _arrivals(trace, given, longest(machine, given.get("max_total_tokens")))
-    if (path := paths["save_machine"]) is not None:
-        write_machine(machine, path)  # as it was measured, before options change its engine
-    machine = changed(machine, given)
-    split = disaggregation_from(transfer, machine)
-    for line in machine.lines():
-        print(line)
-    if window_options is not None:
-        return _windows(machine, arrivals, window_options, replicas, router, paths)
-    result = simulated(machine, arrivals, split=split, replicas=replicas, router=router, seed=seed, source=trace)
+    long = [name for name in ("windows", "epoch_ms", "processes") if name in given]
+    seed = given.get("seed", 0)
+    part, transfer = take_options(given, seed, replicas), take_transfer_options(given)
+    if transfer and long:
+        raise ConfigError(f"{flag(next(iter(transfer)))} is not accepted with {flag(long[0])}")
+    named: dict[str, Any] = {name: given[name] for name in ("calibrate", "hardware", "model") if name in given}
+    return Asked(given.pop("trace", None), part, replicas, router, seed, transfer, named)
+
+
+class Traffic(NamedTuple):
+    """What arrives."""
+
+    arrivals: Sequence[Arrival] = ()
+    source: Between | None = None
+    """Gives the requests of windows; None: all are simulated."""
+    span: float = 0.0
+    """Seconds of a source."""
+    workload: Mapping[str, Any] = {}
+    """Resolved options of a synthetic workload, as `sluice bench` writes them."""
+    ms_per_token: float | None = None
+
+
+def _traffic(asked: Asked, given: dict[str, Any], most: Longest | None) -> Traffic:
+    """Return what arrives, of at most so many tokens each. Takes its options out of `given`."""
+    from dataclasses import asdict
+
+    from sluice.bench.options import resolve_workload
+    from sluice.sim.traces.synthetic import synthetic_arrivals
+    from sluice.sim.windows import slices_of
+
+    reading: dict[str, Any] = {name: given.pop(name) for name in ("format", "skip", "max_tokens") if name in given}
+    workload = {name: given.pop(name) for name in (*WORKLOAD, "ms_per_token") if name in given}
+    is_whole = isinstance(asked.part, Whole)
+    if asked.trace is not None:
+        workload.pop("seed", None)
+        _refuse(workload, "describes a synthetic workload; it is not accepted with a TRACE")
+        if is_whole:
+            return Traffic(read_arrivals(asked.trace, reading, most))
+        source, span = streamed(asked.trace, reading, most)
+        return Traffic(source=source, span=span)
+    _refuse(reading, "needs a TRACE")
+    ms_per_token = workload.pop("ms_per_token", None)
+    arrivals = synthetic_arrivals(workload, ms_per_token=ms_per_token)
+    check_lengths(arrivals, most)
+    found = Traffic(workload=asdict(resolve_workload(workload)), ms_per_token=ms_per_token)
+    if is_whole:
+        return found._replace(arrivals=arrivals)
+    return found._replace(source=slices_of(arrivals), span=arrivals[-1].time)
+
+
+def _described(asked: Asked, machine: Machine, traffic: Traffic, split: Disaggregation | None) -> dict[str, Any]:
+    """Return what was simulated, for files of results."""
+    from dataclasses import asdict
+
+    part = asked.part
+    simulation = {
+        "source": asked.trace,
+        "machine": asked.machine_from or {"calibrate": asked.trace},
+        "replicas": asked.replicas,
+        "router": asked.router,
+        "disaggregation": None if split is None else split._asdict(),
+        "part": part._asdict() if isinstance(part, Whole) else asdict(part),
+        "ms_per_token": traffic.ms_per_token,
+        "seed": asked.seed,
+        "setup": asdict(machine.setup),
+    }
+    return {"simulation": simulation, "workload": dict(traffic.workload) or {"unique_prompts": False}}
+
+
+def _show(result: Result, paths: Mapping[str, Path | None], trace: str | None, trace_format: str | None) -> None:
+    """Write the files that are asked for, and print the table."""
+    from sluice.bench.report import table
+    from sluice.bench.results import write_file, write_result
+
     if (path := paths["json"]) is not None:
         write_result(result, path)
     if (path := paths["html"]) is not None:
@@ -135,7 +234,6 @@ def run_simulate(given: dict[str, Any]) -> int:
 
         write_file(path, page(result, command="simulate", beside=_beside(result, trace, trace_format)).encode())
     print(table(result))
-    return 0
 
 
 def _check_outputs(paths: Mapping[str, Path | None], inputs: Iterable[str | None]) -> None:
@@ -147,53 +245,6 @@ def _check_outputs(paths: Mapping[str, Path | None], inputs: Iterable[str | None
         if path.resolve() in taken:
             raise ConfigError(f"{flag(name)} {path} would replace another file of this command")
         taken.add(path.resolve())
-
-
-def _window_options(given: dict[str, Any], seed: int) -> WindowOptions | None:
-    """Return which part of the time is simulated; None: all. Takes its options out of `given`."""
-    from sluice.sim.windows import WindowOptions
-
-    names = {"window_seconds": "seconds", "warm_up_seconds": "warm_up", "processes": "processes", "epoch_ms": "epoch"}
-    found = {field: given.pop(name) for name, field in names.items() if name in given}
-    if "windows" not in given:
-        _refuse({name: 0 for name, field in names.items() if field in found}, "needs --windows")
-        return None
-    found["epoch"] = found.get("epoch", 0.0) / 1000
-    return WindowOptions(windows=given.pop("windows"), seed=seed, **({"seconds": 60.0} | found))
-
-
-def _windows(
-    machine: Machine,
-    arrivals: Sequence[Arrival],
-    options: WindowOptions,
-    replicas: int,
-    router: str,
-    paths: Mapping[str, Path | None],
-) -> int:
-    """Simulate parts of the time and show what they say of the whole. Returns the exit status."""
-    import msgspec
-    from tqdm import tqdm
-
-    from sluice.bench.results import write_file
-    from sluice.sim.routers import sim_router
-    from sluice.sim.windows import estimates, simulate_windows, slices_of, table
-
-    with tqdm(total=options.windows, desc="simulating", unit="window", leave=False, disable=None) as bar:
-        results = simulate_windows(
-            slices_of(arrivals),
-            arrivals[-1].time,
-            machine,
-            options,
-            replicas=replicas,
-            new_router=partial(sim_router, router, machine.setup, replicas, options.seed),
-            on_end=bar.update,
-        )
-    found = estimates(results, options.seconds, options.seed)
-    if (path := paths["json"]) is not None:
-        content = {"kind": machine.kind, "model": machine.model, "machine": machine.name, "figures": found}
-        write_file(path, msgspec.json.encode(content) + b"\n")
-    print(f"{machine.kind}: {table(found, results)}")
-    return 0
 
 
 def _beside(result: Result, trace: str | None, trace_format: str | None) -> Mapping[str, Sequence[Record]] | None:
@@ -226,20 +277,13 @@ def _follow(given: dict[str, Any]) -> int:
 
 
 def simulated(
-    machine: Machine,
-    arrivals: Sequence[Arrival],
-    *,
-    split: Disaggregation | None = None,
-    replicas: int = 1,
-    router: str = POLICIES[0],
-    seed: int = 0,
-    source: str | None = None,
-    shows_progress: bool = True,
+    machine: Machine, arrivals: Sequence[Arrival], asked: Asked, split: Disaggregation | None, settings: dict[str, Any]
 ) -> Result:
     """Simulate a workload, with a progress bar, and return the result as `sluice bench` does.
 
     Args:
         split: None: every replica computes prompts and decodes.
+        settings: that the result shows.
 
     Raises:
         ConfigError: arrivals that are in no order.
@@ -253,8 +297,6 @@ def simulated(
     from sluice.bench.results import FORMAT, Result, versions
     from sluice.bench.results import machine as this_machine
     from sluice.sim.disaggregate import simulate_split
-    from sluice.sim.routers import sim_router
-    from sluice.sim.simulate import replicas_of, simulate
 
     started = datetime.now(UTC).isoformat(timespec="seconds")
     bar = tqdm(
@@ -263,42 +305,34 @@ def simulated(
         unit="request",
         mininterval=REDRAW_SECONDS,
         leave=False,
-        disable=None if shows_progress else True,
+        disable=None,
     )
     with bar:
         if split is None:
-            engines = replicas_of(machine.setup, machine.world, replicas, depth=machine.depth, seed=seed)
-            records = simulate(arrivals, engines, sim_router(router, machine.setup, replicas, seed), bar.update)
+            records = _mixed(machine, arrivals, asked, bar.update)
         else:
-            records = simulate_split(machine, arrivals, split, replicas, router, seed, bar.update)
-    settings: dict[str, dict[str, Any]] = {
-        "simulation": {
-            "source": source,
-            "replicas": replicas,
-            "router": router,
-            "disaggregation": None if split is None else split._asdict(),
-            "seed": seed,
-            "setup": asdict(machine.setup),
-        },
-        "workload": {"unique_prompts": False},
-    }
+            records = simulate_split(machine, arrivals, split, asked.replicas, asked.router, asked.seed, bar.update)
     target = {"url": machine.kind, "model": machine.model, "machine": machine.name, "depth": machine.depth}
     result = Result(FORMAT, settings, target, versions(), this_machine(), (Run(started, tuple(records)),))
     return replace(result, summaries=[asdict(summary) for summary in summaries(result)])
 
 
-def _arrivals(trace: str | None, given: dict[str, Any], most: int | None) -> Sequence[Arrival]:
-    """Return what arrives, of at most so many tokens each. Takes its options out of `given`."""
-    from sluice.sim.traces.synthetic import synthetic_arrivals
+def _mixed(
+    machine: Machine, arrivals: Sequence[Arrival], asked: Asked, on_end: Callable[[], object]
+) -> Sequence[Record]:
+    """Simulate replicas that compute prompts and decode."""
+    from sluice.sim.fleet import LocalFleet, ReplicaSpec, in_processes
+    from sluice.sim.routers import sim_router
+    from sluice.sim.simulate import in_due_order, run
 
-    reading: dict[str, Any] = {name: given.pop(name) for name in ("format", "skip", "max_tokens") if name in given}
-    workload = {name: given.pop(name) for name in (*WORKLOAD, "ms_per_token") if name in given}
-    if trace is None:
-        _refuse(reading, "needs a TRACE")
-        return synthetic_arrivals(workload, ms_per_token=workload.pop("ms_per_token", None))
-    workload.pop("seed", None)
-    _refuse(workload, "describes a synthetic workload; it is not accepted with a TRACE")
-    return read_arrivals(trace, reading, most)
+    assert isinstance(asked.part, Whole), "windows are simulated elsewhere"
+    spec = ReplicaSpec(machine.setup, machine.world, asked.replicas, machine.depth, asked.seed)
+    router = sim_router(asked.router, machine.setup, asked.replicas, asked.seed)
+    if asked.part.processes == 1:
+        fleet = LocalFleet(spec.make(range(spec.replicas)))
+        return in_due_order(list(run(arrivals, fleet, router, on_end, asked.part.epoch)))
+    with in_processes(spec, asked.part.processes) as groups:
+        return in_due_order(list(run(arrivals, groups, router, on_end, asked.part.epoch)))
 
 
 def _refuse(given: Mapping[str, Any], why: str) -> None:

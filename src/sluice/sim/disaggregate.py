@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 from sluice.bench.records import Record
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.fleet import LocalFleet
 from sluice.sim.machine import Machine
 from sluice.sim.remote import with_remote_tier
 from sluice.sim.replica import Done, Replica
-from sluice.sim.routers import sim_router
-from sluice.sim.simulate import Entry, Router, Sessions, record_of, replicas_of, serve, with_kinds
+from sluice.sim.routers import Router, sim_router
+from sluice.sim.simulate import Entry, Sessions, in_due_order, record_of, replicas_of, serve
 from sluice.sim.transfer import Disaggregation
 from sluice.sim.workload import Arrival, Workload, in_order
 from sluice.sim.world import CopyRates, World
@@ -118,7 +119,7 @@ def simulate_disaggregated(
             requests[ticket] = _Request(arrival, *sessions.number(arrival, ticket))
             yield Entry(ticket, arrival.time, replace(arrival, output_tokens=1, max_tokens=1))
 
-    for done in serve(prompts(), prefill, routers[0], on_end):
+    for done in serve(prompts(), LocalFleet(prefill), routers[0], on_end):
         arrival, session, turn = requests[done.ticket]
         end = _end_with_first_token(done, arrival)
         if end is None:
@@ -129,11 +130,10 @@ def simulate_disaggregated(
     moved.sort(key=attrgetter("ended"))
     cached = {done.ticket: done.last.num_cached_tokens for done in moved}
     entries = (Entry(done.ticket, done.ended, requests[done.ticket].arrival, done.tokens[0]) for done in moved)
-    for done in serve(entries, decode, routers[1], on_end):
+    for done in serve(entries, LocalFleet(decode), routers[1], on_end):
         _, session, turn = requests[done.ticket]
         found.append(replace(record_of(done, session, turn), cached_tokens=max(0, cached[done.ticket])))
-    found.sort(key=lambda record: (record.due, record.session))
-    return with_kinds(found)
+    return in_due_order(found)
 
 
 def _end_with_first_token(done: Done, arrival: Arrival) -> FinishReason | None:

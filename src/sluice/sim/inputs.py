@@ -15,7 +15,8 @@ from sluice.config import ConfigError
 
 if TYPE_CHECKING:
     from sluice.sim.machine import Machine
-    from sluice.sim.workload import Arrival
+    from sluice.sim.traces.reading import ReadOptions
+    from sluice.sim.workload import Arrival, Longest
 
 
 def add_machine_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
@@ -86,17 +87,37 @@ def _named_machine(given: dict[str, Any], trace: str | None) -> Machine:
     return read_machine(Path(trace))
 
 
-def longest(machine: Machine, pool_tokens: int | None = None) -> int | None:
-    """Return the most tokens that a request may have, prompt and answer together; None: any.
+def longest(machine: Machine, pool_tokens: int | None = None) -> Longest | None:
+    """Return the most tokens that a request may have; None: any.
 
     Args:
         pool_tokens: of a replica; None: as it was measured.
     """
-    setup = machine.setup
-    return None if setup.offload is not None else pool_tokens or setup.num_pages * setup.page_size
+    from sluice.sim.workload import Longest
+
+    setup, found = machine.setup, list[Longest]()
+    if machine.max_model_len:
+        found.append(Longest(machine.max_model_len, "the model's context"))
+    if setup.offload is None:
+        found.append(Longest(pool_tokens or setup.num_pages * setup.page_size, "the KV pool"))
+    return min(found, default=None)
 
 
-def read_arrivals(trace: str, given: Mapping[str, Any], most: int | None) -> Sequence[Arrival]:
+def check_lengths(arrivals: Sequence[Arrival], most: Longest | None) -> None:
+    """Check the requests of a synthetic workload, in which none is left out.
+
+    Raises:
+        ConfigError: one is longer than the engine takes.
+    """
+    for number, each in enumerate(arrivals, start=1):
+        if most is not None and each.prompt.length + each.max_tokens > most.tokens:
+            raise ConfigError(
+                f"request {number} of the synthetic workload has {each.prompt.length} prompt tokens and asks for"
+                f" {each.max_tokens}; together they must be at most {most.tokens} ({most.why})"
+            )
+
+
+def read_arrivals(trace: str, given: Mapping[str, Any], most: Longest | None) -> Sequence[Arrival]:
     """Return what a file of traffic holds. Notes on standard error what was left out.
 
     Args:
@@ -107,7 +128,20 @@ def read_arrivals(trace: str, given: Mapping[str, Any], most: int | None) -> Seq
         ConfigError: a flag is wrong.
         TraceError: the file is broken.
     """
-    from sluice.sim.traces.reading import SKIPPABLE, ReadOptions, read_trace
+    from sluice.sim.traces.reading import read_trace
+
+    found = read_trace(Path(trace), read_options(given, most))
+    note_skipped(trace, found.skipped)
+    return found.arrivals
+
+
+def read_options(given: Mapping[str, Any], most: Longest | None) -> ReadOptions:
+    """Return how a file of traffic is read (see `read_arrivals`).
+
+    Raises:
+        ConfigError: a flag is wrong.
+    """
+    from sluice.sim.traces.reading import SKIPPABLE, ReadOptions
 
     skip = frozenset(filter(None, given.get("skip", "").split(",")))
     if wrong := skip - set(SKIPPABLE):
@@ -115,7 +149,10 @@ def read_arrivals(trace: str, given: Mapping[str, Any], most: int | None) -> Seq
     max_tokens = given.get("max_tokens")
     if max_tokens is not None and max_tokens < 1:
         raise ConfigError(f"--max-tokens must be at least 1, got {max_tokens}")
-    found = read_trace(Path(trace), ReadOptions(given.get("format"), skip, most, max_tokens))
-    for reason, count in found.skipped.items():
+    return ReadOptions(given.get("format"), skip, most, max_tokens)
+
+
+def note_skipped(trace: str, skipped: Mapping[str, int]) -> None:
+    """Say on standard error which rows were left out."""
+    for reason, count in skipped.items():
         print(f"note: {count} rows of {trace} are {reason} and were left out", file=sys.stderr)
-    return found.arrivals

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -86,6 +86,8 @@ class Replica:
         self.runner = SimRunner(self.clock, times, copies)
         self.engine = Engine(scheduler, self.runner, self.link, depth=depth, clock=self.clock)
         self.engine.exit_on_error = True
+        self.started: list[int] = []
+        """Tickets of requests that have their first token, for the caller to take out."""
         self.done: list[Done] = []
         """Requests that are over, for the caller to take out."""
         self._loop = EngineLoop(self.engine, self.link, self.clock, times)
@@ -108,10 +110,6 @@ class Replica:
     def num_open(self) -> int:
         """Requests that have not ended."""
         return len(self._open)
-
-    def open_requests(self) -> Iterator[tuple[int, bool]]:
-        """Yield the id of each open arrival, and whether it has a token."""
-        return ((id(each.arrival), bool(each.tokens)) for each in self._open.values())
 
     def occupancy(self) -> Occupancy:
         """Return how full its scheduler is. Requests that its engine has not taken yet are not counted."""
@@ -195,6 +193,8 @@ class Replica:
         for output in outputs:
             request = self._open[output.request_id]
             if output.token_ids:
+                if not request.tokens:
+                    self.started.append(request.ticket)
                 request.tokens.append(TokenArrival(now, len(output.token_ids)))
                 if len(request.tokens) == request.leave_after:
                     self.link.put(now, Abort(output.request_id))

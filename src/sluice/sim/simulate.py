@@ -5,54 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median_low
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from sluice.bench.records import Arrival as TokenArrival
 from sluice.bench.records import CountedBy, Failure, Record
 from sluice.bench.workload import LONG, LONG_FACTOR, SHORT
 from sluice.config import ConfigError
 from sluice.scheduler.setup import SchedulerSetup
+from sluice.sim.fleet import Fleet, LocalFleet, ReplicaSpec
 from sluice.sim.loop import NEVER
 from sluice.sim.replica import Done, Replica, is_left
+from sluice.sim.routers import Router, in_turn
 from sluice.sim.workload import Arrival, Workload, in_order
-from sluice.sim.world import World, WorldTimes
-
-
-class Router(Protocol):
-    """Chooses replicas for requests."""
-
-    def choose(self, arrival: Arrival, replicas: Sequence[Replica]) -> int:
-        """Return the index of the replica that serves a request. The replicas are as they are when it arrives."""
-        ...
-
-
-class RoundRobin:
-    """A router that takes one replica after the other."""
-
-    def __init__(self) -> None:
-        self._next = 0
-
-    def choose(self, arrival: Arrival, replicas: Sequence[Replica]) -> int:
-        chosen = self._next
-        self._next = (chosen + 1) % len(replicas)
-        return chosen
+from sluice.sim.world import World
 
 
 def replicas_of(
     setup: SchedulerSetup, world: World, count: int = 1, *, depth: int = 1, seed: int = 0, leaps: bool = True
 ) -> list[Replica]:
     """Return equal replicas, whose steps have residuals of their own."""
-    return [
-        Replica(
-            setup,
-            WorldTimes(world, setup, seed * count + index),
-            depth=depth,
-            intake=world.intake,
-            rates=world.copies,
-            leaps=leaps,
-        )
-        for index in range(count)
-    ]
+    return ReplicaSpec(setup, world, count, depth, seed, leaps).make(range(count))
 
 
 def simulate(
@@ -64,7 +36,7 @@ def simulate(
     """Let a workload arrive and run it to its end.
 
     Args:
-        router: None: a `RoundRobin`.
+        router: None: one replica after the other.
         on_end: called when a request is over.
 
     Returns:
@@ -73,9 +45,8 @@ def simulate(
     Raises:
         ConfigError: the workload is not in order, is empty, or a router chooses a replica that does not exist.
     """
-    found = list(run(workload, replicas, router or RoundRobin(), on_end))
-    found.sort(key=lambda record: (record.due, record.session))
-    return with_kinds(found)
+    found = list(run(workload, LocalFleet(replicas), router or in_turn(len(replicas)), on_end))
+    return in_due_order(found)
 
 
 class Entry(NamedTuple):
@@ -107,9 +78,9 @@ class Sessions:
 
 def run(
     workload: Workload,
-    replicas: Sequence[Replica],
+    fleet: Fleet,
     router: Router,
-    on_end: Callable[[], object],
+    on_end: Callable[[], object] = lambda: None,
     epoch: float = 0.0,
 ) -> Iterator[Record]:
     """Yield the records of a workload as its requests end (see `simulate`).
@@ -124,44 +95,48 @@ def run(
             numbers[ticket] = sessions.number(arrival, ticket)
             yield Entry(ticket, arrival.time, arrival)
 
-    for done in serve(entries(), replicas, router, on_end, epoch):
+    for done in serve(entries(), fleet, router, on_end, epoch):
         yield record_of(done, *numbers.pop(done.ticket))
 
 
 def serve(
     entries: Iterable[Entry],
-    replicas: Sequence[Replica],
+    fleet: Fleet,
     router: Router,
     on_end: Callable[[], object],
     epoch: float = 0.0,
 ) -> Iterator[Done]:
     """Let requests come to replicas, and yield each when it is over (see `run`)."""
-    now = 0.0
+    now, num_open = 0.0, 0
 
-    def ended() -> Iterator[Done]:
-        for replica in replicas:
-            for done in replica.done:
-                on_end()
-                yield done
-            replica.done.clear()
+    def advance(until: float) -> Iterator[Done]:
+        progress = fleet.advance(until)
+        for ticket in progress.started:
+            router.first_token(ticket)
+        for done in progress.done:
+            router.ended(done.ticket)
+            on_end()
+            yield done
 
     for ticket, at, arrival, first in entries:
         seen_at = at if not epoch else at // epoch * epoch
         if seen_at > now:
             now = seen_at
-            for replica in replicas:
-                replica.advance(now)
-            yield from ended()
-        chosen = router.choose(arrival, replicas)
-        if not 0 <= chosen < len(replicas):
-            raise ConfigError(f"the router chose replica {chosen} of {len(replicas)}")
-        replicas[chosen].submit(arrival, ticket, first=first)
-    for replica in replicas:
-        replica.advance(NEVER)
-    yield from ended()
-    for replica in replicas:
-        if replica.num_open:
-            raise RuntimeError(f"{replica.num_open} requests never ended in the simulation")
+            for done in advance(now):
+                num_open -= 1
+                yield done
+        chosen = router.route(ticket, arrival)
+        if not 0 <= chosen < fleet.size:
+            raise ConfigError(f"the router chose replica {chosen} of {fleet.size}")
+        fleet.submit(chosen, arrival, ticket, first)
+        if first is not None:
+            router.first_token(ticket)
+        num_open += 1
+    for done in advance(NEVER):
+        num_open -= 1
+        yield done
+    if num_open:
+        raise RuntimeError(f"{num_open} requests never ended in the simulation")
 
 
 def record_of(done: Done, session: int, turn: int) -> Record:
@@ -191,6 +166,11 @@ def record_of(done: Done, session: int, turn: int) -> Record:
         finish_reason=reason,
         failure=failure,
     )
+
+
+def in_due_order(records: list[Record]) -> list[Record]:
+    """Return records in the order in which their requests were due, each with a class."""
+    return with_kinds(sorted(records, key=lambda record: (record.due, record.session)))
 
 
 def with_kinds(records: Sequence[Record]) -> list[Record]:

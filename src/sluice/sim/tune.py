@@ -19,6 +19,7 @@ from statistics import fmean
 from sluice.config import ConfigError
 from sluice.routing.policies import POLICIES
 from sluice.sim.candidates import Candidate
+from sluice.sim.fleet import LocalFleet
 from sluice.sim.loop import StepTimes
 from sluice.sim.replica import Replica
 from sluice.sim.routers import sim_router
@@ -234,7 +235,7 @@ class Tuner:
         router = sim_router(self._router, setup, replicas, seed)
         tally = Tally(self._slo, counts, limit)
         is_hopeless = False
-        for record in run(arrivals, engines, router, self._count):
+        for record in run(arrivals, LocalFleet(engines), router, self._count):
             tally.add(record)
             if tally.is_hopeless:
                 is_hopeless = True

@@ -11,19 +11,21 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 from sluice.bench.metrics import e2e, ttft
 from sluice.bench.records import Record
 from sluice.config import ConfigError
+from sluice.sim.fleet import LocalFleet
 from sluice.sim.machine import Machine
-from sluice.sim.simulate import RoundRobin, Router, replicas_of, run
+from sluice.sim.routers import Router, in_turn
+from sluice.sim.simulate import replicas_of, run
 from sluice.sim.workload import Arrival
 
 RESOLUTION = 1.01
@@ -36,7 +38,8 @@ FEW = 30
 """Windows, below which the intervals are noted to be too narrow."""
 
 Between = Callable[[float, float], Iterable[Arrival]]
-"""Returns the arrivals from one time on and before another, in order. What it returns can be sent to a process."""
+"""Returns the arrivals from one time on and before another, in order. What it returns can be sent to a process. Later
+calls are about later times, which may overlap those of earlier ones."""
 NewRouter = Callable[[], Router]
 
 
@@ -163,6 +166,26 @@ def between(arrivals: Sequence[Arrival], start: float, end: float) -> Sequence[A
     return arrivals[first:last]
 
 
+class StreamedArrivals:
+    """A workload that is read once, of which no more is kept than what a window needs (see `Between`)."""
+
+    def __init__(self, arrivals: Iterable[Arrival]) -> None:
+        self._left = iter(arrivals)
+        self._kept: list[Arrival] = []
+        """Those that were read and may lie in a later window."""
+
+    def __call__(self, start: float, end: float) -> list[Arrival]:
+        found = [each for each in self._kept if each.time >= start]
+        if not found or found[-1].time < end:
+            for arrival in self._left:
+                if arrival.time >= start:
+                    found.append(arrival)
+                if arrival.time >= end:
+                    break
+        self._kept = found
+        return [each for each in found if each.time < end]
+
+
 def simulate_windows(
     source: Between,
     span: float,
@@ -170,7 +193,7 @@ def simulate_windows(
     options: WindowOptions,
     *,
     replicas: int = 1,
-    new_router: NewRouter = RoundRobin,
+    new_router: NewRouter | None = None,
     on_end: Callable[[], object] = lambda: None,
 ) -> list[WindowResult]:
     """Simulate one window of each stratum.
@@ -178,7 +201,7 @@ def simulate_windows(
     Args:
         source: the arrivals; called in this process.
         span: seconds of the whole time.
-        new_router: makes a router for a window; sent to a process.
+        new_router: makes a router for a window; sent to a process. None: one replica after the other.
         on_end: called when a window is over.
 
     Raises:
@@ -193,7 +216,7 @@ def simulate_windows(
         Job(
             machine,
             replicas,
-            new_router,
+            new_router or partial(in_turn, replicas),
             options,
             start,
             source(max(0.0, start - options.warm_up), start + options.seconds + options.warm_up),
@@ -214,7 +237,10 @@ def _results(jobs: Iterator[Job], processes: int) -> Iterator[WindowResult]:
         yield from map(simulate_window, jobs)
         return
     with ProcessPoolExecutor(processes) as pool:
-        yield from pool.map(simulate_window, jobs)
+        begun = deque(pool.submit(simulate_window, job) for job in islice(jobs, 2 * processes))
+        while begun:
+            yield begun.popleft().result()
+            begun.extend(pool.submit(simulate_window, job) for job in islice(jobs, 1))
 
 
 def simulate_window(job: Job) -> WindowResult:
@@ -227,7 +253,7 @@ def simulate_window(job: Job) -> WindowResult:
     engines = replicas_of(
         machine.setup, machine.world, job.replicas, depth=machine.depth, seed=options.seed + round(job.start)
     )
-    for record in run(arrivals, engines, job.new_router(), lambda: None, epoch=options.epoch):
+    for record in run(arrivals, LocalFleet(engines), job.new_router(), epoch=options.epoch):
         result.simulated += 1
         if job.start <= record.due < end:
             result.add(record)

@@ -93,6 +93,14 @@ class KnownTokens:
         return self.ids
 
 
+class Longest(NamedTuple):
+    """Most tokens that a request may have, prompt and answer together."""
+
+    tokens: int
+    why: str
+    """What allows no more."""
+
+
 class Leaves(NamedTuple):
     """When a client leaves before the end of its answer."""
 
@@ -144,6 +152,15 @@ class Arrival:
             raise ValueError(f"max_tokens {self.max_tokens} are fewer than the {self.output_tokens} output tokens")
         if self.answer is not None and self.answer.length < self.output_tokens:
             raise ValueError(f"an answer of {self.answer.length} tokens for {self.output_tokens} output tokens")
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of its prompt (see `routing.dispatch.RoutedRequest`)."""
+        return self.prompt.length
+
+    def tokens(self) -> Sequence[int]:
+        """Return the ids of its prompt."""
+        return self.prompt.tokens()
 
 
 Workload = Iterable[Arrival]

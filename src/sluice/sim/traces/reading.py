@@ -13,7 +13,7 @@ import msgspec
 
 from sluice.sim.traces import azure, bailian, burstgpt, mooncake, recorded, vidur
 from sluice.sim.traces.rows import Columns, TraceRow, open_text
-from sluice.sim.workload import Arrival
+from sluice.sim.workload import Arrival, Longest
 from sluice.tracing.format import TraceError
 
 EMPTY, TOO_LONG = "empty", "too-long"
@@ -53,8 +53,8 @@ class ReadOptions:
     """One of `FORMATS`; None: as the file looks."""
     skip: frozenset[str] = frozenset()
     """Rows to leave out and count: `EMPTY`, without a prompt or an answer, and `TOO_LONG`. Others are refused."""
-    max_model_len: int | None = None
-    """Most tokens of a prompt and its answer; None: any."""
+    longest: Longest | None = None
+    """Most tokens of a request; None: any."""
     max_tokens: int | None = None
     """What clients ask for where the trace does not say, if their answer is not longer; None: the answer's length."""
 
@@ -77,10 +77,49 @@ def read_trace(path: Path, options: ReadOptions) -> ReadTrace:
         TraceError: the file cannot be read, its format is not known, or a row is wrong; the message names the row and
             the column.
     """
+    skipped = Counter[str]()
+    return ReadTrace(options.format or detect(path), list(iter_trace(path, options, skipped)), skipped)
+
+
+def iter_trace(path: Path, options: ReadOptions, skipped: Counter[str] | None = None) -> Iterator[Arrival]:
+    """Yield the requests of a file as they are read (see `read_trace`).
+
+    Args:
+        skipped: counts rows that are left out, by reason.
+    """
+    for row, time in _rows(path, options, Counter() if skipped is None else skipped):
+        yield _arrival(row, time, options)
+
+
+class Survey(NamedTuple):
+    """What is known of a file that was read and not kept."""
+
+    requests: int
+    span: float
+    """Seconds from the first request to the last."""
+    skipped: Mapping[str, int]
+    """Rows that are left out, by reason."""
+
+
+def survey(path: Path, options: ReadOptions, on_row: Callable[[], object] = lambda: None) -> Survey:
+    """Read and check a whole file, and keep nothing (see `read_trace`).
+
+    Args:
+        on_row: called after each request.
+    """
+    skipped, count, span = Counter[str](), 0, 0.0
+    for _, time in _rows(path, options, skipped):
+        count, span = count + 1, time
+        on_row()
+    return Survey(count, span, skipped)
+
+
+def _rows(path: Path, options: ReadOptions, skipped: Counter[str]) -> Iterator[tuple[TraceRow, float]]:
+    """Yield the rows that are simulated, and their times since the first one."""
     name = options.format or detect(path)
     if name not in FORMATS:
         raise TraceError(f"unknown format {name!r}; known: {', '.join(FORMATS)}")
-    found, arrivals, skipped = FORMATS[name], list[Arrival](), Counter[str]()
+    found, is_empty = FORMATS[name], True
     first = latest = None
     for row in found.read(path):
         if latest is not None and row.at < latest:
@@ -93,10 +132,10 @@ def read_trace(path: Path, options: ReadOptions) -> ReadTrace:
         elif reason:
             raise TraceError(f"{path}, line {row.line}: {message}; --skip {reason} leaves such rows out")
         else:
-            arrivals.append(_arrival(row, row.at - first, options))
-    if not arrivals:
+            is_empty = False
+            yield row, row.at - first
+    if is_empty:
         raise TraceError(f"{path} holds no request" + (f" but {skipped.total()} left out" if skipped else ""))
-    return ReadTrace(name, arrivals, skipped)
 
 
 def detect(path: Path) -> str:
@@ -137,13 +176,14 @@ def _fault(row: TraceRow, columns: tuple[str, str], options: ReadOptions) -> tup
     for column, length in zip(columns, lengths, strict=True):
         if not length:
             return EMPTY, f"{column} must be at least 1, got 0"
-    if options.max_model_len is not None and sum(lengths) > options.max_model_len:
-        most = f"must be at most {options.max_model_len} tokens together, got {lengths[0]} and {lengths[1]}"
-        return TOO_LONG, f"{columns[0]} and {columns[1]} {most}"
+    if options.longest is None:
+        return "", ""
+    tokens, why = options.longest
     asked = _max_tokens(row, options)
-    if options.max_model_len is not None and lengths[0] + asked > options.max_model_len:
-        most = f"must be at most {options.max_model_len} tokens together, got {lengths[0]} and {asked}"
-        return TOO_LONG, f"{columns[0]} and the request's max_tokens {most}"
+    for column, answer in ((columns[1], lengths[1]), ("the request's max_tokens", asked)):
+        if lengths[0] + answer > tokens:
+            most = f"must be at most {tokens} tokens together ({why}), got {lengths[0]} and {answer}"
+            return TOO_LONG, f"{columns[0]} and {column} {most}"
     return "", ""
 
 
