@@ -3,7 +3,8 @@
     python benchmarks/simulation_accuracy.py --repeats 5 --json accuracy.json
 
 Servers of one model run side by side on this machine, each with a policy and a mix of requests of its own, and are
-measured in turns by `sluice bench`, A B C A B C. A machine is fitted to the trace of the first alone. It predicts
+measured in turns by `sluice bench`, A B C A B C, with the same requests in each turn and no cached prefixes. A machine
+is fitted to the trace of the first alone. It predicts
 
     itself         the same policy and mix, which says how well the model fits
     policy         another chunk size, and another schedule, with the same mix
@@ -33,7 +34,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from sluice.bench.measure import REPEAT_SEED, measure_server
+from sluice.bench.measure import measure_server
 from sluice.bench.metrics import e2e, itls, percentile, ttft
 from sluice.bench.options import options_from
 from sluice.bench.records import Record
@@ -49,7 +50,7 @@ MIX: Mapping[str, Any] = {"prompt_tokens": "lognormal:150:0.9", "output_tokens":
 HELD_OUT: Mapping[str, Any] = {"prompt_tokens": "lognormal:400:0.7", "output_tokens": "lognormal:16:0.5"}
 ALIVE_SECONDS = 300
 SEEDS = 5
-"""Simulations of each run, with other residuals: their median counts."""
+"""Simulations with other residuals: their median counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,12 @@ def main() -> int:
         Case("policy: schedule", {**CALIBRATED, "schedule": "prefill-first"}, MIX),
         Case("mix", CALIBRATED, HELD_OUT),
     ]
-    common = {"num_requests": given.num_requests, "request_rate": given.request_rate, "ignore_eos": True}
+    common = {
+        "num_requests": given.num_requests,
+        "request_rate": given.request_rate,
+        "ignore_eos": True,
+        "seed": given.seed,
+    }
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         traces = {case.name: Path(folder) / f"{number}.jsonl" for number, case in enumerate(cases)}
         urls = {case.name: stack.enter_context(server(given.model, case.options, traces[case.name])) for case in cases}
@@ -117,7 +123,8 @@ def main() -> int:
         for repeat in range(given.repeats):
             for case in cases:
                 print(f"{repeat + 1} of {given.repeats}: {case.name}", file=sys.stderr, flush=True)
-                options = options_from({**common, **case.mix, "seed": repeat * REPEAT_SEED})
+                options = options_from({**common, **case.mix})
+                flush_cache(urls[case.name])
                 result = asyncio.run(measure_server(urls[case.name], options))
                 real[case.name].append(result.runs[0].requests)
         machine = read_machine(traces["itself"])
@@ -139,12 +146,11 @@ def compared(
 ) -> Iterator[Figure]:
     """Yield the figures of a case, real and simulated."""
     engine = changed(machine, case.options)
+    arrivals = synthetic_arrivals({**common, **case.mix}, ms_per_token=None)
     simulated = []
-    for repeat in range(len(real)):
-        arrivals = synthetic_arrivals({**common, **case.mix, "seed": repeat * REPEAT_SEED}, ms_per_token=None)
-        for seed in range(SEEDS):
-            replicas = replicas_of(engine.setup, engine.world, depth=engine.depth, seed=seed + SEEDS * repeat)
-            simulated.append(figures(simulate(arrivals, replicas), limit))
+    for seed in range(SEEDS):
+        replicas = replicas_of(engine.setup, engine.world, depth=engine.depth, seed=seed)
+        simulated.append(figures(simulate(arrivals, replicas), limit))
     measured = [figures(records, limit) for records in real]
     for name in measured[0]:
         yield Figure(case.name, name, tuple(run[name] for run in measured), median(run[name] for run in simulated))
@@ -182,6 +188,12 @@ def server(model: str, options: Mapping[str, Any], trace: Path) -> Iterator[str]
         process.wait(timeout=60)
 
 
+def flush_cache(url: str) -> None:
+    """Empty the prefix cache: each run sends the same requests."""
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/flush_cache", method="POST"), timeout=60):
+        return
+
+
 def wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     """Wait until a server answers.
 
@@ -205,6 +217,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--num-requests", type=int, default=100)
     parser.add_argument("--request-rate", type=float, default=4.0)
+    parser.add_argument("--seed", type=int, default=0, help="of the requests, which are the same in each run")
     parser.add_argument("--itl-ms", type=float, help="ITL that is a violation (default: twice the median)")
     parser.add_argument("--json", metavar="FILE")
     return parser.parse_args()

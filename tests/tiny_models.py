@@ -7,6 +7,7 @@ initialises them, so that attention is far from uniform and a wrong position or 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,23 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
 def save(family: str, folder: Path) -> Path:
     """Write the tiny model of a family as a checkpoint (float32 safetensors, no tokenizer); returns `folder`."""
     FAMILIES[family]().save_pretrained(folder)
+    return folder
+
+
+MASK_TOKEN = VOCAB_SIZE - 1
+"""Of the tiny SDAR models."""
+
+
+def save_sdar(folder: Path, block_size: int | None = 4, **changes: Any) -> Path:
+    """Write a tiny SDAR model, which is a Qwen3 that attends by blocks, as a checkpoint; returns `folder`.
+
+    transformers has no class for it. `diffusion_reference` loads its weights as a Qwen3, with a mask of its own.
+    """
+    qwen3().save_pretrained(folder)
+    path = folder / "config.json"
+    ours = {"architectures": ["SDARForCausalLM"], "model_type": "sdar", "block_size": block_size}
+    given = json.loads(path.read_text()) | ours | {"mask_token_id": MASK_TOKEN} | changes
+    path.write_text(json.dumps({name: value for name, value in given.items() if value is not None}))
     return folder
 
 

@@ -38,13 +38,16 @@ MOST = 2.0
 """Times the error of torch's own attention."""
 
 
-def by_torch(case: Case, *, causal: bool = True, window: int | None = None) -> torch.Tensor:
+def by_torch(
+    case: Case, *, causal: bool = True, window: int | None = None, block_size: int | None = None
+) -> torch.Tensor:
     """Torch's attention in the dtype of the inputs, row by row."""
     outs = []
     for q, k, v in zip(case.q.split(case.batch.q_lens), case.k, case.v, strict=True):
         at = torch.arange(len(q))[:, None] + len(k) - len(q)
         keys = torch.arange(len(k))
-        seen = (keys <= at) | (not causal)
+        size = block_size or 1
+        seen = (keys // size <= at // size) | (not causal)
         if window is not None:
             seen &= keys > at - window
         sees = seen.any(1)
@@ -74,6 +77,8 @@ def test_errs_at_most_twice_as_much_as_torch(part: int) -> None:
             "causal": draw.random() < 0.8,
             "window": draw.choice((None, None, 1, 17, 100)),
         }
+        if draw.random() < 0.2:
+            mask = {"block_size": draw.choice((1, 2, 4, 8, 16, 32, 5))}
         # Torch caps no scores; what rounding costs is the same with a cap as without.
         softcap = draw.choice((None, None, 1.5))
         expected, expected_lse = exact(case, **mask, softcap=softcap)
@@ -88,7 +93,7 @@ def test_errs_at_most_twice_as_much_as_torch(part: int) -> None:
 
 
 @each_level
-@pytest.mark.parametrize("rule", [{}, {"window": 40}, {"softcap": 2.0}, {"causal": False}], ids=str)
+@pytest.mark.parametrize("rule", [{}, {"window": 40}, {"softcap": 2.0}, {"causal": False}, {"block_size": 8}], ids=str)
 def test_float32_is_float32(kernels: Kernels, rule: dict[str, Any]) -> None:
     """Keys or weights rounded to bfloat16 on the way would be a thousand times further off."""
     for head_dim, group, page_size in ((64, 1, 16), (80, 4, 32), (256, 8, 64)):
@@ -164,6 +169,24 @@ def test_chunks_change_nothing(kernels: Kernels, window: int | None) -> None:
 
 
 @each_level
+@pytest.mark.parametrize("block_size", [4, 32])
+def test_chunks_of_whole_blocks_change_nothing(kernels: Kernels, block_size: int) -> None:
+    """A query that saw its chunk's end, or its own position, in place of its block's end."""
+    length = 608
+    whole = make_case(8, [(length, length)], group=2, kv_heads=1)
+    out, _ = attend(whole, kernels, block_size=block_size)
+    kv = whole.packed(kernels)
+    for start, end in ((0, 32), (32, 96), (96, 512), (512, 576), (576, 608)):
+        batch = forward_batch([row_of(end - start, end, whole.pages[0])], whole.page_size)
+        spec = whole.spec(block_size=block_size)
+        part, _ = NativeAttention(kernels, max_scores=4 * 608 * 50).attend(whole.q[start:end], kv, batch, spec)
+        if kernels.level in TILES:
+            torch.testing.assert_close(part, out[start:end], rtol=2e-2, atol=4e-3)
+        else:
+            assert torch.equal(part, out[start:end]), (start, end)
+
+
+@each_level
 @pytest.mark.parametrize("window", [None, 50])
 def test_a_long_layer_ticks_for_every_part_and_computes_the_same(kernels: Kernels, window: int | None) -> None:
     """A layer over a long context takes longer than an engine may be silent; cut, it still sees what it saw."""
@@ -225,8 +248,19 @@ def test_refuses_queries_of_another_type() -> None:
         NativeAttention(FASTEST).attend(case.q.float(), case.packed(FASTEST), case.batch, case.spec())
 
 
-@pytest.mark.parametrize(("rule", "problem"), [({"window": 0}, "at least 1 position, got 0")])
-def test_refuses_a_window_that_hides_everything(rule: dict[str, Any], problem: str) -> None:
+@pytest.mark.parametrize(
+    ("rule", "problem"),
+    [
+        ({"window": 0}, "at least 1 position, got 0"),
+        ({"block_size": 0}, "at least 1 position, got 0"),
+        (
+            {"block_size": 4, "window": 9},
+            "blocks of 4 need causal attention without a window, got causal True, window 9",
+        ),
+        ({"block_size": 4, "causal": False}, "got causal False"),
+    ],
+)
+def test_refuses_a_rule_that_contradicts_itself(rule: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         attend(make_case(0, [(1, 3)]), FASTEST, **rule)
 

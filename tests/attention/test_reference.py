@@ -30,6 +30,7 @@ def naive(
     *,
     causal: bool = True,
     window: int | None = None,
+    block_size: int | None = None,
     softcap: float | None = None,
     k_scale: float = 1.0,
     v_scale: float = 1.0,
@@ -44,6 +45,8 @@ def naive(
         for i in range(q_len):
             position = kv_len - q_len + i
             last = min(position, kv_len - 1) if causal else kv_len - 1
+            if block_size is not None:
+                last = max((p for p in range(kv_len) if p // block_size <= position // block_size), default=-1)
             first = 0 if window is None else max(0, position - window + 1)
             places = [(int(case.batch.page_table[row, p // page_size]), p % page_size) for p in range(first, last + 1)]
             for head in range(q.shape[1]):
@@ -92,10 +95,13 @@ def test_agrees_with_the_definition(data: st.DataObject) -> None:
     rule: dict[str, Any] = {
         "causal": draw(st.booleans()),
         "window": draw(st.sampled_from([None, 1, 3, 8])),
+        "block_size": draw(st.sampled_from([None, 1, 2, 4, 7])),
         "softcap": draw(st.sampled_from([None, 1.5])),
         "k_scale": draw(st.sampled_from([1.0, 0.5])),
         "v_scale": draw(st.sampled_from([1.0, 3.0])),
     }
+    if rule["block_size"] is not None:
+        rule |= {"causal": True, "window": None}
     backend = ReferenceAttention(max_scores=draw(st.sampled_from([1, 100, 1 << 20])))
     out, lse = attend(case, backend, **rule)
     expected, expected_lse = naive(case, **rule)

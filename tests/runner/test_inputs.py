@@ -30,7 +30,9 @@ def plans(draw: st.DrawFn, page_size: int) -> BatchPlan:
         ids = tuple(draw(st.integers(1, VOCAB - 1)) for _ in range(length - is_late))
         pages = tuple(next(pool) for _ in range(count))
         targets = tuple(draw(st.integers(0, VOCAB - 1)) for _ in range(draw(st.integers(0, length))))
-        chunks.append(Chunk(100 + slot, slot, start, length, ids, pages, draw(st.booleans()), targets))
+        drafts = draw(st.integers(0, length - 1)) if len(ids) == length else 0
+        samples, targets = (True, ()) if drafts else (draw(st.booleans()), targets)
+        chunks.append(Chunk(100 + slot, slot, start, length, ids, pages, samples, targets, num_drafts=drafts))
     new_slots = tuple(NewSlot(chunk.slot, Submit(chunk.request_id, (), PARAMS)) for chunk in chunks)
     return BatchPlan(7, new_slots, tuple(chunks))
 
@@ -52,7 +54,7 @@ def test_batch_is_what_the_loop_says(data: st.DataObject, page_size: int) -> Non
     batch = state.forward_batch(host, [*map(torch.from_numpy, host.arrays)])
 
     ids, positions, kv_slots, tables, ends, logit_rows, sampling = [], [], [], [], [], [], []
-    target_ids, before_targets, target_rows = [], [], []
+    target_ids, before_targets, target_rows, drafts = [], [], [], []
     for row, chunk in enumerate(plan.chunks):
         for i in range(chunk.length):
             position = chunk.start + i
@@ -67,8 +69,9 @@ def test_batch_is_what_the_loop_says(data: st.DataObject, page_size: int) -> Non
         if chunk.targets:
             target_rows.append((row, len(chunk.targets)))
         if chunk.samples:
-            logit_rows.append(len(ids) - 1)
-            sampling.append((row, chunk.slot, chunk.end))
+            logit_rows.extend(range(len(ids) - 1 - chunk.num_drafts, len(ids)))
+            sampling.extend((row, chunk.slot, position) for position in range(chunk.known_end, chunk.end + 1))
+            drafts.extend(chunk.drafts)
     widest = max(len(table) for table in tables)
     decodes = 0
     while decodes < len(plan.chunks) and plan.chunks[decodes].length == 1:
@@ -87,6 +90,11 @@ def test_batch_is_what_the_loop_says(data: st.DataObject, page_size: int) -> Non
     assert batch.num_decodes == decodes
     rows = zip(host.sample_rows.tolist(), host.sample_slots.tolist(), host.sample_positions.tolist(), strict=True)
     assert [*rows] == sampling
+    assert host.slots_of_rows.tolist() == [chunk.slot for chunk in plan.chunks if chunk.samples]
+    assert (host.drafts.ids.tolist() if host.drafts else []) == drafts
+    if host.drafts:
+        places = host.sample_positions[host.drafts.samples].tolist()
+        assert places == [chunk.known_end + i for chunk in plan.chunks for i in range(chunk.num_drafts)]
     assert {batch.page_table.dtype, batch.q_starts.dtype, batch.kv_lens.dtype} == {torch.int32}
     assert {t.dtype for t in (batch.input_ids, batch.positions, batch.kv_slots, batch.logit_rows)} == {torch.int64}
 
@@ -101,8 +109,10 @@ def test_page_tables_agree(data: st.DataObject) -> None:
         apply(state, plan)
         rows.update({chunk.slot: [*chunk.new_pages] for chunk in plan.chunks})
         grown = data.draw(st.sampled_from(sorted(rows)))
-        rows[grown] += [3, 9]
-        apply(state, BatchPlan(8, (), (Chunk(1, grown, 0, 1, (1,), (3, 9), True),)))
+        before = len(rows[grown])
+        rows[grown][-data.draw(st.integers(0, 1)) or before :] = [3, 9]  # the last one may have held drafts alone
+        start = 4 * len(rows[grown]) - 1
+        apply(state, BatchPlan(8, (), (Chunk(1, grown, start, 1, (1,), (3, 9), True),)))
     expected = np.zeros((SLOTS, PAGES), dtype=np.int32)
     for slot, pages in rows.items():
         expected[slot, : len(pages)] = pages

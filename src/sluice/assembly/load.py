@@ -95,6 +95,8 @@ def load(
     kernels = _load_kernels(resolved.model, device, reasons)
     report = partial(heartbeat.loading, LoadingPart.WEIGHTS)
     model, whole = _load_model(resolved.model, checkpoint, device, kernels, report, member, progress=progress)
+    if whole.diffusion is not None:
+        raise ConfigError(f"{whole.architecture} generates by blocks of tokens, which is not served yet")
     spec = _with_context(whole, resolved.model.context_length).of(member.place)
     heartbeat.loading(LoadingPart.MEMORY)
     logit_ops = _over_shards(fuse_small_operations(model, device, kernels), member, spec.vocab_size)

@@ -86,6 +86,7 @@ class NativeAttention(Attention):
                     is_int8=kv.k.dtype == torch.int8,
                     causal=spec.causal,
                     window=spec.window or 0,
+                    block_size=spec.block_size or 1,
                     scale=spec.scale * spec.k_scale,
                     softcap=spec.softcap or 0.0,
                     v_scale=spec.v_scale,
@@ -106,11 +107,14 @@ class NativeAttention(Attention):
             yield Part(0, start, 0, batch.q_starts, batch.kv_lens)
         for row, (q_len, kv_len) in list(enumerate(lens))[start:]:
             step = max(1, self._max_scores // (heads * max(kv_len, 1)))
-            for first in range(0, q_len, step):
-                size = min(step, q_len - first)
-                seen = kv_len - q_len + first + size
-                ends = torch.tensor([0, size], dtype=torch.int32), torch.tensor([seen], dtype=torch.int32)
-                yield Part(row, 1, start + first, *ends)
+            origin = position = kv_len - q_len
+            while position < kv_len:
+                # A part ends with a block, as its last query sees all of that.
+                block = spec.block_size or 1
+                end = min(kv_len, max(spec.end_of_block(position), (position + step) // block * block))
+                ends = torch.tensor([0, end - position], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
+                yield Part(row, 1, start + position - origin, *ends)
+                position = end
             start += q_len
 
 

@@ -190,7 +190,8 @@ def _visible(spec: AttentionSpec, q_pos: torch.Tensor, k_pos: torch.Tensor) -> t
     """Return the mask of keys that queries see: bool, of the broadcast shape of the two position tensors."""
     seen = torch.ones_like(k_pos - q_pos, dtype=torch.bool)
     if spec.causal:
-        seen &= k_pos <= q_pos
+        size = spec.block_size or 1
+        seen &= k_pos < (q_pos // size + 1) * size
     if spec.window is not None:
         seen &= k_pos > q_pos - spec.window
     return seen
@@ -199,7 +200,7 @@ def _visible(spec: AttentionSpec, q_pos: torch.Tensor, k_pos: torch.Tensor) -> t
 def _key_range(spec: AttentionSpec, first: int, last: int, kv_len: int) -> tuple[int, int]:
     """Return the span of keys that queries at positions `first`..`last` see between them."""
     low = 0 if spec.window is None else max(0, first - spec.window + 1)
-    high = min(kv_len, last + 1) if spec.causal else kv_len
+    high = min(kv_len, spec.end_of_block(last)) if spec.causal else kv_len
     return low, max(low, high)
 
 

@@ -16,7 +16,8 @@ class AttentionSpec:
     """How one layer attends. Models build one for each layer, once.
 
     Raises:
-        ValueError: the query heads are no multiple of the KV heads, or the window is below 1.
+        ValueError: the query heads are no multiple of the KV heads, the window or the block is below 1, or there are
+            blocks beside a window or without `causal`.
     """
 
     num_heads: int
@@ -31,6 +32,9 @@ class AttentionSpec:
     """A row's query i (position `kv_len - q_len + i`) sees positions up to its own; otherwise all."""
     window: int | None = None
     """A query sees at most this many of the latest positions, its own included. None: all."""
+    block_size: int | None = None
+    """With `causal`: positions come in blocks of so many, and a query sees all of its own block, as far as there are
+    keys (block diffusion: Arriola et al., 2025). None: blocks of one position."""
     softcap: float | None = None
     """Scores become `softcap * tanh(score / softcap)`."""
     k_scale: float = 1.0
@@ -49,6 +53,19 @@ class AttentionSpec:
             raise ValueError(f"query heads must be a multiple of the KV heads, got {heads} and {kv_heads}")
         if self.window is not None and self.window < 1:
             raise ValueError(f"window must be at least 1 position, got {self.window}")
+        if self.block_size is not None:
+            if self.block_size < 1:
+                raise ValueError(f"a block must have at least 1 position, got {self.block_size}")
+            if not self.causal or self.window is not None:
+                raise ValueError(
+                    f"blocks of {self.block_size} need causal attention without a window,"
+                    f" got causal {self.causal}, window {self.window}"
+                )
+
+    def end_of_block(self, position: int) -> int:
+        """Return the position behind the block in which a position lies."""
+        size = self.block_size or 1
+        return (position // size + 1) * size
 
 
 @dataclass(frozen=True, slots=True)

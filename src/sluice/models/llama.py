@@ -1,4 +1,4 @@
-"""The Llama family: Llama 2, 3 and 3.x, Mistral, Qwen2, Qwen3. Parameters carry Hugging Face's names."""
+"""The Llama family: Llama 2, 3 and 3.x, Mistral, Qwen2, Qwen3, SDAR. Parameters carry Hugging Face's names."""
 
 from __future__ import annotations
 
@@ -149,15 +149,31 @@ class Llama(CausalLM):
         self.embed_tokens = self.pack_head(packer, self.embed_tokens)
 
     def forward(self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention) -> torch.Tensor:
+        return self.forward_with_states(batch, kv, attention, ())[0]
+
+    def forward_with_states(
+        self, batch: ForwardBatch, kv: Sequence[PagedKV], attention: Attention, layers: Sequence[int]
+    ) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Compute a step as `forward` does, and hand out what enters some layers: heads like EAGLE-3's draft from that.
+
+        Args:
+            layers: numbers of layers, from 0, ascending. Only a model that is not cut into stages has all of them.
+
+        Returns:
+            What `forward` returns, and the residual [N, hidden_size] that enters each of `layers`, of all tokens.
+        """
         delta: torch.Tensor | None = None
         if self.embed_tokens is None:
             x, delta = self.receive(batch)
         else:
             x = self.embed_tokens(batch.input_ids)
         angles = self.rotary(batch.positions)
-        for layer, layer_kv, rows in self.with_kv(self.layers, kv, batch):
+        states: list[torch.Tensor] = []
+        for number, (layer, layer_kv, rows) in enumerate(self.with_kv(self.layers, kv, batch)):
+            if number in layers:
+                states.append(x.clone() if delta is None else x + delta)
             x, delta = layer(x, delta, angles, batch, layer_kv, attention, self.ops, rows)
         assert delta is not None, "a stage has at least one layer"
         if self.norm is None:
-            return self.send(x, delta)
-        return plain(self.ops.add_norm(x, delta, self.norm.norm)[1])
+            return self.send(x, delta), states
+        return plain(self.ops.add_norm(x, delta, self.norm.norm)[1]), states

@@ -1,4 +1,4 @@
-"""Reads the configs of the Llama family: Llama, Mistral, Qwen2 and Qwen3."""
+"""Reads the configs of the Llama family: Llama, Mistral, Qwen2, Qwen3 and SDAR."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from sluice.models.checkpoint import CheckpointConfig, CheckpointError, Fields
 from sluice.models.layers import read_activation
 from sluice.models.rope import Rope, YarnRope, read_rope
-from sluice.models.spec import ModelSpec
+from sluice.models.spec import BlockDiffusion, ModelSpec
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 MISTRAL_WINDOW = 4096
@@ -18,6 +18,10 @@ MISTRAL_WINDOW = 4096
 QWEN_FULL_LAYERS = 28
 """Layers before the first one with a window, in a Qwen config with windows but without `max_window_layers`."""
 QWEN3_HEAD_DIM = 128
+SDAR_BLOCK_SIZE = 4
+"""Block of an SDAR config that names none, as its first checkpoints (and SGLang) have it."""
+SDAR_MASK_TOKEN = 151669
+"""`<|MASK|>` in the tokenizer of every published SDAR model, whose configs seldom name it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class _Family:
     mlp_bias: bool | None = None
     qk_norm: bool = False
     head_dim: int | None = None
+    is_diffusion: bool = False
 
 
 def read_llama_config(checkpoint: CheckpointConfig, dtype: torch.dtype) -> LlamaConfig:
@@ -75,6 +80,7 @@ def read_llama_config(checkpoint: CheckpointConfig, dtype: torch.dtype) -> Llama
         max_model_len=_max_model_len(config, rope),
         eos_token_ids=checkpoint.eos_token_ids,
         dtype=dtype,
+        diffusion=_block_diffusion(config) if family.is_diffusion else None,
     )
     return LlamaConfig(
         spec,
@@ -90,6 +96,19 @@ def read_llama_config(checkpoint: CheckpointConfig, dtype: torch.dtype) -> Llama
         windows=family.windows(config, num_layers),
         rope=rope,
     )
+
+
+def _block_diffusion(config: Fields) -> BlockDiffusion:
+    """Read the block and the mask token of a model of block diffusion (SDAR: Cheng et al., 2025)."""
+    diffusion = BlockDiffusion(
+        config.integer("block_size", SDAR_BLOCK_SIZE), config.integer("mask_token_id", SDAR_MASK_TOKEN, minimum=0)
+    )
+    vocab_size = config.integer("vocab_size")
+    if diffusion.mask_token_id >= vocab_size:
+        raise CheckpointError(
+            f"{config.source}: mask_token_id must be below vocab_size = {vocab_size}, got {diffusion.mask_token_id}"
+        )
+    return diffusion
 
 
 def _head_dim(config: Fields, num_heads: int, default: int | None) -> int:
@@ -120,6 +139,14 @@ def _bias(config: Fields, name: str, fixed: bool | None) -> bool:
 def _no_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
     if config.get("sliding_window") is not None:
         raise config.error("sliding_window", "null for this architecture")
+    if SLIDING in _layer_types(config, num_layers, FULL):
+        raise config.error("layer_types", f"all {FULL} for this architecture")
+    return (None,) * num_layers
+
+
+def _sdar_windows(config: Fields, num_layers: int) -> tuple[int | None, ...]:
+    if config.flag("use_sliding_window", False):
+        raise config.error("use_sliding_window", "false for this architecture")
     if SLIDING in _layer_types(config, num_layers, FULL):
         raise config.error("layer_types", f"all {FULL} for this architecture")
     return (None,) * num_layers
@@ -167,6 +194,7 @@ _GENERATING: Mapping[str, _Family] = {
 _FAMILIES = {
     **_GENERATING,
     **{name.replace("ForCausalLM", "Model"): family for name, family in _GENERATING.items()},
+    "SDARForCausalLM": _Family(_sdar_windows, mlp_bias=False, qk_norm=True, head_dim=QWEN3_HEAD_DIM, is_diffusion=True),
 }
 """Checkpoints that are made for embeddings may name the model below the head."""
 LLAMA_ARCHITECTURES: tuple[str, ...] = tuple(_FAMILIES)

@@ -43,6 +43,16 @@ class Quantization:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockDiffusion:
+    """How a model generates that fills a block of masked tokens in several passes."""
+
+    block_size: int
+    """Tokens of a block. Attention is causal across blocks, and sees all of its own."""
+    mask_token_id: int
+    """The input at positions that have no token yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """Sizes and limits of a model, as loaded."""
 
@@ -65,6 +75,8 @@ class ModelSpec:
     """How the checkpoint's weights are quantised; None: they are not."""
     quantization: str = "none"
     """How its weights are held: "none", in `dtype`; one of `ON_LOAD`; or one of them with `AS_STORED`."""
+    diffusion: BlockDiffusion | None = None
+    """None: it generates token by token."""
 
     @property
     def weight_bytes(self) -> float:
@@ -80,7 +92,9 @@ class ModelSpec:
     @property
     def attention(self) -> AttentionSpec:
         """Sizes of its layers' attention, with the usual scale."""
-        return AttentionSpec(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, self.head_dim**-0.5)
+        block_size = None if self.diffusion is None else self.diffusion.block_size
+        scale = self.head_dim**-0.5
+        return AttentionSpec(self.num_heads, self.num_kv_heads, self.head_dim, self.dtype, scale, block_size=block_size)
 
     def of(self, place: Place) -> Self:
         """Return the sizes of a rank's part: its layers and heads. Its part of the vocabulary is `Place.vocabulary`."""

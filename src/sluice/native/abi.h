@@ -15,7 +15,7 @@
 
 // Increase it, here and in `abi.py`, with every change to the structures below or to their meaning: a library compiled
 // from older sources would read the wrong fields.
-constexpr int ABI_VERSION = 7;
+constexpr int ABI_VERSION = 8;
 
 extern "C" {
 
@@ -31,6 +31,7 @@ struct AttentionCall {
     int64_t q_stride, table_stride;
     int32_t rows, heads, kv_heads, head_dim, page_size;
     int32_t is_bf16, is_int8, causal, window;    // window 0: none
+    int32_t block_size;    // if causal, a query sees all of its block of so many positions; 1: nothing after itself
     float scale, softcap, v_scale;      // softcap 0: none
 };
 

@@ -6,7 +6,7 @@ import ctypes
 from ctypes import c_float, c_int32, c_int64, c_void_p
 from enum import IntEnum
 
-VERSION = 7
+VERSION = 8
 """Version of the structures and their meaning, as in `abi.h`."""
 
 
@@ -15,7 +15,7 @@ class AttentionCall(ctypes.Structure):
         *((name, c_void_p) for name in ("q", "out", "lse", "k", "v", "page_table", "q_starts", "kv_lens")),
         *((name, c_int64) for name in ("q_stride", "table_stride")),
         *((name, c_int32) for name in ("rows", "heads", "kv_heads", "head_dim", "page_size")),
-        *((name, c_int32) for name in ("is_bf16", "is_int8", "causal", "window")),
+        *((name, c_int32) for name in ("is_bf16", "is_int8", "causal", "window", "block_size")),
         *((name, c_float) for name in ("scale", "softcap", "v_scale")),
     )
 

@@ -28,7 +28,8 @@ struct Span {
 // The keys that a query at `position` sees, of `kv_len`.
 inline Span visible(const AttentionCall& call, int position, int kv_len) {
     const int low = call.window ? std::max(0, position - call.window + 1) : 0;
-    const int high = call.causal ? std::min(kv_len, position + 1) : kv_len;
+    const int end = position < 0 ? 0 : (position / call.block_size + 1) * call.block_size;
+    const int high = call.causal ? std::min(kv_len, end) : kv_len;
     return {low, std::max(low, high)};
 }
 

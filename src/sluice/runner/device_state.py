@@ -154,6 +154,8 @@ class DeviceState:
             return f"slot {chunk.slot} was never filled"
         if chunk.length < 1 or chunk.start < 0:
             return f"bounds of {chunk}"
+        if chunk.num_drafts and (problem := _problem_of_drafts(chunk)) is not None:
+            return problem
         if not 0 <= chunk.length - len(ids) <= 1:
             return f"{len(ids)} token ids for length {chunk.length}"
         if ids and not 0 <= min(ids) <= max(ids) < shape.vocab_size:
@@ -164,7 +166,12 @@ class DeviceState:
             return f"{len(targets)} targets of {chunk.length} tokens"
         if new_pages and not 0 <= min(new_pages) <= max(new_pages) < shape.num_pages:
             return f"pages {min(new_pages)}..{max(new_pages)} of {shape.num_pages}"
-        pages = len(new_pages) if is_fresh else int(self.page_table.lengths[chunk.slot]) + len(new_pages)
+        pages = len(new_pages) if is_fresh else int(self.page_table.lengths[chunk.slot])
+        if new_pages and not is_fresh:
+            first = -(-chunk.end // shape.page_size) - len(new_pages)
+            if not 0 <= first <= pages:
+                return f"{len(new_pages)} pages up to token {chunk.end} behind a row of {pages} pages"
+            pages = first + len(new_pages)
         if pages > shape.row_pages:
             return f"{pages} pages in a row of {shape.row_pages}"
         if chunk.start + chunk.length > pages * shape.page_size:
@@ -178,10 +185,13 @@ class DeviceState:
                 feature.forget(new.slot)
                 feature.fill(new)
             self._filled[new.slot] = True
-        return self.page_table.plan(
-            [new.slot for new in plan.new_slots],
-            [(chunk.slot, chunk.new_pages) for chunk in plan.chunks if chunk.new_pages],
-        )
+        cleared, size = [new.slot for new in plan.new_slots], self.shape.page_size
+        additions = [
+            (chunk.slot, 0 if chunk.slot in cleared else -(-chunk.end // size) - len(chunk.new_pages), chunk.new_pages)
+            for chunk in plan.chunks
+            if chunk.new_pages
+        ]
+        return self.page_table.plan(cleared, additions)
 
     def change(self, cleared: torch.Tensor, entries: torch.Tensor, pages: torch.Tensor) -> None:
         """Do the device's part of `apply`, with the arrays it returned as tensors."""
@@ -209,6 +219,17 @@ class DeviceState:
             num_decodes=host.num_decodes,
             shared_pages=host.shared_pages,
         )
+
+
+def _problem_of_drafts(chunk: Chunk) -> str | None:
+    """Return what is wrong with the drafts of a chunk."""
+    if not 0 < chunk.num_drafts < chunk.length:
+        return f"{chunk.num_drafts} drafts in length {chunk.length}, one token of which is known at least"
+    if len(chunk.token_ids) != chunk.length:
+        return f"{len(chunk.token_ids)} token ids for length {chunk.length}, of which {chunk.num_drafts} are drafts"
+    if not chunk.samples or chunk.targets or chunk.embeds:
+        return f"{chunk.num_drafts} drafts in a chunk that does not sample, or does more"
+    return None
 
 
 def _require(ok: bool, plan: BatchPlan, problem: str | None) -> None:

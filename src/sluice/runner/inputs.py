@@ -5,24 +5,68 @@ q_starts      0        1        2                         9                    1
 per token     input id, position, KV slot                                          -> N
 per row       page-table row, KV length                                            -> B
 per sample    index of its last token, slot, position of the token to be sampled   -> S
+per draft     its id, the sample in whose place it is                              -> D
 per embedding index of its last token                                              -> E
 per target    index of the token before it, its id, slot                           -> T
+
+A row samples once, behind its last token. A row with drafts samples behind its last known token and behind each draft.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from sluice.types import BatchPlan
+from sluice.types import BatchPlan, Chunk
 
 Ints = npt.NDArray[np.int64]
 Ints32 = npt.NDArray[np.int32]
 
 UNREAD = 0
 """Placeholder for an input id that is still on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostDrafts:
+    """The drafts of a step, and which samples belong to one row. R = rows that sample, with drafts or without."""
+
+    ids: Ints
+    """[D] guessed tokens; `UNREAD` if the runner guesses them"""
+    samples: Ints
+    """[D] indices into S of the sample in whose place each draft is: a row's samples, the last one excepted"""
+    firsts: Ints
+    """[R] indices into S of each row's first sample"""
+    counts: Ints
+    """[R] samples of each row, side by side"""
+
+    @property
+    def row_of(self) -> Ints:
+        """[S] the row of each sample, of R."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    @property
+    def depths(self) -> Ints:
+        """[S] how many drafts of its row are before each sample."""
+        return np.arange(int(self.counts.sum())) - np.repeat(self.firsts, self.counts)
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """Yield each row's first sample, and the sample behind its last one."""
+        return zip(self.firsts.tolist(), (self.firsts + self.counts).tolist(), strict=True)
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk]) -> HostDrafts | None:
+        """Return the drafts of chunks that sample; None if there are none."""
+        if not any(chunk.num_drafts for chunk in chunks):
+            return None
+        counts = np.array([chunk.num_drafts + 1 for chunk in chunks], dtype=np.int64)
+        ends = counts.cumsum()
+        has_draft = np.ones(ends[-1], dtype=bool)
+        has_draft[ends - 1] = False
+        ids = [token for chunk in chunks for token in chunk.drafts or (UNREAD,) * chunk.num_drafts]
+        return cls(np.array(ids, dtype=np.int64), np.flatnonzero(has_draft), ends - counts, counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +90,11 @@ class HostBatch:
     kv_lens: Ints32
     """[B]"""
     sample_rows: Ints
-    """[S] indices into B (and `plan.chunks`)"""
+    """[S] indices into B (and `plan.chunks`), ascending; a row with drafts is there as often as it samples"""
     sample_slots: Ints
     """[S]"""
     logit_rows: Ints
-    """[S + E + T] indices into N: the last token of each row that samples, that of each that embeds, then the token
+    """[S + E + T] indices into N: the token before each sample, the last token of each row that embeds, then the token
     before each target"""
     sample_positions: Ints
     """[S] position of the token being sampled"""
@@ -65,6 +109,13 @@ class HostBatch:
     num_decodes: int
     shared_pages: int = 0
     """As in `ForwardBatch`."""
+    drafts: HostDrafts | None = None
+    """None if no row has any."""
+
+    @property
+    def slots_of_rows(self) -> Ints:
+        """[R] the slot of each row that samples."""
+        return self.sample_slots if self.drafts is None else self.sample_slots[self.drafts.firsts]
 
     @property
     def arrays(self) -> tuple[Ints | Ints32, ...]:
@@ -104,11 +155,11 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
     ends = starts + lengths
     positions = np.arange(q_starts[-1]) + np.repeat(starts - q_starts[:-1], lengths)
     pages = page_table[np.repeat(slots, lengths), positions // page_size].astype(np.int64)
-    is_late = np.array([len(chunk.token_ids) < chunk.length for chunk in chunks], dtype=bool)
-    sample_rows = np.flatnonzero([chunk.samples for chunk in chunks])
+    is_late = np.array([len(chunk.token_ids) < chunk.length - chunk.num_drafts for chunk in chunks], dtype=bool)
     embed_rows = np.flatnonzero([chunk.embeds for chunk in chunks])
     not_single = np.flatnonzero(lengths != 1)
     num_decodes = int(not_single[0]) if len(not_single) else len(chunks)
+    sample_rows, behind, drafts = _samples(chunks, num_decodes)
     counts = [len(chunk.targets) for chunk in chunks]
     target_ids = np.array([token for chunk in chunks for token in chunk.targets], dtype=np.int64)
     return HostBatch(
@@ -123,16 +174,33 @@ def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch
         sample_rows=sample_rows,
         sample_slots=slots[sample_rows],
         logit_rows=np.concatenate(
-            (q_starts[1:][sample_rows] - 1, q_starts[1:][embed_rows] - 1, _ranges(q_starts[:-1], counts))
+            (q_starts[1:][sample_rows] - 1 - behind, q_starts[1:][embed_rows] - 1, _ranges(q_starts[:-1], counts))
         ),
-        sample_positions=ends[sample_rows],
+        sample_positions=ends[sample_rows] - behind,
         embed_rows=embed_rows,
         target_ids=target_ids,
         target_rows=tuple((row, count) for row, count in enumerate(counts) if count),
         num_pages=-(-int(ends.max(initial=0)) // page_size),
         num_decodes=num_decodes,
         shared_pages=_shared_pages(page_table, slots[:num_decodes], ends[:num_decodes], page_size),
+        drafts=drafts,
     )
+
+
+def _samples(chunks: Sequence[Chunk], num_decodes: int) -> tuple[Ints, Ints | int, HostDrafts | None]:
+    """Return the row of each sample [S], how many tokens of its row are behind it [S], and the drafts.
+
+    Args:
+        num_decodes: the first chunks, which have one token and so no drafts.
+    """
+    rows = np.flatnonzero([chunk.samples for chunk in chunks])
+    if num_decodes == len(chunks) or not any(chunk.num_drafts for chunk in chunks[num_decodes:]):
+        return rows, 0, None
+    drafts = HostDrafts.of([chunks[row] for row in rows.tolist()])
+    assert drafts is not None, "a chunk with drafts does not sample"
+    lasts = drafts.firsts + drafts.counts - 1
+    behind = np.repeat(lasts, drafts.counts) - np.arange(lasts[-1] + 1)
+    return np.repeat(rows, drafts.counts), behind, drafts
 
 
 def _shared_pages(page_table: Ints32, slots: Ints, kv_lens: Ints, page_size: int) -> int:
@@ -155,5 +223,5 @@ def _input_ids(plan: BatchPlan) -> Ints:
     for chunk in plan.chunks:
         ids.extend(chunk.token_ids)
         if len(chunk.token_ids) < chunk.length:
-            ids.append(UNREAD)
+            ids.extend([UNREAD] * (chunk.length - len(chunk.token_ids)))
     return np.array(ids, dtype=np.int64)

@@ -69,12 +69,9 @@ class LaunchedStep:
             wait_until(self.arrived.query, self.tick)
         outcome = self.outcome
         assert outcome.tokens is not None
-        tokens, rows = outcome.tokens.tolist(), self.host.sample_rows.tolist()
-        failed = {
-            row: STALE_TOKEN if token == STALE else BAD_LOGITS
-            for row, token in zip(rows, tokens, strict=True)
-            if token < 0
-        }
+        tokens, rows, drafts = outcome.tokens.tolist(), self.host.sample_rows.tolist(), self.host.drafts
+        firsts = range(len(tokens)) if drafts is None else drafts.firsts.tolist()
+        failed = {rows[at]: STALE_TOKEN if tokens[at] == STALE else BAD_LOGITS for at in firsts if tokens[at] < 0}
         report = StepReport(self.host, tokens, failed)
         outcome.features.report(report)
         return report.result(self.step, outcome.slice_errors)

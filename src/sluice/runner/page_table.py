@@ -48,23 +48,24 @@ class PageTable:
     def row_pages(self) -> int:
         return int(self.host.shape[1])
 
-    def plan(self, cleared: Sequence[int], additions: Sequence[tuple[int, Sequence[int]]]) -> TableChanges:
+    def plan(self, cleared: Sequence[int], additions: Sequence[tuple[int, int, Sequence[int]]]) -> TableChanges:
         """Change the host's copy, and return what is left to do on the device.
 
         Args:
             cleared: slots whose rows are emptied first.
-            additions: (slot, pages to append), each slot at most once. The caller has checked the room.
+            additions: (slot, place in its row of the first page, pages up to the row's end), each slot at most once.
+                Pages that the row had from there on held rejected drafts alone. The caller has checked the room.
         """
         rows = np.array(cleared, dtype=np.int64)
         self.host[rows] = 0
         self.lengths[rows] = 0
         entries: list[int] = []
         pages: list[int] = []
-        for slot, new_pages in additions:
-            first = slot * self.row_pages + int(self.lengths[slot])
+        for slot, place, new_pages in additions:
+            first = slot * self.row_pages + place
             entries.extend(range(first, first + len(new_pages)))
             pages.extend(new_pages)
-            self.lengths[slot] += len(new_pages)
+            self.lengths[slot] = place + len(new_pages)
         changes = TableChanges(rows, np.array(entries, dtype=np.int64), np.array(pages, dtype=np.int32))
         self.host.reshape(-1)[changes.entries] = changes.pages
         return changes

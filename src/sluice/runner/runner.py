@@ -14,7 +14,8 @@ On the device, queued behind the step before:
     forward let the model write KV and give hidden states of the rows that sample or embed and of those before a target
             (`graphs.py`: in steps that only decode it may be a replay)
     offload work on chunks whose context is longer than the device, apart from the others (`offload/`)
-    sample  one token a row by way of the features, kept on the device for the next step (`last_tokens.py`)
+    sample  one token a row by way of the features, kept on the device for the next step (`last_tokens.py`); a row with
+            drafts samples several, of which those count that follow right drafts (`drafts.py`)
     return  copy what was sampled and scored to the host (`launched.py`)
 
 Nothing of the second half waits for the host or the host for it: steps run in launch order, and only `wait` blocks, on
@@ -193,7 +194,7 @@ class TorchRunner:
         laid = self._forwards.padded(resident) if rest.chunks else resident
         step = _Step(host, resident, laid, work, StagedFeatures(state.features, host))
         outcome = Outcome(step.features)
-        arrays = (*laid.arrays, *changes, host.sample_slots, *step.features.arrays)
+        arrays = (*laid.arrays, *changes, host.slots_of_rows, *step.features.arrays)
         arrived = self._transport.staging.stage(arrays)
         try:
             compute.run(lambda: self._compute(step, arrived, outcome))
@@ -210,13 +211,13 @@ class TorchRunner:
     def _compute(self, step: _Step, arrived: Arrived, outcome: Outcome) -> None:
         """Do the device's part of a step. It reads nothing on the host that a later plan changes."""
         state, host = self._state, step.host
-        cleared, entries, pages, sample_slots, *of_features = arrived.tensors[NUM_ARRAYS:]
+        cleared, entries, pages, slots, *of_features = arrived.tensors[NUM_ARRAYS:]
         state.change(cleared, entries, pages)
         step.features.arrive(of_features)
         hidden = self._hidden(step, arrived, outcome)
         if self._elsewhere is not None:
             step.features.hand_on()
-            state.last_tokens.await_tokens(sample_slots)
+            state.last_tokens.await_tokens(slots)
         if hidden is None or self._elsewhere is not None:
             outcome.tokens = torch.empty(0, dtype=torch.int64, device=state.shape.device)
             return
@@ -230,7 +231,11 @@ class TorchRunner:
             self._logit_ops,
             self._slice_bytes,
         )
-        outcome.tokens = state.last_tokens.write(sample_slots, step.features.sample(logits))
+        tokens, drafts = step.features.sample(logits), step.features.drafts
+        if drafts is None:
+            outcome.tokens = state.last_tokens.write(slots, tokens)
+        else:
+            outcome.tokens = drafts.write(state.last_tokens, slots, tokens)
 
     def _hidden(self, step: _Step, arrived: Arrived, outcome: Outcome) -> torch.Tensor | None:
         """Return hidden states of the rows that sample, of those that embed, then of tokens before a target:

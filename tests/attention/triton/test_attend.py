@@ -82,6 +82,7 @@ def test_agrees_with_the_reference(device: torch.device, seed: int) -> None:
             window=draw.choice((None, None, 1, 16, 21)),
             softcap=draw.choice((None, None, 1.5)),
         )
+        assert_close(case, device, block_size=draw.choice((1, 2, 4, 8, 32, 5)))
 
 
 @each_device

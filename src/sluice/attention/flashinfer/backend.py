@@ -43,6 +43,8 @@ class FlashInferBackend(AttentionBackend):
 
     def supports(self, spec: AttentionSpec, page_size: int, device: torch.device) -> str | None:
         """Check sizes, then compile what the model needs and see that it computes: better now than in a request."""
+        if spec.block_size is not None:
+            return f"it attends causally by the token, and the model by blocks of {spec.block_size}"
         if spec.dtype not in DTYPES:
             return f"it takes {dtype_names(DTYPES)}, the model is {dtype_names((spec.dtype,))}"
         if spec.head_dim not in HEAD_DIMS:

@@ -59,6 +59,7 @@ class AttentionCall:
         _, page_size, kv_heads, head_dim = self.k.shape
         return KernelSpec(
             causal=self.spec.causal,
+            block_size=self.spec.block_size or 1,
             has_window=self.spec.window is not None,
             has_softcap=bool(self.spec.softcap),
             need_lse=self.need_lse,

@@ -32,6 +32,12 @@ def row_of_block(q_starts, block, first_row, rows, TOKENS: tl.constexpr):
     return low + first_row, start, block - (start - origin) // TOKENS - low
 
 
+@triton.jit
+def end_of_block(position, SPEC: tl.constexpr):
+    """Return the position behind the block in which a position lies; 0 or less before the first one."""
+    return tl.where(position < 0, position + 1, (position // SPEC.block_size + 1) * SPEC.block_size)
+
+
 @triton.jit(
     do_not_specialize=["first_row", "rows", "table_stride", "window"],
     do_not_specialize_on_alignment=["page_table", "q_starts", "kv_lens"],
@@ -68,13 +74,18 @@ def _extend(
         inner_begin = (tl.maximum(last - window + 1, 0) + SPEC.tile - 1) // SPEC.tile * SPEC.tile
     end = kv_len
     inner_end = kv_len // SPEC.tile * SPEC.tile
+    q_pos = kv_len - q_len + tokens
     if SPEC.causal:
+        if SPEC.block_size > 1:
+            first = end_of_block(first, SPEC) - 1
+            last = tl.minimum(end_of_block(last, SPEC), kv_len) - 1
+            q_pos = end_of_block(q_pos, SPEC) - 1
         end = tl.maximum(last + 1, 0)
-        inner_end = tl.maximum(first + 1, 0) // SPEC.tile * SPEC.tile
+        inner_end = tl.minimum(tl.maximum(first + 1, 0), end) // SPEC.tile * SPEC.tile
 
     acc, peak, total = walk(
         load_queries(q, index, heads, held, q_stride, q_head_stride, SPEC),
-        kv_len - q_len + tokens,
+        q_pos,
         k_pages + kv_head * SPEC.head_dim,
         v_pages + kv_head * SPEC.head_dim,
         page_table + row.to(tl.int64) * table_stride,

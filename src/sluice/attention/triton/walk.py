@@ -28,6 +28,8 @@ class KernelSpec:
     """The constants that a kernel is compiled for."""
 
     causal: bool
+    block_size: int
+    """If causal, a query sees all of its block of so many positions; 1: nothing after itself."""
     has_window: bool
     has_softcap: bool
     need_lse: bool

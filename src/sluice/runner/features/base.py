@@ -13,6 +13,9 @@ Where other ranks sample (`parallel/`), `hand_on` and `complete` take the place 
 A feature keeps parameters by slot on the host, and may keep state on the device. Steps run in launch order, and a step
 may be launched before the one before it has run: work on the device reads nothing on the host that a later `fill`
 changes, only what `stage` laid out. A feature that no row of a step uses does no work for each row.
+
+A row of S is a sample. A chunk with drafts has several, of which those before `sampled` that do not count have become
+`UNREACHED` (`runner/drafts.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from typing import Self, TypeVar
 import torch
 
 from sluice.device.transport import Array, ToHost
+from sluice.runner.drafts import RowsBrought, StagedDrafts, rows_brought, samples_of
 from sluice.runner.inputs import HostBatch
 from sluice.runner.logit_ops import LogitOps
 from sluice.types import BatchResult, NewSlot, RowError, TokenLogprobs
@@ -52,10 +56,12 @@ class StepLogits:
     """Most memory that the logits of targets take at once, a row at least."""
     keeps_raw: bool = True
     """Whether `raw` is read after the sampling."""
+    drafts: StagedDrafts | None = None
+    """None if no row has any."""
     to_sample: torch.Tensor = field(init=False)
     """[S, vocab], what is sampled from: `raw`, or a copy that features have changed."""
     tokens: torch.Tensor = field(init=False)
-    """[S] int64, below 0 where a row failed; there once they are sampled."""
+    """[S] int64, below 0 where a row failed or a sample does not count; there once they are sampled."""
 
     def __post_init__(self) -> None:
         self.to_sample = self.raw
@@ -84,11 +90,11 @@ class StepReport:
     failed: dict[int, str]
     """Why the request of a row cannot go on, by row."""
     brought: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Tokens of sampling rows that bring others than the one in `tokens`, by index into `tokens`."""
+    """Tokens of sampling rows that bring others than those in `tokens`, by index into `tokens` of the first."""
     complete: list[int] = field(default_factory=list)
     """Rows whose requests end with what they bring."""
     logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
-    """Of each row that samples; empty if no row asked."""
+    """[S] of each sample; empty if no row asked."""
     prompt_logprobs: Sequence[tuple[TokenLogprobs, ...]] = ()
     """Of each row with targets; empty if there is none."""
     embeddings: Sequence[bytes] = ()
@@ -97,11 +103,15 @@ class StepReport:
     @classmethod
     def of(cls, host: HostBatch, result: BatchResult) -> Self:
         """Return the report of a step whose result another rank has made."""
+        tokens = [row[0] if row else -1 for row in result.token_ids]
+        logprobs: Sequence[tuple[TokenLogprobs, ...]] = result.logprobs
+        if host.drafts is not None:
+            tokens, logprobs = samples_of(host.drafts, result.token_ids, logprobs)
         return cls(
             host,
-            [row[0] if row else -1 for row in result.token_ids],
+            tokens,
             {error.row: error.message for error in result.errors},
-            logprobs=result.logprobs,
+            logprobs=logprobs,
             prompt_logprobs=result.prompt_logprobs,
             embeddings=result.embeddings,
         )
@@ -109,14 +119,12 @@ class StepReport:
     def result(self, step: int, slice_errors: tuple[RowError, ...] = ()) -> BatchResult:
         """Return the result of a step, when it is complete."""
         rows, failed = self.host.sample_rows.tolist(), self.failed
+        sampled = self._of_rows(rows)
         return BatchResult(
             step,
-            tuple(
-                () if row in failed else self.brought.get(index, (token,))
-                for index, (row, token) in enumerate(zip(rows, self.tokens, strict=True))
-            ),
+            sampled.token_ids,
             tuple(RowError(row, failed[row]) for row in sorted(failed)),
-            _without_failed(self.logprobs, rows, failed),
+            sampled.logprobs,
             _without_failed(self.prompt_logprobs, [row for row, _ in self.host.target_rows], failed),
             tuple(
                 b"" if row in failed else embedding
@@ -124,7 +132,24 @@ class StepReport:
             ),
             slice_errors=slice_errors,
             complete=tuple(self.complete),
+            accepted=sampled.accepted,
         )
+
+    def _of_rows(self, rows: Sequence[int]) -> RowsBrought:
+        """Return what the rows bring that sample.
+
+        Args:
+            rows: [S] of the plan.
+        """
+        failed = self.failed
+        if self.host.drafts is not None:
+            others = self.brought | {index: () for index, row in enumerate(rows) if row in failed}
+            return rows_brought(self.host.drafts, self.tokens, self.logprobs, others)
+        token_ids = tuple(
+            () if row in failed else self.brought.get(index, (token,))
+            for index, (row, token) in enumerate(zip(rows, self.tokens, strict=True))
+        )
+        return RowsBrought(token_ids, _without_failed(self.logprobs, rows, failed), ())
 
 
 def _without_failed(
@@ -191,7 +216,10 @@ class StagedFeatures:
 
     def __init__(self, features: Sequence[Feature], host: HostBatch) -> None:
         self._staged = [staged for feature in features if (staged := feature.stage(host)) is not None]
-        self.arrays = tuple(array for staged in self._staged for array in staged.arrays)
+        self.drafts = None if host.drafts is None else StagedDrafts(host.drafts)
+        """None if no row has any."""
+        arrays = tuple(array for staged in self._staged for array in staged.arrays)
+        self.arrays = arrays if self.drafts is None else (*self.drafts.arrays, *arrays)
         self._on_device: list[tuple[torch.Tensor, ...]] = []
         """What each has for the result. Kept until the copies to the host are done."""
         self._on_host: list[tuple[torch.Tensor, ...]] = []
@@ -199,6 +227,9 @@ class StagedFeatures:
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         """Receive `arrays` on the device, before the forward."""
         begin = 0
+        if self.drafts is not None:
+            begin = len(self.drafts.arrays)
+            self.drafts.arrive(tensors[:begin])
         for staged in self._staged:
             end = begin + len(staged.arrays)
             staged.arrive(tensors[begin:end])
@@ -207,8 +238,11 @@ class StagedFeatures:
     def sample(self, logits: StepLogits) -> torch.Tensor:
         """Apply all features. Return one token for each row, [S] int64."""
         logits.keeps_raw = any(staged.keeps_raw for staged in self._staged)
+        logits.drafts = self.drafts
         for staged in self._staged:
             staged.apply(logits)
+        if self.drafts is not None:
+            logits.tokens = self.drafts.verify(logits.tokens)
         self._on_device = [staged.sampled(logits) for staged in self._staged]
         return logits.tokens
 

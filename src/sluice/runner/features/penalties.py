@@ -7,19 +7,25 @@ neighbours. Log-probabilities are those of the model's own logits.
 The counts of tokens that penalties go by live on the device and grow there with every sample, because a step may be
 launched before the host knows the sample of the one before. They are made again from the request's history whenever it
 gets a slot, so a preemption, or a device that lost its state, changes nothing.
+
+A draft counts for the samples behind it. So the rows are penalized in rounds, the samples behind the same number of
+drafts together, and the drafts in their places are counted before the next round. After the sampling all drafts are
+taken back, and the tokens that count are counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from sluice.device.transport import Array
 from sluice.runner.features.base import Feature, StagedFeature, StepLogits
-from sluice.runner.inputs import HostBatch, Ints
+from sluice.runner.inputs import HostBatch, HostDrafts, Ints
 from sluice.runner.logit_ops import PenaltyValues, TokenTables
 from sluice.types import NewSlot
 
@@ -41,6 +47,29 @@ class Opening(NamedTuple):
     prompt: Ints
     outputs: Ints
     """What was generated so far."""
+
+
+class Penalized(NamedTuple):
+    """Rows of a step with penalties. If there are drafts, in rounds: behind none of them, behind one, and so on."""
+
+    rows: Ints
+    """[P] of the step's rows"""
+    count_rows: Ints
+    """[P] of the counts"""
+    values: Floats
+    """[3, P], repetition, frequency and presence"""
+    drafts: Ints
+    """[Q] of the step's drafts, those of such rows"""
+    draft_rows: Ints
+    """[Q] of the counts"""
+    rounds: Sequence[slice]
+    """Of P; empty if no row has drafts."""
+    draft_rounds: Sequence[slice]
+    """Of Q: the drafts in the places of a round's samples; of the first rounds, as far as there are any."""
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        return (self.rows, self.count_rows, *self.values, self.drafts, self.draft_rows)
 
 
 class TokenCounts:
@@ -89,13 +118,14 @@ class TokenCounts:
         self.tables.in_prompt[row].zero_().index_fill_(0, prompt, 1)
         self.tables.outputs[row].zero_().index_add_(0, outputs, torch.ones_like(outputs, dtype=torch.int32))
 
-    def count(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Count tokens [P] in rows [P]. Below 0 there is no token: the row failed, or its mask was late."""
+    def count(self, rows: torch.Tensor, tokens: torch.Tensor, *, is_added: bool = True) -> None:
+        """Count tokens [P] in rows [P], or take them back. Below 0 there is no token: the row failed, its mask was
+        late, or a draft before it was wrong."""
         last = self.tables.outputs.shape[1] - 1
         columns = tokens - self._first
         nearest = columns.clamp(0, last)
         added = ((tokens >= 0) & (columns == nearest)).to(torch.int32)
-        self.tables.outputs.index_put_((rows, nearest), added, accumulate=True)
+        self.tables.outputs.index_put_((rows, nearest), added if is_added else added.neg_(), accumulate=True)
 
 
 def _twice_as_long(table: torch.Tensor) -> torch.Tensor:
@@ -110,30 +140,22 @@ class StagedPenalties(StagedFeature):
         openings: rows of counts that begin anew.
         bias: values to add.
         stops: logits that become -inf; values are not used.
-        rows: [P] of the step's rows, those with penalties.
-        count_rows: [P] of `counts`.
-        values: [3, P], repetition, frequency and presence.
+        penalized: the step's rows with penalties.
     """
 
     def __init__(
-        self,
-        counts: TokenCounts,
-        openings: Sequence[Opening],
-        bias: Entries,
-        stops: Entries,
-        rows: Ints,
-        count_rows: Ints,
-        values: Floats,
+        self, counts: TokenCounts, openings: Sequence[Opening], bias: Entries, stops: Entries, penalized: Penalized
     ) -> None:
         self._counts = counts
         self._opened = [opening.row for opening in openings]
+        self._rounds, self._draft_rounds = penalized.rounds, penalized.draft_rounds
         opened = (ids for opening in openings for ids in (opening.prompt, opening.outputs))
-        self.arrays = (*bias, stops.rows, stops.ids, rows, count_rows, *values, *opened)
+        self.arrays = (*bias, stops.rows, stops.ids, *penalized.arrays, *opened)
 
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         self._bias, self._stops, (self._rows, self._count_rows) = tensors[:3], tensors[3:5], tensors[5:7]
-        self._values = PenaltyValues(*tensors[7:10])
-        for row, prompt, outputs in zip(self._opened, tensors[10::2], tensors[11::2], strict=True):
+        self._values, (self._drafts, self._draft_rows) = PenaltyValues(*tensors[7:10]), tensors[10:12]
+        for row, prompt, outputs in zip(self._opened, tensors[12::2], tensors[13::2], strict=True):
             self._counts.open(row, prompt, outputs)
 
     def apply(self, logits: StepLogits) -> None:
@@ -141,17 +163,33 @@ class StagedPenalties(StagedFeature):
             changed = logits.writable()
             bias_rows, bias_ids, values = self._bias
             changed.index_put_((bias_rows, bias_ids), values.to(changed.dtype), accumulate=True)
-        if len(self._rows):
+        if self._draft_rounds:
+            self._penalize_in_rounds(logits)
+        elif len(self._rows):
             logits.ops.penalize(logits.writable(), self._rows, self._counts.tables, self._count_rows, self._values)
         if len(self._stops[0]):
             changed = logits.writable()
             changed.index_put_(tuple(self._stops), changed.new_full((), -torch.inf))
 
     def sampled(self, logits: StepLogits) -> tuple[torch.Tensor, ...]:
-        """Count what the rows with penalties sampled."""
+        """Count what the rows with penalties sampled, and no draft."""
+        if len(self._drafts):
+            self._counts.count(self._draft_rows, self._draft_ids(logits), is_added=False)
         if len(self._rows):
             self._counts.count(self._count_rows, logits.tokens.index_select(0, self._rows))
         return ()
+
+    def _penalize_in_rounds(self, logits: StepLogits) -> None:
+        for part, drafted in zip_longest(self._rounds, self._draft_rounds):
+            values = PenaltyValues(*(value[part] for value in self._values))
+            rows, count_rows = self._rows[part], self._count_rows[part]
+            logits.ops.penalize(logits.writable(), rows, self._counts.tables, count_rows, values)
+            if drafted is not None:
+                self._counts.count(self._draft_rows[drafted], self._draft_ids(logits)[drafted])
+
+    def _draft_ids(self, logits: StepLogits) -> torch.Tensor:
+        assert logits.drafts is not None, "drafts are counted in a step that has none"
+        return logits.drafts.ids.index_select(0, self._drafts)
 
 
 class Penalties(Feature):
@@ -233,16 +271,33 @@ class Penalties(Feature):
         rows = np.flatnonzero(self._is_penalized[slots])
         if not (biased or stopped or len(rows) or openings):
             return None
-        penalized = slots[rows]
-        return StagedPenalties(
-            self._counts,
-            openings,
-            _entries(biased),
-            _entries(stopped),
-            rows,
-            self._counts.rows(penalized),
-            self._values[:, penalized],
-        )
+        penalized = self._penalized(rows, slots, host.drafts)
+        return StagedPenalties(self._counts, openings, _entries(biased), _entries(stopped), penalized)
+
+    def _penalized(self, rows: Ints, slots: Ints, drafts: HostDrafts | None) -> Penalized:
+        """Lay out rows with penalties.
+
+        Args:
+            rows: [P] of S.
+            slots: [S]
+        """
+        drafted = draft_slots = rows[:0]
+        rounds: list[slice] = []
+        draft_rounds: list[slice] = []
+        if drafts is not None:
+            drafted = np.flatnonzero(np.isin(drafts.samples, rows))
+            drafted, draft_rounds = _in_rounds(drafted, drafts.depths[drafts.samples[drafted]])
+            rows, rounds = _in_rounds(rows, drafts.depths[rows])
+            draft_slots = slots[drafts.samples[drafted]]
+        count_rows, draft_rows = self._counts.rows(slots[rows]), self._counts.rows(draft_slots)
+        return Penalized(rows, count_rows, self._values[:, slots[rows]], drafted, draft_rows, rounds, draft_rounds)
+
+
+def _in_rounds(members: Ints, depths: Ints) -> tuple[Ints, list[slice]]:
+    """Return members in the order of their depths, and those of each depth."""
+    counts = np.bincount(depths)
+    ends = zip(counts.tolist(), counts.cumsum().tolist(), strict=True)
+    return members[depths.argsort(kind="stable")], [slice(end - count, end) for count, end in ends]
 
 
 def _entries(wanted: Sequence[tuple[int, tuple[Ints, Floats]]]) -> Entries:
