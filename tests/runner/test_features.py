@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,10 +77,10 @@ def plan_of(*params: SamplingParams) -> BatchPlan:
 
 
 def with_forbidden(
-    num_slots: int, vocab_size: int, device: torch.device, new_grammars: NewGrammars, vocabulary: range | None
+    num_slots: int, vocab_size: int, device: torch.device, new_grammars: NewGrammars, *rest: Any
 ) -> Sequence[Feature]:
     """Return all features and one more, the first."""
-    features = make_features(num_slots, vocab_size, device, new_grammars, vocabulary)
+    features = make_features(num_slots, vocab_size, device, new_grammars, *rest)
     return (Forbidden(num_slots, vocab_size, device), *features)
 
 

@@ -18,8 +18,10 @@ from sluice.attention.spec import KVShape
 from sluice.models.spec import ModelSpec
 from sluice.runner.features import NewGrammars, make_features
 from sluice.runner.features.grammars import Grammars
-from sluice.runner.inputs import HostBatch
+from sluice.runner.host_blocks import HostBlocks
+from sluice.runner.inputs import HostBatch, Ints, host_batch
 from sluice.runner.last_tokens import LastTokens, PlainLastTokens, WatchedLastTokens
+from sluice.runner.open_blocks import Denoising, OpenBlocks
 from sluice.runner.page_table import PageTable, TableChanges
 from sluice.types import BatchPlan, Chunk, PlanError
 
@@ -94,6 +96,7 @@ class DeviceState:
         new_kv: makes the pages of one layer, as the attention backend wants them.
         watched: notice when a step reads a token that was not sampled, for a few operations a step.
         new_grammars: makes the feature of grammars.
+        denoising: how blocks are filled, for a model of block diffusion.
 
     KV is left uninitialised. On a CPU the system then commits memory page by page as it is written, so a large pool
     takes only what is used of it. What was never written may be NaN, and attention must not let it through.
@@ -106,6 +109,7 @@ class DeviceState:
         *,
         watched: bool = False,
         new_grammars: NewGrammars = Grammars,
+        denoising: Denoising | None = None,
     ) -> None:
         self.shape = shape
         self.kv = tuple(new_kv(shape.layer) for _ in range(shape.num_layers))
@@ -113,8 +117,17 @@ class DeviceState:
         self.page_table = PageTable(shape.num_slots, shape.row_pages, shape.device, scratch_page)
         new_last_tokens = WatchedLastTokens if watched else PlainLastTokens
         self.last_tokens: LastTokens = new_last_tokens(shape.num_slots, shape.device)
-        self.features = make_features(shape.num_slots, shape.vocab_size, shape.device, new_grammars, shape.vocabulary)
+        self._block_size = 0
+        """Of a model of block diffusion."""
+        blocks = None
+        if denoising is not None:
+            self._block_size = denoising.model.block_size
+            self.last_tokens = blocks = OpenBlocks(shape.num_slots, shape.device, denoising)
+        sizes = shape.num_slots, shape.vocab_size, shape.device
+        self.features = make_features(*sizes, new_grammars, shape.vocabulary, blocks)
         self._filled = np.zeros(shape.num_slots, dtype=bool)
+        self._open_at: Ints = np.full(shape.num_slots, -1, dtype=np.int64)
+        """Where the block lies that a slot has open."""
 
     def check(self, plan: BatchPlan) -> None:
         """Refuse a plan that cannot be run, before anything changes.
@@ -154,9 +167,12 @@ class DeviceState:
             return f"slot {chunk.slot} was never filled"
         if chunk.length < 1 or chunk.start < 0:
             return f"bounds of {chunk}"
-        if chunk.num_drafts and (problem := _problem_of_drafts(chunk)) is not None:
+        if self._block_size:
+            if (problem := _problem_of_blocks(chunk, self._block_size)) is not None:
+                return problem
+        elif chunk.num_drafts and (problem := _problem_of_drafts(chunk)) is not None:
             return problem
-        if not 0 <= chunk.length - len(ids) <= 1:
+        elif not 0 <= chunk.length - len(ids) <= 1:
             return f"{len(ids)} token ids for length {chunk.length}"
         if ids and not 0 <= min(ids) <= max(ids) < shape.vocab_size:
             return f"token ids {min(ids)}..{max(ids)} of {shape.vocab_size}"
@@ -185,6 +201,7 @@ class DeviceState:
                 feature.forget(new.slot)
                 feature.fill(new)
             self._filled[new.slot] = True
+            self._open_at[new.slot] = -1
         cleared, size = [new.slot for new in plan.new_slots], self.shape.page_size
         additions = [
             (chunk.slot, 0 if chunk.slot in cleared else -(-chunk.end // size) - len(chunk.new_pages), chunk.new_pages)
@@ -192,6 +209,14 @@ class DeviceState:
             if chunk.new_pages
         ]
         return self.page_table.plan(cleared, additions)
+
+    def laid_out(self, plan: BatchPlan) -> HostBatch:
+        """Lay an applied plan out as arrays."""
+        host = host_batch(plan, self.page_table.host, self.shape.page_size)
+        if not self._block_size:
+            return host
+        blocks = HostBlocks.of(plan.chunks, self._block_size, self._open_at)
+        return host if blocks is None else host.with_blocks(blocks)
 
     def change(self, cleared: torch.Tensor, entries: torch.Tensor, pages: torch.Tensor) -> None:
         """Do the device's part of `apply`, with the arrays it returned as tensors."""
@@ -229,6 +254,19 @@ def _problem_of_drafts(chunk: Chunk) -> str | None:
         return f"{len(chunk.token_ids)} token ids for length {chunk.length}, of which {chunk.num_drafts} are drafts"
     if not chunk.samples or chunk.targets or chunk.embeds:
         return f"{chunk.num_drafts} drafts in a chunk that does not sample, or does more"
+    return None
+
+
+def _problem_of_blocks(chunk: Chunk, block_size: int) -> str | None:
+    """Return what is wrong with a chunk for a model of block diffusion."""
+    if chunk.start % block_size or chunk.end % block_size:
+        return f"tokens {chunk.start} to {chunk.end} are no whole blocks of {block_size}"
+    if not 0 <= chunk.num_drafts <= block_size:
+        return f"{chunk.num_drafts} masked positions in a block of {block_size}"
+    if len(chunk.token_ids) != chunk.length - chunk.num_drafts:
+        return f"{len(chunk.token_ids)} token ids for length {chunk.length} with {chunk.num_drafts} masked positions"
+    if chunk.samples != bool(chunk.num_drafts) or chunk.targets or chunk.embeds:
+        return f"{chunk.num_drafts} masked positions in a chunk that samples: {chunk.samples}, or does more"
     return None
 
 

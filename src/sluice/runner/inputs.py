@@ -15,11 +15,12 @@ A row samples once, behind its last token. A row with drafts samples behind its 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
+from sluice.runner.host_blocks import HostBlocks
 from sluice.types import BatchPlan, Chunk
 
 Ints = npt.NDArray[np.int64]
@@ -111,6 +112,24 @@ class HostBatch:
     """As in `ForwardBatch`."""
     drafts: HostDrafts | None = None
     """None if no row has any."""
+    blocks: HostBlocks | None = None
+    """Of a model of block diffusion, whose rows sample at masked positions; None if no row has an open one."""
+
+    def with_blocks(self, blocks: HostBlocks) -> HostBatch:
+        """Return the step with the open blocks of its rows in the place of drafts."""
+        sample_rows = blocks.plan_rows[blocks.rows]
+        masked = self.q_starts[1:][sample_rows] - blocks.block_size + blocks.columns
+        return replace(
+            self,
+            late_tokens=masked,
+            late_slots=blocks.entries,
+            sample_rows=sample_rows,
+            sample_slots=blocks.slots[blocks.rows],
+            logit_rows=masked,
+            sample_positions=self.kv_lens[sample_rows] - blocks.block_size + blocks.columns,
+            drafts=None,
+            blocks=blocks,
+        )
 
     @property
     def slots_of_rows(self) -> Ints:

@@ -37,7 +37,7 @@ from sluice.footprint import Footprint
 from sluice.runner.device_state import DeviceState
 from sluice.runner.features.base import SLICE_BYTES, StagedFeatures, StepLogits
 from sluice.runner.forwards import EagerForwards, Forwards, Model
-from sluice.runner.inputs import NUM_ARRAYS, HostBatch, host_batch
+from sluice.runner.inputs import NUM_ARRAYS, HostBatch
 from sluice.runner.launched import Elsewhere, LaunchedStep, Outcome, PassedStep
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.offload.loaders import LoadTotals
@@ -189,7 +189,7 @@ class TorchRunner:
             slices.done = compute.record()
             return slices
         changes = state.apply(rest)
-        resident = host_batch(rest, state.page_table.host, state.shape.page_size)
+        resident = state.laid_out(rest)
         host = with_offloaded(resident, work)
         laid = self._forwards.padded(resident) if rest.chunks else resident
         step = _Step(host, resident, laid, work, StagedFeatures(state.features, host))

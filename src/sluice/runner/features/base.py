@@ -141,7 +141,11 @@ class StepReport:
         Args:
             rows: [S] of the plan.
         """
-        failed = self.failed
+        failed, blocks = self.failed, self.host.blocks
+        if blocks is not None:
+            places = zip(blocks.plan_rows.tolist(), blocks.firsts.tolist(), strict=True)
+            of_blocks = tuple(() if row in failed else self.brought[first] for row, first in places)
+            return RowsBrought(of_blocks, (), (0,) * len(of_blocks))
         if self.host.drafts is not None:
             others = self.brought | {index: () for index, row in enumerate(rows) if row in failed}
             return rows_brought(self.host.drafts, self.tokens, self.logprobs, others)

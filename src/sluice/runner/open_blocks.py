@@ -1,0 +1,87 @@
+"""The open block of each slot, on the device: the tokens that it has so far, and which positions are masked.
+
+A request of a model of block diffusion has one open block, behind all tokens that the host knows to be whole. Each pass
+computes all of the block and gives some of its masked positions their tokens; when none is left, the block goes to the
+host. Until then it lies here, and a slot that is filled anew begins its block again.
+
+All of it runs on the compute queue, so a pass reads what the pass before it wrote.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from sluice.models.spec import BlockDiffusion
+from sluice.runner.unmask import Unmasking
+
+OPEN = -3
+"""In place of the tokens of a block that still has masked positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denoising:
+    """How the blocks of a model are filled."""
+
+    model: BlockDiffusion
+    unmasking: Unmasking
+
+
+class OpenBlocks:
+    """One block a slot. As `LastTokens` it gives steps the input ids that are not on the host: entry
+    `slot * block_size + column`.
+
+    Args:
+        num_slots: slots.
+        device: where steps run.
+    """
+
+    def __init__(self, num_slots: int, device: torch.device, denoising: Denoising) -> None:
+        self.denoising = denoising
+        shape = (num_slots, denoising.model.block_size)
+        self._tokens = torch.full(shape, denoising.model.mask_token_id, dtype=torch.int64, device=device)
+        self._is_masked = torch.ones(shape, dtype=torch.bool, device=device)
+        self._passes = torch.zeros(num_slots, dtype=torch.int64, device=device)
+
+    def open(self, slots: torch.Tensor) -> None:
+        """Return: the first pass of a block begins it."""
+
+    def begin(self, slots: torch.Tensor, known: torch.Tensor) -> None:
+        """Begin blocks whose first `known` [F] int64 positions have their tokens, in slots [F] int64."""
+        columns = torch.arange(self._tokens.shape[1], device=slots.device)
+        self._tokens.index_fill_(0, slots, self.denoising.model.mask_token_id)
+        self._is_masked.index_copy_(0, slots, columns >= known[:, None])
+        self._passes.index_fill_(0, slots, 0)
+
+    def read(self, slots: torch.Tensor) -> torch.Tensor:
+        """Return the input ids at entries [L] int64, [L] int64: the mask token where there is none yet."""
+        return self._tokens.flatten().index_select(0, slots)
+
+    def write(self, slots: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the tokens: `unmask` keeps those that count."""
+        return tokens
+
+    def await_tokens(self, slots: torch.Tensor) -> None:
+        """Return: blocks are denoised by one rank alone."""
+
+    def unmask(self, slots: torch.Tensor, drawn: torch.Tensor, confidence: torch.Tensor) -> torch.Tensor:
+        """End a pass: give some masked positions their tokens.
+
+        Args:
+            slots: [R] int64.
+            drawn: [R, block_size] int64, what was drawn at each masked position.
+            confidence: [R, block_size], its probability.
+
+        Returns:
+            [R, block_size] int64, the tokens of the blocks that are whole now, `OPEN` in the others. Positions that
+            were known at the block's beginning hold the mask token.
+        """
+        masked, tokens, passes = (part.index_select(0, slots) for part in (self._is_masked, self._tokens, self._passes))
+        chosen = self.denoising.unmasking.choose(masked, confidence, passes)
+        tokens = torch.where(chosen, drawn, tokens)
+        masked &= ~chosen
+        self._tokens.index_copy_(0, slots, tokens)
+        self._is_masked.index_copy_(0, slots, masked)
+        self._passes.index_copy_(0, slots, passes + 1)
+        return tokens.masked_fill(masked.any(1, keepdim=True), OPEN)
