@@ -38,24 +38,57 @@ class Observed(Lawful):
         request = self.state.requests.get(request_id)
         status = Status.GONE if request is None else request.status
         self._met[f"abort while {status.value}{'' if request is None else self._progress(request)}"] += 1
+        self._met["abort with drafts in flight"] += request is not None and request.drafts > 0
         return super().abort(request_id, reason)
 
     def schedule(self) -> BatchPlan | None:
         before = {request.id: (request.status, preemptions(request)) for request in self.state.requests.values()}
+        drafting = {request.id for request in self.state.requests.values() if request.drafts}
         plan = super().schedule()
         for request in self.state.requests.values():
             status, count = before[request.id]
             if preemptions(request) > count:
                 self._met[f"preempted while {status.value}"] += 1
+                self._met["preempted with drafts in flight"] += request.id in drafting
             if (request.id, request.status) not in self._seen:
                 self._seen.add((request.id, request.status))
                 self._met[request.status.value] += 1
         if plan is not None:
             self._met[f"bound by {plan.bound_by}"] += 1
+            self._drafts_planned(plan)
         return plan
+
+    def _drafts_planned(self, plan: BatchPlan) -> None:
+        """Count what is beside drafts in a plan."""
+        if not any(chunk.num_drafts for chunk in plan.chunks):
+            return
+        self._met["drafts beside prompts"] += len(plan.chunks) > plan.num_decodes
+        self._met["drafts beside a row with a late token"] += any(
+            not chunk.num_drafts and len(chunk.token_ids) < chunk.length for chunk in plan.chunks
+        )
+        self._met["drafts of an offloaded row"] += any(
+            each.chunk.num_drafts for each in plan.slices if each.completes and each.first != 0
+        )
+
+    def _drafts_verified(self, plan: BatchPlan, result: BatchResult) -> None:
+        """Count what became of drafts."""
+        rows = [chunk for chunk in plan.chunks if chunk.samples]
+        for chunk, tokens, accepted in zip(rows, result.token_ids, result.accepted, strict=False):
+            request = self.state.requests[chunk.request_id]
+            if not chunk.num_drafts or request.finish_reason is not None:
+                continue
+            some = "all" if accepted == chunk.num_drafts else "some" if accepted else "none"
+            self._met[f"{some} of the drafts accepted"] += 1
+            self._met["tokens forced behind drafts"] += len(tokens) > accepted + 1
+            self._met["no token of a row with drafts"] += not tokens
+            self._met["stopped among the drafts"] += any(token in request.stop_ids for token in tokens[:-1])
+            self._met["accepted of a request that was preempted"] += request.status is Status.DRAINING
+            size = self.state.kv.page_size
+            self._met["pages of drafts given back"] += -(-chunk.end // size) > (chunk.known_end + accepted) // size + 1
 
     def commit(self, plan: BatchPlan, result: BatchResult, micros: int = 0) -> list[Output]:
         self._copies_ended(result.copies)
+        self._drafts_verified(plan, result)
         self._met["row failed"] += len(result.errors)
         self._met["slice failed"] += len(result.slice_errors)
         return super().commit(plan, result, micros)

@@ -112,6 +112,15 @@ def random_offload_scenario(seed: int) -> Scenario:
     raise AssertionError("there is always another one")
 
 
+def random_draft_scenario(seed: int) -> Scenario:
+    """One of the others, in which rows have drafts."""
+    draw = random.Random(seed)
+    scenario = (random_scenario, random_reload_scenario, random_scenario, random_offload_scenario)[seed % 4](seed)
+    limits = replace(scenario.world.limits, num_draft_tokens=draw.choice([1, 2, 3, 5, 8]))
+    right, wanted = draw.choice([0.3, 0.7, 0.9, 1.0]), draw.choice([0.5, 1.0])
+    return replace(scenario, world=replace(scenario.world, limits=limits, drafts_right=right, drafts_wanted=wanted))
+
+
 def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | None = None) -> int:
     """Play a scenario to its end, check everything, record it in the journal and count in `met` what it meets. Returns
     the number of steps."""

@@ -39,7 +39,7 @@ ARROWS = {
         "grammar": "types scheduler engine",
         "tiers": "types device",
         "runner": "types kv faults footprint grammar attention models native triton device tiers parallel",
-        "testing": "types engine attention device runner parallel",
+        "testing": "types scheduler engine attention device runner parallel",
         "tracing": "types config scheduler engine",
         "assembly": "types config faults limits footprint scheduler engine native attention models device tiers text"
         " grammar runner tracing parallel",

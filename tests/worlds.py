@@ -23,6 +23,7 @@ from sluice.scheduler.scheduler import Scheduler
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.testing import (
     ManualLink,
+    OracleDrafter,
     ShadowGrammars,
     ShadowRunner,
     ShadowTiers,
@@ -85,6 +86,10 @@ class World:
     """Share of the steps in which no block of an offloaded chunk comes."""
     masks_late: float = 0.0
     """Share of the rows with a grammar that are given no token."""
+    drafts_right: float = 0.7
+    """Share of the drafts that are right, if there are any."""
+    drafts_wanted: float = 1.0
+    """Share of the moments at which they are wanted."""
 
     @property
     def is_timed(self) -> bool:
@@ -111,8 +116,12 @@ class World:
 
     def scheduler(self, met: Counter[str] | None = None) -> Lawful:
         """A scheduler that obeys the laws or raises. What it meets is counted in `met`."""
-        scheduler = Scheduler(self.limits, self.kv())
+        scheduler = Scheduler(self.limits, self.kv(), drafter=self.drafter())
         return Lawful(scheduler) if met is None else Observed(scheduler, met)
+
+    def drafter(self) -> OracleDrafter:
+        """A drafter that makes no more guesses than the limits allow."""
+        return OracleDrafter(vocab_size=VOCAB, right=self.drafts_right, wanted=self.drafts_wanted)
 
     def shadow(
         self, vocab_size: int = VOCAB, tiers: ShadowTiers | None = None, draw: random.Random | None = None

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from scenarios import Scenario, random_offload_scenario, random_reload_scenario, random_scenario, run
+from scenarios import (
+    Scenario,
+    random_draft_scenario,
+    random_offload_scenario,
+    random_reload_scenario,
+    random_scenario,
+    run,
+)
 from sluice.scheduler.request import Status
 from sluice.types import Bound, FinishReason
 
@@ -37,6 +44,14 @@ OF_LONG_CONTEXTS = [
     *("blocks loaded", "block unreadable", "slice failed", f"end: {FinishReason.TIER_UNAVAILABLE}"),
     *("offload of the host ended", "offload of the disk ended", "offload of the disk failed"),
     f"bound by {Bound.TIER_PAGES}",
+]
+
+
+OF_DRAFTS = [
+    *(f"{some} of the drafts accepted" for some in ("all", "some", "none")),
+    *("tokens forced behind drafts", "no token of a row with drafts", "stopped among the drafts"),
+    *("abort with drafts in flight", "preempted with drafts in flight", "accepted of a request that was preempted"),
+    *("drafts beside prompts", "drafts beside a row with a late token", "pages of drafts given back"),
 ]
 
 
@@ -76,3 +91,9 @@ def test_offloaded_beside_ordinary_requests() -> None:
     overwritten too early, a page that is looked at before it was stored or a work item that is skipped changes what
     comes out, or breaks a law."""
     assert never(live(random_offload_scenario, range(120)), OF_LONG_CONTEXTS) == []
+
+
+def test_rows_with_drafts() -> None:
+    """Drafts that are wrong, or half right, in every kind of life: a token of one that was rejected, its stale KV in a
+    page that others find, or a row behind one whose end is not known changes what comes out, or breaks a law."""
+    assert never(live(random_draft_scenario, range(600)), OF_DRAFTS) == []

@@ -44,6 +44,15 @@ TIERED = [
     replace(world, tiers=BEHIND[number % len(BEHIND)])
     for number, world in enumerate([world for world in MODES if world.prefix_caching and world.num_pages < 48][::3])
 ]
+DRAFTED = [
+    replace(
+        world,
+        limits=replace(world.limits, num_draft_tokens=1 + number % 5),
+        drafts_right=(0.0, 0.5, 0.8, 1.0)[number % 4],
+        drafts_wanted=(1.0, 0.6)[number // 4 % 2],
+    )
+    for number, world in enumerate([*MODES, *TIERED])
+]
 
 
 def play(world: World, requests: Sequence[Submit], gap: int = 2) -> tuple[Bench, list[BatchPlan]]:
@@ -78,6 +87,15 @@ def test_modes_with_tiers_give_the_oracles_tokens(data: st.DataObject) -> None:
         play(world, requests, gap=4)
 
 
+@settings(max_examples=2)
+@given(data=st.data())
+def test_drafts_change_no_answer(data: st.DataObject) -> None:
+    """Right or wrong, few or many, wanted always or at times, in every mode: the oracle's tokens, which knows none."""
+    requests = [data.draw(submits(SMALL, request_id)) for request_id in range(4)]
+    for world in DRAFTED:
+        play(world, requests)
+
+
 def digest(plans: Sequence[BatchPlan]) -> str:
     return hashlib.sha256(repr(plans).encode()).hexdigest()
 
@@ -88,7 +106,7 @@ def fixed_requests() -> list[Submit]:
 
 
 def digest_of_every_mode() -> str:
-    worlds = [*MODES[:: len(MODES) // 24], *TIERED[::4]]
+    worlds = [*MODES[:: len(MODES) // 24], *TIERED[::4], *DRAFTED[:: len(DRAFTED) // 12]]
     return digest([plan for world in worlds for plan in play(world, fixed_requests())[1]])
 
 

@@ -51,6 +51,10 @@ class Lease(Protocol):
         """Return the pages of the device that are still needed to hold `num_tokens` tokens."""
         ...
 
+    def shrink(self, num_tokens: int) -> None:
+        """Give back the pages of the device that are not needed to hold `num_tokens` tokens."""
+        ...
+
     def reclaimable(self) -> int:
         """Return the pages of the device that become available when this lease alone is released."""
         ...
@@ -121,6 +125,13 @@ class ResidentLease:
         self.pages += added
         self.capacity = len(self.pages) * self._kv.page_size
         return tuple(added)
+
+    def shrink(self, num_tokens: int) -> None:
+        held = self._kv.pages_for(num_tokens)
+        if held < len(self.pages):
+            self._kv.pool.give(self.pages[held:])
+            del self.pages[held:]
+            self.capacity = held * self._kv.page_size
 
     def publish(self, tokens: array[int], computed: int) -> None:
         full = computed // self._kv.page_size

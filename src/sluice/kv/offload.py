@@ -104,6 +104,9 @@ class OffloadLease:
         """Return 0: an offloaded request has all the pages of the device that it will ever need."""
         return 0
 
+    def shrink(self, num_tokens: int) -> None:
+        """Do nothing: its pages of the device are a window, which it keeps."""
+
     def reclaimable(self) -> int:
         """Return 0: requests on the device wait for pages of other requests on the device alone."""
         return 0

@@ -5,6 +5,8 @@ A chunk is a promise: when it is added, its pages are taken and the counters of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from sluice.kv.manager import ResidentLease
 from sluice.scheduler.cost import Load
 from sluice.scheduler.request import Request
@@ -22,6 +24,7 @@ class BatchBuilder:
         self._slices: list[ChunkSlice] = []
         self.num_tokens = 0
         self.num_decodes = 0
+        self.num_drafts = 0
         self._context = 0
         """Keys that decodes read."""
         self._pairs = 0
@@ -30,6 +33,11 @@ class BatchBuilder:
 
     def __len__(self) -> int:
         return len(self._chunks) + len(self._slices)
+
+    @property
+    def rows(self) -> Sequence[Chunk]:
+        """The chunks so far, but for offloaded ones."""
+        return self._chunks
 
     @property
     def has_slices(self) -> bool:
@@ -52,7 +60,7 @@ class BatchBuilder:
     @property
     def decodes(self) -> Load:
         """What its decodes have to do."""
-        return Load(self.num_decodes, self.num_decodes, self._context)
+        return Load(self.num_decodes + self.num_drafts, self.num_decodes, self._context)
 
     def open_slot(self, request: Request) -> None:
         """Put the request in a new slot of the plan."""
@@ -95,6 +103,39 @@ class BatchBuilder:
         request.scheduled = end
         request.pending += samples
         request.in_flight += 1
+
+    def add_drafts(
+        self, drafts: Mapping[int, Sequence[int]], requests: Mapping[int, Request], *, in_runner: bool
+    ) -> None:
+        """Add drafts to decodes whose requests have nothing else pending. Their rows move behind the other decodes.
+
+        Args:
+            drafts: by request, at least one each; there are pages for them.
+            in_runner: whether the runner guesses the tokens, so that they are only counted here.
+        """
+        plain = [chunk for chunk in self._chunks if chunk.request_id not in drafts]
+        drafted: list[Chunk] = []
+        for chunk in self._chunks:
+            ids = drafts.get(chunk.request_id)
+            if ids is None:
+                continue
+            request, end = requests[chunk.request_id], chunk.end + len(ids)
+            lease = request.lease
+            assert isinstance(lease, ResidentLease), f"request {request.id} is not resident: {lease}"
+            new_pages = lease.extend(end) if end > lease.capacity else ()
+            drafted.append(
+                chunk._replace(
+                    length=chunk.length + len(ids),
+                    token_ids=chunk.token_ids if in_runner else (*chunk.token_ids, *ids),
+                    new_pages=chunk.new_pages + new_pages,
+                    num_drafts=len(ids),
+                )
+            )
+            request.drafts = len(ids)
+            self.num_drafts += len(ids)
+            self.num_tokens += len(ids)
+            self._context += len(ids)
+        self._chunks = [*plain, *drafted]
 
     def lengthen(self, request: Request, length: int) -> None:
         """Plan `length` tokens more of a resident request whose prompt has a chunk in this step, in the same row."""

@@ -140,8 +140,7 @@ class Pacer:
             regime: of the step with prefill.
             target: microseconds; 0: it is not known.
         """
-        speed, margin = self.cost.speed(regime), self.cost.margin(regime, self._quantile)
-        allowed = target / (speed * margin) if target else float(UNLIMITED)
+        allowed = self.limit_of(regime, target) if target else float(UNLIMITED)
         if not batch.num_decodes:
             return StepLimit(allowed, self.quantum)
         load = batch.load
@@ -152,6 +151,10 @@ class Pacer:
             return StepLimit(max(allowed, base + least), 2 * self.quantum)
         return StepLimit(max(allowed, base + least), self.quantum)
 
+    def limit_of(self, regime: Regime, target: float) -> float:
+        """Return the time that a step of a kind may take at the machine's usual speed to be within the target."""
+        return target / (self.cost.speed(regime) * self.cost.margin(regime, self._quantile))
+
     def ramp(self, *, has_streams: bool) -> int:
         """Return the most prefill tokens of a step on a machine that has been seen with so many."""
         return 2 * max(self.quantum, self._largest_mixed if has_streams else self._largest)
@@ -160,10 +163,12 @@ class Pacer:
         """Return the kind of a step that holds the decodes of a batch."""
         if has_prefill:
             return Regime.MIXED if batch.num_decodes else Regime.PREFILL
-        return self._of_decodes(batch.num_decodes)
+        return self._of_decodes(batch.decodes)
 
-    def _of_decodes(self, rows: int) -> Regime:
-        return Regime.GRAPH if rows <= self._pacing.graph_rows else Regime.DECODE
+    def _of_decodes(self, decodes: Load) -> Regime:
+        """Return the kind of a step of decodes alone; those with drafts replay no graph."""
+        is_graph = decodes.rows <= self._pacing.graph_rows and decodes.tokens <= decodes.rows
+        return Regime.GRAPH if is_graph else Regime.DECODE
 
     def planned(self, step: int, batch: BatchBuilder, target: float, prefill: int, *, has_streams: bool) -> Pace:
         """Note a step that was planned, and return what it is expected to take.
@@ -209,7 +214,7 @@ class Pacer:
 
     def _follow(self, decodes: Load) -> None:
         """Set a target that follows decodes to what these take, if that has changed much."""
-        regime = self._of_decodes(int(decodes.rows))
+        regime = self._of_decodes(decodes)
         if self.cost.num_steps(regime) < AUTO_AFTER and self.cost.num_steps(Regime.MIXED) >= AUTO_AFTER_MIXED:
             regime = Regime.MIXED
         if not self._is_auto or self.cost.num_steps(regime) < AUTO_AFTER:
@@ -274,6 +279,21 @@ class TargetBudget:
         ramp = self._pacer.ramp(has_streams=self._has_streams) - self._taken
         fitting = min(ramp, tokens_within(costs, limit.micros - self._spent - costs[2], start))
         return max(fitting, limit.least if self._taken == self._taken_by_streams else 0)
+
+    def room_for_drafts(self, *, beside_prompts: bool) -> int:
+        """Return the drafts that are predicted to keep a step of the decodes planned so far within its time.
+
+        Args:
+            beside_prompts: leave half of what decodes leave to prompts.
+        """
+        if not self._target:
+            return UNLIMITED
+        pacer, batch = self._pacer, self._batch
+        regime = Regime.MIXED if beside_prompts else Regime.DECODE
+        allowed = pacer.limit_of(regime, self._target)
+        costs = pacer.cost.costs(regime)
+        left = allowed - dot(costs, (1, *batch.load))
+        return tokens_within(costs, left / 2 if beside_prompts else left, 0)
 
     def tokens_at_depth(self, tokens: int, start: int) -> int:
         if tokens >= self._tokens:

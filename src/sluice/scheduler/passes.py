@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from sluice.scheduler.admission import admit as admit_request
 from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.drafting import draft, ready_to_decode
 from sluice.scheduler.fair import fair
 from sluice.scheduler.loading import load_back
 from sluice.scheduler.offloading import ALONE, Kinds, plan_offloaded
@@ -29,7 +30,7 @@ Pass = Callable[[SchedulerState, SchedulerLimits, BatchBuilder, PrefillAdder], N
 def decode(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
     """Plan one token for every running request whose prompt is planned and whose samples are not too far behind. In a
     pipeline, only for those whose turn it is."""
-    ready = [r for r in state.decoding.values() if r.wants_chunk()]
+    ready = ready_to_decode(state, limits)
     if limits.pipeline_stages > 1:
         ready = [r for r in ready if token_is_there(state, limits, r)][: decodes_in_turn(state, limits)]
     if ready:
@@ -141,10 +142,10 @@ def groups_of(limits: SchedulerLimits) -> tuple[tuple[Pass, ...], ...]:
     prefill: tuple[Pass, ...] = (load_back, fair) if has_several else (load_back, partial, admit)
     if limits.schedule == "mixed":
         both = Kinds(prefill=True, decode=True)
-        return ((decode, forced, with_kinds(offloaded_first, both), *prefill, with_kinds(offloaded, both)),)
+        return ((decode, draft, forced, with_kinds(offloaded_first, both), *prefill, with_kinds(offloaded, both)),)
     of_prompts, of_decodes = Kinds(prefill=True, decode=False), Kinds(prefill=False, decode=True)
     prefill = (forced, with_kinds(offloaded_first, of_prompts), *prefill, with_kinds(offloaded, of_prompts))
-    return (prefill, (decode, with_kinds(offloaded, of_decodes)))
+    return (prefill, (decode, draft, with_kinds(offloaded, of_decodes)))
 
 
 def with_kinds(offloaded: Callable[..., None], kinds: Kinds) -> Pass:

@@ -98,6 +98,15 @@ class PrefillAdder:
         limits = self.state.kv.offload.limits
         return limits if self._timed is None else self._timed.priced(limits, self.state.kv.page_size)
 
+    def room_for_drafts(self) -> int:
+        """Return the drafts that this step takes, 0 or less if none: they take nothing that prompts could have."""
+        left, beside_prompts = self.limits.max_batch_tokens - self._batch.num_tokens, self._prompts_want_tokens()
+        if self._timed is not None:
+            left = min(left, self._timed.room_for_drafts(beside_prompts=beside_prompts))
+        if not beside_prompts:
+            return left
+        return left - self.limits.chunked_prefill_size if self.limits.chunked_prefill_size else 0
+
     def is_full(self) -> bool:
         """Return whether no prefill token is left, and note the limit that says so."""
         left, bound = self._room()
@@ -234,6 +243,14 @@ class PrefillAdder:
     def _num_prompts(self) -> int:
         return len(self._planned) - self._num_forced
 
+    def _prompts_want_tokens(self) -> bool:
+        """Return whether prompts could use what the decodes of this step leave; also those that cannot be cut."""
+        state = self.state
+        if self.limits.schedule != "mixed":
+            return False
+        started = state.partial or state.forced or state.loading or state.offloaded
+        return bool(started or (state.waiting and state.free_slots))
+
     def _room(self, start: int = 0) -> tuple[int, Bound]:
         """Return what the tightest budget leaves for tokens from position `start` on, and which budget it is."""
         of_chunk = self._chunk.left(start)
@@ -245,9 +262,10 @@ class PrefillAdder:
         used = self._batch.num_tokens + self._offloaded
         left, bound = self.limits.max_batch_tokens - used, Bound.MAX_BATCH_TOKENS
         if self.limits.max_prefill_tokens:
-            # Decodes come off this budget too. However many run, a step's first prompt may have a page: it is a
-            # budget of admission, and none of it would be starvation.
+            # Decodes come off this budget too, but not drafts. However many run, a step's first prompt may have a page:
+            # it is a budget of admission, and none of it would be starvation.
             floor = self.state.kv.page_size if self._is_first else 0
+            used -= self._batch.num_drafts
             of_prefill = max(floor, self.limits.max_prefill_tokens - used)
             if of_prefill <= left:
                 left, bound = of_prefill, Bound.MAX_PREFILL_TOKENS

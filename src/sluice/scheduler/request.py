@@ -70,6 +70,14 @@ class Request:
     pending: int = 0
     in_flight: int = 0
     """Plans launched and not committed that hold a row of this request."""
+    drafts: int = 0
+    """Drafts of its row in flight, behind `scheduled`. Nothing is planned before they are accepted or not."""
+    num_drafted: int = 0
+    """Drafts of all its rows that were committed."""
+    num_accepted: int = 0
+    """Those that were accepted."""
+    is_drafting: bool = False
+    """A row in flight was planned when drafts were wanted for it, whether there were any or not."""
     prefill_end: int = 0
     """Tokens known at admission. A chunk before it is prefill: of the prompt, or of what is computed again after a
     preemption."""
@@ -168,9 +176,9 @@ class Request:
         return self.extend_len > 0 if self.embeds else self.num_outputs + self.pending < self.max_tokens
 
     def wants_chunk(self) -> bool:
-        """Return whether a request that decodes may have its next chunk: few enough samples are unread, and it has
-        more to do."""
-        return self.pending <= self.lookahead and self.has_more
+        """Return whether a request that decodes may have its next chunk: few enough samples are unread, none of its
+        drafts is, and it has more to do."""
+        return self.pending <= self.lookahead and not self.drafts and self.has_more
 
     @property
     def extend_len(self) -> int:

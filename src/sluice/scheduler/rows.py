@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.request import Request, Status
 from sluice.scheduler.state import SchedulerState
 from sluice.types import Chunk, FinishReason, Output, TokenLogprobs
@@ -20,11 +21,15 @@ class Brought(NamedTuple):
     embedding: bytes = b""
     is_complete: bool = False
     """The request's grammar allows nothing after the tokens."""
+    accepted: int = 0
+    """Drafts of the chunk that are the first of the tokens."""
 
 
 def advance(state: SchedulerState, request: Request, chunk: Chunk, brought: Brought) -> list[Output]:
     """Fold a row that came back well into its request: count it, append what it brought, publish full pages, and end
     the request if it ends."""
+    start = request.num_outputs
+    tokens, reason = append(request, brought)
     end = computed_by(state, request, chunk, brought)
     request.computed = end
     if end == request.prefill_end:
@@ -34,8 +39,6 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, brought: Brou
         # The first ones were sent before a preemption.
         of_targets = of_targets[request.prompt_logprobs_sent - chunk.start :]
         request.prompt_logprobs_sent += len(of_targets)
-    start = request.num_outputs
-    tokens, reason = append(request, brought)
     page_size = state.kv.page_size
     if end // page_size > chunk.start // page_size:
         assert request.lease is not None, f"request {request.id} was computed without pages"
@@ -56,23 +59,28 @@ def advance(state: SchedulerState, request: Request, chunk: Chunk, brought: Brou
                 request.num_host_tokens,
                 request.num_disk_tokens,
                 brought.embedding,
+                chunk.num_drafts,
+                brought.accepted,
             )
         )
     if reason is not None:
         state.end(request, reason)
     elif brought.is_complete:
         outputs.append(end_request(state, request, FinishReason.STOP))
-    elif len(tokens) > 1 and request.status in (Status.DECODING, Status.OFFLOADED):
+    elif len(tokens) > 1 + brought.accepted and request.status in (Status.DECODING, Status.OFFLOADED):
         state.force(request)
     return outputs
 
 
 def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: Brought) -> int:
-    """Return how many tokens are computed after a chunk: all of its own.
+    """Return how many tokens are computed after a chunk: all of its own but for drafts that were not accepted.
 
     If it was to sample and brought no token, its last one is to be computed once more, as a decode, since only what
     computes a token has its logits.
     """
+    if chunk.num_drafts:
+        assert state.drafter is not None, f"{chunk} has drafts that were not guessed"
+        return verified(state.drafter, request, chunk, brought)
     if brought.tokens or not chunk.samples:
         return chunk.end
     again = chunk.end - 1
@@ -80,6 +88,24 @@ def computed_by(state: SchedulerState, request: Request, chunk: Chunk, brought: 
     if request.id in state.decoding or request.id in state.offloaded:
         request.scheduled = again
     return again
+
+
+def verified(drafter: Drafter, request: Request, chunk: Chunk, brought: Brought) -> int:
+    """Return how many tokens are computed after a chunk with drafts, and give the pages back that only drafts needed
+    which were not accepted. Its request, of which nothing else is planned, goes on from there."""
+    assert request.lease is not None, f"request {request.id} was computed without pages"
+    end = min(chunk.known_end + brought.accepted, len(request.tokens) - 1)  # a stop token may be among the drafts
+    if brought.tokens:
+        request.num_drafted += chunk.num_drafts
+        request.num_accepted += brought.accepted
+        drafter.verified(request, chunk.num_drafts, brought.accepted)
+    else:
+        end = chunk.known_end - 1
+        request.prefill_end = min(request.prefill_end, end)
+    request.drafts = 0
+    request.scheduled = end
+    request.lease.shrink(end + 1)
+    return end
 
 
 def append(request: Request, brought: Brought) -> tuple[tuple[int, ...], FinishReason | None]:

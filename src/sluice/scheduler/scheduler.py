@@ -19,6 +19,7 @@ from sluice.kv.manager import KVManager
 from sluice.scheduler.admission import check_fits
 from sluice.scheduler.batch import BatchBuilder
 from sluice.scheduler.chunk_sizer import ChunkSizer
+from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.offloading import awaits_loads, is_prefill, lease_of
 from sluice.scheduler.pacer import Pacer, Pacing
 from sluice.scheduler.passes import Pass, groups_of
@@ -55,6 +56,7 @@ class Scheduler:
         groups: passes that fill a step, instead of those of `limits.schedule`; the first group that fills anything is
             the step.
         pacing: what is known of the machine's speed; used with an ITL target, and for chunks by time.
+        drafter: guesses tokens, of which a row has at most `limits.num_draft_tokens`.
     """
 
     def __init__(
@@ -63,12 +65,13 @@ class Scheduler:
         kv: KVManager,
         groups: Sequence[Sequence[Pass]] | None = None,
         pacing: Pacing | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.limits = limits
         pacing = pacing or Pacing()
         pacer = Pacer(limits, kv.page_size, pacing) if limits.itl_target else None
         sizer = ChunkSizer(limits, kv.page_size, pacing) if limits.dynamic_chunking == CHUNKS_BY_TIME else None
-        self.state = SchedulerState(kv, limits, pacer, sizer)
+        self.state = SchedulerState(kv, limits, pacer, sizer, drafter if limits.num_draft_tokens else None)
         self._groups = groups_of(limits) if groups is None else groups
         self._queue_limits = QueueLimits(self.state, limits)
 
@@ -193,7 +196,7 @@ class Scheduler:
         errors = {error.row: error.message for error in result.errors}
         samples = iter(result.token_ids)
         logprobs, prompt_logprobs = iter(result.logprobs), iter(result.prompt_logprobs)
-        embeddings = iter(result.embeddings)
+        embeddings, accepted = iter(result.embeddings), iter(result.accepted)
         for row, chunk in enumerate(plan.chunks):
             request = self.state.requests[chunk.request_id]
             request.pending -= chunk.samples
@@ -203,6 +206,7 @@ class Scheduler:
                 next(prompt_logprobs) if chunk.targets else (),
                 next(embeddings) if chunk.embeds else b"",
                 row in result.complete,
+                next(accepted, 0) if chunk.samples else 0,
             )
             if request.finish_reason is None:
                 if row in errors:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from sluice.kv.flights import Load
 from sluice.kv.manager import KVManager, Lease, ResidentLease
 from sluice.scheduler.chunk_sizer import ChunkSizer
+from sluice.scheduler.drafter import Drafter
 from sluice.scheduler.pacer import Pacer
 from sluice.scheduler.queue import WaitingQueue
 from sluice.scheduler.request import Request, Status
@@ -57,13 +58,22 @@ class SchedulerState:
     """The requests of one engine by status, and the slots and pages they hold."""
 
     def __init__(
-        self, kv: KVManager, limits: SchedulerLimits, pacer: Pacer | None = None, sizer: ChunkSizer | None = None
+        self,
+        kv: KVManager,
+        limits: SchedulerLimits,
+        pacer: Pacer | None = None,
+        sizer: ChunkSizer | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.kv = kv
         self.pacer = pacer
         """Measures prefill by its time; None without an ITL target."""
         self.sizer = sizer
         """Sizes chunks by the time of steps; None if they are not dynamic, or at a fixed position."""
+        self.drafter = drafter
+        """Guesses tokens of rows; None: no row has drafts."""
+        self.num_drafting = 0
+        """Rows in flight that were planned when drafts were wanted for them."""
         self.reservation = reservation_of(limits)
         self.step = 0
         """Number of the next plan."""
@@ -222,6 +232,9 @@ class SchedulerState:
     def row_done(self, request: Request) -> None:
         """Note that a row of the request was committed or failed."""
         request.in_flight -= 1
+        if request.is_drafting:
+            request.is_drafting = False
+            self.num_drafting -= 1
         if request.status is Status.DRAINING and request.in_flight == 0:
             self._drained(request)
 
@@ -298,4 +311,6 @@ class SchedulerState:
 
     def _forget(self, request: Request) -> None:
         request.status = Status.GONE
+        if self.drafter is not None:
+            self.drafter.ended(request)
         del self.requests[request.id]

@@ -229,6 +229,7 @@ class RecordedStep:
             copies=step.copies,
             slice_errors=step.slice_errors,
             complete=step.complete,
+            accepted=step.accepted,
         )
 
 

@@ -1,12 +1,11 @@
 """Public fakes: a runner, its tiers, a link and faults, behind the interfaces of the real ones. Imports no torch."""
 
+from sluice.testing.drafts import OracleDrafter
 from sluice.testing.faults import Faults, FaultyRunner, FaultyStep, InjectedFault, without_row
 from sluice.testing.grammars import UNUSABLE, ShadowGrammars, shadow_grammar
 from sluice.testing.link import ManualLink
-from sluice.testing.shadow import (
+from sluice.testing.oracle import (
     SHADOW_EMBEDDING_SIZE,
-    ShadowRunner,
-    ShadowStep,
     digests,
     oracle,
     oracle_logprobs,
@@ -16,6 +15,7 @@ from sluice.testing.shadow import (
     shadow_logprobs,
     shadow_token,
 )
+from sluice.testing.shadow import ShadowRunner, ShadowStep
 from sluice.testing.tiers import Content, ShadowTiers
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "FaultyStep",
     "InjectedFault",
     "ManualLink",
+    "OracleDrafter",
     "ShadowGrammars",
     "ShadowRunner",
     "ShadowStep",

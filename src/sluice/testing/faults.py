@@ -91,6 +91,9 @@ def without_row(plan: BatchPlan, result: BatchResult, row: int) -> BatchResult:
         token_ids=_emptied(sampling_rows, result.token_ids, row),
         logprobs=_emptied(sampling_rows, result.logprobs, row) if result.logprobs else (),
         prompt_logprobs=_emptied(target_rows, result.prompt_logprobs, row),
+        accepted=tuple(
+            0 if index == row else count for index, count in zip(sampling_rows, result.accepted, strict=False)
+        ),
         embeddings=tuple(
             b"" if index == row else found for index, found in zip(embed_rows, result.embeddings, strict=True)
         ),

@@ -1,4 +1,4 @@
-"""A runner without a model, whose tokens are hashes of the KV it reads, and an oracle that computes the right tokens.
+"""A runner without a model, whose tokens are hashes of the KV it reads.
 
 The next token is a hash of everything that the runner finds in its KV pages. So a page that is stale, has two owners,
 is wrongly shared or is freed too early changes the output. `oracle` computes the expected output in a few lines.
@@ -6,16 +6,13 @@ is wrongly shared or is freed too early changes the output. `oracle` computes th
 
 from __future__ import annotations
 
-import math
-import struct
-import zlib
-from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from sluice.testing.grammars import forced_tokens, is_complete
+from sluice.testing.grammars import is_complete
+from sluice.testing.oracle import digests, shadow_embedding, shadow_logprobs, verified
 from sluice.testing.tiers import Content, ShadowTiers
 from sluice.types import (
     BatchPlan,
@@ -28,108 +25,6 @@ from sluice.types import (
     Tier,
     TokenLogprobs,
 )
-
-SHADOW_EMBEDDING_SIZE = 4
-
-
-def shadow_token(tokens: Sequence[int], seed: int, sample_index: int, vocab_size: int) -> int:
-    """Return the shadow model's next token after `tokens`."""
-    return zlib.crc32(array("q", tokens).tobytes(), (seed * 31 + sample_index) & 0xFFFFFFFF) % vocab_size
-
-
-def shadow_embedding(tokens: Sequence[int]) -> bytes:
-    """Return the shadow model's embedding of a prompt: `SHADOW_EMBEDDING_SIZE` numbers that hash all of its tokens."""
-    digest = zlib.crc32(array("q", tokens).tobytes()).to_bytes(SHADOW_EMBEDDING_SIZE, "little")
-    return struct.pack(f"<{SHADOW_EMBEDDING_SIZE}f", *(1 + byte for byte in digest))
-
-
-def oracle(
-    prompt: Sequence[int],
-    sampling: SamplingParams,
-    *,
-    sample_index: int = 0,
-    vocab_size: int,
-    grammar: str = "",
-) -> tuple[int, ...]:
-    """Return the output that a request must have over the shadow model, under every schedule.
-
-    Args:
-        prompt: token ids.
-        sampling: resolved parameters, as `resolved` makes them.
-        sample_index: the number of the sample of its prompt.
-        vocab_size: as the runner's.
-        grammar: of the request, made by `shadow_grammar`.
-
-    >>> oracle((5, 6, 7), resolved(max_tokens=3), vocab_size=256)
-    (165, 224, 159)
-    """
-    assert sampling.max_tokens is not None and sampling.seed is not None, sampling
-    tokens = list(prompt)
-    end = len(prompt) + sampling.max_tokens
-    while len(tokens) < end:
-        brought = sampled_and_forced(tokens, sampling, sample_index, vocab_size, grammar)
-        stops = (count for count, token in enumerate(brought, start=1) if token in sampling.stop_token_ids)
-        stop = next(stops, None)
-        tokens += brought[:stop]
-        if stop is not None or (grammar and is_complete(grammar, tokens)):
-            break
-    return tuple(tokens[len(prompt) : end])
-
-
-def sampled_and_forced(
-    tokens: Sequence[int], sampling: SamplingParams, sample_index: int, vocab_size: int, grammar: str
-) -> tuple[int, ...]:
-    """Return the shadow model's next token, and those that a grammar forces behind it. None are forced where
-    log-probabilities are asked for."""
-    assert sampling.seed is not None, sampling
-    token = shadow_token(tokens, sampling.seed, sample_index, vocab_size)
-    if not grammar or sampling.logprobs is not None:
-        return (token,)
-    return (token, *forced_tokens(grammar, (*tokens, token), vocab_size))
-
-
-def digests(tokens: Iterable[int]) -> Iterator[int]:
-    """Yield a hash of the tokens up to and including each token."""
-    digest = 0
-    for token in tokens:
-        digest = zlib.crc32(token.to_bytes(8, "little"), digest)
-        yield digest
-
-
-def shadow_logits(digest: int, vocab_size: int) -> list[float]:
-    """Return the shadow model's logits after tokens of this digest.
-
-    The largest is that of the token that `shadow_token` returns for seed 0 and sample 0. Up to a vocabulary of 1009 no
-    two are equal.
-    """
-    logits = [(digest + token * 619) % 1009 / 64 for token in range(vocab_size)]
-    logits[digest % vocab_size] += 20
-    return logits
-
-
-def shadow_logprobs(digest: int, token: int, count: int, vocab_size: int) -> TokenLogprobs:
-    """Return the log-probabilities of `token` after tokens of this digest, with `count` alternatives."""
-    logits = shadow_logits(digest, vocab_size)
-    total = math.log(sum(map(math.exp, logits)))
-    best = sorted(range(vocab_size), key=lambda token: -logits[token])[:count]
-    return TokenLogprobs(token, logits[token] - total, tuple((other, logits[other] - total) for other in best))
-
-
-def oracle_logprobs(
-    prompt: Sequence[int], outputs: Sequence[int], count: int, *, vocab_size: int
-) -> tuple[tuple[TokenLogprobs, ...], tuple[TokenLogprobs, ...]]:
-    """Return the log-probabilities of the prompt from its second token on, and of the output."""
-    tokens = [*prompt, *outputs]
-    found = tuple(
-        shadow_logprobs(digest, token, count, vocab_size)
-        for digest, token in zip(digests(tokens), tokens[1:], strict=False)
-    )
-    return found[: len(prompt) - 1], found[len(prompt) - 1 :]
-
-
-def resolved(max_tokens: int = 8, *, seed: int = 0, stop_token_ids: Iterable[int] = ()) -> SamplingParams:
-    """Return sampling parameters as the engine gets them."""
-    return SamplingParams(max_tokens=max_tokens, seed=seed, stop_token_ids=tuple(stop_token_ids))
 
 
 @dataclass
@@ -158,6 +53,7 @@ class ShadowRunner:
         read_fails: called with the number of a slice of offloaded work (from 0): whether a page of it cannot be read.
         mask_is_late: called with the number of a row with a grammar (from 0): whether it is given no token.
 
+    >>> from sluice.testing import resolved
     >>> from sluice.types import NewSlot, Submit
     >>> runner = ShadowRunner(page_size=4)
     >>> chunk = Chunk(request_id=1, slot=0, start=0, length=3, token_ids=(5, 6, 7), new_pages=(9,), samples=True)
@@ -245,8 +141,9 @@ class ShadowRunner:
         for chunk in plan.chunks:
             self._write(chunk, written)
         sampling = [chunk for chunk in plan.chunks if chunk.samples]
-        sampled = tuple(() if chunk.slot in self._lost else self._sample(chunk) for chunk in sampling)
-        logprobs = tuple(() if chunk.slot in self._lost else self._logprobs(chunk) for chunk in sampling)
+        rows = [((), 0) if chunk.slot in self._lost else self._sample(chunk) for chunk in sampling]
+        sampled = tuple(brought for brought, _ in rows)
+        logprobs = tuple(self._logprobs(chunk, brought) for chunk, brought in zip(sampling, sampled, strict=True))
         embeddings = tuple(
             b"" if chunk.slot in self._lost else shadow_embedding(self._seen(chunk))
             for chunk in plan.chunks
@@ -270,6 +167,7 @@ class ShadowRunner:
             copied,
             slice_errors=tuple(slice_errors),
             complete=tuple(self._complete(plan, sampled)),
+            accepted=tuple(count for _, count in rows) if any(chunk.num_drafts for chunk in plan.chunks) else (),
         )
 
     def _work(self, part: ChunkSlice) -> str | None:
@@ -300,7 +198,7 @@ class ShadowRunner:
     def _write(self, chunk: Chunk, written: set[tuple[int, int]]) -> None:
         if chunk.slot in self._lost:
             return
-        self._rows[chunk.slot].extend(chunk.new_pages)
+        self._extend(chunk)
         tokens = chunk.token_ids
         if len(tokens) < chunk.length:
             tokens = (*tokens, self._last_token[chunk.slot])
@@ -311,7 +209,14 @@ class ShadowRunner:
             written.add(place)
             self._kv[place] = (position, token)
 
+    def _extend(self, chunk: Chunk) -> None:
+        """Put a chunk's new pages where they belong in its row."""
+        if chunk.new_pages:
+            row = self._rows[chunk.slot]
+            row[-(-chunk.end // self._page_size) - len(chunk.new_pages) :] = chunk.new_pages
+
     def _seen(self, chunk: Chunk) -> list[int]:
+        """Return the tokens that the pages hold up to a chunk's end, drafts included."""
         seen = [held for held in self._contents(chunk.slot, chunk.end) if held is not None]
         assert [position for position, _ in seen] == list(range(chunk.end)), f"{chunk} sees {seen}"
         return [token for _, token in seen]
@@ -321,32 +226,39 @@ class ShadowRunner:
         assert new.request_id == chunk.request_id, f"{chunk} runs in the slot of request {new.request_id}"
         return new.sampling
 
-    def _sample(self, chunk: Chunk) -> tuple[int, ...]:
-        sampling, new = self._sampling(chunk), self._slots[chunk.slot]
-        grammar = new.submit.grammar
-        brought = sampled_and_forced(self._seen(chunk), sampling, new.sample_index, self._vocab_size, grammar)
-        self._last_token[chunk.slot] = brought[0]
-        if grammar:
-            self._num_masks += 1
-            if self._mask_is_late(self._num_masks - 1):
-                return ()
-        return brought
+    def _sample(self, chunk: Chunk) -> tuple[tuple[int, ...], int]:
+        """Return what a row brings, and how many of its drafts are accepted."""
+        sampling, new, seen = self._sampling(chunk), self._slots[chunk.slot], self._seen(chunk)
+        known, drafts = seen[: chunk.known_end], seen[chunk.known_end :]
+        row = verified(
+            known, drafts, sampling, new.sample_index, self._vocab_size, new.submit.grammar, self._next_mask_is_late
+        )
+        if row[0]:
+            self._last_token[chunk.slot] = row[0][row[1]]
+        return row
+
+    def _next_mask_is_late(self) -> bool:
+        self._num_masks += 1
+        return self._mask_is_late(self._num_masks - 1)
 
     def _complete(self, plan: BatchPlan, sampled: Sequence[tuple[int, ...]]) -> Iterator[int]:
         """Yield the rows after which a grammar allows nothing."""
         rows = [(row, chunk) for row, chunk in enumerate(plan.chunks) if chunk.samples]
         for (row, chunk), brought in zip(rows, sampled, strict=True):
             grammar = self._slots[chunk.slot].submit.grammar
-            if grammar and brought and is_complete(grammar, (*self._seen(chunk), *brought)):
+            if grammar and brought and is_complete(grammar, (*self._seen(chunk)[: chunk.known_end], *brought)):
                 yield row
 
-    def _logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
-        """Return the log-probabilities of the token just sampled, if the request wants them."""
+    def _logprobs(self, chunk: Chunk, brought: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+        """Return the log-probabilities of the tokens just brought, if the request wants them."""
         count = self._sampling(chunk).logprobs
-        if count is None:
+        if count is None or not brought:
             return ()
-        *_, digest = digests(self._seen(chunk))
-        return (shadow_logprobs(digest, self._last_token[chunk.slot], count, self._vocab_size),)
+        before = digests((*self._seen(chunk)[: chunk.known_end], *brought[:-1]))
+        return tuple(
+            shadow_logprobs(digest, token, count, self._vocab_size)
+            for digest, token in zip(islice(before, chunk.known_end - 1, None), brought, strict=True)
+        )
 
     def _prompt_logprobs(self, chunk: Chunk) -> tuple[TokenLogprobs, ...]:
         count = self._sampling(chunk).prompt_logprobs

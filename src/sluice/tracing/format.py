@@ -3,7 +3,7 @@
 A step is one record, written when it ends. With several steps in flight it was planned before others ended, so calls
 are numbered from 0, without a gap: a record has the number of its call, and a step that of its planning too.
 `docs/trace.md` describes every field. `VERSION` changes with the meaning of the file; lines of version 1 are upgraded
-as they are read, and those of versions 2 to 4 lack only what has a default.
+as they are read, and those of versions 2 to 5 lack only what has a default.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 from sluice.scheduler.setup import SchedulerSetup
 from sluice.types import BatchPlan, ChunkSlice, CopyDone, FinishReason, Output, RowError, StoredPage, Submit
 
-VERSION = 5
+VERSION = 6
 
 
 class TraceError(ValueError):
@@ -205,6 +205,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_fi
     slice_errors: tuple[RowError, ...] = ()
     complete: tuple[int, ...] = ()
     """Rows whose grammar allows nothing more."""
+    accepted: tuple[int, ...] = ()
+    """How many drafts of each row that samples were accepted; empty if no row has drafts."""
     stage_micros: tuple[int, ...] = ()
     """What each stage of a pipeline computed for it."""
     ends: tuple[End, ...] = ()

@@ -240,6 +240,7 @@ class Recorder:
             copies=found.copies,
             slice_errors=found.slice_errors,
             complete=found.complete,
+            accepted=found.accepted,
             stage_micros=found.stage_micros,
             ends=ends_of(outputs),
         )

@@ -245,6 +245,7 @@ class Player:
             copies=step.copies,
             slice_errors=step.slice_errors,
             complete=step.complete,
+            accepted=step.accepted,
             stage_micros=step.stage_micros,
         )
         return self._scheduler.commit(plan, result, step.micros)

@@ -54,6 +54,8 @@ class SchedulerLimits:
     pipeline_stages: int = 1
     """Stages that compute a step one after the other. With more than one, decodes are divided among the steps. There
     are one more in flight than stages."""
+    num_draft_tokens: int = 0
+    """Most drafts of a row."""
 
     def level(self, name: str) -> int:
         """Return the position of a class among `classes`; 0 if there are none.

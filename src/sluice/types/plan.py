@@ -25,7 +25,9 @@ class Chunk(NamedTuple):
     token_ids: tuple[int, ...]
     """The input ids. One short of `length`: the last input is what this slot sampled last (still on the device)."""
     new_pages: tuple[int, ...]
-    """Appended to the slot's page-table row before the forward."""
+    """Written to the slot's page-table row before the forward, as the last of the pages that hold the tokens up to
+    `end`. The row had pages up to there, or beyond: such were for drafts that were not accepted, and are the slot's no
+    more."""
     samples: bool
     """Whether to sample the token at position `start + length`: the chunk reaches the end of what is known."""
     targets: tuple[int, ...] = ()

@@ -125,6 +125,10 @@ class Output(NamedTuple):
     embedding: bytes = b""
     """Of a request that embeds: the hidden state of its last token after the final norm, [hidden_size] little-endian
     float32, not normalised."""
+    num_drafted: int = 0
+    """Drafts of the row that brought these tokens."""
+    num_accepted: int = 0
+    """Drafts among them that were accepted."""
 
     @property
     def cached(self) -> CachedTokens:

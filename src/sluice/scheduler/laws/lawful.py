@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from sluice.kv.manager import ResidentLease
 from sluice.kv.offload import OffloadLease
+from sluice.scheduler.drafting import waits_for_drafts
 from sluice.scheduler.laws.pages import LawBroken, live
 from sluice.scheduler.laws.plans import check_plan, resident, tokens_of_row
 from sluice.scheduler.laws.state import check_state
@@ -88,6 +89,11 @@ class Lawful:
 
     def schedule(self) -> BatchPlan | None:
         forced = set(self.state.forced)
+        waiting = {
+            each.id
+            for each in self.state.decoding.values()
+            if waits_for_drafts(self.state, self.scheduler.limits, each)
+        }
         self._turns.before(self.state, self.scheduler.limits)
         plan = self.scheduler.schedule()
         check_state(self.state)
@@ -104,7 +110,7 @@ class Lawful:
         check_plan(self.state, self.scheduler.limits, plan, forced)
         no_budget_is_unused(self.state, self.scheduler.limits, plan)
         self._preemptions_are_bounded()
-        self._decodes_go_first(plan)
+        self._decodes_go_first(plan, waiting)
         self._turns.check(self.state, self.scheduler.limits, plan)
         for new in plan.new_slots:
             self._slices.pop(new.request_id, None)  # of an earlier admission
@@ -121,16 +127,24 @@ class Lawful:
         if self.in_flight[0][0] is not plan:
             raise LawBroken(f"plan {plan.step} is committed out of order")
         del self.in_flight[0]
-        self._note_repeats(plan, result)
+        self._note_ends(plan, result)
         return self._checked(self.scheduler.commit(plan, result, micros))
 
-    def _note_repeats(self, plan: BatchPlan, result: BatchResult) -> None:
-        """8, over a run: a chunk follows one that was to sample and brought nothing from its last token on."""
+    def _note_ends(self, plan: BatchPlan, result: BatchResult) -> None:
+        """8, over a run: a chunk follows one that was to sample and brought nothing from its last token on, and one
+        with drafts from the first that was not accepted on."""
         failed = {error.row for error in result.errors}
-        brought = iter(result.token_ids)
+        brought, accepted = iter(result.token_ids), iter(result.accepted)
         for row, chunk in enumerate(plan.chunks):
-            if chunk.samples and next(brought, None) == () and row not in failed:
-                self._next_start[chunk.request_id] = chunk.end - 1
+            if not chunk.samples:
+                continue
+            tokens, count = next(brought, None), next(accepted, 0)
+            if not 0 <= count <= min(chunk.num_drafts, max(0, len(tokens or ()) - 1)):
+                raise LawBroken(f"law 19: {count} drafts of {chunk} are accepted, which brought {tokens}")
+            if tokens == () and row not in failed:
+                self._next_start[chunk.request_id] = chunk.known_end - 1
+            elif chunk.num_drafts:
+                self._next_start[chunk.request_id] = chunk.known_end + count
 
     def fail(self, plan: BatchPlan, error: str, *, launched: bool = True) -> list[Output]:
         if self.in_flight[0][0] is not plan:
@@ -215,14 +229,15 @@ class Lawful:
                     f"law 12: request {request.id} was preempted {request.preemptions} times, {bound} at most"
                 )
 
-    def _decodes_go_first(self, plan: BatchPlan) -> None:
-        """A mixed plan passes over a running request only for want of a page, or in a pipeline until its turn comes."""
+    def _decodes_go_first(self, plan: BatchPlan, waiting: Collection[int]) -> None:
+        """A mixed plan passes over a running request only for want of a page, in a pipeline until its turn comes, or
+        if it is among those that wait to have drafts."""
         if self.scheduler.limits.schedule != "mixed" or self.scheduler.limits.pipeline_stages > 1:
             return
         planned = {chunk.request_id for chunk in plan.chunks}
         size = self.state.kv.page_size
         for request in self.state.decoding.values():
-            ready = request.pending <= request.lookahead and request.num_outputs + request.pending < request.max_tokens
+            ready = request.wants_chunk() and request.id not in waiting
             at_boundary = request.scheduled % size == 0
             if not (request.id in planned or not ready or (at_boundary and self.state.kv.available == 0)):
                 raise LawBroken(f"decode first: plan {plan.step} passes over request {request.id}")
@@ -299,12 +314,16 @@ class Lawful:
             bases.setdefault(each.chunk.request_id, base)
         for chunk in resident(plan):
             row = self._rows[chunk.slot]
-            row.extend(chunk.new_pages)
+            first = self.state.kv.pages_for(chunk.end) - len(chunk.new_pages)
+            if first > len(row):
+                raise LawBroken(f"law 5: {chunk} has pages from {first} on for a row of {len(row)}")
+            if chunk.new_pages:
+                row[first:] = chunk.new_pages
             held = self.state.requests[chunk.request_id].lease
-            is_right = isinstance(held, ResidentLease) and row == held.pages
+            is_right = isinstance(held, ResidentLease) and row[: len(held.pages)] == held.pages
             if not is_right:
                 raise LawBroken(f"law 5: {chunk} leaves row {row}, host has {held}")
-            rows[chunk.request_id] = tuple(row)
+            rows[chunk.request_id] = tuple(row[: self.state.kv.pages_for(chunk.end)])
         return rows
 
     def _writes_are_undisturbed(self, plan: BatchPlan, rows: dict[int, tuple[int, ...]]) -> None:

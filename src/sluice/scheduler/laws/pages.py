@@ -102,10 +102,11 @@ def tree_is_reachable(kv: KVManager) -> None:
 
 
 def pages_cover_the_promise(kv: KVManager, request: Request, lease: ResidentLease) -> None:
-    """5. A row has the pages that its promised tokens need, and no more; and that of a token that is computed once
-    more, since its row brought nothing."""
-    held, needed = len(lease.pages), kv.pages_for(request.scheduled)
-    if request.submit.grammar and request.scheduled == request.computed and held > needed:
+    """5. A row has the pages that its promised tokens and its drafts in flight need, and no more; and that of the next
+    token, where its last row brought nothing or fewer tokens than it might have."""
+    held, needed = len(lease.pages), kv.pages_for(request.scheduled + request.drafts)
+    may_hold_next = request.submit.grammar or request.num_drafted
+    if may_hold_next and request.scheduled == request.computed and not request.drafts and held > needed:
         needed = kv.pages_for(request.scheduled + 1)
     if held != needed:
         raise LawBroken(f"law 5: request {request.id} holds {held} pages, {needed} are promised")

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from sluice.kv.manager import ResidentLease
 from sluice.kv.tiers import Tiers
 from sluice.scheduler.fair import DUE_AFTER
+from sluice.scheduler.laws.drafts import drafts_are_few
 from sluice.scheduler.laws.pages import LawBroken
 from sluice.scheduler.offloading import ALONE
 from sluice.scheduler.pacer import QUANTUM
@@ -24,6 +25,7 @@ def check_plan(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan, 
     budgets_hold(state, limits, plan, forced)
     chunks_are_well_formed(state, plan)
     writes_are_private(state, plan)
+    drafts_are_few(state, limits, plan)
     offloaded_work_is_paid_for(state, limits, plan)
 
 
@@ -47,6 +49,7 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
     of_streams = sum(c.length for c in of_prefill if c.request_id in forced)
     num_prompts = sum(c.request_id not in forced for c in of_prefill)
     num_tokens = sum(chunk.length for chunk in chunks)
+    num_drafts = sum(chunk.num_drafts for chunk in chunks)
     total, page_size = sum(prefill), state.kv.page_size
     beside_forced = of_streams + page_size if of_streams and num_prompts else 0
     alone_unchunked = limits.chunked_prefill_size == 0 and (len(prefill) == 1 or num_prompts == 1)
@@ -58,7 +61,7 @@ def budgets_hold(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan
         if not (over <= 0 or (over <= page_size and over < max(ends, default=0))):
             raise LawBroken(f"law 7: plan {plan.step} prefills {total} tokens of {limits.chunked_prefill_size}")
     if limits.max_prefill_tokens and prefill:
-        left = max(page_size, beside_forced, limits.max_prefill_tokens - (num_tokens - total))
+        left = max(page_size, beside_forced, limits.max_prefill_tokens - (num_tokens - total - num_drafts))
         if not (total <= left or alone_unchunked):
             raise LawBroken(
                 f"law 7: plan {plan.step} prefills {total} tokens, {left} are left of {limits.max_prefill_tokens}"
@@ -111,12 +114,12 @@ def chunks_are_well_formed(state: SchedulerState, plan: BatchPlan) -> None:
         if chunk.slot != request.slot:
             raise LawBroken(f"law 8: {chunk} is not in slot {request.slot}")
         unread = chunk.length - len(chunk.token_ids)
-        if unread not in (0, 1):
+        if unread not in (0, 1) and unread != chunk.num_drafts:
             raise LawBroken(f"law 8: {chunk} names {len(chunk.token_ids)} of {chunk.length} tokens")
-        was_late = chunk in done  # the sample may have come since it was begun
+        was_late = chunk in done or unread == chunk.num_drafts  # the sample may have come since it was begun
         if not (unread == 0 or was_late or request.pending > chunk.samples):
             raise LawBroken(f"law 8: {chunk} waits for a sample that no chunk makes")
-        is_last = chunk.end == len(request.tokens) + request.pending - chunk.samples
+        is_last = chunk.known_end == len(request.tokens) + request.pending - chunk.samples
         if (chunk.samples, chunk.embeds) != (is_last and not request.embeds, is_last and request.embeds):
             raise LawBroken(
                 f"law 8: {chunk} samples={chunk.samples} and embeds={chunk.embeds} with {len(request.tokens)} tokens"

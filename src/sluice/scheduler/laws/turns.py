@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sluice.scheduler.drafting import ready_to_decode
 from sluice.scheduler.laws.pages import LawBroken
 from sluice.scheduler.passes import microbatches, token_is_there
 from sluice.scheduler.request import Request
@@ -39,7 +40,7 @@ class Turns:
         self._is_full = not limits.lookahead and state.num_in_flight >= steps
         self._planned_at |= dict.fromkeys(decoding - self._decoding, state.step - 1)
         self._decoding = decoding
-        ready = (each for each in state.decoding.values() if each.wants_chunk())
+        ready = ready_to_decode(state, limits)
         self._ready = [each for each in ready if token_is_there(state, limits, each)]
 
     def check(self, state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan) -> None:

@@ -51,7 +51,7 @@ def tokens_left(state: SchedulerState, limits: SchedulerLimits, plan: BatchPlan,
     if limits.long_prefill_token_threshold:
         left = min(left, limits.long_prefill_token_threshold - own)
     if limits.max_prefill_tokens:
-        left_to_all = limits.max_prefill_tokens - used
+        left_to_all = limits.max_prefill_tokens - used + sum(chunk.num_drafts for chunk in resident(plan))
         if chunks and not own and request.extend_len >= left_to_all + of_slices:
             return 0  # it is not cut behind others
         left = min(left, left_to_all if chunks else max(state.kv.page_size, left_to_all))

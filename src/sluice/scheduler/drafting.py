@@ -1,0 +1,74 @@
+"""Drafting: which rows of a step have drafts, and which requests wait so that theirs may have some.
+
+A row with drafts computes a request's last token and, behind it, guesses of what follows. It samples after each of
+them; a guess is accepted if it is the token that was sampled in its place. So a row brings one token more than it has
+accepted drafts, and these are the tokens that it would have brought without.
+
+What follows can be guessed when all that is before is known. So a request that drafts are wanted for is planned when
+nothing of it is pending, whatever its lookahead is; the others keep their overlap. Such requests are planned together:
+in steps that alternate, each would read all weights for a part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sluice.kv.manager import ResidentLease
+from sluice.scheduler.batch import BatchBuilder
+from sluice.scheduler.prefill import PrefillAdder
+from sluice.scheduler.request import Request
+from sluice.scheduler.state import SchedulerState
+from sluice.types import SchedulerLimits
+
+
+def ready_to_decode(state: SchedulerState, limits: SchedulerLimits) -> list[Request]:
+    """Return the requests that decode and may have their next chunk, in the order of their turns."""
+    ready = [r for r in state.decoding.values() if r.wants_chunk()]
+    if state.drafter is None:
+        return ready
+    return [r for r in ready if not waits_for_drafts(state, limits, r)]
+
+
+def waits_for_drafts(state: SchedulerState, limits: SchedulerLimits, request: Request) -> bool:
+    """Return whether a request that may have its next chunk is left out of this step, to have drafts in the next: not
+    all of its tokens are known, or rows of others that have drafts are in flight. In a pipeline these are in other
+    steps anyway."""
+    if state.drafter is None or not (request.pending or state.num_drafting) or not state.drafter.wants(request):
+        return False
+    return request.pending > 0 or limits.pipeline_stages == 1
+
+
+def draft(state: SchedulerState, limits: SchedulerLimits, batch: BatchBuilder, adder: PrefillAdder) -> None:
+    """Add drafts to the decodes of the step, when each has its token: as many as neither prompts nor the next tokens of
+    running requests lack."""
+    drafter = state.drafter
+    if drafter is None or not batch.num_decodes:
+        return
+    room = adder.room_for_drafts()
+    pages = state.kv.available - sum(1 for _ in state.running())
+    found: dict[int, Sequence[int]] = {}
+    for chunk in batch.rows:
+        request = state.requests[chunk.request_id]
+        if request.pending > 1 or not drafter.wants(request):
+            continue
+        request.is_drafting = True
+        state.num_drafting += 1
+        at_most = min(limits.num_draft_tokens, room, request.max_tokens - request.num_outputs - 1)
+        at_most = min(at_most, tokens_held(request, state.kv.page_size, pages))
+        drafts = drafter.propose(request, at_most) if at_most > 0 else ()
+        if drafts:
+            found[request.id] = drafts
+            room -= len(drafts)
+            pages -= lease_of(request).missing(request.scheduled + len(drafts))
+    if found:
+        batch.add_drafts(found, state.requests, in_runner=drafter.in_runner)
+
+
+def tokens_held(request: Request, page_size: int, pages: int) -> int:
+    """Return the tokens behind `scheduled` that its pages hold, with so many more."""
+    return lease_of(request).capacity + max(0, pages) * page_size - request.scheduled
+
+
+def lease_of(request: Request) -> ResidentLease:
+    assert isinstance(request.lease, ResidentLease), f"request {request.id} is not resident: {request.lease}"
+    return request.lease
