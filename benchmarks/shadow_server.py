@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,16 +30,19 @@ from sluice.types import BatchPlan
 PAGE_SIZE = 16
 MAX_MODEL_LEN = 4096
 VOCAB = 500
-"""Number of the bundled tokenizer's ids that are ordinary tokens."""
+"""The shadow model answers with ids below this: with ordinary tokens of the bundled tokenizer."""
+PROMPT_VOCAB = 3072
+"""What prompts may hold: all of that tokenizer's ids."""
 STEP_MS = "SHADOW_STEP_MS"
 SERVE = """
 import json, sys
 from sluice.config import EngineConfig, ServerConfig
 from sluice.http.serve import run
 
-port, options = sys.argv[1:]
+port, options, of_server = sys.argv[1:]
 engine = EngineConfig.from_options(json.loads(options))
-sys.exit(run(ServerConfig(port=int(port)), engine, factory="shadow_server:build"))
+server = ServerConfig(port=int(port), **json.loads(of_server))
+sys.exit(run(server, engine, factory="shadow_server:build"))
 """
 POOL_TOKENS = 1 << 20
 
@@ -72,7 +75,7 @@ def build(start: Start, link: Link) -> tuple[Engine, Ready]:
     assert tokens is not None
     setup = SchedulerSetup(chosen.config.scheduler.limits(), tokens // PAGE_SIZE, PAGE_SIZE)
     runner, clock = PacedRunner(float(os.environ[STEP_MS]) / 1000), WallClock()
-    limits = Limits(VOCAB, MAX_MODEL_LEN, tokens)
+    limits = Limits(PROMPT_VOCAB, MAX_MODEL_LEN, tokens)
     ready = Ready("shadow", config.model.model, limits, (), config=chosen.config, reasons=chosen.reasons)
     if config.trace.trace is None:
         return Engine(setup.build(), runner, link, clock=clock, trace=RecentSteps()), ready
@@ -87,14 +90,20 @@ def build(start: Start, link: Link) -> tuple[Engine, Ready]:
 
 
 @contextmanager
-def server(step_ms: float, **options: object) -> Iterator[tuple[int, int]]:
-    """Run a server with these options of the engine. Returns its port, and the id of the HTTP server's process."""
+def server(
+    step_ms: float, *, of_server: Mapping[str, object] | None = None, **options: object
+) -> Iterator[tuple[int, int]]:
+    """Run a server with these options of the engine. Returns its port, and the id of the HTTP server's process.
+
+    Args:
+        of_server: options of the HTTP server.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parent / 'src'}", STEP_MS: str(step_ms)}
     chosen = {"model": str(BUNDLED), "page_size": PAGE_SIZE, "max_total_tokens": POOL_TOKENS} | options
-    command = [sys.executable, "-c", SERVE, str(port), json.dumps(chosen)]
+    command = [sys.executable, "-c", SERVE, str(port), json.dumps(chosen), json.dumps(dict(of_server or {}))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
         assert process.stdout is not None
         try:

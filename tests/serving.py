@@ -184,6 +184,7 @@ async def serving(
     listeners: Sequence[Listener] = (),
     sampling_defaults: SamplingDefaults | None = None,
     responses: ResponseStore | None = None,
+    page: bool = False,
     **options: Any,
 ) -> AsyncIterator[Server]:
     """A server that is ready, with these options of the engine changed.
@@ -226,6 +227,7 @@ async def serving(
         metrics=metrics,
         listeners=listeners,
         responses=ResponseStore(16, 1 << 20) if responses is None else responses,
+        page=page,
     )
     delivering = asyncio.create_task(_deliver(channel, client))
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)

@@ -137,6 +137,7 @@ ELSEWHERE = {
     "served_model_name": "http/test_serve.py::test_serve_the_bundled_model",
     "api_key": "http/test_serve.py::test_keys_and_bounds_of_a_server",
     "api_key_file": "http/test_serve.py::test_keys_and_bounds_of_a_server",
+    "page": "http/test_tenant_options.py::test_a_server_that_trusts_its_clients",
     "enable_admin": "http/test_sleep.py::test_a_server_that_its_administrator_puts_to_sleep",
     "admin_key": "http/test_sleep.py::test_a_server_that_its_administrator_puts_to_sleep",
     "admin_key_file": "http/test_sleep.py::test_a_server_that_its_administrator_puts_to_sleep",

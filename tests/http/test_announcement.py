@@ -60,3 +60,13 @@ def test_the_announcement_tells_what_was_chosen(capsys: pytest.CaptureFixture[st
     assert "It has" not in shown(ready())
     chosen = shown(ready(quantization="int8", kv_cache_dtype="int8", itl_target="200ms"))
     assert "It has weights in int8, KV in int8, an ITL target of 200ms." in chosen
+
+
+def test_the_page_is_named_where_there_is_one() -> None:
+    ready = Ready("m", "f", LIMITS, (), config=EngineConfig())
+    with_page, without = (
+        announcement("http://here", "m", ready, choose(None), chat=True, command="sluice", page=page)
+        for page in (True, False)
+    )
+    assert "Open http://here/ in a browser" in with_page
+    assert "browser" not in without

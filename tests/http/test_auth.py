@@ -18,6 +18,8 @@ PATHS = [
     ("GET", "/metrics"),
     ("GET", "/version"),
     ("GET", "/nothing"),
+    ("GET", "/"),
+    ("GET", "/page/main.js"),
     ("POST", "/v1/completions"),
     ("POST", "/v1/chat/completions"),
     ("POST", "/generate"),

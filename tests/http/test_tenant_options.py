@@ -44,8 +44,10 @@ def test_a_server_with_tenants(tmp_path: Path) -> None:
 
 def test_a_server_that_trusts_its_clients(tmp_path: Path) -> None:
     keys = settings(tmp_path)
-    with server(*shadow(0, tmp_path, api_key_file=str(keys), allow_special_tokens=True)) as process:
-        assert special_tokens(announced(process).split()[2].partition("/v1/")[0]) == 1
+    with server(*shadow(0, tmp_path, api_key_file=str(keys), allow_special_tokens=True, page=False)) as process:
+        url = announced(process).split()[2].partition("/v1/")[0]
+        assert special_tokens(url) == 1
+        assert httpx.get(f"{url}/", headers={"accept": "text/html"}).status_code == 401, "there is no page"
 
 
 def test_a_server_with_a_template_and_fields_of_its_own(tmp_path: Path) -> None:
@@ -55,6 +57,7 @@ def test_a_server_with_a_template_and_fields_of_its_own(tmp_path: Path) -> None:
     with server(*shadow(0, tmp_path, api_key_file=str(keys), **options)) as process:
         url = announced(process).split()[2].partition("/v1/")[0]
         assert special_tokens(url) == 2 + 1
+        assert "<title>Sluice" in httpx.get(f"{url}/", headers={"accept": "text/html"}).text, "a page needs no key"
         answer = httpx.post(f"{url}/tokenize", json={"prompt": "a", "owl": 1}, headers={"authorization": "Bearer bob"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "owl")
 

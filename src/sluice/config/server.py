@@ -81,6 +81,11 @@ class ServerConfig:
         more="Any one of these keys is accepted. The file is read at the start.",
         metavar="FILE",
     )
+    page: bool = option(
+        True,
+        "serve a page with a chat at /",
+        more="Browsers get it without an API key, and ask for one to use it. See [the page](page.md).",
+    )
     enable_admin: bool = option(
         False,
         "serve /sleep, /wake_up and /is_sleeping",

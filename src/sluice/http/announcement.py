@@ -11,7 +11,9 @@ from sluice.chat.choosing import Chosen
 from sluice.process.wire import Ready
 
 
-def announcement(url: str, name: str, ready: Ready, replies: Chosen, *, chat: bool, command: str) -> str:
+def announcement(
+    url: str, name: str, ready: Ready, replies: Chosen, *, chat: bool, command: str, page: bool = False
+) -> str:
     """Return what a person who started the server needs to know: the model, its URL, and a command to try it.
 
     Args:
@@ -20,6 +22,7 @@ def announcement(url: str, name: str, ready: Ready, replies: Chosen, *, chat: bo
         replies: how it writes calls and reasoning.
         chat: the model has a chat template.
         command: `own_command`.
+        page: there is one at `/`.
     """
     limits = ready.limits
     lines = [f"Sluice serves {name} at {url}/v1 (up to {limits.max_request_tokens} tokens a request)."]
@@ -36,6 +39,8 @@ def announcement(url: str, name: str, ready: Ready, replies: Chosen, *, chat: bo
         lines.append(f"Calls of tools are read as {replies.tool_name} writes them{_reason(replies.tool_reason)}.")
     if replies.reasoning_name is not None:
         lines.append(f"Reasoning is read as {replies.reasoning_name} writes it{_reason(replies.reasoning_reason)}.")
+    if page:
+        lines.append(f"Open {url}/ in a browser to chat with it.")
     lines += ["Try it:", f"  {curl(url, name, chat=chat)}"]
     return "\n".join(lines)
 

@@ -45,6 +45,7 @@ from sluice.http.metrics_page import add_metrics
 from sluice.http.ollama_routes import add_ollama
 from sluice.http.openai import CHAT_BODY, COMPLETION_BODY, parse_chat, parse_completion
 from sluice.http.origins import Origins
+from sluice.http.page import add_greeting, add_page
 from sluice.http.responses.routes import add_responses
 from sluice.http.responses.store import ResponseStore
 from sluice.http.routes import Routes
@@ -91,6 +92,7 @@ def create_app(
     listeners: Sequence[Listener] = (),
     sleep: Sleep | None = None,
     responses: ResponseStore | None = None,
+    page: bool = False,
 ) -> Starlette:
     """Return the HTTP application over a backend that may open and close at any time.
 
@@ -107,16 +109,17 @@ def create_app(
         listeners: receive every call when it is over, besides the metrics.
         sleep: of the engine. None: there are no routes for it.
         responses: those that are stored. None: none is.
+        page: there is one at `/`, which needs no key.
     """
     metrics = Metrics() if metrics is None else metrics
     bodies = BodyReader(body_limits or BodyLimits(), strict_fields=strict_fields)
     responses = ResponseStore(0, 0) if responses is None else responses
-    routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock, responses)
+    routes = make_routes(backend, bodies, isolation or CacheIsolation(), metrics, clock, responses, page=page)
     if sleep is not None:
         add_sleep(routes, backend, sleep)
     app = Starlette(routes=routes.starlette_routes(), exception_handlers=ERROR_HANDLERS)
     if api_keys or admin_keys:
-        app.add_middleware(KeyRequired, keys=api_keys, admin_keys=admin_keys)
+        app.add_middleware(KeyRequired, keys=api_keys, admin_keys=admin_keys, has_page=page)
     origins = origins or Origins()
     app.add_middleware(CrossSiteChecked, names=hosts or (), origins=origins)
     if origins.patterns:
@@ -136,6 +139,8 @@ def make_routes(
     metrics: Metrics,
     clock: Callable[[], float],
     responses: ResponseStore,
+    *,
+    page: bool = False,
 ) -> Routes:
     """Return all routes. The arguments are those of `create_app`."""
     routes, threads = Routes(), TokenizerThreads()
@@ -146,6 +151,7 @@ def make_routes(
     add_health(routes, backend)
     add_description(routes)
     add_docs_page(routes)
+    (add_page if page else add_greeting)(routes)
     return routes
 
 

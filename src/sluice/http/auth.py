@@ -24,6 +24,8 @@ ADMIN_PATHS = frozenset({"/is_sleeping", "/sleep", "/wake_up"})
 """Paths that need a key of the administrator's, and no other."""
 DESCRIPTION = re.compile(r"/openapi\.json|/docs(/.*)?")
 """Paths that need no key: they describe every server alike, and a browser opens the page without one."""
+PAGE = re.compile(r"/|/page/.*")
+"""Paths of the page at `/` and its files, which are those of every server: they need no key if there is a page."""
 
 
 def read_keys(server: ServerConfig) -> frozenset[str]:
@@ -88,10 +90,16 @@ class KeyRequired:
 
     Keys are compared by their hashes, in a time that depends on neither the keys nor what was sent. The key is left in
     the scope, under `SENT_KEY`.
+
+    Args:
+        has_page: the page at `/` is open.
     """
 
-    def __init__(self, app: ASGIApp, keys: Collection[str], admin_keys: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: Collection[str], admin_keys: Collection[str], *, has_page: bool = False
+    ) -> None:
         self._app = app
+        self._has_page = has_page
         self._hashes = [_hash(key.encode()) for key in keys]
         self._admin_hashes = [_hash(key.encode()) for key in admin_keys]
 
@@ -109,7 +117,9 @@ class KeyRequired:
     def _is_open(self, path: str) -> bool:
         if path in ADMIN_PATHS:
             return False
-        return not self._hashes or path in OPEN_PATHS or DESCRIPTION.fullmatch(path) is not None
+        if not self._hashes or path in OPEN_PATHS or DESCRIPTION.fullmatch(path) is not None:
+            return True
+        return self._has_page and PAGE.fullmatch(path) is not None
 
     def _has_key(self, scope: Scope) -> bool:
         sent_keys = {key for name, value in scope["headers"] if (key := _sent_key(name, value)) is not None}

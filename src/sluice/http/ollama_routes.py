@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 
 from sluice.http.backend import Backend
 from sluice.http.body import BodyReader
@@ -65,10 +65,6 @@ def add_ollama(
     @add("GET", "/api/version", summary="The version of Ollama whose API this is", answer=OllamaVersion)
     async def version(request: Request) -> Response:
         return JSONResponse({"version": API_VERSION})
-
-    @routes.add("GET", "/", summary="Whether there is a server (Ollama)", media_type="text/plain")
-    async def greet(request: Request) -> Response:
-        return PlainTextResponse("Sluice is running")
 
     for path, instead in REFUSED.items():
         add("POST", path, summary=f"Refused: {instead} (Ollama)")(_refusal(path, instead))

@@ -163,6 +163,7 @@ async def serve(
         listeners=listeners,
         sleep=sleep if server.enable_admin else None,
         responses=ResponseStore(server.max_stored_responses, server.max_stored_response_bytes),
+        page=server.page,
     )
     http = HttpServer.of(app, server.max_connections, tls)
     serving = asyncio.create_task(http.serve(sockets=[listener]), name="http")
@@ -304,7 +305,8 @@ async def live(
 
         serve_with(ready)
         command = own_command(sys.argv[0], sys.executable)
-        print(announcement(url, name, ready, chosen, chat=tokenizer.has_chat_template, command=command), flush=True)
+        chat = tokenizer.has_chat_template
+        print(announcement(url, name, ready, chosen, chat=chat, command=command, page=server.page), flush=True)
         with LoopWatchdog(metrics.pauses.add):
             how = await supervisor.run(serve_with)
         backend.close(how)
