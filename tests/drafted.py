@@ -52,6 +52,7 @@ class Planner:
         chunk: most tokens of a prompt in a step.
         most: drafts of a row.
         seed: of the pages' order.
+        in_runner: the runner guesses, and of a guess only its length is planned.
     """
 
     runner: Runner
@@ -60,6 +61,7 @@ class Planner:
     chunk: int = 7
     most: int = 4
     seed: int = 0
+    in_runner: bool = False
     drafted: int = 0
     """Drafts so far."""
     accepted: int = 0
@@ -104,7 +106,7 @@ class Planner:
             row.slot,
             row.computed,
             len(known) + len(drafts),
-            (*known, *drafts),
+            (*known,) if self.in_runner else (*known, *drafts),
             new_pages,
             samples=end == len(row.tokens),
             num_drafts=len(drafts),
@@ -119,7 +121,7 @@ class Planner:
         assert len(result.accepted) == (len(sampling) if has_drafts else 0)
         for chunk, tokens, accepted in zip(sampling, result.token_ids, result.accepted, strict=False):
             assert 0 <= accepted <= min(chunk.num_drafts, max(0, len(tokens) - 1))
-            assert tokens[:accepted] == chunk.drafts[:accepted]
+            assert not chunk.drafts or tokens[:accepted] == chunk.drafts[:accepted]
 
     def _commit(
         self,

@@ -62,6 +62,8 @@ class Footprint:
     """Part of the ring: the blocks that load while the others are attended to."""
     decode_buffer_bytes: int = 0
     """Part of this window: the page of the latest tokens."""
+    draft_bytes: int = 0
+    """What a draft model or head keeps of each position of the pool, beside `device_kv_bytes`."""
     host_bytes: int = 0
     disk_bytes: int = 0
 

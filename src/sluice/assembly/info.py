@@ -58,7 +58,10 @@ class EngineInfo:
         """
         self.limits.check_length(length)
         sizes = self.offload_sizes
-        predicted = device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes)
+        predicted = replace(
+            device_footprint(self.kv_sizes, self.pool_tokens, sizes, weights_bytes=self.memory.weights_bytes),
+            draft_bytes=self.memory.draft_bytes,
+        )
         above = self.config.offload.offload_above
         if sizes is None or above is None or length <= above:
             return predicted

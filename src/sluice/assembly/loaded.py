@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sluice.assembly.cost_file import Key
+from sluice.assembly.drafting import DraftSetup
 from sluice.assembly.graphs import captured_graphs, kernels_compute
 from sluice.assembly.info import EngineInfo
 from sluice.assembly.offloading import OffloadSetup
@@ -30,6 +31,7 @@ from sluice.footprint import device_footprint
 from sluice.grammar.base import CompiledGrammars
 from sluice.grammar.compiler import GrammarCompiler
 from sluice.grammar.guidance import END, Guidance
+from sluice.models.base import PagedLM
 from sluice.models.spec import ModelSpec
 from sluice.native.library import Kernels
 from sluice.parallel.member import ALONE, Member
@@ -37,7 +39,7 @@ from sluice.runner.device_state import DeviceShape, DeviceState, KVMaker
 from sluice.runner.features import NewGrammars
 from sluice.runner.features.grammars import NO_GRAMMARS, Publish, keep
 from sluice.runner.features.grammars import Grammars as MaskGrammars
-from sluice.runner.forwards import EagerForwards, Forwards, Model
+from sluice.runner.forwards import EagerForwards, Forwards
 from sluice.runner.kernel_capture import cpu_graphs
 from sluice.runner.launched import Elsewhere
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
@@ -57,7 +59,7 @@ from sluice.tracing.recorder import Recorder
 class LoadedModel:
     """A model, and the sizes and limits that follow from it and the options. Several engines may share it."""
 
-    model: Model
+    model: PagedLM
     spec: ModelSpec
     shape: DeviceShape
     info: EngineInfo
@@ -75,6 +77,8 @@ class LoadedModel:
     """What is known of the time that steps take, if they have a target."""
     member: Member = ALONE
     """The rank that it is the part of; `spec` has the sizes of that part."""
+    draft: DraftSetup | None = None
+    """The runner's own drafter; None: the runner guesses nothing."""
 
     @property
     def new_kv(self) -> KVMaker:
@@ -142,14 +146,16 @@ class LoadedModel:
         attention = TickingAttention(self.backend.make(device, self.kernels, busy), busy)
         transport = transport_for(device, self.depth, poison=poison, tick=waiting)
         nan_faults = [fault for fault in faults if fault.kind is FaultKind.NAN]
-        model = NanFaultModel(self.model, nan_faults) if nan_faults else self.model
-        forwards: Forwards = EagerForwards(model, state, attention)
+        drafter = None if self.draft is None else self.draft.open(state, self.kernels, busy, self.logit_ops)
+        target = self.model if self.draft is None or drafter is None else self.draft.over(self.model, drafter)
+        model, drafted = (NanFaultModel(each, nan_faults) if nan_faults else each for each in (self.model, target))
+        forwards: Forwards = EagerForwards(drafted, state, attention)
         if self.graph_rows and not nan_faults:
             far = partial(heartbeat.loading, LoadingPart.GRAPHS)
-            forwards = captured_graphs(forwards, model, state, attention, transport, self.graph_rows, busy, far)
+            forwards = captured_graphs(forwards, drafted, state, attention, transport, self.graph_rows, busy, far)
         elif kernels_compute(self.backend, self.spec) and not nan_faults and self.member.place.layout.size == 1:
             assert self.kernels is not None, "only the kernels' calls are captured"
-            forwards = cpu_graphs(forwards, model, state, attention, self.kernels, busy)
+            forwards = cpu_graphs(forwards, drafted, state, attention, self.kernels, busy)
         offload = None
         if self.offload is not None and tiers is not NO_TIERS:
             unplanned = TickingAttention(self.backend.make_unplanned(device, self.kernels, busy), busy)
@@ -165,6 +171,7 @@ class LoadedModel:
             copies=tiers.copies,
             offload=offload,
             elsewhere=elsewhere,
+            drafter=drafter,
         )
 
     def built(self, runner: TorchRunner) -> EngineInfo:

@@ -61,12 +61,14 @@ def plan_memory(
     device: torch.device,
     place: Place,
     reasons: dict[str, str],
+    draft_token_bytes: int = 0,
 ) -> Memory:
     """Decide on CUDA graphs and on the size of the KV pool.
 
     Args:
         spec: of this rank's part.
         place: of this rank. On a GPU all ranks call this alike, as the largest step runs on all of them.
+        draft_token_bytes: what a drafter keeps of each position of the pool.
 
     Raises:
         ConfigError: an option that cannot be honoured; a `MemoryShortage` if there is too little memory.
@@ -93,17 +95,22 @@ def plan_memory(
     else:
         free = free_memory(device) // ranks_per_node(config.parallel)
         room = cpu_room(room_beside_ring(config.offload, kv_sizes, free))
-    return Memory(_with_pool(shape, config, spec, kv_sizes, room, reasons), kv_sizes, rows)
+    shape = _with_pool(shape, config, spec, kv_sizes.token_bytes + draft_token_bytes, room, reasons)
+    return Memory(shape, kv_sizes, rows)
 
 
 def _with_pool(
-    shape: DeviceShape, config: EngineConfig, spec: ModelSpec, kv_sizes: KVSizes, room: Room, reasons: dict[str, str]
+    shape: DeviceShape, config: EngineConfig, spec: ModelSpec, token_bytes: int, room: Room, reasons: dict[str, str]
 ) -> DeviceShape:
-    """Return a shape with as many pages as were set, or fit."""
+    """Return a shape with as many pages as were set, or fit.
+
+    Args:
+        token_bytes: of a position, with what a drafter keeps.
+    """
     asked = config.cache.max_total_tokens
     wanted = PoolRequest(
         page_size=shape.page_size,
-        bytes_per_token=kv_sizes.token_bytes,
+        bytes_per_token=token_bytes,
         max_model_len=spec.max_model_len,
         max_running_requests=shape.num_slots,
         max_total_tokens=asked,

@@ -8,6 +8,7 @@ import torch
 
 from sluice.assembly.devices import CudaDevice, why_no_triton
 from sluice.models.base import CausalLM, PagedLM
+from sluice.models.eagle3 import Eagle3
 from sluice.models.native_ops import NativeOps
 from sluice.native.library import Kernels
 from sluice.runner.cpu_logit_ops import CPU_LOGIT_OPS
@@ -17,9 +18,9 @@ from sluice.runner.native_logit_ops import NativeLogitOps
 LOGGER = logging.getLogger("sluice.engine")
 
 
-def fuse_small_operations(model: PagedLM, device: torch.device, kernels: Kernels | None) -> LogitOps:
+def fuse_small_operations(model: PagedLM | Eagle3, device: torch.device, kernels: Kernels | None) -> LogitOps:
     """Let fused kernels do a model's small operations where there are any. Return what does those on logits."""
-    if kernels is not None and isinstance(model, CausalLM):
+    if kernels is not None and isinstance(model, CausalLM | Eagle3):
         model.use(NativeOps(kernels))
     if device.type == "cpu":
         return CPU_LOGIT_OPS if kernels is None else NativeLogitOps(kernels)
@@ -32,12 +33,12 @@ def fuse_small_operations(model: PagedLM, device: torch.device, kernels: Kernels
     return use_triton(model)
 
 
-def use_triton(model: PagedLM) -> LogitOps:
+def use_triton(model: PagedLM | Eagle3) -> LogitOps:
     """Let Triton do the small operations of one of our own models. Return what does those on its logits."""
     # Importing them needs the package, which machines without a GPU need not have.
     from sluice.models.triton_ops import TritonOps
     from sluice.runner.triton_logit_ops import TritonLogitOps
 
-    if isinstance(model, CausalLM):
+    if isinstance(model, CausalLM | Eagle3):
         model.use(TritonOps())
     return TritonLogitOps()

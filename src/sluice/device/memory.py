@@ -170,9 +170,10 @@ def tensor_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(sizes.values())
 
 
-def module_bytes(module: nn.Module) -> int:
-    """Return the bytes of all tensors that a module and its parts hold: weights as they were packed, and buffers."""
-    return tensor_bytes(_held(module))
+def module_bytes(*modules: nn.Module) -> int:
+    """Return the bytes of all tensors that modules and their parts hold: weights as they were packed, and buffers. What
+    they share counts once."""
+    return tensor_bytes(tensor for module in modules for tensor in _held(module))
 
 
 def kv_bytes(kv: Iterable[PagedKV]) -> int:

@@ -144,6 +144,10 @@ class Eagle3(nn.Module):
         self.register_buffer("target_ids", None)
         self.ops = Ops()
 
+    def use(self, ops: Ops) -> None:
+        """Compute the small operations with `ops`."""
+        self.ops = ops
+
     def pack(self, packer: Packer) -> None:
         """Pack the weights, once, after they are loaded."""
         self.fc = packer.linear(self.fc)

@@ -129,8 +129,11 @@ class DeviceState:
         self._open_at: Ints = np.full(shape.num_slots, -1, dtype=np.int64)
         """Where the block lies that a slot has open."""
 
-    def check(self, plan: BatchPlan) -> None:
+    def check(self, plan: BatchPlan, *, guesses_drafts: bool = False) -> None:
         """Refuse a plan that cannot be run, before anything changes.
+
+        Args:
+            guesses_drafts: whether the runner guesses drafts whose ids are in no chunk.
 
         Raises:
             PlanError: names the step and what is wrong with it.
@@ -156,11 +159,11 @@ class DeviceState:
             wrong = next(slot for slot in slots if not 0 <= slot < self.shape.num_slots)
             raise PlanError(f"plan of step {plan.step} cannot run: slot {wrong} of {self.shape.num_slots}")
         for chunk in plan.chunks:
-            problem = self._problem_of(chunk, chunk.slot in fresh)
+            problem = self._problem_of(chunk, chunk.slot in fresh, guesses_drafts=guesses_drafts)
             if problem is not None:
                 raise PlanError(f"plan of step {plan.step} cannot run: {problem}")
 
-    def _problem_of(self, chunk: Chunk, is_fresh: bool) -> str | None:
+    def _problem_of(self, chunk: Chunk, is_fresh: bool, *, guesses_drafts: bool) -> str | None:
         """Return what is wrong with a chunk of an existing slot. Hundreds of decodes go through here every step."""
         shape, ids, new_pages, targets = self.shape, chunk.token_ids, chunk.new_pages, chunk.targets
         if not (is_fresh or self._filled[chunk.slot]):
@@ -170,8 +173,9 @@ class DeviceState:
         if self._block_size:
             if (problem := _problem_of_blocks(chunk, self._block_size)) is not None:
                 return problem
-        elif chunk.num_drafts and (problem := _problem_of_drafts(chunk)) is not None:
-            return problem
+        elif chunk.num_drafts:
+            if (problem := _problem_of_drafts(chunk, guesses_drafts=guesses_drafts)) is not None:
+                return problem
         elif not 0 <= chunk.length - len(ids) <= 1:
             return f"{len(ids)} token ids for length {chunk.length}"
         if ids and not 0 <= min(ids) <= max(ids) < shape.vocab_size:
@@ -246,11 +250,12 @@ class DeviceState:
         )
 
 
-def _problem_of_drafts(chunk: Chunk) -> str | None:
+def _problem_of_drafts(chunk: Chunk, *, guesses_drafts: bool) -> str | None:
     """Return what is wrong with the drafts of a chunk."""
     if not 0 < chunk.num_drafts < chunk.length:
         return f"{chunk.num_drafts} drafts in length {chunk.length}, one token of which is known at least"
-    if len(chunk.token_ids) != chunk.length:
+    known = chunk.length - chunk.num_drafts
+    if len(chunk.token_ids) != chunk.length and not (guesses_drafts and len(chunk.token_ids) == known):
         return f"{len(chunk.token_ids)} token ids for length {chunk.length}, of which {chunk.num_drafts} are drafts"
     if not chunk.samples or chunk.targets or chunk.embeds:
         return f"{chunk.num_drafts} drafts in a chunk that does not sample, or does more"

@@ -29,7 +29,8 @@ UNREACHED = -3
 
 
 class StagedDrafts:
-    """The drafts of one step on the device."""
+    """The drafts of one step on the device. Where the runner guesses, `ids` are those of its drafter when they are
+    verified."""
 
     def __init__(self, host: HostDrafts) -> None:
         rows: Ints = host.row_of
@@ -38,13 +39,13 @@ class StagedDrafts:
 
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         """Receive `arrays` on the device, before the forward."""
-        self.ids, self._samples, self._firsts, self._row_of = tensors
+        self.ids, self.samples, self._firsts, self._row_of = tensors
 
     def verify(self, tokens: torch.Tensor) -> torch.Tensor:
         """Return what was sampled [S] with `UNREACHED` behind each row's first wrong draft. No draft is right in the
         place of a sample that failed."""
         is_wrong = torch.zeros_like(tokens)
-        is_wrong.index_copy_(0, self._samples, (tokens.index_select(0, self._samples) != self.ids).to(tokens.dtype))
+        is_wrong.index_copy_(0, self.samples, (tokens.index_select(0, self.samples) != self.ids).to(tokens.dtype))
         wrong_before = is_wrong.cumsum(0).sub_(is_wrong)
         of_row = wrong_before.index_select(0, self._firsts).index_select(0, self._row_of)
         return tokens.masked_fill(wrong_before != of_row, UNREACHED)

@@ -156,6 +156,8 @@ PER_ROW = 5
 """The first arrays of a `HostBatch`: in a step that only decodes, each has one entry a row."""
 NUM_ARRAYS = 9
 """Length of `HostBatch.arrays`."""
+KV_SLOTS, LOGIT_ROWS = 2, 6
+"""Indices into `HostBatch.arrays`."""
 
 
 def host_batch(plan: BatchPlan, page_table: Ints32, page_size: int) -> HostBatch:

@@ -24,7 +24,7 @@ the copy of this step's results. On a CPU all of it is computed at launch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,9 +35,11 @@ from sluice.device.queues import noop
 from sluice.device.transport import Arrived, Transport, transport_for
 from sluice.footprint import Footprint
 from sluice.runner.device_state import DeviceState
+from sluice.runner.drafting.drafter import RunnerDrafter
+from sluice.runner.drafting.step import DraftStep
 from sluice.runner.features.base import SLICE_BYTES, StagedFeatures, StepLogits
 from sluice.runner.forwards import EagerForwards, Forwards, Model
-from sluice.runner.inputs import NUM_ARRAYS, HostBatch
+from sluice.runner.inputs import KV_SLOTS, LOGIT_ROWS, NUM_ARRAYS, HostBatch
 from sluice.runner.launched import Elsewhere, LaunchedStep, Outcome, PassedStep
 from sluice.runner.logit_ops import TORCH_LOGIT_OPS, LogitOps
 from sluice.runner.offload.loaders import LoadTotals
@@ -66,6 +68,8 @@ class _Step:
     """`resident` with the rows that pad it, if any."""
     work: OffloadedWork
     features: StagedFeatures
+    drafting: DraftStep | None
+    """What the runner's own drafter does, if there is one."""
 
 
 class TorchRunner:
@@ -84,6 +88,8 @@ class TorchRunner:
         offload: runs slices of offloaded chunks; None: plans must have none.
         copies: executes the copies of plans; None: plans must have none.
         elsewhere: waits for what other ranks sample; None: this one samples.
+        drafter: guesses the drafts that plans ask for, in the forward of the model that `forwards` run; None: plans
+            bring their drafts.
     """
 
     def __init__(
@@ -100,6 +106,7 @@ class TorchRunner:
         offload: SliceRunner | None = None,
         copies: Copies | None = None,
         elsewhere: Elsewhere | None = None,
+        drafter: RunnerDrafter | None = None,
     ) -> None:
         self._model = model
         self._state = state
@@ -111,6 +118,7 @@ class TorchRunner:
         self._offload = NoOffload() if offload is None else offload
         self._copies: Copies = NoTiers() if copies is None else copies
         self._elsewhere = elsewhere
+        self._drafter = drafter
 
     def footprint(self) -> Footprint:
         """Return what is allocated for keys and values, in bytes by part."""
@@ -119,6 +127,7 @@ class TorchRunner:
             device_kv_bytes=pool + ring,
             pool_bytes=pool,
             ring_bytes=ring,
+            draft_bytes=0 if self._drafter is None else self._drafter.num_bytes,
             host_bytes=copies.host_bytes,
             disk_bytes=copies.disk_bytes,
         )
@@ -150,7 +159,7 @@ class TorchRunner:
         """
         if plan.slices and isinstance(self._offload, NoOffload):
             raise PlanError(f"plan of step {plan.step} cannot run: it has offloaded chunks, and there is no ring")
-        self._state.check(ordinary(plan))
+        self._state.check(ordinary(plan), guesses_drafts=self._drafter is not None)
         self._copies.check(plan)
 
     @torch.inference_mode()
@@ -192,9 +201,11 @@ class TorchRunner:
         resident = state.laid_out(rest)
         host = with_offloaded(resident, work)
         laid = self._forwards.padded(resident) if rest.chunks else resident
-        step = _Step(host, resident, laid, work, StagedFeatures(state.features, host))
+        drafting = None if self._drafter is None else self._drafter.stage(rest)
+        step = _Step(host, resident, laid, work, StagedFeatures(state.features, host), drafting)
         outcome = Outcome(step.features)
-        arrays = (*laid.arrays, *changes, host.slots_of_rows, *step.features.arrays)
+        of_drafter = () if drafting is None else drafting.arrays
+        arrays = (*laid.arrays, *changes, host.slots_of_rows, *of_drafter, *step.features.arrays)
         arrived = self._transport.staging.stage(arrays)
         try:
             compute.run(lambda: self._compute(step, arrived, outcome))
@@ -211,10 +222,11 @@ class TorchRunner:
     def _compute(self, step: _Step, arrived: Arrived, outcome: Outcome) -> None:
         """Do the device's part of a step. It reads nothing on the host that a later plan changes."""
         state, host = self._state, step.host
-        cleared, entries, pages, slots, *of_features = arrived.tensors[NUM_ARRAYS:]
+        cleared, entries, pages, slots, *others = arrived.tensors[NUM_ARRAYS:]
         state.change(cleared, entries, pages)
-        step.features.arrive(of_features)
-        hidden = self._hidden(step, arrived, outcome)
+        split = 0 if step.drafting is None else len(step.drafting.arrays)
+        step.features.arrive(others[split:])
+        hidden = self._hidden(step, arrived, outcome, others[:split])
         if self._elsewhere is not None:
             step.features.hand_on()
             state.last_tokens.await_tokens(slots)
@@ -237,14 +249,16 @@ class TorchRunner:
         else:
             outcome.tokens = drafts.write(state.last_tokens, slots, tokens)
 
-    def _hidden(self, step: _Step, arrived: Arrived, outcome: Outcome) -> torch.Tensor | None:
+    def _hidden(
+        self, step: _Step, arrived: Arrived, outcome: Outcome, of_drafter: Sequence[torch.Tensor]
+    ) -> torch.Tensor | None:
         """Return hidden states of the rows that sample, of those that embed, then of tokens before a target:
         [S + E + T or more, hidden_size].
 
         None if there are none, in a step that only works on chunks which it does not complete.
         """
         resident = step.resident
-        hidden = self._forwards.run(step.laid, arrived) if len(resident.row_slots) else None
+        hidden = self._run_forward(step, arrived, of_drafter) if len(resident.row_slots) else None
         self._offload.open_slots(step.work.opened)
         if not step.work.slices:
             return hidden
@@ -254,3 +268,16 @@ class TorchRunner:
         done = run_slices(self._offload, step.work, hidden, counts)
         outcome.slice_errors = done.errors
         return done.hidden
+
+    def _run_forward(self, step: _Step, arrived: Arrived, of_drafter: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return hidden states of the resident rows, with the drafts guessed that are to be verified."""
+        if self._drafter is None or step.drafting is None:
+            return self._forwards.run(step.laid, arrived)
+        self._drafter.begin(step.drafting, of_drafter)
+        hidden = self._forwards.run(step.laid, arrived)
+        self._drafter.follow()
+        if step.features.drafts is not None:
+            kv_slots, logit_rows = arrived.tensors[KV_SLOTS], arrived.tensors[LOGIT_ROWS]
+            samples = step.features.drafts.samples
+            step.features.drafts.ids = self._drafter.tokens_at(kv_slots[logit_rows[samples] + 1])
+        return hidden

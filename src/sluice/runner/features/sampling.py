@@ -27,13 +27,22 @@ class StagedSampling(StagedFeature):
     groups: Sequence[RowGroup]
 
     def __init__(self, columns: Sequence[npt.NDArray[np.float64] | Ints], members: dict[RowKind, Ints]) -> None:
-        self._kinds = tuple(members)
+        self._members = members
         self._num_columns = len(columns)
         self.arrays = (*columns, *members.values())
 
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         self.rows = SamplingRows(*tensors[: self._num_columns])
-        self.groups = tuple(map(RowGroup, self._kinds, tensors[self._num_columns :]))
+        self.groups = tuple(map(RowGroup, self._members, tensors[self._num_columns :]))
+
+    def first(self, count: int, later: int) -> tuple[SamplingRows, Sequence[RowGroup]]:
+        """Return the parameters of the first rows, each for the token that follows `later` tokens behind its own."""
+        rows = SamplingRows(*(column[:count] for column in self.rows))
+        sizes = [int(np.searchsorted(members, count)) for members in self._members.values()]
+        groups = [
+            RowGroup(group.kind, group.rows[:size]) for group, size in zip(self.groups, sizes, strict=True) if size
+        ]
+        return rows._replace(positions=rows.positions + later), groups
 
     def apply(self, logits: StepLogits) -> None:
         logits.tokens = logits.ops.sample(logits.to_sample, self.rows, self.groups)
@@ -63,14 +72,17 @@ class Sampling(Feature):
         self._noise_keys[slot] = noise_key(params.seed, new.sample_index)
 
     def stage(self, host: HostBatch) -> StagedSampling:
-        slots = host.sample_slots
+        return self.staged(host.sample_slots, host.sample_positions)
+
+    def staged(self, slots: Ints, positions: Ints) -> StagedSampling:
+        """Lay out rows [S] of the requests in `slots`, whose tokens at `positions` are sampled."""
         columns = (
             self._temperature[slots],
             self._min_p[slots],
             self._top_k[slots],
             self._top_p[slots],
             self._noise_keys[slots],
-            host.sample_positions,
+            positions,
         )
         return StagedSampling(columns, _by_kind([self._kinds[slot] for slot in slots.tolist()]))
 

@@ -1,0 +1,136 @@
+"""The runner's own drafter: loaded beside the model whose tokens it guesses, and checked against it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from sluice.assembly.small_operations import fuse_small_operations
+from sluice.attention.backend import AttentionBackend
+from sluice.attention.select import REFERENCE
+from sluice.config import ConfigError
+from sluice.models.base import PagedLM
+from sluice.models.eagle3_loader import load_eagle3
+from sluice.models.hub import resolve_checkpoint
+from sluice.models.llama import Llama
+from sluice.models.loader import load_model
+from sluice.models.packers import packer_for
+from sluice.models.spec import ModelSpec
+from sluice.native.library import Kernels
+from sluice.runner.device_state import DeviceState
+from sluice.runner.drafting.drafter import RunnerDrafter
+from sluice.runner.drafting.nets import DraftModel, DraftNet, Eagle3Net
+from sluice.runner.drafting.pages import DraftPages, DraftSizes
+from sluice.runner.drafting.target import DraftedModel, StatesModel
+from sluice.runner.forwards import Model
+from sluice.runner.logit_ops import LogitOps
+
+LOGGER = logging.getLogger("sluice.engine")
+DRAFT_MODEL, EAGLE3 = "draft-model", "eagle3"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSetup:
+    """A loaded drafter. Several engines may share it."""
+
+    net: DraftNet
+    module: nn.Module
+    """Its weights."""
+    sizes: DraftSizes
+    backend: AttentionBackend
+
+    def open(
+        self, state: DeviceState, kernels: Kernels | None, tick: Callable[[], None], logit_ops: LogitOps
+    ) -> RunnerDrafter:
+        """Return the drafter of one runner, over an empty state.
+
+        Args:
+            tick: called for every bounded part of the work of a CPU.
+        """
+        pages = DraftPages(self.sizes, state.shape.layer, partial(self.backend.new_kv, kernels=kernels))
+        attention = self.backend.make(state.shape.device, kernels, tick)
+        return RunnerDrafter(self.net, pages, state, attention, logit_ops)
+
+    def over(self, target: PagedLM, drafter: RunnerDrafter) -> Model:
+        """Return the target with a forward that lets a drafter guess first."""
+        if not self.net.layers:
+            return DraftedModel(target, drafter)
+        assert isinstance(target, Llama), "checked when the head was loaded"
+        return StatesModel(target, drafter)
+
+
+def load_drafter(
+    algorithm: str,
+    path: str,
+    target: PagedLM,
+    spec: ModelSpec,
+    backend: AttentionBackend,
+    device: torch.device,
+    kernels: Kernels | None,
+    page_size: int,
+    *,
+    cache: Path | None = None,
+    progress: bool,
+) -> DraftSetup:
+    """Load a drafter for a target.
+
+    Args:
+        algorithm: `DRAFT_MODEL` or `EAGLE3`.
+        path: folder or hub id of its checkpoint.
+        spec: the target's, with the context that requests may have.
+        backend: the target's attention; the drafter's too, if it supports it.
+        cache: folder for downloads.
+        progress: draw a progress bar on standard error.
+
+    Raises:
+        ConfigError: it does not fit the target; the message names both values.
+        CheckpointError: it cannot be found or loaded.
+    """
+    folder = resolve_checkpoint(path, cache=cache)
+    packer = packer_for(device, kernels)
+    net: DraftNet
+    module: PagedLM | nn.Module
+    if algorithm == EAGLE3:
+        head = load_eagle3(folder, target, device, packer)
+        net, module, own = Eagle3Net(head), head, head.config.layer.spec
+        fuse_small_operations(head, device, kernels)
+    else:
+        dtype = str(spec.dtype).removeprefix("torch.")
+        model, own = load_model(folder, dtype=dtype, device=device, progress=progress, packer=packer)
+        _check_draft_model(path, model, own, spec)
+        net, module = DraftModel(model), model
+        fuse_small_operations(model, device, kernels)
+    sizes = DraftSizes(own.num_layers, own.num_kv_heads, own.head_dim, net.state_size, own.dtype)
+    return DraftSetup(net, module, sizes, _supporting(backend, own, page_size, device))
+
+
+def _check_draft_model(path: str, model: PagedLM, own: ModelSpec, target: ModelSpec) -> None:
+    """Check that a model can guess the tokens of another."""
+    shown = f"--speculative-draft-model {path}"
+    if own.vocab_size != target.vocab_size:
+        raise ConfigError(
+            f"{shown} has a vocabulary of {own.vocab_size} tokens, but the model has {target.vocab_size}: it must be of"
+            f" the same tokenizer"
+        )
+    if not model.has_head:
+        raise ConfigError(f"{shown} has no lm_head.weight, so it cannot guess tokens")
+    if own.max_model_len < target.max_model_len:
+        raise ConfigError(
+            f"{shown} has a context of {own.max_model_len} tokens, but requests may have {target.max_model_len}: give"
+            f" --context-length {own.max_model_len}, or another draft model"
+        )
+
+
+def _supporting(backend: AttentionBackend, spec: ModelSpec, page_size: int, device: torch.device) -> AttentionBackend:
+    """Return the target's backend if it supports the drafter, else the reference."""
+    problem = backend.supports(spec.attention, page_size, device)
+    if problem is None:
+        return backend
+    LOGGER.warning("the drafter's attention runs on torch, not on %s: %s", backend.name, problem)
+    return REFERENCE

@@ -1,0 +1,55 @@
+"""DraftPages: what a drafter keeps of each position, under the page numbers of the target's KV."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sluice.attention.base import PagedKV
+from sluice.attention.spec import KVShape
+from sluice.runner.device_state import KVMaker
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSizes:
+    """Sizes of what a drafter keeps."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    state_size: int
+    """Elements of the target's state; 0: it keeps none."""
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a position: keys and values, the state, and the token's id."""
+        elements = 2 * self.num_layers * self.num_kv_heads * self.head_dim + self.state_size
+        return elements * self.dtype.itemsize + torch.int64.itemsize
+
+
+class DraftPages:
+    """Keys and values of a drafter's layers, the target's states, and token ids, by KV slot.
+
+    A page is written as the target's is, and shared with it: what is in it depends on the tokens up to its end alone.
+    A page that came from a lower tier was not written here, and guesses from it are bad. So all begins as zeros: what
+    was never written must not be NaN, which would spread.
+
+    Args:
+        shape: of the target's pages in one layer.
+        new_kv: makes the pages of one layer.
+    """
+
+    def __init__(self, sizes: DraftSizes, shape: KVShape, new_kv: KVMaker) -> None:
+        own = KVShape(shape.num_pages, shape.page_size, sizes.num_kv_heads, sizes.head_dim, sizes.dtype, shape.device)
+        self.kv: Sequence[PagedKV] = tuple(new_kv(own) for _ in range(sizes.num_layers))
+        for layer in self.kv:
+            layer.k.zero_()
+            layer.v.zero_()
+        slots, device = shape.num_pages * shape.page_size, shape.device
+        self.tokens = torch.zeros(slots, dtype=torch.int64, device=device)
+        """[KV slots]"""
+        self.states = torch.zeros((slots, sizes.state_size), dtype=sizes.dtype, device=device)
+        """[KV slots, state_size]"""
