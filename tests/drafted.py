@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sluice.engine.protocols import Runner
-from sluice.types import BatchPlan, BatchResult, Chunk, NewSlot, Submit, TokenLogprobs
+from sluice.types import BatchPlan, BatchResult, Chunk, ChunkSlice, NewSlot, Submit, TokenLogprobs
 
 Guess = Callable[[Submit, Sequence[int], int], Sequence[int]]
 """Guesses the tokens behind the outputs of a request so far, some at most."""
@@ -53,6 +53,7 @@ class Planner:
         most: drafts of a row.
         seed: of the pages' order.
         in_runner: the runner guesses, and of a guess only its length is planned.
+        offloaded: requests whose chunks are slices, of one work item each.
     """
 
     runner: Runner
@@ -62,6 +63,7 @@ class Planner:
     most: int = 4
     seed: int = 0
     in_runner: bool = False
+    offloaded: frozenset[int] = frozenset()
     drafted: int = 0
     """Drafts so far."""
     accepted: int = 0
@@ -74,9 +76,12 @@ class Planner:
         answers = [Answer() for _ in submits]
         live = [_Row(submit, slot, [*submit.prompt]) for slot, submit in enumerate(submits)]
         while live:
-            chunks = sorted((self._chunk(row, guess, free) for row in live), key=lambda each: each.length > 1)
+            chunks = [self._chunk(row, guess, free) for row in live]
+            chunks.sort(key=lambda each: (each.request_id in self.offloaded, each.length > 1))
             rows = {row.slot: row for row in live}
-            plan = BatchPlan(self.steps, self._new_slots(live), tuple(chunks))
+            sliced = [chunk for chunk in chunks if chunk.request_id in self.offloaded]
+            slices = tuple(ChunkSlice(chunk, (), 0, (), first=0, stop=1, total=1) for chunk in sliced)
+            plan = BatchPlan(self.steps, self._new_slots(live), tuple(chunks), slices=slices)
             result = self.runner.launch(plan).wait()
             self.steps += 1
             self._check(plan, result)
@@ -97,7 +102,8 @@ class Planner:
         if end == len(row.tokens) and row.outputs:
             left = row.submit.sampling.max_tokens - len(row.outputs) - 1
             drafts = tuple(guess(row.submit, row.outputs, min(self.most, left)))
-        needed = -(-(end + len(drafts)) // self.page_size) - len(row.pages)
+        is_offloaded = row.submit.request_id in self.offloaded
+        needed = 0 if is_offloaded else -(-(end + len(drafts)) // self.page_size) - len(row.pages)
         new_pages = tuple(free.pop() for _ in range(needed))
         row.pages += new_pages
         self.drafted += len(drafts)
@@ -183,3 +189,15 @@ def guesser(answers: Sequence[Answer], how: str, vocab_size: int, seed: int = 0)
         return [token if draws.random() < 0.7 else draws.randrange(vocab_size) for token in right]
 
     return guess
+
+
+def plain(answers: Sequence[Answer]) -> list[object]:
+    """Return answers to compare: sums in another order, or of several ranks, differ in their last bits."""
+    return [
+        (
+            each.tokens,
+            each.error,
+            [(one.token_id, round(one.logprob, 9), [token for token, _ in one.top]) for one in each.logprobs],
+        )
+        for each in answers
+    ]

@@ -104,10 +104,21 @@ class Driver:
         return cls(offloader, state, stored, ring, reports, split)
 
     def chunk(
-        self, tokens: Sequence[int], start: int, *, samples: bool = True, is_decode: bool = False
+        self,
+        tokens: Sequence[int],
+        start: int,
+        *,
+        samples: bool = True,
+        is_decode: bool = False,
+        num_drafts: int = 0,
+        right: int = 0,
     ) -> torch.Tensor:
-        """Run a chunk in slices of at most what `split` says, and store the pages that it fills. Return its hidden
-        states.
+        """Run a chunk in slices of at most what `split` says, and store the pages that it fills with tokens that are
+        right. Return its hidden states.
+
+        Args:
+            num_drafts: of the tokens.
+            right: how many of the drafts are.
 
         Raises:
             ReadFailed: a block that it attends to cannot be read.
@@ -120,7 +131,7 @@ class Driver:
         total = len(self.state.kv) * (-(-blocks // self.ring.group_blocks) + 1)
         self.steps += 1
         part = ChunkSlice(
-            Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples),
+            Chunk(0, 0, start, len(tokens), tuple(tokens), (), samples, num_drafts=num_drafts),
             (),
             self.base,
             tuple(self.window),
@@ -138,7 +149,7 @@ class Driver:
             stop = min(ready, part.stop + self.split(total - part.stop))
             part = part._replace(first=part.stop, stop=stop)
             hidden = self.run(part)
-        while self.base + size <= end:
+        while self.base + size <= end - num_drafts + right:
             self.stored.store(self.base // size, self.state.kv, self.window.pop(0))
             self.base += size
         return hidden

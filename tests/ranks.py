@@ -149,9 +149,12 @@ class FakeGrammar:
 
 
 class FakeMatcher:
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, total: int = 0) -> None:
         self._vocab_size = vocab_size
-        self._total = 0
+        self._total = total
+
+    def copy(self) -> FakeMatcher:
+        return FakeMatcher(self._vocab_size, self._total)
 
     def consume(self, tokens: Sequence[int]) -> None:
         self._total += sum(tokens)

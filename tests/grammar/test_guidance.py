@@ -91,7 +91,7 @@ def test_a_run_that_is_too_long_to_be_forced_is_sampled(grammar: str, logprobs: 
     brought: list[int] = []
     while len(brought) < 99:
         row.compute()
-        brought += row.advance(seven)
+        brought += row.advance((seven,))
         assert row.problem is None
     assert set(TOKENIZER.decode(brought)) == {"7"}
 
@@ -120,6 +120,20 @@ def test_a_grammar_without_forcing_accepts_the_same(grammar: str, text: str) -> 
         matcher.consume(TOKENIZER.encode(text, add_special_tokens=False))
         assert matcher.is_accepting
     assert not guidance()(grammar).matcher(may_force=False).forced()
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    """One that moved the matcher it was taken from would let a wrong draft into the output."""
+    matcher = guidance()('start: "a" ("bc" | "d")').matcher()
+    a, b, d = (TOKENIZER.encode(text, add_special_tokens=False) for text in "abd")
+    matcher.consume(a)
+    copy = matcher.copy()
+    copy.consume(b)
+    assert copy.forced() == TOKENIZER.encode("c", add_special_tokens=False)
+    with pytest.raises(GrammarError):
+        copy.consume(d)
+    matcher.consume(d)
+    assert matcher.is_complete
 
 
 def test_tokens_that_do_not_match_are_an_error() -> None:

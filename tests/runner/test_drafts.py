@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 import tiny_models
-from drafted import Answer, Planner, guesser
-from shadow_model import shadow_runner, shadow_shape
+from drafted import Answer, Planner, guesser, plain
+from ranks import FakeGrammar, FakeMatcher
+from shadow_model import ShadowModel, shadow_runner, shadow_shape, shadow_state
 from sluice.attention.reference import ReferenceAttention
+from sluice.grammar.base import Bits, CompiledGrammars
 from sluice.models.base import PagedLM
 from sluice.models.loader import load_model
 from sluice.runner.device_state import DeviceShape, DeviceState
+from sluice.runner.features.grammars import NO_GRAMMARS, Grammars
+from sluice.runner.offload.loaders import LoadTotals
+from sluice.runner.offload.offloader import OffloadFailed
 from sluice.runner.runner import TorchRunner
-from sluice.types import BatchPlan, Chunk, NewSlot, PlanError, SamplingParams, Submit
+from sluice.testing import digests, shadow_logits
+from sluice.types import BatchPlan, Chunk, ChunkSlice, NewSlot, PlanError, SamplingParams, Submit
 
 CPU = torch.device("cpu")
 VOCAB = tiny_models.VOCAB_SIZE
@@ -34,12 +43,12 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
-def submits(changes: list[dict[str, Any]] | None = None) -> list[Submit]:
+def submits(grammar: str = "") -> list[Submit]:
     """A request for each way to sample, with prompts of several lengths."""
     params = {"max_tokens": MAX_TOKENS, "seed": 0}
     return [
-        Submit(i, tiny_models.prompt(3 + 4 * i, i), SamplingParams(**params | each))
-        for i, each in enumerate(SAMPLINGS if changes is None else changes)
+        Submit(i, tiny_models.prompt(3 + 4 * i, i), SamplingParams(**params | each), grammar=grammar)
+        for i, each in enumerate(SAMPLINGS)
     ]
 
 
@@ -49,26 +58,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PagedLM:
     return load_model(folder, dtype="float64", device=CPU, progress=False)[0]
 
 
-def runner_of(model: PagedLM, slots: int = len(SAMPLINGS)) -> TorchRunner:
+def runner_of(model: PagedLM, slots: int = len(SAMPLINGS), grammars: CompiledGrammars = NO_GRAMMARS) -> TorchRunner:
     """A runner whose KV is NaN where nothing was written, and which notices tokens that were not sampled."""
     shape = DeviceShape.of(model.spec, CPU, num_slots=slots, num_pages=PAGES, page_size=PAGE, row_pages=PAGES)
-    state = DeviceState(shape, watched=True)
+    state = DeviceState(shape, watched=True, new_grammars=partial(Grammars, grammars=grammars))
     for layer in state.kv:
         layer.k.fill_(torch.nan)
         layer.v.fill_(torch.nan)
     return TorchRunner(model, state, ReferenceAttention())
-
-
-def plain(answers: list[Answer]) -> list[object]:
-    """Answers to compare: a sum of another order of rows differs in its last bits."""
-    return [
-        (
-            each.tokens,
-            each.error,
-            [(one.token_id, round(one.logprob, 9), [token for token, _ in one.top]) for one in each.logprobs],
-        )
-        for each in answers
-    ]
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -142,3 +139,105 @@ def test_bad_drafts_are_refused(name: str) -> None:
     chunk = Chunk(0, 0, 0, 3, (1, 2, 3), (0,), True)._replace(**changes)
     with pytest.raises(PlanError, match=message):
         runner.launch(BatchPlan(0, (NewSlot(0, Submit(0, (), GREEDY)),), (chunk,)))
+
+
+GRAMMAR = FakeGrammar(VOCAB)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_grammar_holds_at_every_draft(model: PagedLM, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample has the mask of its own place; what the grammar forces behind a draft is not sampled, and follows the
+    last token as ever; and an answer ends where it would."""
+    monkeypatch.setattr("sluice.runner.features.grammars.PATIENCE", 60.0)
+    asked = submits("any")
+    expected = Planner(runner_of(model, grammars=GRAMMAR), PAGES, PAGE).run(asked)
+    assert len({len(each.tokens) for each in expected}) > 2, "no answer was complete early"
+    planner = Planner(runner_of(model, grammars=GRAMMAR), PAGES, PAGE)
+    found = planner.run(asked, guesser(expected, how, VOCAB))
+    assert plain(found) == plain(expected)
+    assert planner.accepted > 30 or how == "wrong"
+
+
+class GatedGrammar(FakeGrammar):
+    """Its copies, which follow drafts, wait for a gate."""
+
+    opened = threading.Event()
+
+    def matcher(self, *, may_force: bool = True) -> FakeMatcher:
+        return GatedMatcher(self.vocab_size)
+
+
+class GatedMatcher(FakeMatcher):
+    is_copy = False
+
+    def copy(self) -> FakeMatcher:
+        copy = GatedMatcher(self._vocab_size, self._total)
+        copy.is_copy = True
+        return copy
+
+    def fill(self, bits: Bits) -> None:
+        assert not self.is_copy or GatedGrammar.opened.wait(60)
+        super().fill(bits)
+
+
+def test_late_masks_behind_drafts_keep_no_row(model: PagedLM) -> None:
+    """The row goes on by a token a step, whose own mask is there, and follows no drafts for a while."""
+    asked = submits("any")[:1]
+    expected = Planner(runner_of(model, grammars=GRAMMAR), PAGES, PAGE).run(asked)
+    planner = Planner(runner_of(model, grammars=GatedGrammar(VOCAB)), PAGES, PAGE)
+    found = planner.run(asked, guesser(expected, "right", VOCAB))
+    GatedGrammar.opened.set()
+    assert plain(found) == plain(expected)
+    assert planner.accepted == 0 < planner.drafted
+
+
+class ShadowSlices:
+    """Offloaded chunks of the shadow model, whose contexts are lists."""
+
+    ring_bytes = 0
+    totals = LoadTotals()
+
+    def __init__(self, vocab_size: int, lost: int | None = None) -> None:
+        self._vocab_size = vocab_size
+        self._lost = lost
+        self._tokens: dict[int, tuple[int, ...]] = {}
+
+    def run(self, step: int, part: ChunkSlice) -> torch.Tensor:
+        chunk = part.chunk
+        if chunk.start == self._lost:
+            raise OffloadFailed("it is lost")
+        tokens = self._tokens[chunk.slot] = self._tokens.get(chunk.slot, ())[: chunk.start] + chunk.token_ids
+        after = [*digests(tokens)][-chunk.num_samples :] if chunk.samples else []
+        logits = [shadow_logits(digest, self._vocab_size) for digest in after]
+        return torch.tensor(logits, dtype=torch.float64).reshape(-1, self._vocab_size)
+
+    def open_slots(self, slots: Sequence[int]) -> None:
+        """Return: no slot is filled twice."""
+
+    def close(self) -> None:
+        """Return: nothing is loaded."""
+
+    def failed(self, part: ChunkSlice) -> torch.Tensor:
+        return torch.full((part.chunk.num_samples, self._vocab_size), torch.nan, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("offloaded", [{1}, {0, 2}, {0, 1, 2, 3}])
+def test_offloaded_rows_have_drafts_beside_others(how: str, offloaded: set[int]) -> None:
+    """Their samples follow those of the resident rows, whichever of them have drafts."""
+    shape = shadow_shape(num_pages=64, page_size=4)
+    params = {"seed": 3, "logprobs": 1, "max_tokens": 20}
+    asked = [Submit(i, (1, 2, i + 8), SamplingParams(**params, frequency_penalty=i / 2)) for i in range(4)]
+    expected = Planner(shadow_runner(shape), 64, 4).run(asked)
+
+    def answers(which: set[int], offload: ShadowSlices) -> list[Answer]:
+        runner = TorchRunner(ShadowModel(50), shadow_state(shape), ReferenceAttention(), offload=offload)
+        planner = Planner(runner, 64, 4, offloaded=frozenset(which))
+        found = planner.run(asked, guesser(expected, how, 50))
+        assert planner.accepted > 20 or how == "wrong"
+        return found
+
+    assert plain(answers(offloaded, ShadowSlices(50))) == plain(expected)
+    failed = answers({3}, ShadowSlices(50, lost=3))
+    assert failed[3].error is not None
+    assert plain(failed[:3]) == plain(expected[:3])

@@ -62,6 +62,9 @@ class FakeMatcher:
         if not (is_late and self._grammar.name == DEAD_END):
             bits[:31] = -1
 
+    def copy(self) -> FakeMatcher:
+        raise AssertionError("no row has drafts")
+
     def forced(self) -> list[int]:
         if self._consumed >= 3 and self._grammar.name == LONG_RUN:
             self.is_broken = True

@@ -8,7 +8,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ from sluice.runner.offload.coroutine import Cancelled, Coroutine
 from sluice.runner.offload.loaders import GIVE_UP, BlockLoad, DiskLoader, QueueLoader
 from sluice.runner.offload.offloader import OffloadFailed, RingShape
 from sluice.runner.offload.reader import RingReader
-from sluice.runner.offload.sparse import Window
+from sluice.runner.offload.sparse import Full, Window
 from sluice.testing.device import late_queues
 
 LENGTH = 93
@@ -302,6 +302,41 @@ def test_a_window_reads_its_blocks_and_no_others(models: dict[str, Any]) -> None
         driver.stored.reads.clear()
         driver.chunk(PROMPT[token : token + 1], token, is_decode=is_decode)
         assert driver.stored.reads == [(page, layer) for layer in range(spec.num_layers) for page in pages]
+
+
+class KeepsKeys(Full):
+    """Notes the pages that it was given, and their keys in the first layer."""
+
+    wants_keys = True
+    given: ClassVar[list[tuple[int, torch.Tensor]]] = []
+
+    def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:
+        if layer == 0:
+            self.given.append((page, k.clone()))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_drafts_of_an_offloaded_chunk(name: str, models: dict[str, Any]) -> None:
+    """Hidden states behind the known token and behind each draft; and KV of a wrong draft, also of one that began a
+    page, is overwritten by the next chunk."""
+    model, spec = models[name]
+    KeepsKeys.given.clear()
+    driver = Driver.of(model, shape_of(spec, 4, 9), ReferenceAttention(), plain, RingShape(2, 1), KeepsKeys())
+    for start in range(0, 40, 8):
+        driver.chunk(PROMPT[start : start + 8], start)
+    expected = resident(model, spec, tuple(range(LENGTH)))
+    start = 40
+    for right in (2, 0, 3, 1, 4):
+        known, *follow = PROMPT[start : start + 5]
+        drafts = (*follow[:right], *(token + 1 for token in follow[right:]))
+        hidden = driver.chunk((known, *drafts), start, is_decode=True, num_drafts=4, right=right)
+        assert hidden.shape[0] == 5
+        torch.testing.assert_close(hidden[: right + 1], expected[start : start + right + 1], rtol=0, atol=1e-9)
+        start += right + 1
+    kept = dict(KeepsKeys.given)
+    for page in range(driver.base // 4):
+        keys = kept[page]
+        assert keys.numpy().tobytes() == driver.stored.parts[page, 0][0], "it has the keys of wrong drafts"
 
 
 class ByQueries:

@@ -45,6 +45,10 @@ class Matcher(Protocol):
         """
         ...
 
+    def copy(self) -> Matcher:
+        """Return a matcher in the same place, which goes on by itself, on any thread."""
+        ...
+
     @property
     def is_accepting(self) -> bool:
         """Whether the output may end here."""

@@ -132,6 +132,9 @@ class GuidanceMatcher:
         check(self._matcher)
         return tokens
 
+    def copy(self) -> GuidanceMatcher:
+        return GuidanceMatcher(self._matcher.deep_copy(), self._vocabulary)
+
     @property
     def is_accepting(self) -> bool:
         return self._matcher.is_accepting()

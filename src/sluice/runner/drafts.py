@@ -98,8 +98,8 @@ def rows_brought(
         own = reached(tokens[first:end])
         row = others.get(first, own)
         token_ids.append(row)
-        accepted.append(max(0, len(own) - 1) if row else 0)
-        of_rows.append(tuple(chain.from_iterable(logprobs[first : first + len(own)])) if row else ())
+        accepted.append(max(0, min(len(own), len(row)) - 1))
+        of_rows.append(tuple(chain.from_iterable(logprobs[first : first + min(len(own), len(row))])))
     return RowsBrought(tuple(token_ids), tuple(of_rows) if logprobs else (), tuple(accepted))
 
 

@@ -42,6 +42,8 @@ class HostDrafts:
     """[R] indices into S of each row's first sample"""
     counts: Ints
     """[R] samples of each row, side by side"""
+    are_known: bool
+    """Whether the ids are those of the drafts. Otherwise the runner guesses them."""
 
     @property
     def row_of(self) -> Ints:
@@ -67,7 +69,14 @@ class HostDrafts:
         has_draft = np.ones(ends[-1], dtype=bool)
         has_draft[ends - 1] = False
         ids = [token for chunk in chunks for token in chunk.drafts or (UNREAD,) * chunk.num_drafts]
-        return cls(np.array(ids, dtype=np.int64), np.flatnonzero(has_draft), ends - counts, counts)
+        are_known = all(len(chunk.token_ids) == chunk.length for chunk in chunks if chunk.num_drafts)
+        return cls(np.array(ids, dtype=np.int64), np.flatnonzero(has_draft), ends - counts, counts, are_known)
+
+    def of_row(self, first: int, end: int) -> list[int]:
+        """Return the drafts of a row, given its first sample and the one behind its last."""
+        before = int(self.samples.searchsorted(first))
+        found: list[int] = self.ids[before : before + end - first - 1].tolist()
+        return found
 
 
 @dataclass(frozen=True, slots=True)

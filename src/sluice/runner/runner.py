@@ -199,7 +199,7 @@ class TorchRunner:
             return slices
         changes = state.apply(rest)
         resident = state.laid_out(rest)
-        host = with_offloaded(resident, work)
+        host = with_offloaded(resident, work, plan.chunks)
         laid = self._forwards.padded(resident) if rest.chunks else resident
         drafting = None if self._drafter is None else self._drafter.stage(rest)
         step = _Step(host, resident, laid, work, StagedFeatures(state.features, host), drafting)

@@ -49,6 +49,11 @@ class Chunk(NamedTuple):
         return self.end - self.num_drafts
 
     @property
+    def num_samples(self) -> int:
+        """How many tokens it samples."""
+        return self.num_drafts + 1 if self.samples else 0
+
+    @property
     def drafts(self) -> tuple[int, ...]:
         """The ids of its drafts; none if the runner drafts."""
         return self.token_ids[self.length - self.num_drafts :] if self.num_drafts else ()

@@ -6,6 +6,9 @@ before that step samples, the masks of its rows are applied together. A row whos
 token in this step and tries again in the next, when it no longer waits at all; so a slow grammar delays a step by
 `PATIENCE` once.
 
+A row with drafts has a mask for each of its samples (`runner/draft_masks.py`). Those behind drafts are computed while
+its step is, and one that is not there in time ends what the row brings.
+
 The matcher of a request lives until the request ends, or its slot is another's. It is made again from the request's
 outputs whenever it gets a slot: after a preemption, and in an engine that continues the requests of one that died.
 """
@@ -14,15 +17,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from sluice.device.queues import HostBuffers, pinned_host_buffer, plain_host_buffer
-from sluice.grammar.base import CompiledGrammar, CompiledGrammars, GrammarError, Matcher
+from sluice.grammar.base import Bits, CompiledGrammar, CompiledGrammars, GrammarError, Matcher
 from sluice.runner.constrained_row import ConstrainedRow
+from sluice.runner.draft_masks import DraftMasks
+from sluice.runner.drafts import reached
 from sluice.runner.features.base import Feature, StagedFeature, StepLogits, StepReport
-from sluice.runner.inputs import HostBatch, Ints
+from sluice.runner.inputs import HostBatch, HostDrafts
 from sluice.runner.mask_workers import MaskWorkers
 from sluice.types import NewSlot
 
@@ -61,31 +67,52 @@ class LostGrammar:
         raise self._error
 
 
+@dataclass(slots=True)
+class MaskedRow:
+    """A row with a grammar in one step."""
+
+    row: ConstrainedRow
+    first: int
+    """Its first sample, of S."""
+    end: int
+    """The sample behind its last one."""
+    drafts: DraftMasks | None = None
+    """None if it has no drafts, or does not follow them."""
+    is_ready: bool = False
+    """Its own mask was there in time."""
+
+    def wait(self, until: float) -> None:
+        """Wait for its masks until a time, if they are not known to be slow."""
+        row, drafts = self.row, self.drafts
+        self.is_ready = row.is_ready(0.0 if row.is_slow or row.is_late else until - time.monotonic())
+        if self.is_ready and drafts is not None and not drafts.is_done(until - time.monotonic()):
+            row.leave_drafts()
+
+    def masks(self) -> Sequence[Bits]:
+        """Return the masks of its first samples; the others can be no token."""
+        if not self.is_ready or self.row.problem is not None:
+            return ()
+        return (self.row.bits,) if self.drafts is None else (self.row.bits, *self.drafts.found)
+
+
 class StagedGrammars(StagedFeature):
     """The masks of one step.
 
     Args:
-        rows: [C] of the sampling rows, those with a grammar.
-        constrained: of the same rows.
+        masked: the rows with a grammar, in their order.
         new_buffer: makes the tensor in which masks travel to the device.
         publish: takes the masks for other ranks.
     """
 
     def __init__(
-        self,
-        rows: Ints,
-        constrained: Sequence[ConstrainedRow],
-        workers: MaskWorkers,
-        new_buffer: HostBuffers,
-        publish: Publish,
+        self, masked: Sequence[MaskedRow], workers: MaskWorkers, new_buffer: HostBuffers, publish: Publish
     ) -> None:
-        self.arrays = (rows,)
-        self._host_rows = rows
-        self._constrained = constrained
+        self._masked = masked
+        self._samples = [sample for each in masked for sample in range(each.first, each.end)]
+        self.arrays = (np.array(self._samples, dtype=np.int64),)
         self._workers = workers
         self._new_buffer = new_buffer
         self._publish = publish
-        self._ready: list[bool] = []
 
     def arrive(self, tensors: Sequence[torch.Tensor]) -> None:
         (self._rows,) = tensors
@@ -105,45 +132,52 @@ class StagedGrammars(StagedFeature):
         report.failed.update(failed)
 
     def _masks(self) -> torch.Tensor:
-        """Wait for the masks, publish and return them, [C, words] int32. A row without one can sample nothing."""
+        """Wait for the masks, publish and return them, [C, words] int32. A sample without one can be no token."""
         until = time.monotonic() + PATIENCE
-        self._ready = [
-            row.is_ready(0.0 if row.is_slow or row.is_late else until - time.monotonic()) for row in self._constrained
-        ]
-        words = len(self._constrained[0].bits)
-        bits = self._new_buffer((len(self._constrained), words), torch.int32)
-        on_host = bits.numpy()
-        for index, (row, is_ready) in enumerate(zip(self._constrained, self._ready, strict=True)):
-            on_host[index] = row.bits if is_ready and row.problem is None else 0
+        for each in self._masked:
+            each.wait(until)
+        words = len(self._masked[0].row.bits)
+        bits = self._new_buffer((len(self._samples), words), torch.int32)
+        on_host, at = bits.numpy(), 0
+        for each in self._masked:
+            begin = at
+            for mask in each.masks():
+                on_host[at] = mask
+                at += 1
+            if at < (end := begin + each.end - each.first):
+                on_host[at:end] = 0
+                at = end
         self._publish(bits)
         return bits
 
     def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
-        rows = zip(self._host_rows.tolist(), self._constrained, self._ready, strict=True)
-        for index, row, is_ready in rows:
-            self._report_row(index, row, report, is_ready=is_ready)
-        if not all(self._ready):
+        for each in self._masked:
+            self._report_row(each, report)
+        if not all(each.is_ready for each in self._masked):
             self._workers.relieve(PATIENCE)
 
-    def _report_row(self, index: int, row: ConstrainedRow, report: StepReport, *, is_ready: bool) -> None:
-        in_plan = int(report.host.sample_rows[index])
-        if not is_ready:
+    def _report_row(self, masked: MaskedRow, report: StepReport) -> None:
+        row, first = masked.row, masked.first
+        in_plan = int(report.host.sample_rows[first])
+        if not masked.is_ready:
             row.is_late = True
             report.failed.pop(in_plan, None)
-            report.brought[index] = ()
+            report.brought[first] = ()
         elif row.problem is not None:
             report.failed[in_plan] = row.problem
         elif row.is_complete:
             report.failed.pop(in_plan, None)
-            report.brought[index] = ()
+            report.brought[first] = ()
             report.complete.append(in_plan)
         elif in_plan not in report.failed:
-            report.brought[index] = row.advance(report.tokens[index])
+            sampled = reached(report.tokens[first : masked.end])
+            report.brought[first] = row.advance(sampled)
             if row.problem is not None:
-                report.failed[in_plan] = row.problem
+                if not report.brought[first]:
+                    report.failed[in_plan] = row.problem
             elif row.is_complete:
                 report.complete.append(in_plan)
-            elif report.tokens[index] not in row.stop_ids:
+            elif sampled[-1] not in row.stop_ids:
                 self._workers.run(row.compute, is_slow=row.is_slow)
 
 
@@ -193,16 +227,24 @@ class Grammars(Feature):
     def stage(self, host: HostBatch) -> StagedGrammars | None:
         if not self._rows:
             return None
-        slots = host.sample_slots.tolist()
-        rows = [index for index, slot in enumerate(slots) if slot in self._rows]
-        if not rows:
+        slots, drafts = host.sample_slots.tolist(), host.drafts
+        spans = zip(range(len(slots)), range(1, len(slots) + 1), strict=True) if drafts is None else drafts.spans()
+        masked = [MaskedRow(row, *span) for span in spans if (row := self._rows.get(slots[span[0]])) is not None]
+        if not masked:
             return None
-        constrained = [self._rows[slots[index]] for index in rows]
-        for index, row in zip(rows, constrained, strict=True):
-            at = int(host.sample_positions[index])
-            assert row.position == at, f"slot {slots[index]} samples at {at}, its grammar is at {row.position}"
-        numbers = np.array(rows, dtype=np.int64)
-        return StagedGrammars(numbers, constrained, self._workers, self._new_buffer, self._publish)
+        for each in masked:
+            at, slot = int(host.sample_positions[each.first]), slots[each.first]
+            assert each.row.position == at, f"slot {slot} samples at {at}, its grammar is at {each.row.position}"
+            if drafts is not None and drafts.are_known:
+                self._follow(each, drafts)
+        return StagedGrammars(masked, self._workers, self._new_buffer, self._publish)
+
+    def _follow(self, masked: MaskedRow, drafts: HostDrafts) -> None:
+        """Let a thread compute the masks behind drafts, unless the row's own masks take long."""
+        row = masked.row
+        if masked.end > masked.first + 1 and row.follows_drafts:
+            masked.drafts = DraftMasks(row, drafts.of_row(masked.first, masked.end), PATIENCE)
+            self._workers.run(masked.drafts.compute)
 
     def close(self) -> None:
         """End the threads. No step may follow; may be called again."""

@@ -152,8 +152,8 @@ class Offloader:
             step: number of the step; names the chunk in reports of its loads, if the slice begins it.
 
         Returns:
-            [R, hidden_size], the hidden states of the last token, if it samples or embeds, and of those before targets;
-            None if the slice does not complete its chunk.
+            [R, hidden_size], the hidden states of the tokens before samples, of the last token, if it embeds, and of
+            those before targets; None if the slice does not complete its chunk.
 
         Raises:
             OffloadFailed: the work failed now or before.
@@ -179,7 +179,7 @@ class Offloader:
 
     def failed(self, part: ChunkSlice) -> torch.Tensor:
         """Return NaN, [R, hidden_size], in the place of what a chunk that failed should have given."""
-        rows = part.chunk.samples + part.chunk.embeds + len(part.chunk.targets)
+        rows = part.chunk.num_samples + part.chunk.embeds + len(part.chunk.targets)
         shape = self._state.shape
         return torch.full((rows, self._hidden_size), torch.nan, dtype=shape.dtype, device=shape.device)
 
@@ -253,7 +253,8 @@ class Offloader:
         self._reader.abandon()
 
     def _give_keys(self, part: ChunkSlice) -> None:
-        """Give the policy the keys of the pages that the chunk has filled."""
+        """Give the policy the keys of the pages that the chunk has filled. A page with a wrong draft is filled again by
+        a later chunk."""
         size, chunk = self._state.shape.page_size, part.chunk
         for page in range(chunk.start // size, chunk.end // size):
             place = torch.tensor(part.pages[page - part.base // size], device=self._state.shape.device)
@@ -277,10 +278,12 @@ def offloaded_batch(part: ChunkSlice, page_size: int, last_tokens: LastTokens, d
     local = positions - part.base
     table = np.array(part.pages, dtype=np.int64)
     is_late = len(chunk.token_ids) < chunk.length
+    assert not (is_late and chunk.num_drafts), f"nothing guesses the drafts of {chunk}"
     input_ids = to_device(np.array([*chunk.token_ids, *[UNREAD] * is_late], dtype=np.int64))
     if is_late:
         input_ids[-1:] = last_tokens.read(to_device(np.array([chunk.slot], dtype=np.int64)))
-    rows = [chunk.length - 1] * (chunk.samples or chunk.embeds) + list(range(len(chunk.targets)))
+    wanted = max(chunk.num_samples, int(chunk.embeds))
+    rows = [*range(chunk.length - wanted, chunk.length), *range(len(chunk.targets))]
     return ForwardBatch(
         input_ids=input_ids,
         positions=to_device(positions),

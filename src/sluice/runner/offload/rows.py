@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from sluice.device.queues import DoneEvent, Event, wait_until
-from sluice.runner.inputs import HostBatch, Ints
+from sluice.runner.inputs import HostBatch, HostDrafts, Ints
 from sluice.runner.offload.loaders import LoadTotals
 from sluice.runner.offload.offloader import OffloadFailed
 from sluice.types import BatchPlan, BatchResult, Chunk, ChunkSlice, RowError
@@ -89,21 +89,31 @@ def ordinary(plan: BatchPlan) -> BatchPlan:
     return replace(plan, chunks=plan.chunks[:-count]) if count else plan
 
 
-def with_offloaded(host: HostBatch, work: OffloadedWork) -> HostBatch:
-    """Return the rows of a step with the offloaded ones behind them, as far as sampling and scoring need them."""
+def with_offloaded(host: HostBatch, work: OffloadedWork, chunks: Sequence[Chunk]) -> HostBatch:
+    """Return the rows of a step with the offloaded ones behind them, as far as sampling and scoring need them.
+
+    Args:
+        chunks: of all rows.
+    """
     if not work.done:
         return host
     rows = list(enumerate(work.done, start=len(host.row_slots)))
-    samples = [(row, chunk) for row, chunk in rows if chunk.samples]
+    samples = [
+        (row, chunk.slot, position)
+        for row, chunk in rows
+        if chunk.samples
+        for position in range(chunk.known_end, chunk.end + 1)
+    ]
     return replace(
         host,
         row_slots=_more(host.row_slots, [chunk.slot for chunk in work.done]),
-        sample_rows=_more(host.sample_rows, [row for row, _ in samples]),
-        sample_slots=_more(host.sample_slots, [chunk.slot for _, chunk in samples]),
-        sample_positions=_more(host.sample_positions, [chunk.end for _, chunk in samples]),
+        sample_rows=_more(host.sample_rows, [row for row, _, _ in samples]),
+        sample_slots=_more(host.sample_slots, [slot for _, slot, _ in samples]),
+        sample_positions=_more(host.sample_positions, [position for _, _, position in samples]),
         embed_rows=_more(host.embed_rows, [row for row, chunk in rows if chunk.embeds]),
         target_ids=_more(host.target_ids, [token for chunk in work.done for token in chunk.targets]),
         target_rows=(*host.target_rows, *((row, len(chunk.targets)) for row, chunk in rows if chunk.targets)),
+        drafts=HostDrafts.of([chunk for chunk in chunks if chunk.samples]),
     )
 
 
@@ -135,7 +145,7 @@ def run_slices(
             errors.append(RowError(index, str(error)))
             own = offload.failed(part) if part.completes else None
         if own is not None:
-            rows.append(own.split((int(part.chunk.samples), int(part.chunk.embeds), len(part.chunk.targets))))
+            rows.append(own.split((part.chunk.num_samples, int(part.chunk.embeds), len(part.chunk.targets))))
     parts = [part for kind in zip(*rows, strict=True) for part in kind]
     return SlicesDone(torch.cat(parts) if parts else None, tuple(errors))
 

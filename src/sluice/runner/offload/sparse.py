@@ -27,7 +27,8 @@ class SparsePolicy(ABC):
     def page_left(self, slot: int, layer: int, page: int, k: torch.Tensor) -> None:  # noqa: B027
         """Keep what selection needs of a full page that leaves the device, if the policy `wants_keys`.
 
-        Pages of a cached prefix were never on the device, so the policy does not see all pages.
+        Pages of a cached prefix were never on the device, so the policy does not see all pages. A page may be given
+        again, if some of its tokens were drafts that turned out to be wrong.
 
         Args:
             slot: slot of the request.

@@ -43,7 +43,10 @@ class ReceivedMasks(StagedFeature):
 
     def report(self, tensors: Sequence[torch.Tensor], report: StepReport) -> None:
         """Let no row fail that may sample nothing: only the leader knows why it may not, and what the row brings."""
-        for index in self._allows_none.tolist():
+        none, drafts = self._allows_none, report.host.drafts
+        if drafts is not None:
+            none = np.intersect1d(none, drafts.firsts)  # no other sample fails a row
+        for index in none.tolist():
             report.failed.pop(int(report.host.sample_rows[index]), None)
 
     def hand_on(self) -> None:
