@@ -67,6 +67,23 @@ def test_bounds_grow(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
 
 
+def test_drafts_are_counted_by_their_position() -> None:
+    """Acceptance by position says how many drafts are worth it. A step that failed has shown nothing."""
+    limits = limits_of(chunk=8, running=1, num_draft_tokens=3)
+    engine = engine_of(World(limits, num_pages=32, page_size=2, drafts_right=1.0), Faults(wait_raises=frozenset({8})))
+    engine.link.put(Submit(0, (1,), resolved(12)))
+    while not engine.scheduler.scheduler.state.drafter.accepted:
+        engine.step()
+    engine.link.put(Submit(1, (0, 1), resolved(30)))
+    totals, drafter = finish(engine).totals, engine.scheduler.scheduler.state.drafter
+    drafts = totals.drafts
+    assert (drafts.drafted, drafts.accepted) == (drafter.drafted, drafter.accepted)
+    assert drafts.accepted == sum(drafts.accepted_at) > drafts.rows
+    assert drafts.rows == drafts.accepted_at[0] >= drafts.accepted_at[1] >= drafts.accepted_at[2] > 0
+    assert totals.failed_steps == 1
+    assert totals.prefill_tokens == 3
+
+
 def test_steps_are_counted_by_what_they_held() -> None:
     engine = engine_of()
     engine.link.put(Submit(0, (1,), resolved(3)), Submit(1, (0,) * 10, resolved(1)))
@@ -146,7 +163,7 @@ def test_a_request_that_never_begins_is_not_timed() -> None:
     assert engine.meter.num_open == 3
     engine.link.put(Abort(2), Abort(0))
     totals = finish(engine).totals
-    assert [tally and sum(tally.counts) for tally in totals[-5:-1]] == [2, 2, 2, 2]
+    assert [tally and sum(tally.counts) for tally in totals[-6:-2]] == [2, 2, 2, 2]
     assert engine.meter.num_open == 0
 
 
@@ -156,7 +173,7 @@ def test_outputs_of_unknown_requests_count_for_nothing() -> None:
     assert meter.totals().steps == 0
     engine = engine_of()
     engine.link.put(Submit(0, (), resolved(1)))
-    assert finish(engine).totals[-4:] == meter.totals()[-4:]
+    assert finish(engine).totals[-5:] == meter.totals()[-5:]
 
 
 def test_partial_prefills_are_reported() -> None:

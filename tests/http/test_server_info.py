@@ -67,6 +67,8 @@ def test_how_an_idle_engine_stands() -> None:
                 "bound_by": "nothing",
                 "failed": False,
                 "pace": None,
+                "drafted": 0,
+                "accepted": 0,
             }
 
     run(test)

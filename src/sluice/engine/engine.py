@@ -225,12 +225,12 @@ class Engine:
         else:
             times = self._times(launched_at, launch_seconds, waits_at)
             self.trace.ended(plan, result, times)
-            self.meter.ended(plan, times, failed=False)
+            self.meter.ended(plan, result, times)
             self._send(self.scheduler.commit(plan, result, times.micros))
 
     def _fail(self, plan: BatchPlan, times: StepTimes, error: Exception, *, launched: bool = True) -> None:
         self.trace.ended(plan, None, times)
-        self.meter.ended(plan, times, failed=True)
+        self.meter.ended(plan, None, times)
         self._send(self.scheduler.fail(plan, describe(error), launched=launched))
 
     def _times(self, launched_at: float, launch_seconds: float, waits_at: float) -> StepTimes:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sluice.engine.trace import StepTimes
-from sluice.types import BatchPlan, Bound, Output, Pace, Regime
+from sluice.types import BatchPlan, BatchResult, Bound, Output, Pace, Regime
 
 STEP_TOKENS: tuple[float, ...] = tuple(1 << power for power in (0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
 STEP_SECONDS: tuple[float, ...] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -99,6 +99,19 @@ class GrammarTotals(NamedTuple):
         return {"hit": self.hits, "miss": self.misses, "failed": self.failed, "evicted": self.evicted}
 
 
+class DraftTotals(NamedTuple):
+    """Counts of drafts since the engine began, without those of steps and rows that failed."""
+
+    rows: int = 0
+    """Rows with drafts."""
+    drafted: int = 0
+    """Drafts of these rows."""
+    accepted: int = 0
+    """Those that were accepted."""
+    accepted_at: tuple[int, ...] = ()
+    """Accepted ones by their position in the row, the first one first, as far as there were any drafts."""
+
+
 class Totals(NamedTuple):
     """Counts since the engine began."""
 
@@ -113,7 +126,7 @@ class Totals(NamedTuple):
     itl: ItlTotals | None = None
     """None without an ITL target, and before the first step."""
     tokens: Tally | None = None
-    """Tokens of a step, decodes and prefill."""
+    """Tokens of a step, decodes, drafts and prefill."""
     step_seconds: Tally | None = None
     """Time in the runner for a step."""
     queue_seconds: Tally | None = None
@@ -125,6 +138,7 @@ class Totals(NamedTuple):
     inference_seconds: Tally | None = None
     """From the launch of its first step to its end, if it got a token or its embedding."""
     grammars: GrammarTotals = GrammarTotals()
+    drafts: DraftTotals = DraftTotals()
 
 
 @dataclass(slots=True)
@@ -169,6 +183,29 @@ class PaceMeter:
         return ItlTotals(latest.target / 1e6, margin, dict(self._regimes), tuple(self._late), self._infeasible)
 
 
+class DraftMeter:
+    """Counts drafts."""
+
+    def __init__(self) -> None:
+        self._rows = self._drafted = 0
+        self._accepted_at: list[int] = []
+
+    def ended(self, plan: BatchPlan, result: BatchResult) -> None:
+        """Count the drafts of a step that has some."""
+        sampling = [chunk for chunk in plan.chunks if chunk.samples]
+        for chunk, tokens, accepted in zip(sampling, result.token_ids, result.accepted, strict=True):
+            if not chunk.num_drafts or not tokens:
+                continue
+            self._rows += 1
+            self._drafted += chunk.num_drafts
+            self._accepted_at += [0] * (chunk.num_drafts - len(self._accepted_at))
+            for position in range(accepted):
+                self._accepted_at[position] += 1
+
+    def totals(self) -> DraftTotals:
+        return DraftTotals(self._rows, self._drafted, sum(self._accepted_at), tuple(self._accepted_at))
+
+
 class Meter:
     """Counts steps and times requests. Times are seconds of the engine's clock."""
 
@@ -177,6 +214,7 @@ class Meter:
         self._steps = self._failed = self._decodes = self._chunks = self._prefill = 0
         self._bound_by = dict.fromkeys(Bound, 0)
         self._pace = PaceMeter()
+        self._drafts = DraftMeter()
         self._tokens = Histogram(STEP_TOKENS)
         self._step_seconds = Histogram(STEP_SECONDS)
         self._queue = Histogram(REQUEST_SECONDS)
@@ -201,17 +239,19 @@ class Meter:
                 times.began = now
                 self._queue.add(now - times.arrived)
 
-    def ended(self, plan: BatchPlan, times: StepTimes, *, failed: bool) -> None:
-        """Count a step that ended."""
-        tokens, decodes = plan.num_tokens, plan.num_decoded
+    def ended(self, plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> None:
+        """Count a step that ended. A result of None means that it failed as a whole."""
+        tokens, decodes, failed = plan.num_tokens, plan.num_decoded, result is None
         self._steps += 1
         self._failed += failed
         self._decodes += decodes
         self._chunks += len(plan.chunks) - decodes
-        self._prefill += tokens - decodes
+        self._prefill += tokens - decodes - plan.num_drafts
         self._bound_by[plan.bound_by] += 1
         self._tokens.add(tokens)
         self._step_seconds.add(times.launch_seconds + times.wait_seconds)
+        if result is not None and result.accepted:
+            self._drafts.ended(plan, result)
         if plan.pace is not None and not failed:
             self._pace.ended(plan.pace, times.micros, has_streams=decodes > 0)
 
@@ -248,4 +288,5 @@ class Meter:
             decode_seconds=self._to_end.tally(),
             inference_seconds=self._inference.tally(),
             itl=self._pace.totals(),
+            drafts=self._drafts.totals(),
         )

@@ -39,7 +39,7 @@ class StepRecord(NamedTuple):
     step: int
     rows: int
     tokens: int
-    """All input tokens, one for each decode row."""
+    """All input tokens: one for each decode row, those of prefill, and drafts."""
     decode_rows: int
     prefill_rows: int
     prefill_tokens: int
@@ -53,25 +53,31 @@ class StepRecord(NamedTuple):
     """What it added to the time between the tokens of a stream, in microseconds."""
     pace: Pace | None = None
     """What it was expected to take, if there is an ITL target."""
+    drafted: int = 0
+    """Drafts of its rows."""
+    accepted: int = 0
+    """Those that were accepted."""
 
 
 def record_of(plan: BatchPlan, result: BatchResult | None, times: StepTimes) -> StepRecord:
     """Return the record of a step. A result of None means that it failed as a whole."""
     rows, decodes = len(plan.chunks), plan.num_decodes
-    tokens = plan.num_tokens
+    tokens, drafted = plan.num_tokens, plan.num_drafts
     return StepRecord(
         step=plan.step,
         rows=rows,
         tokens=tokens,
         decode_rows=decodes,
         prefill_rows=rows - decodes,
-        prefill_tokens=tokens - decodes,
+        prefill_tokens=tokens - decodes - drafted,
         bound_by=plan.bound_by,
         failed=result is None,
         launched_at=times.launched_at,
         ended_at=times.ended_at,
         micros=times.micros,
         pace=plan.pace,
+        drafted=drafted,
+        accepted=0 if result is None else sum(result.accepted),
     )
 
 

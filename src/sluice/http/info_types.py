@@ -166,6 +166,10 @@ class LastStep(msgspec.Struct):
     """What it added to the time between the tokens of a stream."""
     pace: StepPace | None
     """Only with an ITL target."""
+    drafted: int
+    """Drafts of its rows."""
+    accepted: int
+    """Those that were accepted."""
 
 
 class ServerInfo(msgspec.Struct):
