@@ -66,7 +66,11 @@ class Observed(Lawful):
         self._met["drafts beside a row with a late token"] += any(
             not chunk.num_drafts and len(chunk.token_ids) < chunk.length for chunk in plan.chunks
         )
-        self._met["drafts of an offloaded row"] += any(
+        self._met["drafts of the runner"] += any(
+            chunk.num_drafts and len(chunk.token_ids) < chunk.length for chunk in plan.chunks
+        )
+        self._met["drafts of an offloaded row"] += any(each.chunk.num_drafts for each in plan.slices if each.completes)
+        self._met["drafts of an offloaded row, in several slices"] += any(
             each.chunk.num_drafts for each in plan.slices if each.completes and each.first != 0
         )
 

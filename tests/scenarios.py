@@ -56,6 +56,8 @@ class Scenario:
     """Statuses in which requests are aborted."""
     fill: float = 0.0
     """Share of the pool that each prompt fills; 0: prompts have any length."""
+    streams: bool = False
+    """Whether prompts are short, and answers long."""
 
 
 def random_scenario(seed: int) -> Scenario:
@@ -117,8 +119,14 @@ def random_draft_scenario(seed: int) -> Scenario:
     draw = random.Random(seed)
     scenario = (random_scenario, random_reload_scenario, random_scenario, random_offload_scenario)[seed % 4](seed)
     limits = replace(scenario.world.limits, num_draft_tokens=draw.choice([1, 2, 3, 5, 8]))
+    world = scenario.world
+    if seed % 4 == 2:  # streams that overlap, and pages that run out
+        limits = replace(limits, lookahead=1, pipeline_stages=1, reserve="ratio", conservativeness=0.0)
+        world = replace(world, depth=2, page_size=min(4, world.page_size), num_pages=12)
+        scenario = replace(scenario, hurry=0.8, streams=True)
     right, wanted = draw.choice([0.3, 0.7, 0.9, 1.0]), draw.choice([0.5, 1.0])
-    return replace(scenario, world=replace(scenario.world, limits=limits, drafts_right=right, drafts_wanted=wanted))
+    world = replace(world, limits=limits, drafts_right=right, drafts_wanted=wanted)
+    return replace(scenario, world=replace(world, runner_drafts=seed % 5 == 0, drafts_eager=seed % 3 == 0))
 
 
 def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | None = None) -> int:
@@ -135,6 +143,8 @@ def run(scenario: Scenario, journal: Journal | None = None, met: Counter[str] | 
     while to_send or not bench.is_idle:
         if to_send and draw.random() < scenario.hurry:
             submit = random_submit(draw, world, request_id=len(sent), fill=scenario.fill, embeds=len(sent) % 6 == 4)
+            if scenario.streams and not submit.embeds:
+                submit = longer_answer(submit, world)
             if sent and draw.random() < scenario.repeats:
                 submit = asked_again(draw, draw.choice([*sent.values()]), submit)
             sent[submit.request_id] = submit
@@ -165,6 +175,13 @@ def aimed_abort(draw: random.Random, bench: Bench, aims: list[Status]) -> None:
         target = draw.choice(targets)
         aims.remove(target.status)
         bench.link.put(Abort(target.id, draw.choice(ABORTS)))
+
+
+def longer_answer(submit: Submit, world: World) -> Submit:
+    """The request with the beginning of its prompt, and an answer that fills a half of the pool."""
+    prompt = submit.prompt[:3]
+    sampling = replace(submit.sampling, max_tokens=max(1, world.pool_tokens // 2 - len(prompt)))
+    return replace(submit, prompt=prompt, sampling=sampling)
 
 
 def asked_again(draw: random.Random, earlier: Submit, submit: Submit) -> Submit:

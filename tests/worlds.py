@@ -90,6 +90,10 @@ class World:
     """Share of the drafts that are right, if there are any."""
     drafts_wanted: float = 1.0
     """Share of the moments at which they are wanted."""
+    drafts_eager: bool = False
+    """Whether there are always as many as there may be."""
+    runner_drafts: bool = False
+    """Whether the runner guesses them."""
 
     @property
     def is_timed(self) -> bool:
@@ -121,7 +125,13 @@ class World:
 
     def drafter(self) -> OracleDrafter:
         """A drafter that makes no more guesses than the limits allow."""
-        return OracleDrafter(vocab_size=VOCAB, right=self.drafts_right, wanted=self.drafts_wanted)
+        return OracleDrafter(
+            vocab_size=VOCAB,
+            right=self.drafts_right,
+            wanted=self.drafts_wanted,
+            in_runner=self.runner_drafts,
+            is_eager=self.drafts_eager,
+        )
 
     def shadow(
         self, vocab_size: int = VOCAB, tiers: ShadowTiers | None = None, draw: random.Random | None = None
@@ -135,6 +145,7 @@ class World:
             offload_tier=Tier.DISK if self.offload is None else self.offload.tier,
             read_fails=lambda _: draw is not None and draw.random() < self.reads_fail,
             mask_is_late=lambda _: late.random() < self.masks_late,
+            guess=self.drafter().guesses,
         )
 
     @property

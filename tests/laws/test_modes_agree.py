@@ -50,6 +50,7 @@ DRAFTED = [
         limits=replace(world.limits, num_draft_tokens=1 + number % 5),
         drafts_right=(0.0, 0.5, 0.8, 1.0)[number % 4],
         drafts_wanted=(1.0, 0.6)[number // 4 % 2],
+        runner_drafts=number % 3 == 0,
     )
     for number, world in enumerate([*MODES, *TIERED])
 ]

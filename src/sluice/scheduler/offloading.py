@@ -82,12 +82,14 @@ def next_request(
     """Return the request whose turn it is: of those that can go on, the one that had no chunk for longest.
 
     Args:
-        is_early: it may be one that cannot go on before its samples in flight are known, unless it has a grammar: these
-            rows may bring several tokens or none, and its next chunk begins and ends elsewhere.
+        is_early: it may be one that cannot go on before its samples in flight are known, unless it has a grammar or
+            drafts: these rows may bring several tokens or none, and its next chunk begins and ends elsewhere.
     """
     for request in state.offloaded.values():
-        may_be_early = is_early and not request.submit.grammar
+        may_be_early = is_early and not request.submit.grammar and not request.drafts
         wants = request.has_more if may_be_early else request.wants_chunk()
+        if request.pending and wants_drafts(state, request):
+            continue
         if kinds.have(request) and wants and length_of(state, limits, request) > 0:
             return request
     return None
@@ -102,21 +104,49 @@ def length_of(state: SchedulerState, limits: OffloadLimits, request: Request) ->
     return length if length == request.extend_len else length - (start + length) % size
 
 
+def wants_drafts(state: SchedulerState, request: Request) -> bool:
+    """Return whether its next chunk is to have drafts, and so waits until nothing of the request is pending. A drafter
+    of the runner reads the device, and nothing that lies behind it."""
+    drafter = state.drafter
+    if drafter is None or drafter.in_runner or is_prefill(request):
+        return False
+    return not request.lookahead or drafter.wants(request)
+
+
+def drafts_of(state: SchedulerState, limits: OffloadLimits, request: Request) -> tuple[int, ...]:
+    """Return the drafts of its next chunk: as many as the window has room for, and as do not double its cost. Its
+    context is read once for all of them, which makes a token dear where there are none."""
+    if state.drafter is None or request.pending or not wants_drafts(state, request):
+        return ()
+    lease, size = lease_of(request), state.kv.page_size
+    at_most = min(
+        state.num_draft_tokens,
+        request.max_tokens - request.num_outputs - 1,
+        lease.end_of_window * size - request.scheduled - 1,
+    )
+    groups = limits.groups(lease.stored, is_decode=True)
+    costs = [groups * limits.cost_of_group(n, size) + limits.cost_of_rest(n) for n in range(1, at_most + 2)]
+    at_most = sum(cost <= 2 * costs[0] for cost in costs) - 1
+    return tuple(state.drafter.propose(request, at_most)) if at_most > 0 else ()
+
+
 def opened(state: SchedulerState, limits: OffloadLimits, request: Request, batch: BatchBuilder) -> OpenChunk:
     """Open the request's next chunk."""
     lease = lease_of(request)
     start, length = request.scheduled, length_of(state, limits, request)
-    end = start + length
+    is_last, drafts = length == request.extend_len, drafts_of(state, limits, request)
+    end = start + length + len(drafts)
     chunk = Chunk(
         request_id=request.id,
         slot=request.slot,
         start=start,
-        length=length,
-        token_ids=tuple(request.tokens[start:end]),
+        length=end - start,
+        token_ids=(*request.tokens[start : start + length], *drafts),
         new_pages=(),
-        samples=length == request.extend_len and not request.embeds,
+        samples=is_last and not request.embeds,
         targets=request.targets(start, end),
-        embeds=length == request.extend_len and request.embeds,
+        embeds=is_last and request.embeds,
+        num_drafts=len(drafts),
     )
     if not lease.has_slot:
         lease.has_slot = True
@@ -166,7 +196,7 @@ def plan_slice(
     open_chunk.planned, open_chunk.is_begun = stop, True
     if part.completes:
         state.open_chunk = None
-        request.scheduled = chunk.end
+        request.scheduled, request.drafts = chunk.known_end, chunk.num_drafts
         request.pending += chunk.samples
         state.offloaded[request.id] = state.offloaded.pop(request.id)  # the others are first now
     return math.ceil(cost)

@@ -72,6 +72,7 @@ class SchedulerState:
         """Sizes chunks by the time of steps; None if they are not dynamic, or at a fixed position."""
         self.drafter = drafter
         """Guesses tokens of rows; None: no row has drafts."""
+        self.num_draft_tokens = limits.num_draft_tokens
         self.num_drafting = 0
         """Rows in flight that were planned when drafts were wanted for them."""
         self.reservation = reservation_of(limits)

@@ -5,7 +5,7 @@ page would have to be evicted, and before the moment up to which the replica may
 residual of its own, and pages are taken and published in the order of the steps.
 
 Where steps teach a pacer what they cost, each is planned by what the one before it took, so there is nothing to leap;
-nor where steps overlap, or where pages are stored on tiers.
+nor where steps overlap, where pages are stored on tiers, or where rows have drafts.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Leaper:
         stores = tiers.write_policy != "never" and bool(tiers.host_pages or tiers.disk_pages)
         is_timed = bool(limits.itl_target) or limits.dynamic_chunking == CHUNKS_BY_TIME
         self.can_leap = engine.depth == 1 and not is_timed and limits.pipeline_stages == 1 and not stores
+        self.can_leap &= self._state.drafter is None
 
     def leap(self, ready_at: float, until: float) -> Leap | None:
         """Do as many steps as possible; None if there are too few.

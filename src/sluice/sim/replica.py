@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from sluice.bench.records import Arrival as TokenArrival
+from sluice.config import ConfigError
 from sluice.engine.clock import VirtualClock, micros_at
 from sluice.engine.engine import Engine
 from sluice.engine.messages import Abort
@@ -92,6 +93,10 @@ class Replica:
         """Requests that are over, for the caller to take out."""
         self._loop = EngineLoop(self.engine, self.link, self.clock, times)
         self._intake = intake
+        drafter = scheduler.state.drafter
+        if drafter is not None and drafter.in_runner:
+            raise ConfigError("a simulation has no draft model: what it guesses, and what is accepted, are not known")
+        self.runner.has_drafts = drafter is not None
         self._leaper = (
             Leaper(self.engine, setup, times, self._answer_of) if leaps and isinstance(times, WorldTimes) else None
         )
@@ -127,8 +132,13 @@ class Replica:
                 its prompt lie on the tier from which this replica loads them (`remote.keep_remote`).
 
         Raises:
-            ConfigError: the tier is full.
+            ConfigError: the tier is full, or rows have drafts and the answer is not known.
         """
+        if self.runner.has_drafts and arrival.answer is None:
+            raise ConfigError(
+                "a simulation with drafts needs the tokens of the answers; of the workloads, traces of sluice serve"
+                " hold them, unless they were written with --no-trace-token-ids"
+            )
         due = arrival.time if due is None else due
         stops = arrival.output_tokens < arrival.max_tokens
         self._next_id += 1
@@ -184,6 +194,11 @@ class Replica:
         self._loop.leapt(leap.ready_at)
         return True
 
+    def _leave(self, request: _Open, output: Output, now: float) -> None:
+        """Let the client leave if the output brought the last token that it reads."""
+        if output.start < request.leave_after <= output.start + len(output.token_ids):
+            self.link.put(now, Abort(output.request_id))
+
     def _answer_of(self, request_id: int) -> tuple[Answer, int]:
         """Return the answer of a request, and after how many tokens its client leaves; 0: not."""
         return self.runner.answers[request_id], self._open[request_id].leave_after
@@ -196,8 +211,8 @@ class Replica:
                 if not request.tokens:
                     self.started.append(request.ticket)
                 request.tokens.append(TokenArrival(now, len(output.token_ids)))
-                if len(request.tokens) == request.leave_after:
-                    self.link.put(now, Abort(output.request_id))
+                if request.leave_after:
+                    self._leave(request, output, now)
             if output.finish_reason is not None:
                 del self._open[output.request_id]
                 del self.runner.answers[output.request_id]

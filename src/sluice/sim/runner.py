@@ -43,6 +43,10 @@ class Answer:
             return STOP_TOKEN
         return self._all()[index]
 
+    def left(self, position: int) -> int:
+        """Return how many of its tokens lie at a position and behind it."""
+        return self._prompt_len + self.num_tokens - position
+
     def span(self, position: int, count: int) -> Sequence[int]:
         """Return the tokens at a position and behind it; the last one of the answer is not among them."""
         index = position - self._prompt_len
@@ -82,6 +86,8 @@ class SimRunner:
         self.clock = clock
         self.answers: dict[int, Answer] = {}
         """By request. The caller adds those that arrive, and removes those that end."""
+        self.has_drafts = False
+        """Rows may have drafts."""
         self._times = times
         self._copies = copies
         self._free_at = 0.0
@@ -95,10 +101,13 @@ class SimRunner:
     def result(self, step: SimStep) -> BatchResult:
         """Return what a step brings: a token for each row that samples."""
         chunks, answers = step.plan.chunks, self.answers
-        tokens = tuple([(self._token(answers, chunk),) for chunk in chunks if chunk.samples])
+        drafted = self.has_drafts and any(chunk.num_drafts for chunk in chunks)
+        rows = [self._verified(answers, chunk) for chunk in chunks if chunk.samples] if drafted else []
+        tokens = tuple([(self._token(answers, chunk),) for chunk in chunks if chunk.samples]) if not drafted else ()
         return BatchResult(
             step.plan.step,
-            tokens,
+            tokens or tuple([brought for brought, _ in rows]),
+            accepted=tuple([accepted for _, accepted in rows]),
             prompt_logprobs=tuple([(ANY_LOGPROB,) * len(chunk.targets) for chunk in chunks if chunk.targets]),
             embeddings=tuple([b"" for chunk in chunks if chunk.embeds]),
             copies=step.copies,
@@ -108,6 +117,18 @@ class SimRunner:
     def _token(answers: dict[int, Answer], chunk: Chunk) -> int:
         answer = answers.get(chunk.request_id)
         return STOP_TOKEN if answer is None else answer.at(chunk.end)  # a row in flight of a request that has ended
+
+    def _verified(self, answers: dict[int, Answer], chunk: Chunk) -> tuple[tuple[int, ...], int]:
+        """Return what a row brings, and how many of its drafts are accepted: those that are the answer's tokens."""
+        answer = answers.get(chunk.request_id)
+        if answer is None:
+            return (STOP_TOKEN,), 0
+        left = answer.left(chunk.known_end)
+        brought = tuple([answer.at(chunk.known_end + index) for index in range(min(chunk.num_drafts + 1, left))])
+        accepted = 0
+        while accepted < len(brought) - 1 and chunk.drafts[accepted] == brought[accepted]:
+            accepted += 1
+        return brought[: accepted + 1], accepted
 
     def leapt(self, ends_at: float) -> None:
         """Note that steps were done without it, up to a moment."""

@@ -35,12 +35,13 @@ def work_of(plan: BatchPlan, setup: SchedulerSetup) -> StepWork:
     completed = sum(piece.completes for piece in plan.slices)
     own = chunks[: len(chunks) - completed] if completed else chunks
     context = sum([start + 1 for _, _, start, *_ in own[:num_decodes]])
-    tokens, pairs = num_decodes, 0
+    drafts = sum([chunk.num_drafts for chunk in own[:num_decodes]]) if setup.limits.num_draft_tokens else 0
+    tokens, pairs = num_decodes + drafts, 0
     for chunk in own[num_decodes:]:
         length = chunk.length
         tokens += length
         pairs += length * chunk.start + length * (length + 1) // 2
-    load = Load(tokens, len(own), context, pairs)
+    load = Load(tokens, len(own), context + drafts, pairs)
     for piece in plan.slices:
         assert setup.offload is not None, "slices without limits of offloading"
         more = load_of(setup.offload, piece, setup.page_size)
@@ -48,7 +49,7 @@ def work_of(plan: BatchPlan, setup: SchedulerSetup) -> StepWork:
     if len(own) > num_decodes or plan.slices:
         return StepWork(Regime.MIXED if num_decodes else Regime.PREFILL, load)
     graph_rows = 0 if setup.pacing is None else setup.pacing.graph_rows
-    return StepWork(Regime.GRAPH if num_decodes <= graph_rows else Regime.DECODE, load)
+    return StepWork(Regime.GRAPH if num_decodes <= graph_rows and not drafts else Regime.DECODE, load)
 
 
 class Residual(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from sluice.scheduler.request import Request
 from sluice.testing.oracle import sampled_and_forced
+from sluice.types import Submit
 
 
 class OracleDrafter:
@@ -16,11 +17,22 @@ class OracleDrafter:
     Args:
         vocab_size: as the runner's.
         right: share of the guesses that are right.
-        wanted: share of the requests, and of the moments of each, at which drafts are wanted.
+        wanted: share of the moments at which drafts are wanted.
+        in_runner: whether the runner makes the guesses, with `guesses`.
+        is_eager: make all guesses that it may, instead of some of them or none.
     """
 
-    def __init__(self, *, vocab_size: int, right: float = 0.7, wanted: float = 1.0, in_runner: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        right: float = 0.7,
+        wanted: float = 1.0,
+        in_runner: bool = False,
+        is_eager: bool = False,
+    ) -> None:
         self.in_runner = in_runner
+        self._is_eager = is_eager
         self._vocab_size = vocab_size
         self._right = right
         self._wanted = wanted
@@ -31,19 +43,21 @@ class OracleDrafter:
         return _share(request.tokens, 1) < self._wanted
 
     def propose(self, request: Request, at_most: int) -> Sequence[int]:
-        count = min(at_most, int(_share(request.tokens, 2) * (at_most + 2)))  # none at times, all that it may at others
-        return self.guesses(request, count)
+        share = 1.0 if self._is_eager else _share(request.tokens, 2)
+        count = min(at_most, int(share * (at_most + 2)))
+        return (0,) * count if self.in_runner else self.guesses(request.tokens, request.submit, count)
 
-    def guesses(self, request: Request, count: int) -> Sequence[int]:
-        """Return so many guesses of what follows a request's tokens."""
-        submit, known = request.submit, array("i", request.tokens)
-        while len(known) < len(request.tokens) + count:
+    def guesses(self, tokens: Sequence[int], submit: Submit, count: int) -> tuple[int, ...]:
+        """Return so many guesses of what follows the tokens of a request."""
+        known = array("i", tokens)
+        while len(known) < len(tokens) + count:
             known.extend(
                 sampled_and_forced(known, submit.sampling, submit.sample_index, self._vocab_size, submit.grammar)
             )
-        guesses = known[len(request.tokens) : len(request.tokens) + count]
-        for index in range(len(guesses)):
-            if _share(request.tokens, 4 + index) >= self._right:
+        guesses = known[len(tokens) : len(tokens) + count]
+        before = known[: len(tokens)]
+        for index in range(count):
+            if _share(before, 4 + index) >= self._right:
                 guesses[index] = (guesses[index] + 1) % self._vocab_size
         return tuple(guesses)
 

@@ -22,6 +22,7 @@ from sluice.types import (
     NewSlot,
     RowError,
     SamplingParams,
+    Submit,
     Tier,
     TokenLogprobs,
 )
@@ -52,6 +53,8 @@ class ShadowRunner:
         offload_tier: the tier with the contexts that are longer than the device.
         read_fails: called with the number of a slice of offloaded work (from 0): whether a page of it cannot be read.
         mask_is_late: called with the number of a row with a grammar (from 0): whether it is given no token.
+        guess: called with the tokens of a request, the request and a number of drafts, where a chunk leaves them to the
+            runner.
 
     >>> from sluice.testing import resolved
     >>> from sluice.types import NewSlot, Submit
@@ -75,7 +78,9 @@ class ShadowRunner:
         offload_tier: Tier = Tier.DISK,
         read_fails: Callable[[int], bool] = lambda number: False,
         mask_is_late: Callable[[int], bool] = lambda number: False,
+        guess: Callable[[Sequence[int], Submit, int], tuple[int, ...]] = lambda tokens, submit, count: (0,) * count,
     ) -> None:
+        self._guess = guess
         self._mask_is_late = mask_is_late
         self._num_masks = 0
         self._offload_tier = offload_tier
@@ -200,7 +205,10 @@ class ShadowRunner:
             return
         self._extend(chunk)
         tokens = chunk.token_ids
-        if len(tokens) < chunk.length:
+        if chunk.num_drafts and len(tokens) < chunk.length:
+            known = [held[1] for held in self._contents(chunk.slot, chunk.start) if held is not None]
+            tokens += self._guess([*known, *tokens], self._slots[chunk.slot].submit, chunk.num_drafts)
+        elif len(tokens) < chunk.length:
             tokens = (*tokens, self._last_token[chunk.slot])
         assert len(tokens) == chunk.length, f"{chunk} has {len(tokens)} tokens"
         for position, token in enumerate(tokens, start=chunk.start):

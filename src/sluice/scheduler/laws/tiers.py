@@ -97,7 +97,7 @@ def offloaded_pages_cover_the_promise(state: SchedulerState, request: Request, l
     needed = kv.pages_for(request.prompt_len + request.max_tokens)
     if len(lease.row) != needed:
         raise LawBroken(f"law 5: request {request.id} holds {len(lease.row)} of {needed} pages")
-    promised = request.scheduled if chunk is None or chunk.request is not request else chunk.chunk.end
+    promised = request.scheduled + request.drafts if chunk is None or chunk.request is not request else chunk.chunk.end
     if not (
         lease.known <= lease.stored <= lease.sent <= request.computed // kv.page_size
         and kv.pages_for(promised) <= lease.end_of_window

@@ -1,0 +1,158 @@
+"""Which rows have drafts, how many, and what the others lose by it: nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from recording import RecordingRunner
+from sluice.engine.messages import Submit
+from sluice.testing import resolved
+from sluice.types import BatchPlan
+from support import queue, steps_of
+from worlds import Bench, World, limits_of
+
+
+def bench_of(
+    *, pages: int = 40, page_size: int = 4, depth: int = 1, right: float = 1.0, drafts: int = 4, **rest: object
+) -> Bench:
+    limits = limits_of(**{"batch": 64, "num_draft_tokens": drafts, **rest})
+    return Bench.of(World(limits, pages, page_size, depth=depth, drafts_right=right, drafts_eager=True))
+
+
+def played(bench: Bench, turns: int, arrivals: Mapping[int, Submit] | None = None) -> list[BatchPlan]:
+    """The plans of so many turns of the loop, before some of which requests arrive."""
+    bench.engine.runner = runner = RecordingRunner(bench.engine.runner)
+    for turn in range(turns):
+        bench.link.put(*[submit for at, submit in (arrivals or {}).items() if at == turn])
+        bench.engine.step()
+    return runner.plans
+
+
+def drafts_of(plan: BatchPlan) -> dict[int, int]:
+    """Drafts by request, 0 for those without."""
+    return {chunk.request_id: chunk.num_drafts for chunk in plan.chunks}
+
+
+def test_a_row_brings_its_accepted_drafts_and_one_token_more() -> None:
+    bench = bench_of()
+    queue(bench, 0, 3, max_tokens=20)
+    steps = [drafts_of(plan) for plan in steps_of(bench, 10)]
+    assert steps == [{0: 0}, {0: 4}, {0: 4}, {0: 4}, {0: 3}]  # 1 + 5 + 5 + 5 + 4 tokens
+    assert [(out.num_drafted, out.num_accepted) for out in bench.link.outputs] == [
+        (0, 0),
+        (4, 4),
+        (4, 4),
+        (4, 4),
+        (3, 3),
+    ]
+
+
+def test_no_draft_is_beyond_the_last_token() -> None:
+    """The row of the last draft brings one token more."""
+    bench = bench_of()
+    queue(bench, 0, 3, max_tokens=4)
+    assert [drafts_of(plan) for plan in steps_of(bench, 10)] == [{0: 0}, {0: 2}]
+    bench = bench_of()
+    queue(bench, 0, 3, max_tokens=2)
+    assert [drafts_of(plan) for plan in steps_of(bench, 10)] == [{0: 0}, {0: 0}]
+
+
+def test_rows_with_drafts_follow_the_others() -> None:
+    """Rows of one token stay together at the front, where kernels of decodes take them."""
+    bench = bench_of(batch=9, running=3)
+    for request_id, max_tokens in enumerate((20, 2, 20)):
+        queue(bench, request_id, 1, max_tokens)
+    steps_of(bench)
+    (plan,) = steps_of(bench)
+    assert plan.num_decodes == 3
+    assert [(chunk.request_id, chunk.num_drafts) for chunk in plan.chunks] == [(1, 0), (0, 4), (2, 2)]
+
+
+def test_a_request_with_drafts_waits_for_its_tokens_and_its_neighbour_does_not() -> None:
+    """Of two steps in flight, the one in which a row has drafts is followed by one without that request."""
+    bench = bench_of(depth=2, lookahead=1, running=2)
+    bench.link.put(Submit(0, (1, 2, 3), resolved(40)), Submit(1, (3, 2), resolved(40)))
+    drafter = bench.scheduler.state.drafter
+    drafter.wants = lambda request: request.id == 0
+    shapes = [drafts_of(plan) for plan in played(bench, 12)]
+    assert shapes == [{0: 0, 1: 0}, {1: 0}, *[{0: 4, 1: 0}, {1: 0}] * 5]
+
+
+def test_requests_with_drafts_run_in_the_same_steps() -> None:
+    """In steps that alternate, each would read all weights for half of them."""
+    bench = bench_of(depth=2, lookahead=1, running=3, drafts=2)
+    arrivals = {step: Submit(step, (step, 2, 3), resolved(40)) for step in (0, 3, 4)}
+    shapes = [drafts_of(plan) for plan in played(bench, 16, arrivals)]
+    assert shapes[:4] == [{0: 0}, {0: 2}, {3: 0}, {0: 2, 4: 0}]
+    assert shapes[4:] == [{0: 2, 3: 2, 4: 2}] * len(shapes[4:])
+
+
+def test_drafts_leave_prompts_their_tokens() -> None:
+    """A prompt that is half computed has the chunk that it would have without."""
+    bench = bench_of(chunk=8, batch=12, running=2)
+    queue(bench, 0, 1, max_tokens=30)
+    steps_of(bench)
+    queue(bench, 1, 30)
+    (plan,) = steps_of(bench)
+    assert [(chunk.length, chunk.num_drafts) for chunk in plan.chunks] == [(4, 3), (8, 0)]
+
+
+def test_drafts_keep_to_the_target() -> None:
+    """Of steps that take a millisecond for each token, as has been seen, none has more than four."""
+    bench = bench_of(pages=200, chunk=32, itl_target=5000, drafts=8)
+    queue(bench, 0, 1, max_tokens=400)
+    scheduler, runner = bench.scheduler, bench.engine.runner
+    lengths: list[int] = []
+    for _ in range(60):
+        plan = scheduler.schedule()
+        lengths.append(plan.num_tokens)
+        scheduler.commit(plan, runner.launch(plan).wait(), 100 + 1000 * plan.num_tokens)
+    assert max(lengths[:10]) > 5
+    assert 2 <= max(lengths[-20:]) <= 5
+
+
+def test_drafts_take_no_page_that_a_stream_needs() -> None:
+    """One page is left: it is for the next token of one of the two streams."""
+    bench = bench_of(pages=7, page_size=2, running=2, reserve="ratio")
+    for request_id in (0, 1):
+        queue(bench, request_id, 3, max_tokens=5)
+    steps_of(bench)
+    (plan,) = steps_of(bench)
+    assert bench.scheduler.state.kv.available >= 2 or drafts_of(plan) == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5])
+def test_pages_of_rejected_drafts_go_back_at_once(right: float) -> None:
+    bench = bench_of(page_size=2, right=right, drafts=8, running=1)
+    queue(bench, 0, 3, max_tokens=30)
+    state = bench.scheduler.state
+    given_back = 0
+    for _ in range(8):
+        plan = bench.scheduler.schedule()
+        held = state.kv.num_pages - state.kv.available
+        bench.scheduler.commit(plan, bench.engine.runner.launch(plan).wait())
+        request = state.requests[0]
+        assert len(request.lease.pages) == state.kv.pages_for(request.computed + 1) or not plan.chunks[0].num_drafts
+        given_back += len(request.lease.pages) < held
+    assert given_back > 3
+
+
+def test_what_was_rejected_is_never_found_in_the_cache() -> None:
+    """Every page in the tree is of tokens that were prompted or answered."""
+    bench = bench_of(page_size=1, right=0.0, drafts=4, running=1)
+    queue(bench, 0, 3, max_tokens=2 + 4, token=1)
+    drafted: list[tuple[int, ...]] = []
+    while bench.scheduler.has_work:
+        drafted += [(*chunk.token_ids,) for plan in steps_of(bench) for chunk in plan.chunks if chunk.num_drafts]
+    state = bench.scheduler.state
+    known = (1, 1, 1, *bench.link.tokens(0))
+    paths = {tuple(known[:end]) for end in range(1, len(known))}
+    for node in state.kv.tree.nodes():
+        tokens: list[int] = []
+        while node.parent is not None:
+            tokens.insert(0, int.from_bytes(node.key, "little"))
+            node = node.parent
+        assert tuple(tokens) in paths
+    assert drafted
